@@ -1,0 +1,78 @@
+# Everything happens in .venv, which is made on first use. PYTHON is the interpreter it is made from (3.10 to 3.14).
+#
+#   make demo     the worked example, and a first comparison of speed
+#   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
+#   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
+#   make lint     ruff, mypy, stubtest, and the examples in docstrings and README.md
+#   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
+#   make clean
+#
+# TORCH_INDEX_URL is the package index to take PyTorch from: the CPU one that PyTorch's install page names saves
+# gigabytes on Linux. ARGS goes to the last command: make test ARGS="-k decode -x".
+
+PYTHON ?= python3
+PEERS ?= 1
+TORCH_INDEX_URL ?=
+ARGS ?=
+
+# Read from where the version is pinned.
+TORCH := $(shell sed -n 's/^peers = \["\(torch==[^"]*\)"\].*/\1/p' pyproject.toml)
+SOURCES := setup.py pyproject.toml pyattn/_version.py $(shell find csrc -name '*.[ch]')
+
+# A stamp in .venv per thing done to it. The first one names the interpreter: another PYTHON makes .venv anew.
+python := .venv/bin/python
+venv := .venv/made-from-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+built := .venv/built
+with = .venv/with-$(1)
+test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
+
+.PHONY: demo test bench lint sanitize tsan clean prerequisites
+
+demo: $(built)
+	$(python) -m pyattn $(ARGS)
+
+test: $(built) $(test_extras)
+	PYATTN_TEST_PEERS=$(PEERS) $(python) -m pytest $(ARGS)
+
+bench: $(built) $(call with,bench)
+	$(python) -m benchmarks $(ARGS)
+
+lint: $(built) $(call with,lint) $(call with,test)
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy
+	$(python) -m mypy.stubtest pyattn._core
+	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
+
+sanitize: $(built) $(test_extras)
+	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh address $(ARGS)
+
+tsan: $(built) $(test_extras)
+	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh thread -m threads $(ARGS)
+
+clean:
+	rm -rf .venv build dist pyattn.egg-info pyattn/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+prerequisites:
+	@tools/check_prerequisites.sh $(PYTHON)
+
+$(venv): | prerequisites
+	$(PYTHON) -m venv --clear .venv
+	touch $@
+
+# Editable, so that Python files need no step and the extension lies where `python -m pyattn` looks first.
+$(built): $(venv) $(SOURCES)
+	$(python) -m pip install --editable .
+	touch $@
+
+# pyattn is installed by now, so this only adds what the extra names.
+$(call with,%): pyproject.toml | $(built)
+	$(python) -m pip install 'pyattn[$*]'
+	touch $@
+
+# PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, in the step above.
+$(call with,peers) $(call with,bench): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
+$(call with,torch-from-index): $(venv)
+	$(python) -m pip install --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH)
+	touch $@

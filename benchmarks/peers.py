@@ -1,0 +1,215 @@
+"""Whom pyattn is compared with, each in its best form for the same work at the same number of threads.
+
+Every peer gets its inputs in its own array type before the clock starts, and what it can only do with an expanded mask
+or repeated heads is expanded before the clock starts too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+import pyattn
+from benchmarks import jax_worker
+from benchmarks.grid import Case, Inputs
+from benchmarks.measure import Sample, repeated
+from benchmarks.onnx_model import attention_model
+
+
+class PeerMissingError(Exception):
+    """This peer is not installed or cannot run on this machine."""
+
+
+class UnsupportedError(Exception):
+    """This peer has no such operation."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One that takes part in a measurement."""
+
+    sample: Sample
+    output: Callable[[], np.ndarray]
+    """Makes one call and returns its output, with axes (batch, heads, q_len, head_dim)."""
+
+
+class Peer(Protocol):
+    """A library at a fixed number of threads. Making one raises PeerMissingError."""
+
+    def enter(self, case: Case, inputs: Inputs) -> Contender:
+        """Prepare a case; raises UnsupportedError."""
+
+    def close(self) -> None:
+        """Give back processes."""
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PeerMissingError(f"{module} is not installed") from error
+
+
+class Pyattn:
+    """pyattn itself."""
+
+    @staticmethod
+    def set_threads(threads: int) -> None:
+        pyattn.set_num_threads(threads)
+
+    @staticmethod
+    def enter(case: Case, inputs: Inputs, **more: Any) -> Contender:
+        """Prepare a case; `more` are further arguments of `pyattn.attention`."""
+        options: dict[str, Any] = {"is_causal": True} if case.causal else {}
+        if inputs.mask is not None:
+            options["attn_mask"] = inputs.mask
+        return _contender(pyattn.attention, inputs.query, inputs.key, inputs.value, **options, **more)
+
+
+def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Contender:
+    return Contender(repeated(call, *arguments, **options), lambda: np.asarray(call(*arguments, **options)))
+
+
+class Torch:
+    """`torch.nn.functional.scaled_dot_product_attention` without gradients."""
+
+    def __init__(self, threads: int) -> None:
+        self.torch = _import("torch")
+        self.torch.set_num_threads(threads)
+        self.torch.set_grad_enabled(False)
+
+    def enter(self, case: Case, inputs: Inputs) -> Contender:
+        attention = self.torch.nn.functional.scaled_dot_product_attention
+        query, key, value = (self.torch.from_numpy(a) for a in (inputs.query, inputs.key, inputs.value))
+        options: dict[str, Any] = {"is_causal": True} if case.causal else {}
+        if inputs.mask is not None:  # its fused path wants 2 or 4 axes
+            mask = inputs.mask[np.newaxis] if inputs.mask.ndim == 3 else inputs.mask
+            options["attn_mask"] = self.torch.from_numpy(mask)
+        if case.kv_heads:
+            options["enable_gqa"] = True
+        return _contender(attention, query, key, value, **options)
+
+    def close(self) -> None:
+        pass
+
+
+class OnnxRuntime:
+    """The Attention operator of ONNX Runtime, from and to ndarrays as its users call it."""
+
+    def __init__(self, threads: int) -> None:
+        self.runtime = _import("onnxruntime")
+        self.threads = threads
+
+    def enter(self, case: Case, inputs: Inputs) -> Contender:
+        batch, heads, q_len, kv_len, head_dim = case.shape
+        arrays = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        attributes = {"is_causal": 1} if case.causal else {}
+        if case.strided:  # its own form of these views: (batch, length, heads * head_dim)
+            arrays = {name: a.swapaxes(1, 2).reshape(batch, -1, heads * head_dim) for name, a in arrays.items()}
+            attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
+        if inputs.mask is not None:  # it broadcasts a mask over batch and heads, not over queries
+            axes = (*inputs.mask.shape[:-2], q_len, kv_len)
+            arrays["mask"] = np.ascontiguousarray(np.broadcast_to(inputs.mask, axes))
+        session = self._session(attention_model(arrays, attributes))
+
+        def output() -> np.ndarray:
+            array: np.ndarray = session.run(None, arrays)[0]
+            return array.reshape(batch, q_len, heads, head_dim).swapaxes(1, 2) if case.strided else array
+
+        return Contender(repeated(session.run, None, arrays), output)
+
+    def _session(self, model: bytes) -> Any:
+        options = self.runtime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # its errors arrive as exceptions too
+        try:
+            return self.runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no public base class
+            raise UnsupportedError(str(error)) from error
+
+    def close(self) -> None:
+        pass
+
+
+class Jax:
+    """JAX, jitted, in a process of its own that may use as many cores as there are threads."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked child would inherit pools without their threads
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=jax_worker.serve, args=(theirs, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        try:
+            self._ask("start")
+        except UnsupportedError as error:
+            self.close()
+            raise PeerMissingError(str(error)) from error
+
+    def _ask(self, *request: Any) -> Any:
+        try:
+            self.pipe.send(request)
+            answer = self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise UnsupportedError("its process ended") from error
+        if isinstance(answer, Exception):
+            raise UnsupportedError(f"{type(answer).__name__}: {answer}")
+        return answer
+
+    def enter(self, case: Case, inputs: Inputs) -> Contender:
+        self._ask("enter", case)
+
+        def output() -> np.ndarray:
+            array: np.ndarray = self._ask("output")
+            return array.swapaxes(1, 2) if case.strided else array
+
+        return Contender(lambda number: float(self._ask("sample", number)), output)
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(5)
+        self.process.kill()
+
+
+class NumPy:
+    """What one writes in NumPy, with the temporaries that can be saved saved."""
+
+    def __init__(self, threads: int) -> None:
+        try:  # the only way to set the threads of NumPy's BLAS
+            self.limits = _import("threadpoolctl").threadpool_limits(threads, user_api="blas")
+        except PeerMissingError as error:
+            raise PeerMissingError(
+                "threadpoolctl is not installed, and NumPy's threads can't be set without it"
+            ) from error
+
+    def enter(self, case: Case, inputs: Inputs) -> Contender:
+        groups = case.shape[1] // (case.kv_heads or case.shape[1])
+        query = inputs.query
+        key, value = (a.repeat(groups, axis=1) if groups > 1 else a for a in (inputs.key, inputs.value))
+        scale = query.dtype.type(1 / np.sqrt(query.shape[-1]))
+        mask = np.tri(*case.shape[2:4], dtype=bool) if case.causal else inputs.mask
+
+        def call() -> np.ndarray:
+            scores = query @ key.swapaxes(-1, -2)
+            scores *= scale
+            if mask is not None:
+                scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+            scores -= scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            weights /= weights.sum(axis=-1, keepdims=True)
+            output: np.ndarray = weights @ value
+            return output
+
+        return Contender(repeated(call), call)
+
+    def close(self) -> None:
+        self.limits.restore_original_limits()
+
+
+PEERS: dict[str, Callable[[int], Peer]] = {"torch": Torch, "onnxruntime": OnnxRuntime, "jax": Jax, "numpy": NumPy}

@@ -1,0 +1,119 @@
+"""One case at one thread count: who takes part, do they agree, how long did they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.grid import Bar, Case, Inputs, denormal
+from benchmarks.measure import Effort, Sample, Times, fma_peak, measure, pure_read, repeated
+from benchmarks.peers import PEERS, Peer, Pyattn, UnsupportedError
+
+OURS = "pyattn"
+READ = "read"
+AGREEMENT = {"float32": 1e-4, "float64": 1e-12}
+"""How far outputs may differ, on values near 1: enough to tell that the work is the same."""
+
+
+@dataclass
+class Result:
+    """What was found out about one case."""
+
+    name: str
+    threads: int
+    bars: tuple[Bar, ...]
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the bars ask for; for a peer the ratio of minima, the peer's time / pyattn's."""
+    median_ratios: dict[str, float] = field(default_factory=dict)
+    times: dict[str, Times] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Who or what could not be measured, and why, as ``WORD: reason``."""
+    dtype: str = "float32"
+    flops: float = 0.0
+    read_bytes: int = 0
+    """Of K and V, where reading them is what takes the time."""
+    core_peak: float | None = None
+    """GFLOP/s of one core that did nothing but fused multiply-adds of float32, just before."""
+
+    def verdicts(self) -> dict[str, str]:
+        """Each bar, and whether it was passed, missed, or not shown."""
+        return {str(bar): bar.verdict(self.figures.get(bar.figure)) for bar in self.bars}
+
+
+def run_case(case: Case, threads: int, peers: Mapping[str, Peer], absent: Mapping[str, str], effort: Effort) -> Result:
+    """Measure a case.
+
+    Parameters
+    ----------
+    case : Case
+        What to measure.
+    threads : int
+        What the peers were made with.
+    peers : mapping of str to Peer
+        Those to compare with.
+    absent : mapping of str to str
+        Those that were wanted too, and why they are not there. A peer that nobody wanted has no bars.
+    effort : Effort
+        How long to measure.
+    """
+    inputs = case.inputs()
+    bars = tuple(bar for bar in case.bars(threads) if bar.figure not in PEERS.keys() - peers.keys() - absent.keys())
+    result = Result(case.name, threads, bars, dtype=case.dtype, flops=case.flops, core_peak=fma_peak())
+    if case.torch is None:
+        measure_cost(case, inputs, threads, result, effort)
+        return result
+    result.absent.update(absent)
+    samples = _enter(case, inputs, peers, result)
+    if case.family == "decode":
+        result.read_bytes = inputs.key.nbytes + inputs.value.nbytes
+        read = pure_read((inputs.key, inputs.value), threads)
+        if read is None:
+            result.absent[READ] = "MISSING: this build has no reading probe"
+        else:
+            samples[READ] = read
+    result.times = measure(samples, threads, effort)
+    ours = result.times[OURS]
+    for name in [name for name in peers if name in result.times]:
+        result.figures[name] = result.times[name].minimum / ours.minimum
+        result.median_ratios[name] = result.times[name].median / ours.median
+    if READ in result.times:
+        result.figures["of a read"] = result.times[READ].minimum / ours.minimum
+    result.figures["microseconds"] = 1e6 * ours.minimum
+    return result
+
+
+def _enter(case: Case, inputs: Inputs, peers: Mapping[str, Peer], result: Result) -> dict[str, Sample]:
+    """The samples of pyattn and of every peer that gets the same output."""
+    ours = Pyattn.enter(case, inputs)
+    samples = {OURS: ours.sample}
+    expected = ours.output()
+    for name, peer in peers.items():
+        try:
+            contender = peer.enter(case, inputs)
+            distance = float(np.abs(contender.output() - expected).max())
+        except UnsupportedError as error:
+            result.absent[name] = f"UNABLE: {error}"
+            continue
+        if distance <= AGREEMENT[case.dtype]:
+            samples[name] = contender.sample
+        else:
+            result.absent[name] = f"DIFFERS: its output is {distance:.1e} away"
+    return samples
+
+
+def measure_cost(case: Case, inputs: Inputs, threads: int, result: Result, effort: Effort) -> None:
+    """Compare pyattn with itself: what do weights, or denormals on the way, cost beside the plain call?"""
+    plain = Pyattn.enter(case, inputs).sample
+    if case.family == "weights":
+        asked = Pyattn.enter(case, inputs, need_weights=True).sample
+        shape = case.shape[:4]
+        write = repeated(lambda: np.empty(shape, np.float32).fill(1.0))  # fresh memory, as the caller gets weights in
+        result.times = measure({OURS: asked, "plain": plain, "write": write}, threads, effort)
+        writing = result.times["write"].minimum
+    else:
+        asked = Pyattn.enter(case, denormal(inputs, case.family.split()[1])).sample
+        result.times = measure({OURS: asked, "plain": plain}, threads, effort)
+        writing = 0.0
+    result.figures["cost"] = (result.times[OURS].minimum - writing) / result.times["plain"].minimum

@@ -1,0 +1,33 @@
+/* Scratch memory. Taken by the calling thread before a parallel region, given back after it. */
+#ifndef ATTN_CORE_ARENA_H
+#define ATTN_CORE_ARENA_H
+
+#include <stddef.h>
+
+enum { ATTN_ALIGNMENT = 64 };
+
+typedef struct {
+    void *base;    /* what the allocator returned */
+    char *scratch; /* aligned to ATTN_ALIGNMENT */
+    size_t bytes;  /* usable from scratch on */
+} attn_arena;
+
+/* Returns 0 when memory cannot be had. `bytes` of 0 is fine. */
+int attn_arena_take(attn_arena *arena, size_t bytes);
+void attn_arena_give(attn_arena *arena);
+
+/* Sizes that stop at SIZE_MAX instead of wrapping: a product that does not fit is an allocation that fails. */
+static inline size_t attn_times(size_t a, size_t b)
+{
+    size_t product;
+    return __builtin_mul_overflow(a, b, &product) ? (size_t)-1 : product;
+}
+static inline size_t attn_plus(size_t a, size_t b)
+{
+    size_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? (size_t)-1 : sum;
+}
+/* Rounded up to whole cache lines. */
+static inline size_t attn_padded(size_t bytes) { return attn_plus(bytes, ATTN_ALIGNMENT - 1) & ~(size_t)(ATTN_ALIGNMENT - 1); }
+
+#endif

@@ -1,0 +1,84 @@
+/* How a checked problem is cut into tasks, and what a task works with. Shared by plan.c, rows.c and attention.c.
+ *
+ * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
+ * head * q_len + query. Rows are cut into query blocks, neighbouring blocks into super-blocks, which walk the keys
+ * together. None of these cuts changes a row's arithmetic: keys are blocked and chunked at fixed multiples.
+ */
+#ifndef ATTN_CORE_ATTEND_H
+#define ATTN_CORE_ATTEND_H
+
+#include "kernels.h"
+#include "parallel.h"
+#include "problem.h"
+
+enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
+
+/* A block of query rows, its running state, and where its rows live. */
+typedef struct {
+    int rows, vectors;
+    int part_begun, total_begun; /* the state holds something */
+    int masked;                  /* some pair of a tile it met was not to be touched */
+    ptrdiff_t row;               /* number of its first row in the group */
+    ptrdiff_t least_first, most_first, least_last, most_last; /* over its rows */
+    ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
+    void *mask[ATTN_MAX_WIDTH];
+    void *packed;           /* queries, as score_block or decode_scores reads them */
+    attn_state part, total; /* of this chunk; of the chunks before it */
+    char *kept;             /* when weights are asked for: per key block, what kept_block finds */
+} attn_block;
+
+/* What is kept of one key block until its rows are finished, when weights are asked for. */
+typedef struct {
+    int keys;      /* 0: the block was dead, or not visited */
+    void *seen;    /* (rows) running maximum that the weights were computed with */
+    void *weights; /* the scores' place, after the softmax */
+} attn_kept;
+
+typedef struct {
+    const attn_problem *problem;
+    const attn_kernels *kernels;
+    int decode;
+    ptrdiff_t groups, rows;              /* groups of heads in a batch entry; rows of a group */
+    ptrdiff_t run, blocks_per_run;       /* rows that are cut into blocks together */
+    ptrdiff_t blocks, blocks_per_task, tasks_per_group;
+    ptrdiff_t chunks, spans;             /* spans > 1: a task takes some of the chunks, and states are folded later */
+    ptrdiff_t columns;                   /* v_dim, padded to whole vectors */
+    int copy_keys, copy_values, gather_queries;
+    int workers;
+    /* bytes of one worker's scratch and of its parts */
+    size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes;
+    size_t worker_bytes, partial_bytes;
+    char *scratch, *partials;
+} attn_plan;
+
+/* One worker's view of the task at hand. */
+typedef struct {
+    const attn_plan *plan;
+    attn_job *job;
+    int worker, careful, count;
+    ptrdiff_t batch, group;
+    ptrdiff_t key_length, query_length; /* of this batch entry */
+    const char *key, *value;
+    void *scores, *bias, *maximum, *correction, *key_copy, *value_copy, *query_rows;
+    unsigned char *dead;
+    attn_block blocks[ATTN_MOST_BLOCKS];
+} attn_task;
+
+/* plan.c */
+void attn_make_plan(const attn_problem *problem, int num_threads, attn_plan *plan);
+size_t attn_plan_bytes(const attn_plan *plan);
+size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task); /* one worker's scratch; returns its bytes */
+void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state);
+attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
+ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
+
+/* rows.c */
+ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise);
+void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
+int attn_finish_block(attn_task *task, attn_block *block); /* returns 1 if a NaN came out */
+void attn_finish_weights(attn_task *task, attn_block *block);
+
+/* `count` elements that lie `step` bytes apart, made contiguous and padded with zeros. */
+void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size);
+
+#endif

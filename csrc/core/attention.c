@@ -1,0 +1,382 @@
+/* Attention: the loop nest over tasks, chunks, key blocks and query blocks.
+ *
+ *     task         a super-block of query rows of one group of heads (decode: also some of the chunks)
+ *       chunk      512 keys, its state started afresh, then folded into the total
+ *         block    64 keys: scores, mask, softmax, values, for every query block of the task
+ */
+#include <math.h>
+#include <string.h>
+
+#include "arena.h"
+#include "attend.h"
+#include "error.h"
+
+/* Keys and values --------------------------------------------------------------------------------------------------- */
+
+void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size)
+{
+    if (step == size || count <= 1) {
+        memcpy(to, from, (size_t)(count * size));
+    } else if (size == 4) {
+        for (ptrdiff_t d = 0; d < count; d++) memcpy(to + 4 * d, from + d * step, 4);
+    } else {
+        for (ptrdiff_t d = 0; d < count; d++) memcpy(to + 8 * d, from + d * step, 8);
+    }
+    memset(to + count * size, 0, (size_t)((padded - count) * size));
+}
+
+/* A block of keys or values as the kernels read it. */
+typedef struct {
+    const void *data;
+    ptrdiff_t stride; /* of rows, in reals */
+} key_block;
+
+static key_block block_of(const char *base, const attn_operand *operand, ptrdiff_t from, int keys, ptrdiff_t columns,
+                          ptrdiff_t padded, int size, void *copy)
+{
+    const char *at = base + from * operand->row;
+    if (copy == NULL) return (key_block){at, operand->row / size};
+    for (int n = 0; n < keys; n++)
+        attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
+    return (key_block){copy, padded};
+}
+
+/* One key block for one query block --------------------------------------------------------------------------------- */
+
+static void begin_state(const attn_plan *plan, const attn_block *block, attn_state *state)
+{
+    const int rows = plan->decode ? block->rows : block->vectors * plan->kernels->lanes;
+    memset(state->sum, 0, (size_t)(rows * plan->kernels->size));
+    for (int r = 0; r < rows; r++) {
+        if (plan->kernels->size == 4) ((float *)state->maximum)[r] = -INFINITY;
+        else ((double *)state->maximum)[r] = (double)-INFINITY;
+    }
+}
+
+/* Limits of each row inside this key block. Rows that pad the last vector see everything: nobody looks at them. */
+static void block_limits(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
+{
+    for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
+        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0, high = r < block->rows ? block->last[r] - from : keys;
+        first[r] = (int32_t)(low < 0 ? 0 : low > keys ? keys : low);
+        last[r] = (int32_t)(high < 0 ? 0 : high > keys ? keys : high);
+    }
+}
+
+static void mark_dead(const attn_plan *plan, const attn_block *block, int keys, const int32_t *first,
+                      const int32_t *last, const void *bias, unsigned char *dead)
+{
+    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
+    for (int r = 0; r < block->rows; r++)
+        for (int n = 0; n < keys; n++) {
+            const ptrdiff_t at = r * row + n * key;
+            const int cut = bias && (plan->kernels->size == 4 ? ((const float *)bias)[at] == -INFINITY
+                                                              : ((const double *)bias)[at] == (double)-INFINITY);
+            dead[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
+        }
+}
+
+static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
+    const char *mask[ATTN_MAX_WIDTH];
+    for (int r = 0; r < block->rows; r++) mask[r] = (const char *)block->mask[r] + from * p->mask.column;
+    return plan->kernels->bias_tile((attn_mask_dtype)p->mask_dtype, block->rows, keys, mask, p->mask.column, task->bias,
+                                    row, key);
+}
+
+/* Where the scores of a key block go: kept until the weights are written, or one of a chunk's (decode), or the one. */
+static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t from)
+{
+    const attn_plan *plan = task->plan;
+    if (block->kept) return (char *)attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS) + plan->kept_block_bytes - plan->scores_bytes;
+    if (!plan->decode) return task->scores;
+    return (char *)task->scores + (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
+}
+
+/* `key` is not looked at in the decode layout: decode_chunk has been there. */
+static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, key_block key, key_block value)
+{
+    const attn_plan *plan = task->plan;
+    const attn_kernels *k = plan->kernels;
+    const attn_problem *p = plan->problem;
+    int32_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];
+    const void *bias = NULL;
+    void *scores = scores_of(task, block, from);
+
+    /* 1. which pairs: nothing to do, all, or some */
+    if (block->most_last - from < keys) keys = (int)(block->most_last - from);
+    if (p->mask.data) {
+        const attn_tile_kind kind = read_mask(task, block, from, keys);
+        if (kind == ATTN_TILE_DEAD) return;
+        if (kind == ATTN_TILE_MIXED) bias = task->bias;
+    }
+    const int limited = from < block->most_first || from + keys > block->least_last;
+    if (limited || bias || plan->decode) block_limits(block, from, keys, first, last);
+    if (limited || bias) block->masked = 1;
+    if (!block->part_begun) begin_state(plan, block, &block->part);
+    if (block->kept) {
+        attn_kept *kept = attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS);
+        kept->keys = keys;
+        kept->seen = (char *)kept + ATTN_ALIGNMENT;
+        kept->weights = scores;
+    }
+
+    /* 2. scores and their softmax */
+    if (plan->decode) {
+        k->decode_softmax(block->rows, keys, first, last, bias, scores, &block->part, task->correction);
+    } else {
+        const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
+        memcpy(task->maximum, block->part.maximum, lanes);
+        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, scores, task->maximum);
+        if (limited || bias) {
+            memcpy(task->maximum, block->part.maximum, lanes);
+            k->mask_block(block->vectors, keys, first, last, bias, scores, task->maximum);
+        }
+        k->softmax_block(block->vectors, keys, scores, task->maximum, &block->part, task->correction);
+    }
+    if (block->kept)
+        memcpy(attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->part.maximum,
+               (size_t)(block->rows * k->size));
+
+    /* 3. values */
+    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, step = plan->decode ? 1 : block->vectors * k->lanes;
+    const int vectors = (int)(plan->columns / k->lanes);
+    if (task->careful && (limited || bias)) {
+        mark_dead(plan, block, keys, first, last, bias, task->dead);
+        k->value_block_careful(block->rows, keys, vectors, scores, task->dead, row, step, value.data, value.stride,
+                               task->correction, !block->part_begun, block->part.out, plan->columns);
+    } else {
+        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
+                       !block->part_begun, block->part.out, plan->columns);
+    }
+    block->part_begun = 1;
+}
+
+/* Walking the keys -------------------------------------------------------------------------------------------------- */
+
+/* The total so far and one more chunk. The first chunk becomes the total: folding into nothing gives the same bits. */
+static void fold_chunk(const attn_plan *plan, attn_block *block)
+{
+    if (!block->part_begun) return;
+    if (block->total_begun) {
+        plan->kernels->fold_state(block->rows, plan->columns, &block->part, &block->total);
+    } else {
+        attn_state first = block->part;
+        block->part = block->total;
+        block->total = first;
+    }
+    block->total_begun = 1;
+    block->part_begun = 0;
+}
+
+/* Decode: the keys of a whole chunk, then (walk_chunk) its values. Two long reads go at the speed of memory; a change
+ * from keys to values every 64 rows does not: 33 against 24 GB/s on Zen 4. */
+static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    for (; from < to && from < block->most_last; from += ATTN_BLOCK_KEYS) {
+        const ptrdiff_t end = to < block->most_last ? to : block->most_last;
+        const int keys = end - from < ATTN_BLOCK_KEYS ? (int)(end - from) : ATTN_BLOCK_KEYS;
+        if (from + keys <= block->least_first) continue;
+        if (p->mask.data && p->mask_dtype == ATTN_BOOL && read_mask(task, block, from, keys) == ATTN_TILE_DEAD) continue;
+        const key_block key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, plan->kernels->size,
+                                       plan->copy_keys ? task->key_copy : NULL);
+        plan->kernels->decode_scores(block->rows, keys, p->head_dim, block->packed, key.data, key.stride,
+                                     scores_of(task, block, from));
+    }
+}
+
+/* All query blocks of a task against the keys [from, to) of one chunk. */
+static void walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const int size = plan->kernels->size;
+
+    if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
+    for (; from < to; from += ATTN_BLOCK_KEYS) {
+        const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
+        key_block key = {NULL, 0}, value = {NULL, 0};
+        for (int n = 0; n < task->count; n++) {
+            attn_block *block = &task->blocks[n];
+            if (from >= block->most_last || from + keys <= block->least_first) continue;
+            if (value.data == NULL) {
+                if (!plan->decode)
+                    key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, size,
+                                   plan->copy_keys ? task->key_copy : NULL);
+                value = block_of(task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
+                                 plan->copy_values ? task->value_copy : NULL);
+            }
+            attend_block(task, block, from, keys, key, value);
+        }
+    }
+}
+
+/* The keys that some row of the task sees. */
+static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
+{
+    *from = PTRDIFF_MAX;
+    *to = 0;
+    for (int n = 0; n < task->count; n++) {
+        if (task->blocks[n].least_first < *from) *from = task->blocks[n].least_first;
+        if (task->blocks[n].most_last > *to) *to = task->blocks[n].most_last;
+    }
+}
+
+/* All chunks, left to right. Returns 0 when the work is no longer wanted. */
+static int walk_keys(attn_task *task)
+{
+    ptrdiff_t from, to;
+    visible_span(task, &from, &to);
+    for (ptrdiff_t key = 0, end; key < to; key = end) {
+        end = attn_chunk_end(task->plan->problem, key);
+        if (end <= from) continue;
+        if (attn_should_stop(task->job, task->worker)) return 0;
+        walk_chunk(task, key, end < to ? end : to);
+        for (int n = 0; n < task->count; n++) fold_chunk(task->plan, &task->blocks[n]);
+    }
+    return 1;
+}
+
+/* A NaN came out where pairs were masked: it may be the 0 * NaN of a pair that was not to be touched. The block is done
+ * once more, pair by pair. Its scratch is its own again after this. */
+static void redo_block(attn_task *task, int n, ptrdiff_t number)
+{
+    attn_task again = *task;
+    again.blocks[0] = task->blocks[n];
+    again.count = again.careful = 1;
+    attn_begin_block(&again, &again.blocks[0], number);
+    if (walk_keys(&again)) attn_finish_block(&again, &again.blocks[0]);
+    task->blocks[n] = again.blocks[0];
+}
+
+/* Tasks ------------------------------------------------------------------------------------------------------------- */
+
+/* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
+ * then groups of heads, then batch entries. Returns the first block's number. */
+static ptrdiff_t begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
+{
+    const attn_problem *p = plan->problem;
+    const ptrdiff_t unit = number / plan->tasks_per_group;
+    const ptrdiff_t first = (plan->tasks_per_group - 1 - number % plan->tasks_per_group) * plan->blocks_per_task;
+
+    attn_lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, task);
+    task->plan = plan;
+    task->job = job;
+    task->worker = worker;
+    task->careful = 0;
+    task->batch = unit / plan->groups;
+    task->group = unit % plan->groups;
+    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->kv_len);
+    task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
+    task->key = attn_part(p, &p->key, task->batch, task->group * p->group / p->key_group);
+    task->value = attn_part(p, &p->value, task->batch, task->group * p->group / p->value_group);
+    task->count = (int)(plan->blocks - first < plan->blocks_per_task ? plan->blocks - first : plan->blocks_per_task);
+    for (int n = 0; n < task->count; n++) attn_begin_block(task, &task->blocks[n], first + n);
+    return first;
+}
+
+static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    attn_task task;
+    const ptrdiff_t first = begin_task(context, number, worker, job, &task);
+    if (!walk_keys(&task)) return;
+    for (int n = 0; n < task.count; n++) {
+        if (attn_finish_block(&task, &task.blocks[n]) && task.blocks[n].masked) redo_block(&task, n, first + n);
+        if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
+    }
+}
+
+/* Where the state of one chunk of one block lies, when chunks are shared out. */
+typedef struct {
+    int begun, masked;
+} partial_mark;
+
+static char *partial_of(const attn_plan *plan, ptrdiff_t number, int block, ptrdiff_t chunk)
+{
+    const ptrdiff_t at = (number * plan->blocks_per_task + block) * plan->chunks + chunk;
+    return plan->partials + (size_t)at * (plan->state_bytes + ATTN_ALIGNMENT);
+}
+
+static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const attn_plan *plan = context;
+    const ptrdiff_t span = number % plan->spans, whole = number / plan->spans;
+    attn_task task;
+    begin_task(plan, whole, worker, job, &task);
+
+    ptrdiff_t key = 0;
+    for (ptrdiff_t chunk = 0, end; chunk < plan->chunks * (span + 1) / plan->spans; chunk++, key = end) {
+        end = attn_chunk_end(plan->problem, key);
+        if (chunk < plan->chunks * span / plan->spans) continue;
+        if (attn_should_stop(job, worker)) return;
+        for (int n = 0; n < task.count; n++) {
+            char *memory = partial_of(plan, whole, n, chunk);
+            attn_lay_state(plan, memory + ATTN_ALIGNMENT, &task.blocks[n].part);
+            task.blocks[n].part_begun = task.blocks[n].masked = 0;
+        }
+        walk_chunk(&task, key, end);
+        for (int n = 0; n < task.count; n++)
+            *(partial_mark *)(void *)partial_of(plan, whole, n, chunk) =
+                (partial_mark){task.blocks[n].part_begun, task.blocks[n].masked};
+    }
+}
+
+static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const attn_plan *plan = context;
+    attn_task task;
+    const ptrdiff_t first = begin_task(plan, number, worker, job, &task);
+
+    for (int n = 0; n < task.count; n++) {
+        attn_block *block = &task.blocks[n];
+        const attn_state part = block->part, total = block->total;
+        int masked = 0;
+        for (ptrdiff_t chunk = 0; chunk < plan->chunks; chunk++) {
+            char *memory = partial_of(plan, number, n, chunk);
+            const partial_mark *mark = (const partial_mark *)(void *)memory;
+            attn_lay_state(plan, memory + ATTN_ALIGNMENT, &block->part);
+            block->part_begun = mark->begun;
+            masked |= mark->masked;
+            fold_chunk(plan, block);
+        }
+        const int found_nan = attn_finish_block(&task, block);
+        block->part = part; /* its own memory, whatever the folding left */
+        block->total = total;
+        if (found_nan && masked) redo_block(&task, n, first + n);
+    }
+}
+
+attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error)
+{
+    attn_plan plan;
+    attn_arena arena;
+    attn_make_plan(problem, num_threads, &plan);
+    if (!attn_arena_take(&arena, attn_plan_bytes(&plan))) /* before any thread starts */
+        return attn_fail(error, ATTN_NO_MEMORY, "attention needs %zu bytes of scratch memory", attn_plan_bytes(&plan));
+    plan.scratch = arena.scratch;
+    plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
+
+    const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
+    attn_status status;
+    if (plan.spans == 1) {
+        status = attn_parallel_for(tasks, plan.workers, attend_whole, &plan);
+    } else {
+        status = attn_parallel_for(tasks * plan.spans, plan.workers, attend_span, &plan);
+        if (status == ATTN_OK) status = attn_parallel_for(tasks, plan.workers, fold_spans, &plan);
+    }
+    attn_arena_give(&arena);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}
+
+attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse, attn_error *error)
+{
+    attn_problem problem;
+    attn_status status = attn_check_inputs(args, &problem, error); /* all rules live in check.c */
+    if (status == ATTN_OK) status = attn_check_outputs(args, output, weights, lse, &problem, error);
+    return status == ATTN_OK ? attn_attend(&problem, args->num_threads, error) : status;
+}

@@ -1,0 +1,92 @@
+/* Which instruction set: asked of the CPU and of the operating system once, or forced by PYATTN_ISA. */
+#include "dispatch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+#define TABLE(isa) &attn_table_##isa,
+static const attn_kernel_table *const compiled[] = {ATTN_ISA_LIST(TABLE) NULL};
+#undef TABLE
+
+/* __builtin_cpu_supports asks XGETBV too: a CPU whose operating system does not save the wide registers lacks them. */
+static int machine_has(const char *isa)
+{
+#if defined(__x86_64__)
+    if (strcmp(isa, "avx512") == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(isa, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    (void)isa; /* scalar runs anywhere, and every arm64 has NEON */
+    return 1;
+}
+
+const char *attn_isa_compiled(int index)
+{
+    int known = (int)(sizeof compiled / sizeof *compiled) - 1;
+    return index >= 0 && index < known ? compiled[index]->name : NULL;
+}
+
+static const attn_kernel_table *available(int index)
+{
+    for (int i = 0; compiled[i] != NULL; i++)
+        if (machine_has(compiled[i]->name) && index-- == 0) return compiled[i];
+    return NULL;
+}
+
+const char *attn_isa_name(int index)
+{
+    const attn_kernel_table *table = index >= 0 ? available(index) : NULL;
+    return table ? table->name : NULL;
+}
+
+static const attn_kernel_table *find(const char *name)
+{
+    const attn_kernel_table *table;
+    for (int i = 0; (table = available(i)) != NULL; i++)
+        if (strcmp(table->name, name) == 0) return table;
+    return NULL;
+}
+
+static const attn_kernel_table *chosen;
+static char complaint[256];
+
+/* Two threads may both get here first: they find the same and store the same. */
+static const attn_kernel_table *current(void)
+{
+    const attn_kernel_table *table = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+    if (table != NULL) return table;
+
+    const char *wanted = getenv("PYATTN_ISA");
+    if (wanted != NULL && *wanted != '\0') table = find(wanted);
+    if (table == NULL) {
+        table = available(0);
+        if (wanted != NULL && *wanted != '\0')
+            snprintf(complaint, sizeof complaint, "PYATTN_ISA=%.60s is not a level of this machine; using %s", wanted,
+                     table->name);
+    }
+    __atomic_store_n(&chosen, table, __ATOMIC_RELEASE);
+    return table;
+}
+
+const char *attn_isa(void) { return current()->name; }
+
+const char *attn_isa_complaint(void)
+{
+    current();
+    return *complaint ? complaint : NULL;
+}
+
+attn_status attn_set_isa(const char *name, attn_error *error)
+{
+    const attn_kernel_table *table = find(name);
+    if (table == NULL) return attn_fail(error, ATTN_INVALID, "%.60s is not an instruction-set level of this machine", name);
+    __atomic_store_n(&chosen, table, __ATOMIC_RELEASE);
+    return ATTN_OK;
+}
+
+const attn_kernels *attn_kernels_for(attn_dtype dtype) { return dtype == ATTN_F64 ? current()->f64 : current()->f32; }

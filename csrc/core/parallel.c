@@ -1,0 +1,244 @@
+/* The only file with threads: a small pool of workers that are parked between loops.
+ *
+ * One loop at a time has the pool. Its tasks are handed out by a counter; the calling thread works too. Workers spin for
+ * SPIN_NS after a loop, in case the next one follows, then sleep. After a fork the child starts with an empty pool: the
+ * handler takes no lock, as the forking thread may hold what the owner of a lock waits for.
+ */
+#define _GNU_SOURCE
+#include "parallel.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "float_state.h"
+#include "hooks.h"
+
+enum { MOST_WORKERS = 1024, SPIN_NS = 20000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
+
+struct attn_job {
+    attn_body body;
+    void *context;
+    ptrdiff_t tasks, next; /* next: atomic */
+    int stop;              /* atomic */
+    int64_t polled;        /* worker 0's alone: when the host was last asked; 0: not on the clock yet */
+    int looked;            /* worker 0's alone */
+};
+
+static struct {
+    pthread_mutex_t busy; /* held for the whole of a loop */
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t wake, done;
+    int threads;         /* workers alive; worker 0 is the caller and not among them */
+    unsigned generation; /* counts loops; written under the lock, also read outside */
+    int invited;
+    int running; /* invited and not through yet; written under the lock, also read outside */
+    attn_job *job;
+    unsigned seen_at_start[MOST_WORKERS + 1]; /* by worker */
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
+
+static int64_t clock_now(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t now(void) { return clock_now(CLOCK_MONOTONIC); }
+
+/* Cheap, and good to some milliseconds. */
+static int64_t about_now(void)
+{
+#ifdef CLOCK_MONOTONIC_COARSE
+    return clock_now(CLOCK_MONOTONIC_COARSE);
+#else
+    return now();
+#endif
+}
+
+/* How many threads -------------------------------------------------------------------------------------------------- */
+
+static int threads_set; /* atomic; 0: the default */
+
+static int from_environment(const char *name)
+{
+    const char *text = getenv(name);
+    if (text == NULL) return 0;
+    char *end;
+    long n = strtol(text, &end, 10); /* OMP_NUM_THREADS may be a list: its first entry counts */
+    return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : 0;
+}
+
+static int default_threads(void)
+{
+    static int known; /* atomic */
+    int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (n == 0) {
+        n = from_environment("PYATTN_NUM_THREADS");
+        if (n == 0) n = from_environment("OMP_NUM_THREADS");
+        if (n == 0) n = attn_usable_cpus();
+        __atomic_store_n(&known, n, __ATOMIC_RELAXED);
+    }
+    return n;
+}
+
+void attn_set_num_threads(int num_threads)
+{
+    __atomic_store_n(&threads_set, num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads, __ATOMIC_RELAXED);
+}
+
+int attn_get_num_threads(void)
+{
+    int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
+    return n > 0 ? n : default_threads();
+}
+
+int attn_workers(int num_threads, ptrdiff_t tasks)
+{
+    int n = num_threads > 0 ? num_threads : attn_get_num_threads();
+    if (n > MOST_WORKERS) n = MOST_WORKERS;
+    return tasks < n ? (tasks > 0 ? (int)tasks : 1) : n;
+}
+
+/* A loop ------------------------------------------------------------------------------------------------------------ */
+
+int attn_should_stop(attn_job *job, int worker)
+{
+    if (worker == 0 && attn_host.interrupted != NULL && job->looked++ > 0) { /* a small job never reads the clock */
+        int64_t t = about_now();
+        if (job->polled == 0) job->polled = t;
+        if (t - job->polled > POLL_NS) {
+            job->polled = t;
+            if (attn_host.interrupted()) __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
+        }
+    }
+    return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
+}
+
+static void work(attn_job *job, int worker)
+{
+    attn_float_state state = attn_float_enter();
+    for (;;) {
+        ptrdiff_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (task >= job->tasks || __atomic_load_n(&job->stop, __ATOMIC_RELAXED)) break;
+        job->body(job->context, task, worker, job);
+    }
+    attn_float_leave(state);
+}
+
+/* Waits for a loop that this worker has not seen yet: awake for a while, then asleep. */
+static attn_job *next_job(int worker, unsigned *seen)
+{
+    for (int64_t until = now() + SPIN_NS; now() < until;)
+        if (__atomic_load_n(&pool.generation, __ATOMIC_RELAXED) != *seen) break;
+
+    pthread_mutex_lock(&pool.lock);
+    while (pool.generation == *seen) pthread_cond_wait(&pool.wake, &pool.lock);
+    *seen = pool.generation;
+    attn_job *job = worker <= pool.invited ? pool.job : NULL;
+    pthread_mutex_unlock(&pool.lock);
+    return job;
+}
+
+/* The argument is the worker's number. A worker starts as one that has seen every earlier loop: `busy` is held while it
+ * is made, so the first generation it can be invited to is the next. */
+static void *worker_main(void *argument)
+{
+    const int worker = (int)(uintptr_t)argument;
+    unsigned seen = pool.seen_at_start[worker];
+
+    for (;;) {
+        attn_job *job = next_job(worker, &seen);
+        if (job == NULL) continue;
+        work(job, worker);
+        pthread_mutex_lock(&pool.lock);
+        if (__atomic_sub_fetch(&pool.running, 1, __ATOMIC_RELAXED) == 0) pthread_cond_signal(&pool.done);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    return NULL;
+}
+
+static void forget_threads(void)
+{
+    pthread_mutex_init(&pool.busy, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    pool.threads = pool.invited = pool.running = 0;
+    pool.job = NULL;
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
+
+/* Brings the pool to `wanted` workers if it can; whatever it has is then used. Called with `busy` held. Workers block
+ * all signals: a handler runs where the program expects it. */
+static void grow(int wanted)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigset_t all, before;
+    pthread_attr_t attributes;
+
+    if (pool.threads >= wanted) return;
+    pthread_once(&once, watch_forks);
+    if (pthread_attr_init(&attributes) != 0) return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.threads < wanted) {
+        const int worker = pool.threads + 1;
+        pthread_t thread;
+        pool.seen_at_start[worker] = pool.generation;
+        if (pthread_create(&thread, &attributes, worker_main, (void *)(uintptr_t)worker) != 0) break;
+        pool.threads++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+/* Until every invited worker is through, still asking the host whether to stop. */
+static void wait_for_workers(attn_job *job)
+{
+    for (int64_t until = now() + SPIN_NS; now() < until;)
+        if (__atomic_load_n(&pool.running, __ATOMIC_RELAXED) == 0) break;
+
+    pthread_mutex_lock(&pool.lock);
+    while (pool.running > 0) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += POLL_NS;
+        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+        pthread_cond_timedwait(&pool.done, &pool.lock, &until);
+        pthread_mutex_unlock(&pool.lock); /* the host may take its time, and take its own locks */
+        attn_should_stop(job, 0);
+        pthread_mutex_lock(&pool.lock);
+    }
+    pool.job = NULL;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
+{
+    attn_job job = {.body = body, .context = context, .tasks = tasks};
+
+    if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
+        grow(workers - 1);
+        pthread_mutex_lock(&pool.lock);
+        pool.job = &job;
+        pool.invited = workers - 1 < pool.threads ? workers - 1 : pool.threads;
+        __atomic_store_n(&pool.running, pool.invited, __ATOMIC_RELAXED);
+        __atomic_store_n(&pool.generation, pool.generation + 1, __ATOMIC_RELAXED);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+        work(&job, 0);
+        wait_for_workers(&job);
+        pthread_mutex_unlock(&pool.busy);
+    } else {
+        work(&job, 0);
+    }
+    return job.stop ? ATTN_INTERRUPTED : ATTN_OK;
+}

@@ -1,0 +1,25 @@
+/* Parallel loops on the library's own threads. */
+#ifndef ATTN_CORE_PARALLEL_H
+#define ATTN_CORE_PARALLEL_H
+
+#include "attn.h"
+
+typedef struct attn_job attn_job;
+
+/* One task of a loop. `worker` is below the number that attn_workers gave, and no two tasks share one at a time. */
+typedef void (*attn_body)(void *context, ptrdiff_t task, int worker, attn_job *job);
+
+/* How many workers a loop of so many tasks may use. num_threads 0: as set. */
+int attn_workers(int num_threads, ptrdiff_t tasks);
+
+/* Runs tasks 0, 1, 2 ... on up to `workers` threads, the calling one among them. One loop at a time has the pool: a
+ * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED when the host said so. */
+attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
+
+/* For long tasks: nonzero when the rest of the work is no longer wanted. Worker 0 asks the host, now and then. */
+int attn_should_stop(attn_job *job, int worker);
+
+/* cpus.c: CPUs that affinity and cgroup leave to this process, at least 1. */
+int attn_usable_cpus(void);
+
+#endif

@@ -1,0 +1,159 @@
+/* Cutting a problem into tasks, and laying out scratch memory for them. */
+#include "arena.h"
+#include "attend.h"
+#include "dispatch.h"
+
+static ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
+static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
+/* The first key of the next chunk. Chunks are counted from absolute key 0. */
+ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
+{
+    ptrdiff_t absolute = problem->key_start + key;
+    return smaller(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
+}
+
+/* Rows a power of two apart fall into the same few sets of the first-level cache. */
+static int aliases(ptrdiff_t stride) { return stride != 0 && stride % 2048 == 0; }
+
+static void cut_rows(const attn_problem *p, attn_plan *plan)
+{
+    const attn_kernels *k = plan->kernels;
+    plan->groups = p->heads / p->group;
+    plan->rows = p->group * p->q_len;
+    plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
+    plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
+    plan->blocks_per_run = plan->decode ? 1 : ceil_div(ceil_div(plan->run, k->lanes), ATTN_VECTORS);
+    plan->blocks = plan->run == 0 ? 0 : plan->rows / plan->run * plan->blocks_per_run;
+}
+
+static void size_scratch(const attn_problem *p, attn_plan *plan)
+{
+    const attn_kernels *k = plan->kernels;
+    const size_t size = (size_t)k->size, rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)k->width;
+    const size_t key_blocks = (size_t)ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
+
+    plan->packed_bytes = attn_padded(attn_times((size_t)p->head_dim, rows * size));
+    plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
+    plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
+    plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)p->head_dim, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
+    plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
+    plan->kept_bytes = p->weights.data ? attn_times(key_blocks, plan->kept_block_bytes) : 0;
+}
+
+/* How many blocks walk the keys together: as many as keep a worker's states within some 256 KB, and leave every worker
+ * several tasks. */
+static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
+{
+    const ptrdiff_t units = p->batches * plan->groups;
+    const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
+    ptrdiff_t most = p->weights.data ? 1 : smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+
+    plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
+    while (most > 1 && attn_times((size_t)most, block_bytes) > (384 << 10)) most--;
+    while (most > 1 && plan->workers > 1 && units * ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers) most--;
+    plan->tasks_per_group = ceil_div(plan->blocks, most);
+    plan->blocks_per_task = plan->tasks_per_group ? ceil_div(plan->blocks, plan->tasks_per_group) : 1;
+    plan->tasks_per_group = ceil_div(plan->blocks, plan->blocks_per_task);
+}
+
+/* Too few tasks for the workers: chunks are shared out too, when their states take less memory than the keys do. */
+static void cut_chunks(const attn_problem *p, attn_plan *plan)
+{
+    const ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group;
+    plan->chunks = p->kv_len == 0 ? 0 : ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
+    plan->spans = 1;
+    plan->partial_bytes = 0;
+    if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
+
+    const ptrdiff_t states = tasks * plan->blocks_per_task * plan->chunks;
+    const size_t bytes = attn_times((size_t)states, plan->state_bytes + ATTN_ALIGNMENT);
+    const size_t cache = attn_times((size_t)(p->batches * plan->groups), attn_times((size_t)p->kv_len,
+                                    (size_t)(p->head_dim + plan->columns) * (size_t)plan->kernels->size));
+    if (bytes > cache / 2) return;
+    plan->spans = smaller(plan->chunks, ceil_div(4 * plan->workers, tasks));
+    plan->partial_bytes = bytes;
+}
+
+/* Below some microseconds of work a second thread costs more than it gives. */
+enum { WORTH_THREADS = 1000000 };
+
+void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
+{
+    const attn_kernels *k = attn_kernels_for(p->dtype);
+    *plan = (attn_plan){.problem = p, .kernels = k};
+
+    cut_rows(p, plan);
+    plan->columns = ceil_div(p->v_dim, k->lanes) * k->lanes;
+    plan->gather_queries = p->query.column != k->size && p->head_dim > 1;
+    plan->copy_keys = (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && aliases(p->key.row));
+    plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
+                        (!plan->decode && aliases(p->value.row));
+    size_scratch(p, plan);
+    cut_tasks(p, plan, attn_work(p) > WORTH_THREADS ? num_threads : 1);
+    cut_chunks(p, plan);
+
+    ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group * plan->spans;
+    plan->workers = attn_workers(plan->workers, tasks);
+    attn_task unused;
+    plan->worker_bytes = attn_lay_out(plan, NULL, &unused);
+}
+
+size_t attn_plan_bytes(const attn_plan *plan)
+{
+    return attn_plus(attn_times((size_t)plan->workers, plan->worker_bytes), plan->partial_bytes);
+}
+
+/* Hands out parts of one piece of memory; from NULL it only counts. */
+static void *next_part(char *memory, size_t *used, size_t bytes)
+{
+    char *at = memory == NULL ? NULL : memory + *used;
+    *used = attn_plus(*used, attn_padded(bytes));
+    return at;
+}
+
+static void lay_state(const attn_plan *plan, char *memory, size_t *used, attn_state *state)
+{
+    const size_t rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)plan->kernels->width;
+    const size_t size = (size_t)plan->kernels->size;
+    state->maximum = next_part(memory, used, rows * size);
+    state->sum = next_part(memory, used, rows * size);
+    state->out = next_part(memory, used, attn_times((size_t)plan->columns, rows * size));
+}
+
+void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state)
+{
+    size_t used = 0;
+    lay_state(plan, memory, &used, state);
+}
+
+size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
+{
+    const size_t size = (size_t)plan->kernels->size;
+    const size_t rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)plan->kernels->width;
+    size_t used = 0;
+
+    task->scores = next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
+    task->bias = next_part(memory, &used, plan->problem->mask.data ? plan->scores_bytes : 0);
+    task->maximum = next_part(memory, &used, rows * size);
+    task->correction = next_part(memory, &used, rows * size);
+    task->dead = next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
+    task->key_copy = next_part(memory, &used, plan->key_bytes);
+    task->value_copy = next_part(memory, &used, plan->value_bytes);
+    task->query_rows = next_part(memory, &used, plan->query_bytes);
+    for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
+        attn_block *block = &task->blocks[n];
+        block->packed = next_part(memory, &used, plan->packed_bytes);
+        lay_state(plan, memory, &used, &block->part);
+        lay_state(plan, memory, &used, &block->total);
+        block->kept = plan->kept_bytes ? next_part(memory, &used, plan->kept_bytes) : NULL;
+    }
+    return used;
+}
+
+attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block)
+{
+    return (attn_kept *)(void *)(block->kept + (size_t)key_block * plan->kept_block_bytes);
+}

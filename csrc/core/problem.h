@@ -1,0 +1,58 @@
+/* An attention call that has passed every check: sizes resolved, axes named, broadcasting turned into strides. */
+#ifndef ATTN_CORE_PROBLEM_H
+#define ATTN_CORE_PROBLEM_H
+
+#include "attn.h"
+
+/* One array. Strides are in bytes; an axis that is broadcast has stride 0. data == NULL: not given. */
+typedef struct {
+    char *data;
+    ptrdiff_t head, row, column; /* mask, weights: row is the query axis, column the key axis; lse: row alone */
+    ptrdiff_t batch[ATTN_MAX_AXES];
+} attn_operand;
+
+typedef struct {
+    int batch_axes, has_heads;
+    ptrdiff_t batch_shape[ATTN_MAX_AXES];
+    ptrdiff_t batches, heads, q_len, kv_len, head_dim, v_dim;
+    ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
+    ptrdiff_t group;                  /* query heads that share both */
+    attn_dtype dtype, mask_dtype;
+    double scale, empty;
+    ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
+    ptrdiff_t key_start, offset;
+    int lower_right;
+    attn_operand query, key, value, mask, key_lengths, query_lengths, output, weights, lse;
+} attn_problem;
+
+/* Fills `problem` up to query_lengths: all rules on the inputs. */
+attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn_error *error);
+
+/* The shapes of the results of a checked problem. */
+void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);
+
+/* Fills output, weights and lse of a problem whose inputs are checked. */
+attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+                               attn_problem *problem, attn_error *error);
+
+/* attention.c: computes a problem that is checked all through. */
+attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);
+
+/* Multiply-adds, about. */
+static inline double attn_work(const attn_problem *p)
+{
+    return (double)p->batches * (double)p->heads * (double)p->q_len * (double)p->kv_len * (double)(p->head_dim + p->v_dim);
+}
+
+/* Address of an array's part that belongs to a batch entry and head. */
+static inline char *attn_part(const attn_problem *problem, const attn_operand *operand, ptrdiff_t batch, ptrdiff_t head)
+{
+    char *at = operand->data + head * operand->head;
+    for (int axis = problem->batch_axes - 1; axis >= 0 && batch > 0; axis--) {
+        at += batch % problem->batch_shape[axis] * operand->batch[axis];
+        batch /= problem->batch_shape[axis];
+    }
+    return at;
+}
+
+#endif

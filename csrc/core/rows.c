@@ -1,0 +1,183 @@
+/* The rows of a query block: where they live, which keys they see, how they begin and end. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+
+static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < low ? low : x > high ? high : x; }
+
+ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise)
+{
+    return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
+}
+
+/* Visible keys of query i: an interval, empty as [0, 0). Sums are clamped before they can overflow. */
+static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, ptrdiff_t *last)
+{
+    const attn_problem *p = task->plan->problem;
+    const ptrdiff_t centre = i + p->offset + (p->lower_right ? task->key_length - task->query_length : 0);
+
+    *first = p->before == PTRDIFF_MAX ? 0 : centre < p->before ? 0 : centre - p->before;
+    *last = task->key_length;
+    if (centre < 0 && p->after != PTRDIFF_MAX) *last = clamp(p->after + centre + 1, 0, *last);
+    else if (p->after < task->key_length) *last = clamp(centre + p->after + 1, 0, *last);
+    if (i >= task->query_length || *first >= *last) *first = *last = 0;
+}
+
+/* Where a row of the group is. Walking saves a division for every row. */
+typedef struct {
+    ptrdiff_t head, i;
+} row_place;
+
+static row_place place_of(const attn_task *task, ptrdiff_t row)
+{
+    const attn_problem *p = task->plan->problem;
+    return (row_place){task->group * p->group + row / p->q_len, row % p->q_len};
+}
+
+/* Addresses of a block's rows in one array. */
+static void row_addresses(const attn_task *task, const attn_operand *operand, const attn_block *block, void **address)
+{
+    const attn_problem *p = task->plan->problem;
+    row_place at = place_of(task, block->row);
+    char *row = attn_part(p, operand, task->batch, at.head) + at.i * operand->row;
+    for (int r = 0; r < block->rows; r++) {
+        address[r] = row;
+        row += operand->row;
+        if (++at.i == p->q_len) {
+            at.i = 0;
+            row += operand->head - p->q_len * operand->row;
+        }
+    }
+}
+
+static void limit_block(attn_task *task, attn_block *block)
+{
+    const attn_problem *p = task->plan->problem;
+    ptrdiff_t i = place_of(task, block->row).i;
+    block->least_first = block->least_last = PTRDIFF_MAX;
+    block->most_first = block->most_last = 0;
+    for (int r = 0; r < block->rows; r++) {
+        ptrdiff_t first, last;
+        visible_keys(task, i, &first, &last);
+        block->first[r] = first;
+        block->last[r] = last;
+        if (first < block->least_first) block->least_first = first;
+        if (first > block->most_first) block->most_first = first;
+        if (last < block->least_last) block->least_last = last;
+        if (last > block->most_last) block->most_last = last;
+        if (++i == p->q_len) i = 0;
+    }
+}
+
+/* Rows of queries as head_dim contiguous reals: in place, or gathered. */
+static void query_rows(const attn_task *task, const attn_block *block, void **query)
+{
+    const attn_problem *p = task->plan->problem;
+    const int size = task->plan->kernels->size;
+    row_addresses(task, &p->query, block, query);
+    if (!task->plan->gather_queries) return;
+    for (int r = 0; r < block->rows; r++) {
+        char *to = (char *)task->query_rows + (ptrdiff_t)r * p->head_dim * size;
+        attn_copy_row(to, query[r], p->query.column, p->head_dim, p->head_dim, size);
+        query[r] = to;
+    }
+}
+
+/* The decode layout's queries: rows as they are, times the factor. */
+static void scale_rows(const attn_problem *p, int rows, void *const *query, double factor, void *packed)
+{
+    for (int r = 0; r < rows; r++)
+        for (ptrdiff_t d = 0; d < p->head_dim; d++) {
+            if (p->dtype == ATTN_F32) ((float *)packed)[r * p->head_dim + d] = ((const float *)query[r])[d] * (float)factor;
+            else ((double *)packed)[r * p->head_dim + d] = ((const double *)query[r])[d] * factor;
+        }
+}
+
+void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const attn_kernels *k = plan->kernels;
+    const ptrdiff_t run = number / plan->blocks_per_run, part = number % plan->blocks_per_run;
+    const double factor = p->scale * 1.4426950408889634;
+    void *query[ATTN_MAX_WIDTH];
+
+    /* 1. which rows: a run is cut evenly in units of one vector, never into a nearly empty block */
+    const ptrdiff_t units = plan->decode ? 1 : (plan->run + k->lanes - 1) / k->lanes;
+    const ptrdiff_t lanes = plan->decode ? plan->run : k->lanes;
+    const ptrdiff_t from = units * part / plan->blocks_per_run * lanes;
+    const ptrdiff_t to = clamp(units * (part + 1) / plan->blocks_per_run * lanes, 0, plan->run);
+    block->row = run * plan->run + from;
+    block->rows = (int)(to - from);
+    block->vectors = plan->decode ? 0 : (block->rows + k->lanes - 1) / k->lanes;
+    block->part_begun = block->total_begun = block->masked = 0;
+
+    /* 2. what they see */
+    limit_block(task, block);
+    if (p->mask.data) row_addresses(task, &p->mask, block, block->mask);
+
+    /* 3. the queries, once */
+    query_rows(task, block, query);
+    if (plan->decode) scale_rows(p, block->rows, query, factor, block->packed);
+    else k->pack_queries(block->rows, block->vectors, p->head_dim, (const void *const *)query, factor, block->packed);
+
+    if (block->kept)
+        for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_kept_of(plan, block, n)->keys = 0;
+}
+
+/* Natural logarithm of a row's sum, from its state in units of log2. A maximum at the end of the dtype's range was clamped
+ * there (bias.inc.h): the bias was at the end of the range, and so is the result. A NaN in the sum stays. */
+static double natural_log(double top, double sum, double most)
+{
+    if (sum == 0) return (double)-INFINITY;
+    return fabs(top) == most && sum == sum ? top : top * 0.6931471805599453 + log(sum);
+}
+
+static void store_lse(const attn_problem *p, const attn_state *state, int r, void *lse)
+{
+    if (p->dtype == ATTN_F32)
+        *(float *)lse = (float)natural_log(((const float *)state->maximum)[r], ((const float *)state->sum)[r], FLT_MAX);
+    else
+        *(double *)lse = natural_log(((const double *)state->maximum)[r], ((const double *)state->sum)[r], DBL_MAX);
+}
+
+int attn_finish_block(attn_task *task, attn_block *block)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    void *output[ATTN_MAX_WIDTH];
+
+    if (!block->total_begun) memset(block->total.sum, 0, (size_t)(block->rows * plan->kernels->size));
+    if (p->lse.data) {
+        row_addresses(task, &p->lse, block, output);
+        for (int r = 0; r < block->rows; r++) store_lse(p, &block->total, r, output[r]);
+    }
+    row_addresses(task, &p->output, block, output);
+    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, p->empty, output);
+}
+
+void attn_finish_weights(attn_task *task, attn_block *block)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const int size = plan->kernels->size;
+    void *output[ATTN_MAX_WIDTH];
+
+    row_addresses(task, &p->weights, block, output);
+
+    for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) {
+        const attn_kept *kept = attn_kept_of(plan, block, n);
+        const ptrdiff_t left = p->kv_len - n * ATTN_BLOCK_KEYS, keys = left < ATTN_BLOCK_KEYS ? left : ATTN_BLOCK_KEYS;
+        if (kept->keys > 0 && plan->decode)
+            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, output);
+        else if (kept->keys > 0)
+            plan->kernels->weights_block(block->vectors, block->rows, kept->keys, kept->weights, kept->seen,
+                                         &block->total, output);
+        for (int r = 0; r < block->rows; r++) {
+            memset((char *)output[r] + (ptrdiff_t)kept->keys * size, 0, (size_t)((keys - kept->keys) * size));
+            output[r] = (char *)output[r] + keys * size;
+        }
+    }
+}

@@ -1,0 +1,132 @@
+/* attn.h: attention on strided arrays. The only public header of the C core, which knows neither Python nor NumPy.
+ *
+ *     output = softmax(scale * query . key^T + mask) . value        per batch entry and head
+ *
+ * Arrays are views: any number of axes, any strides (in bytes: negative, zero and broadcast ones too). Elements must be
+ * aligned and in native byte order. Nothing is written unless a call returns ATTN_OK, or ATTN_INTERRUPTED, after which
+ * the output holds rows that are finished and rows that are not.
+ */
+#ifndef ATTN_H
+#define ATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTN_API __attribute__((visibility("default")))
+
+enum { ATTN_MAX_AXES = 64 };
+
+typedef enum { ATTN_OK, ATTN_INVALID, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;
+
+/* Why a call did not return ATTN_OK, as one sentence. */
+typedef struct {
+    char message[512];
+} attn_error;
+
+typedef enum { ATTN_BOOL, ATTN_F16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE, ATTN_I64 } attn_dtype;
+
+/* data == NULL: not given. */
+typedef struct {
+    void *data;
+    attn_dtype dtype;
+    int axes;
+    const ptrdiff_t *shape, *strides;
+} attn_view;
+
+/* Which corner the diagonal of a causal mask, or the centre of a window, starts from when q_len != kv_len. */
+typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT } attn_align;
+
+/* Axes of query, key, value and output: (..., heads, length, dim) or (..., length, heads, dim). */
+typedef enum { ATTN_LAYOUT_BHSD, ATTN_LAYOUT_BSHD } attn_layout;
+
+enum { ATTN_UNBOUNDED = -1 };
+
+/* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
+ *
+ * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa; query heads may
+ * then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
+ * or a float type (added after scaling). Key j is visible to query i when
+ *     0 <= j < key_length,  i < query_length,  i + offset - window_left <= j <= i + offset + min(window_right, causal ? 0)
+ * with offset = query_start - key_start, plus key_length - query_length for ATTN_ALIGN_LOWER_RIGHT. query_start and
+ * key_start place a part of a longer problem: its rows then get the bits of the whole.
+ */
+typedef struct {
+    attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
+    attn_view mask;
+    attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
+    int has_scale;
+    double scale; /* 1 / sqrt(head_dim) unless has_scale */
+    int is_causal;
+    attn_align align;
+    ptrdiff_t window_left, window_right; /* inclusive */
+    ptrdiff_t query_start, key_start;
+    attn_layout layout;
+    int enable_gqa;
+    double empty; /* what a row with nothing to attend to gives: 0, or NaN */
+    int num_threads; /* 0: as attn_set_num_threads says */
+} attn_args;
+
+/* What the results look like, and what a caller may want to warn about. */
+typedef struct {
+    int axes, weights_axes, lse_axes;
+    ptrdiff_t output[ATTN_MAX_AXES], weights[ATTN_MAX_AXES], lse[ATTN_MAX_AXES];
+    int mask_looks_like_ones; /* a float mask of zeros and ones: it is added, and was probably meant as 0/1 */
+    int heads_look_like_length;
+    ptrdiff_t heads, q_len;
+} attn_shapes;
+
+/* Checks every rule and gives the shapes of the results; computes nothing. */
+ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, attn_error *error);
+
+/* Computes. output must have the shape that attn_attention_shapes gives, the dtype of query, and a contiguous last
+ * axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
+ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+                                    attn_error *error);
+
+/* Partial attentions over disjoint parts of the keys, merged into one through their logsumexps (natural logarithm):
+ *     lse = log(sum_n exp(lse_n)),  output = sum_n exp(lse_n - lse) * output_n
+ * A part with lse = -inf is not touched. outputs (parts, rows, dim) and lses (parts, rows) are contiguous. */
+ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows, ptrdiff_t dim,
+                                       const void *const *outputs, const void *const *lses, void *output, void *lse,
+                                       attn_error *error);
+
+/* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
+ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y,
+                                  int logarithm, int num_threads, attn_error *error);
+
+/* Threads used when a call does not say. 0 asks for the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else what
+ * affinity and cgroup allow. */
+ATTN_API void attn_set_num_threads(int num_threads);
+ATTN_API int attn_get_num_threads(void);
+
+/* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
+ * the last that this machine has; it returns ATTN_INVALID for any other. Levels are first chosen at first use: the best,
+ * or the one PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
+ATTN_API const char *attn_isa(void);
+ATTN_API const char *attn_isa_name(int index);
+ATTN_API const char *attn_isa_compiled(int index);
+ATTN_API attn_status attn_set_isa(const char *name, attn_error *error);
+ATTN_API const char *attn_isa_complaint(void);
+
+/* For benchmarks: floating-point operations a second of fma on one thread (float32, measured for about `seconds`), and
+ * bytes a second of a pure read of an array of floats. */
+ATTN_API double attn_measure_fma(double seconds);
+ATTN_API double attn_measure_read(const float *data, ptrdiff_t count, int num_threads);
+
+/* What the core asks of its host. NULL members keep the defaults: malloc, free, never interrupted. `interrupted` is
+ * called now and then by the calling thread alone; nonzero stops the call with ATTN_INTERRUPTED. */
+typedef struct {
+    void *(*allocate)(size_t bytes);
+    void (*release)(void *memory);
+    int (*interrupted)(void);
+} attn_hooks;
+ATTN_API void attn_set_hooks(const attn_hooks *hooks);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,35 @@
+/* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
+#include "exp2.inc.h"
+#include "score.inc.h"
+#include "softmax.inc.h"
+#include "value.inc.h"
+#include "decode.inc.h"
+#include "bias.inc.h"
+#include "state.inc.h"
+#include "weights.inc.h"
+#include "rowwise.inc.h"
+#include "measure.inc.h"
+
+static const attn_kernels K(kernels) = {
+    .lanes = LANES,
+    .width = LANES * ATTN_VECTORS,
+    .size = (int)sizeof(real),
+    .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
+    .pack_queries = K(pack_queries),
+    .score_block = K(score_block),
+    .mask_block = K(mask_block),
+    .softmax_block = K(softmax_block),
+    .value_block = K(value_block),
+    .value_block_careful = K(value_block_careful),
+    .decode_scores = K(decode_scores),
+    .decode_softmax = K(decode_softmax),
+    .bias_tile = K(bias_tile),
+    .fold_state = K(fold_state),
+    .finish_rows = K(finish_rows),
+    .weights_block = K(weights_block),
+    .decode_weights = K(decode_weights),
+    .softmax_row = K(softmax_row),
+    .exp2_array = K(exp2_array),
+    .fma_rounds = K(fma_rounds),
+    .read_array = K(read_array),
+};

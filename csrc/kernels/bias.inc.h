@@ -1,0 +1,173 @@
+/* A tile of the mask, read through its strides: bool (True = attend) becomes 0 or -inf, a float mask is brought to
+ * units of log2. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of them a row of nothing.
+ */
+
+static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
+
+static inline real K(bias_of_double)(double x)
+{
+    double y = x * 1.4426950408889634;
+    if (y < -(double)REAL_MAX && x > (double)-INFINITY) y = -(double)REAL_MAX;
+    if (y > (double)REAL_MAX && x < (double)INFINITY) y = (double)REAL_MAX;
+    return (real)y;
+}
+
+static inline real K(bias_of_f16)(const char *p)
+{
+    uint16_t half;
+    memcpy(&half, p, sizeof half);
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    double x = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
+             : exponent == 0  ? fraction * 0x1p-24
+                              : (double)(1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
+    return K(bias_of_double)(half & 0x8000 ? -x : x);
+}
+
+/* A mask of the kernel's own dtype: one rounding in that dtype, as bias_vector does it. */
+static inline real K(bias_of_real)(real x)
+{
+    real y = x * (real)1.4426950408889634;
+    if (y == -INFINITY && x != -INFINITY) y = -REAL_MAX;
+    if (y == INFINITY && x != INFINITY) y = REAL_MAX;
+    return y;
+}
+
+static inline real K(bias_of_f32)(const char *p)
+{
+    float x;
+    memcpy(&x, p, sizeof x);
+    return REAL_F32 ? K(bias_of_real)((real)x) : K(bias_of_double)(x);
+}
+
+static inline real K(bias_of_f64)(const char *p)
+{
+    double x;
+    memcpy(&x, p, sizeof x);
+    return REAL_F32 ? K(bias_of_double)(x) : K(bias_of_real)((real)x);
+}
+
+static inline real K(bias_of_long)(const char *p)
+{
+    long double x;
+    memcpy(&x, p, sizeof x);
+    double y = (double)x; /* may overflow to inf where x was finite */
+    if (isinf(y) && !isinf(x)) y = y < 0 ? -DBL_MAX : DBL_MAX;
+    return K(bias_of_double)(y);
+}
+
+/* One row of any dtype, with dtype a constant at every call. */
+ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask, ptrdiff_t step, real *bias,
+                               ptrdiff_t key_out)
+{
+    for (int n = 0; n < keys; n++) {
+        const char *at = mask + n * step;
+        bias[n * key_out] = dtype == ATTN_MASK_BOOL  ? K(bias_of_bool)(at)
+                            : dtype == ATTN_MASK_F16 ? K(bias_of_f16)(at)
+                            : dtype == ATTN_MASK_F32 ? K(bias_of_f32)(at)
+                            : dtype == ATTN_MASK_F64 ? K(bias_of_f64)(at)
+                                                     : K(bias_of_long)(at);
+    }
+}
+
+static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                         real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+{
+    for (int i = 0; i < rows; i++) {
+        real *out = bias + i * row_out;
+        switch (dtype) {
+        case ATTN_MASK_BOOL: K(bias_row)(ATTN_MASK_BOOL, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_F16: K(bias_row)(ATTN_MASK_F16, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_F32: K(bias_row)(ATTN_MASK_F32, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_F64: K(bias_row)(ATTN_MASK_F64, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_LONG: K(bias_row)(ATTN_MASK_LONG, keys, mask[i], step, out, key_out); break;
+        }
+    }
+}
+
+/* Contiguous elements, LANES at a time: bool, or the kernel's own dtype. */
+ATTN_TEMPLATE vec K(bias_vector)(int is_bool, const char *at)
+{
+    if (is_bool) return V(load_bool)(at);
+    const vec least = V(splat)(-INFINITY), most = V(splat)(INFINITY);
+    vec x = V(load)((const real *)(const void *)at), y = V(mul)(x, V(splat)((real)1.4426950408889634));
+    y = V(select)(V(eq)(y, least), V(select)(V(eq)(x, least), least, V(splat)(-REAL_MAX)), y);
+    return V(select)(V(eq)(y, most), V(select)(V(eq)(x, most), most, V(splat)(REAL_MAX)), y);
+}
+
+/* A block of contiguous rows into the prefill layout: squares, transposed in registers. keys is a multiple of LANES. */
+ATTN_TEMPLATE void K(bias_squares)(int is_bool, int rows, int keys, const char *const *mask, real *bias,
+                                   ptrdiff_t key_out)
+{
+    const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
+    for (int i = 0; i < rows; i += LANES)
+        for (int n = 0; n < keys; n += LANES) {
+            vec r[LANES];
+            for (int l = 0; l < LANES; l++)
+                r[l] = K(bias_vector)(is_bool, mask[i + l < rows ? i + l : rows - 1] + n * size);
+            V(transpose)(r);
+            for (int c = 0; c < LANES; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
+        }
+}
+
+/* One row for all queries: read once. */
+static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                              real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+{
+    real row[ATTN_BLOCK_KEYS];
+    K(bias_rows)(dtype, 1, keys, mask, step, row, 0, 1);
+    if (row_out == 1) /* prefill: lanes past `rows` are there to be written */
+        for (int n = 0; n < keys; n++)
+            for (int i = 0; i < rows; i += LANES) V(store)(bias + n * key_out + i, V(splat)(row[n]));
+    else
+        for (int i = 0; i < rows; i++) memcpy(bias + i * row_out, row, (size_t)keys * sizeof(real));
+}
+
+/* Bool rows that are contiguous say at a glance, eight keys at a time, whether all is attended to, or nothing. */
+static attn_tile_kind K(bool_kind)(int rows, int keys, const char *const *mask)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t differs = 0, any = 0;
+    for (int i = 0; i < rows && (differs == 0 || any == 0); i++) {
+        if (i > 0 && mask[i] == mask[i - 1]) continue; /* a broadcast row */
+        int n = 0;
+        for (; n + 8 <= keys; n += 8) {
+            uint64_t eight;
+            memcpy(&eight, mask[i] + n, sizeof eight);
+            differs |= eight ^ ones;
+            any |= eight;
+        }
+        for (; n < keys; n++) {
+            differs |= mask[i][n] == 0;
+            any |= mask[i][n] != 0;
+        }
+    }
+    return differs == 0 ? ATTN_TILE_FREE : any == 0 ? ATTN_TILE_DEAD : ATTN_TILE_MIXED;
+}
+
+static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
+                                   ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+{
+    const int is_bool = dtype == ATTN_MASK_BOOL, own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
+    int done = 0, same = rows > 1;
+
+    if (is_bool && key_stride_bytes == 1) {
+        attn_tile_kind kind = K(bool_kind)(rows, keys, mask);
+        if (kind != ATTN_TILE_MIXED) return kind;
+    }
+    for (int i = 1; same && i < rows; i++) same = mask[i] == mask[0];
+    if (same) {
+        K(bias_broadcast)(dtype, rows, keys, mask, key_stride_bytes, bias, row_out, key_out);
+        return ATTN_TILE_MIXED;
+    }
+    if (row_out == 1 && key_stride_bytes == (is_bool ? 1 : (ptrdiff_t)sizeof(real))) {
+        done = is_bool || own ? keys / LANES * LANES : 0;
+        if (is_bool) K(bias_squares)(1, rows, done, mask, bias, key_out);
+        else if (own) K(bias_squares)(0, rows, done, mask, bias, key_out);
+    }
+    if (done < keys) {
+        const char *rest[ATTN_MAX_WIDTH];
+        for (int i = 0; i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
+        K(bias_rows)(dtype, rows, keys - done, rest, key_stride_bytes, (real *)bias + done * key_out, row_out, key_out);
+    }
+    return ATTN_TILE_MIXED;
+}

@@ -1,0 +1,24 @@
+/* The kernels for AVX2 and FMA. */
+#if defined(__x86_64__)
+#include <float.h>
+#include <math.h>
+#include <string.h>
+#include <immintrin.h>
+
+#include "kernels.h"
+#include "target.h"
+
+ATTN_TARGET_BEGIN("avx2,fma")
+#include "vec_avx2.h"
+
+#include "bind_f32.h"
+#include "algorithms.inc.h"
+#include "unbind.h"
+
+#include "bind_f64.h"
+#include "algorithms.inc.h"
+#include "unbind.h"
+ATTN_TARGET_END
+
+const attn_kernel_table attn_table_avx2 = {.name = "avx2", .f32 = &kernels_f32, .f64 = &kernels_f64};
+#endif

@@ -1,0 +1,130 @@
+/* The kernels: everything that is compiled once per instruction set.
+ *
+ * A kernel knows tiles and nothing else: no allocation, no threads, no Python, no errors. All float arrays of one table
+ * have its dtype, `real` below, and are passed as void *; strides count elements unless they say bytes. What a kernel
+ * computes for a row depends neither on the rows beside it nor on the vector width: every table gives the same bits
+ * (except `scalar`, which has no fused multiply-add).
+ *
+ * Vocabulary: a *query block* is up to `width` rows of queries that walk the keys together; a *key block* is up to
+ * ATTN_BLOCK_KEYS keys that begin at a fixed multiple of it; a *chunk* is ATTN_CHUNK_KEYS keys. Scores are in units of
+ * log2: exp(s) is written 2^(s * log2(e)), and log2(e) is already in the packed queries.
+ *
+ * Two layouts of a block of scores. Prefill: (keys, lanes), a query in each lane. Decode, for a few rows only:
+ * (rows, ATTN_BLOCK_KEYS), a key in each lane.
+ */
+#ifndef ATTN_KERNELS_H
+#define ATTN_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    ATTN_BLOCK_KEYS = 64,
+    ATTN_CHUNK_KEYS = 512,
+    ATTN_FOLD_FEATURES = 128, /* longer dot products are folded this often */
+    ATTN_VECTORS = 3,         /* vectors of queries in a full query block */
+    ATTN_MAX_WIDTH = 48,      /* lanes of a full query block, at most */
+    ATTN_DECODE_ROWS = 8      /* rows the decode layout takes at most */
+};
+
+/* Storage of a mask, as the kernels read it. */
+typedef enum { ATTN_MASK_BOOL, ATTN_MASK_F16, ATTN_MASK_F32, ATTN_MASK_F64, ATTN_MASK_LONG } attn_mask_dtype;
+
+/* What bias_tile found. */
+typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
+
+/* Running softmax of some rows: maximum (log2 units), sum of weights, unnormalised output (rows, out_stride). */
+typedef struct {
+    void *maximum, *sum, *out;
+} attn_state;
+
+typedef struct {
+    int lanes;       /* reals in a vector */
+    int width;       /* lanes * ATTN_VECTORS */
+    int size;        /* bytes of a real */
+    int decode_rows; /* up to so many rows the decode layout is the faster */
+
+    /* packed (head_dim, vectors * lanes) = query[i][d] * factor, transposed; lanes past `rows` are zero. */
+    void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
+                         void *packed);
+
+    /* scores (keys, lanes) = key . query, and maximum (lanes), in and out. */
+    void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
+                        ptrdiff_t key_stride, void *scores, void *maximum);
+
+    /* scores += bias (same layout, may be NULL); -inf where the bias is, or the key is outside [first, last) of its
+     * lane, counted from the block's first key. maximum (lanes) in and out. */
+    void (*mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, const void *bias, void *scores,
+                       void *maximum);
+
+    /* scores -> weights 2^(score - maximum); folds the block's sums into state.sum, sets state.maximum = maximum and
+     * correction = what the earlier sums and outputs have to be multiplied with. */
+    void (*softmax_block)(int vectors, int keys, void *scores, const void *maximum, attn_state *state,
+                          void *correction);
+
+    /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
+     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. */
+    void (*value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
+                        int begins, void *out, ptrdiff_t out_stride);
+
+    /* The same where dead[i * row_stride + j * key_stride] pairs are not touched: 0 * NaN stays out. */
+    void (*value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
+                                ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride,
+                                const void *correction, int begins, void *out, ptrdiff_t out_stride);
+
+    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. */
+    void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
+                          ptrdiff_t key_stride, void *scores);
+    void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
+                           void *scores, attn_state *state, void *correction);
+
+    /* Reads the mask of some rows and keys. bias (log2 units) lies at bias[j * key_out + i * row_out]. */
+    attn_tile_kind (*bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
+                                ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out);
+
+    /* total = total + part, where columns is a multiple of lanes. An empty state has maximum -inf, sum 0, out 0. */
+    void (*fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total);
+
+    /* output row = state.out / state.sum, `empty` where nothing was attended to. Returns 1 if a NaN (or an infinity) was
+     * written to a row that is not empty. */
+    int (*finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double empty,
+                       void *const *output);
+
+    /* output row [key] = weights * 2^(seen - state.maximum) / state.sum; `seen` (rows) is the maximum that the weights
+     * of this block were computed with. Prefill layout, and decode layout. */
+    void (*weights_block)(int vectors, int rows, int keys, const void *weights, const void *seen,
+                          const attn_state *state, void *const *output);
+    void (*decode_weights)(int rows, int keys, const void *weights, const void *seen, const attn_state *state,
+                           void *const *output);
+
+    /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
+    void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
+
+    /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Used by every softmax above; here for its tests. */
+    void (*exp2_array)(ptrdiff_t n, const void *x, void *y);
+
+    /* For benchmarks: fma at full speed (returns operations done), and a pure read of n reals. sink: one vector. */
+    double (*fma_rounds)(ptrdiff_t rounds, void *sink);
+    void (*read_array)(ptrdiff_t n, const void *x, void *sink);
+} attn_kernels;
+
+typedef struct {
+    const char *name;
+    const attn_kernels *f32, *f64;
+} attn_kernel_table;
+
+/* Best first. Each stub exports attn_table_<name>; what this machine's compiler cannot build is left out. */
+#if defined(__x86_64__)
+#define ATTN_ISA_LIST(X) X(avx512) X(avx2) X(scalar)
+#elif defined(__aarch64__)
+#define ATTN_ISA_LIST(X) X(neon) X(scalar)
+#else
+#define ATTN_ISA_LIST(X) X(scalar)
+#endif
+
+#define ATTN_DECLARE_TABLE(isa) extern const attn_kernel_table attn_table_##isa;
+ATTN_ISA_LIST(ATTN_DECLARE_TABLE)
+#undef ATTN_DECLARE_TABLE
+
+#endif

@@ -1,0 +1,72 @@
+/* softmax and log_softmax of a contiguous row.
+ *
+ * exp(x - m) = 2^((x - m) * log2(e)), with log2(e) in two parts so that the product's rounding does not grow with
+ * |x - m|. The sum is 16 interleaved partial sums, folded in a fixed order: the same bits at every level.
+ */
+#if REAL_F32
+#define LOG2E_HIGH 0x1.715476p0f
+#define LOG2E_LOW 0x1.4ae0cp-26f
+#define ROW_LOWEST -127.0f
+#define ROW_LOG logf
+#else
+#define LOG2E_HIGH 0x1.71547652b82fep0
+#define LOG2E_LOW 0x1.777d0ffda0d24p-56
+#define ROW_LOWEST -1023.0
+#define ROW_LOG log
+#endif
+enum { K(row_parts) = 16, K(row_vectors) = 16 / (REAL_F32 ? VF32_LANES : VF64_LANES) };
+
+/* exp(t), t <= 0. */
+static inline vec K(exp_negative)(vec t)
+{
+    const vec high = V(splat)(LOG2E_HIGH), low = V(splat)(LOG2E_LOW), lowest = V(splat)(ROW_LOWEST);
+    vec y = V(mul)(t, high);
+    vec n = V(round)(V(max)(lowest, y));
+    vec f = V(fma)(t, low, V(fma)(t, high, V(sub)(V(splat)(0), n)));
+    f = V(select)(V(lt)(y, lowest), V(splat)(0), f); /* far below: 2^n is 0, f may be -inf */
+    return K(exp2_split)(n, f);
+}
+
+static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
+{
+    const real *in = x;
+    real *out = y, lanes[16], top = -INFINITY, sum = 0;
+
+    /* Pass 1: maximum. A NaN must not be lost: it comes back through exp. */
+    for (ptrdiff_t i = 0; i < n; i++) top = in[i] > top ? in[i] : top;
+    const vec shift = V(splat)(top);
+
+    /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
+    vec part[16];
+    for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
+    for (ptrdiff_t i = 0; i < n; i += K(row_parts))
+        for (int c = 0; c < K(row_vectors); c++) {
+            ptrdiff_t at = i + c * LANES;
+            int count = n - at < LANES ? (n > at ? (int)(n - at) : 0) : LANES;
+            if (count == 0) break;
+            vec e = K(exp_negative)(V(sub)(V(load_first)(in + at, count), shift));
+            if (count < LANES) { /* lanes past the end must add nothing */
+                V(store)(lanes, e);
+                e = V(load_first)(lanes, count);
+            }
+            part[c] = V(add)(part[c], e);
+            if (!logarithm) V(store_first)(out + at, count, e);
+        }
+    for (int c = 0; c < K(row_vectors); c++) V(store)(lanes + c * LANES, part[c]);
+    for (int width = 8; width > 0; width /= 2)
+        for (int c = 0; c < width; c++) lanes[c] += lanes[c + width];
+    sum = lanes[0];
+
+    /* Pass 3 */
+    if (logarithm) {
+        const real log_sum = ROW_LOG(sum);
+        for (ptrdiff_t i = 0; i < n; i++) out[i] = (in[i] - top) - log_sum;
+    } else {
+        for (ptrdiff_t i = 0; i < n; i++) out[i] /= sum;
+    }
+}
+
+#undef LOG2E_HIGH
+#undef LOG2E_LOW
+#undef ROW_LOWEST
+#undef ROW_LOG

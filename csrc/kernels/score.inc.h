@@ -1,0 +1,99 @@
+/* Queries packed, and scores of one key block against one query block, transposed: keys along rows, queries along
+ * lanes, so that the softmax over keys needs no horizontal step.
+ */
+
+/*   query   (rows) pointers to head_dim contiguous reals
+ *   packed  (head_dim, vectors * LANES)   out
+ */
+static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
+                            void *packed)
+{
+    const real scale = (real)factor;
+    const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    for (int j = 0; j < vectors; j++) {
+        real *out = (real *)packed + j * LANES;
+        const void *const *lane = query + j * LANES;
+        int lanes = rows - j * LANES < LANES ? rows - j * LANES : LANES;
+
+        for (ptrdiff_t d = 0; d < head_dim; d += LANES) {
+            int features = head_dim - d < LANES ? (int)(head_dim - d) : LANES;
+            vec r[LANES];
+            for (int i = 0; i < LANES; i++) {
+                if (i >= lanes) r[i] = V(splat)(0);
+                else if (features == LANES) r[i] = V(load)((const real *)lane[i] + d);
+                else r[i] = V(load_first)((const real *)lane[i] + d, features);
+            }
+            V(transpose)(r);
+            for (int i = 0; i < features; i++) V(store)(out + (d + i) * width, V(mul)(r[i], V(splat)(scale)));
+        }
+    }
+}
+
+/* The register tile: R keys x J vectors of queries over features [from, to). One chain of fma per score.
+ *
+ *   packed  (head_dim, J * LANES)
+ *   key     (R, head_dim)            row stride key_stride, read in place
+ *   scores  (R, J * LANES)           in when from > 0, out
+ *   best    (J)                      running maximum, raised when `last`
+ */
+ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t from, ptrdiff_t to, int last, const real *packed,
+                                 const real *key, ptrdiff_t key_stride, real *scores, vec *best)
+{
+    const ptrdiff_t width = (ptrdiff_t)J * LANES;
+    vec acc[8][ATTN_VECTORS];
+
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
+
+    for (ptrdiff_t d = from; d < to; d++) {
+        vec q[ATTN_VECTORS];
+        ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);
+        ATTN_UNROLL for (int r = 0; r < R; r++) {
+            vec k = V(splat)(key[r * key_stride + d]);
+            ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(fma)(k, q[j], acc[r][j]);
+        }
+    }
+
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) {
+            real *out = scores + r * width + j * LANES;
+            vec s = from > 0 ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
+            V(store)(out, s);
+            if (last) best[j] = V(max)(s, best[j]);
+        }
+}
+
+/* All keys of a block over features [from, to), R rows at a time and then what is left. */
+ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t from, ptrdiff_t to, int last, const real *packed,
+                                 const real *key, ptrdiff_t key_stride, real *scores, real *maximum)
+{
+    enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
+    const ptrdiff_t width = (ptrdiff_t)J * LANES;
+    vec best[ATTN_VECTORS];
+    int n = 0;
+
+    ATTN_UNROLL for (int j = 0; j < J; j++) best[j] = V(load)(maximum + j * LANES);
+    for (; n + R <= keys; n += R)
+        K(score_tile)(R, J, from, to, last, packed, key + n * key_stride, key_stride, scores + n * width, best);
+    for (; n + 2 <= keys; n += 2)
+        K(score_tile)(2, J, from, to, last, packed, key + n * key_stride, key_stride, scores + n * width, best);
+    for (; n < keys; n++)
+        K(score_tile)(1, J, from, to, last, packed, key + n * key_stride, key_stride, scores + n * width, best);
+    ATTN_UNROLL for (int j = 0; j < J; j++) V(store)(maximum + j * LANES, best[j]);
+}
+
+static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
+                           ptrdiff_t key_stride, void *scores, void *maximum)
+{
+    ptrdiff_t from = 0;
+    do { /* also once for head_dim 0: the scores are 0 */
+        ptrdiff_t to = head_dim - from > ATTN_FOLD_FEATURES ? from + ATTN_FOLD_FEATURES : head_dim;
+        int last = to == head_dim;
+        switch (vectors) {
+        case 1: K(score_rows)(1, keys, from, to, last, packed, key, key_stride, scores, maximum); break;
+        case 2: K(score_rows)(2, keys, from, to, last, packed, key, key_stride, scores, maximum); break;
+        default: K(score_rows)(3, keys, from, to, last, packed, key, key_stride, scores, maximum); break;
+        }
+        from = to;
+    } while (from < head_dim);
+}

@@ -1,0 +1,59 @@
+/* Running softmax states: folding one into another, and the end of a row. */
+
+static void K(fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total)
+{
+    for (int i = 0; i < rows; i++) {
+        real *best = (real *)total->maximum + i, *sum = (real *)total->sum + i;
+        const real *from = (const real *)part->out + i * columns;
+        real *into = (real *)total->out + i * columns;
+        real weight[LANES]; /* scalar exp2 and fma are lane 0 of the vector's: every level the same bits */
+
+        vec old = V(splat)(*best), new = V(splat)(((const real *)part->maximum)[i]);
+        vec top = V(max)(old, new), shift = K(finite_maximum)(top);
+        vec a = K(exp2)(V(sub)(old, shift)), b = K(exp2)(V(sub)(new, shift));
+        V(store)(weight, V(fma)(V(splat)(*sum), a, V(mul)(V(splat)(((const real *)part->sum)[i]), b)));
+        *sum = weight[0];
+        V(store)(weight, top);
+        *best = weight[0];
+        for (ptrdiff_t d = 0; d < columns; d += LANES)
+            V(store)(into + d, V(fma)(V(load)(into + d), a, V(mul)(V(load)(from + d), b)));
+    }
+}
+
+/* v_dim reals of one row, times `by`; what was written, times zero, is added to `check`. */
+ATTN_TEMPLATE vec K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real *into, vec check)
+{
+    const vec none = V(splat)(0);
+    ptrdiff_t d = 0;
+    for (; d + LANES <= v_dim; d += LANES) {
+        vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* + 0: no -0, which depends on what was flushed on the way */
+        V(store)(into + d, y);
+        check = V(fma)(y, none, check);
+    }
+    if (d < v_dim) { /* `from` is padded */
+        vec y = V(add)(V(mul)(V(load)(from + d), by), none);
+        V(store_first)(into + d, (int)(v_dim - d), y);
+        check = V(fma)(y, none, check);
+    }
+    return check;
+}
+
+/* Zero times a NaN or an infinity is NaN: one look at the end finds them, and an infinity only costs a second try. */
+static int K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double empty,
+                          void *const *output)
+{
+    real inverse[ATTN_MAX_WIDTH];
+    vec check = V(splat)(0);
+    for (int i = 0; i < rows; i += LANES) {
+        int lanes = rows - i < LANES ? rows - i : LANES;
+        vec sum = V(load_first)((const real *)state->sum + i, lanes);
+        V(store_first)(inverse + i, lanes, V(div)(V(splat)(1), sum));
+    }
+    for (int i = 0; i < rows; i++) {
+        if (((const real *)state->sum)[i] == 0)
+            for (ptrdiff_t d = 0; d < v_dim; d++) ((real *)output[i])[d] = (real)empty;
+        else
+            check = K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i], check);
+    }
+    return V(has_nan)(check);
+}

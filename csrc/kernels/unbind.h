@@ -1,0 +1,9 @@
+#undef real
+#undef vec
+#undef vec_mask
+#undef LANES
+#undef V
+#undef K
+#undef REAL_MAX
+#undef REAL_MIN
+#undef REAL_F32

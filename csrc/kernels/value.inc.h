@@ -1,0 +1,91 @@
+/* Weighted values of one block: out (rows, columns) = correction * out + weights (rows, keys) . value (keys, columns).
+ * The block's own sum is taken from zero, one chain of fma per element, and folded in with one fma.
+ */
+
+/* Ends a tile: what the block gave, folded into what was there. */
+static inline void K(fold_value)(real *out, vec acc, real correction, int begins)
+{
+    V(store)(out, begins ? acc : V(fma)(V(load)(out), V(splat)(correction), acc));
+}
+
+/* The register tile: R queries x J vectors of value columns, over all keys. */
+ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, const real *weights, ptrdiff_t row_stride,
+                                 ptrdiff_t key_stride, const real *value, ptrdiff_t value_stride,
+                                 const real *correction, int begins, real *out, ptrdiff_t out_stride)
+{
+    vec acc[24][8];
+
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
+
+    for (int n = 0; n < keys; n++) {
+        vec v[8];
+        ATTN_UNROLL for (int j = 0; j < J; j++) v[j] = V(load)(value + n * value_stride + j * LANES);
+        ATTN_UNROLL for (int r = 0; r < R; r++) {
+            vec p = V(splat)(weights[r * row_stride + n * key_stride]);
+            ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(fma)(p, v[j], acc[r][j]);
+        }
+    }
+
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++)
+            K(fold_value)(out + r * out_stride + j * LANES, acc[r][j], correction[r], begins);
+}
+
+/* One panel of J vectors of columns, as many rows at a time as the registers hold, and then what is left. */
+ATTN_TEMPLATE void K(value_panel)(const int J, int rows, int keys, const real *weights, ptrdiff_t row_stride,
+                                  ptrdiff_t key_stride, const real *value, ptrdiff_t value_stride,
+                                  const real *correction, int begins, real *out, ptrdiff_t out_stride)
+{
+    enum { MOST = 12 };
+    const int R = VEC_ACCUMULATORS / J < MOST ? VEC_ACCUMULATORS / J : MOST;
+    int i = 0;
+#define TILE(N)                                                                                                 \
+    K(value_tile)((N), J, keys, weights + i * row_stride, row_stride, key_stride, value, value_stride,          \
+                  correction + i, begins, out + i * out_stride, out_stride)
+    for (; i + R <= rows; i += R) TILE(R);
+    if (R > 4)
+        for (; i + 4 <= rows; i += 4) TILE(4);
+    if (R > 2)
+        for (; i + 2 <= rows; i += 2) TILE(2);
+    for (; i < rows; i++) TILE(1);
+#undef TILE
+}
+
+static void K(value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                           ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
+                           int begins, void *out, ptrdiff_t out_stride)
+{
+    enum { WIDE = VEC_ACCUMULATORS >= 24 ? 4 : 2 };
+#define PANEL(J)                                                                                                \
+    K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
+                   correction, begins, (real *)out + j * LANES, out_stride)
+    int j = 0;
+    if (rows <= ATTN_DECODE_ROWS && VEC_ACCUMULATORS >= 24) /* few rows: value is read once, and in the order of memory */
+        for (; j + 8 <= vectors; j += 8) PANEL(8);
+    for (; j + WIDE <= vectors; j += WIDE) PANEL(WIDE);
+    if (WIDE > 2)
+        for (; j + 2 <= vectors; j += 2) PANEL(2);
+    for (; j < vectors; j++) PANEL(1);
+#undef PANEL
+}
+
+/* Pairs that are dead keep their zero weight, but see a zero in place of the value, with its sign: a row without NaN
+ * gets the bits that value_block gives it. */
+static void K(value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
+                                   ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value,
+                                   ptrdiff_t value_stride, const void *correction, int begins, void *out,
+                                   ptrdiff_t out_stride)
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) {
+            vec acc = V(splat)(0);
+            for (int n = 0; n < keys; n++) {
+                const ptrdiff_t at = i * row_stride + n * key_stride;
+                vec v = V(load)((const real *)value + n * value_stride + j * LANES);
+                if (dead[at]) v = V(signed_zero)(v);
+                acc = V(fma)(V(splat)(((const real *)weights)[at]), v, acc);
+            }
+            K(fold_value)((real *)out + i * out_stride + j * LANES, acc, ((const real *)correction)[i], begins);
+        }
+}

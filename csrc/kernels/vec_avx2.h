@@ -1,0 +1,118 @@
+/* AVX2 + FMA vocabulary: 8 float lanes, 4 double lanes. Same names as every vec_<isa>.h. */
+#ifndef ATTN_VEC_AVX2_H
+#define ATTN_VEC_AVX2_H
+
+#include <immintrin.h>
+
+enum { VF32_LANES = 8, VF64_LANES = 4, VEC_ACCUMULATORS = 12 };
+typedef __m256 vf32;
+typedef __m256d vf64;
+typedef __m256 vf32_mask;
+typedef __m256d vf64_mask;
+
+/* All ones in the first n lanes. */
+static inline __m256i vf32_first(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline __m256i vf64_first(int n)
+{
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+
+static inline vf32 vf32_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline vf64 vf64_load(const double *p) { return _mm256_loadu_pd(p); }
+/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+static inline vf32 vf32_load_first(const float *p, int n) { return _mm256_maskload_ps(p, vf32_first(n)); }
+static inline vf64 vf64_load_first(const double *p, int n) { return _mm256_maskload_pd(p, vf64_first(n)); }
+static inline void vf32_store(float *p, vf32 a) { _mm256_storeu_ps(p, a); }
+static inline void vf64_store(double *p, vf64 a) { _mm256_storeu_pd(p, a); }
+static inline void vf32_store_first(float *p, int n, vf32 a) { _mm256_maskstore_ps(p, vf32_first(n), a); }
+static inline void vf64_store_first(double *p, int n, vf64 a) { _mm256_maskstore_pd(p, vf64_first(n), a); }
+static inline vf32 vf32_splat(float x) { return _mm256_set1_ps(x); }
+static inline vf64 vf64_splat(double x) { return _mm256_set1_pd(x); }
+static inline vf32 vf32_add(vf32 a, vf32 b) { return _mm256_add_ps(a, b); }
+static inline vf64 vf64_add(vf64 a, vf64 b) { return _mm256_add_pd(a, b); }
+static inline vf32 vf32_sub(vf32 a, vf32 b) { return _mm256_sub_ps(a, b); }
+static inline vf64 vf64_sub(vf64 a, vf64 b) { return _mm256_sub_pd(a, b); }
+static inline vf32 vf32_mul(vf32 a, vf32 b) { return _mm256_mul_ps(a, b); }
+static inline vf64 vf64_mul(vf64 a, vf64 b) { return _mm256_mul_pd(a, b); }
+static inline vf32 vf32_div(vf32 a, vf32 b) { return _mm256_div_ps(a, b); }
+static inline vf64 vf64_div(vf64 a, vf64 b) { return _mm256_div_pd(a, b); }
+static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm256_fmadd_pd(a, b, c); }
+/* The larger; b where either is NaN. */
+static inline vf32 vf32_max(vf32 a, vf32 b) { return _mm256_max_ps(a, b); }
+static inline vf64 vf64_max(vf64 a, vf64 b) { return _mm256_max_pd(a, b); }
+/* To the nearest integer, ties to even. */
+static inline vf32 vf32_round(vf32 a) { return _mm256_round_ps(a, 8); }
+static inline vf64 vf64_round(vf64 a) { return _mm256_round_pd(a, 8); }
+/* a * 2^n for integral -127 <= n <= 0 (double: -1023); denormal results are flushed to zero. The exponent is written
+ * as bits: n = -127 makes it all zero, which is +0. */
+static inline vf32 vf32_scale2(vf32 a, vf32 n)
+{
+    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+static inline vf64 vf64_scale2(vf64 a, vf64 n)
+{
+    /* There is no conversion to 64-bit integers; 2^52 + 1023 + n has the wanted exponent in its low bits. */
+    __m256d biased = _mm256_add_pd(n, _mm256_set1_pd(0x1p52 + 1023));
+    return _mm256_mul_pd(a, _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(biased), 52)));
+}
+/* +0 or -0, after the sign of a. */
+static inline vf32 vf32_signed_zero(vf32 a) { return _mm256_and_ps(a, _mm256_set1_ps(-0.0f)); }
+static inline vf64 vf64_signed_zero(vf64 a) { return _mm256_and_pd(a, _mm256_set1_pd(-0.0)); }
+
+static inline vf32_mask vf32_lt(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+static inline vf64_mask vf64_lt(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
+static inline vf32_mask vf32_eq(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+static inline vf64_mask vf64_eq(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_EQ_OQ); }
+static inline vf32 vf32_select(vf32_mask m, vf32 yes, vf32 no) { return _mm256_blendv_ps(no, yes, m); }
+static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no) { return _mm256_blendv_pd(no, yes, m); }
+static inline int vf32_has_nan(vf32 a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
+static inline int vf64_has_nan(vf64 a) { return _mm256_movemask_pd(_mm256_cmp_pd(a, a, _CMP_UNORD_Q)) != 0; }
+
+/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+static inline vf32 vf32_load_bool(const char *p)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    __m256i zero = _mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_setzero_si256());
+    return _mm256_and_ps(_mm256_castsi256_ps(zero), _mm256_set1_ps(-INFINITY));
+}
+static inline vf64 vf64_load_bool(const char *p)
+{
+    int four;
+    memcpy(&four, p, sizeof four);
+    __m256i zero = _mm256_cmpeq_epi64(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four)), _mm256_setzero_si256());
+    return _mm256_and_pd(_mm256_castsi256_pd(zero), _mm256_set1_pd((double)-INFINITY));
+}
+
+/* r[i] lane j <-> r[j] lane i */
+static inline void vf64_transpose(vf64 r[4])
+{
+    vf64 a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);
+    vf64 c = _mm256_unpacklo_pd(r[2], r[3]), d = _mm256_unpackhi_pd(r[2], r[3]);
+    r[0] = _mm256_permute2f128_pd(a, c, 0x20);
+    r[1] = _mm256_permute2f128_pd(b, d, 0x20);
+    r[2] = _mm256_permute2f128_pd(a, c, 0x31);
+    r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+}
+
+static inline void vf32_transpose(vf32 r[8])
+{
+    vf32 t[8];
+    ATTN_UNROLL for (int i = 0; i < 8; i += 4) { /* 4x4 inside each 128-bit half */
+        vf32 a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+        vf32 c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm256_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    }
+    ATTN_UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
+        r[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
+    }
+}
+#endif

@@ -1,0 +1,110 @@
+/* AVX-512 vocabulary: 16 float lanes, 8 double lanes. Same names as every vec_<isa>.h. */
+#ifndef ATTN_VEC_AVX512_H
+#define ATTN_VEC_AVX512_H
+
+#include <immintrin.h>
+
+enum { VF32_LANES = 16, VF64_LANES = 8, VEC_ACCUMULATORS = 24 };
+typedef __m512 vf32;
+typedef __m512d vf64;
+typedef __mmask16 vf32_mask;
+typedef __mmask8 vf64_mask;
+
+#define FIRST(n) ((1u << (n)) - 1)
+
+static inline vf32 vf32_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline vf64 vf64_load(const double *p) { return _mm512_loadu_pd(p); }
+/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+static inline vf32 vf32_load_first(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)FIRST(n), p); }
+static inline vf64 vf64_load_first(const double *p, int n) { return _mm512_maskz_loadu_pd((__mmask8)FIRST(n), p); }
+static inline void vf32_store(float *p, vf32 a) { _mm512_storeu_ps(p, a); }
+static inline void vf64_store(double *p, vf64 a) { _mm512_storeu_pd(p, a); }
+static inline void vf32_store_first(float *p, int n, vf32 a) { _mm512_mask_storeu_ps(p, (__mmask16)FIRST(n), a); }
+static inline void vf64_store_first(double *p, int n, vf64 a) { _mm512_mask_storeu_pd(p, (__mmask8)FIRST(n), a); }
+static inline vf32 vf32_splat(float x) { return _mm512_set1_ps(x); }
+static inline vf64 vf64_splat(double x) { return _mm512_set1_pd(x); }
+static inline vf32 vf32_add(vf32 a, vf32 b) { return _mm512_add_ps(a, b); }
+static inline vf64 vf64_add(vf64 a, vf64 b) { return _mm512_add_pd(a, b); }
+static inline vf32 vf32_sub(vf32 a, vf32 b) { return _mm512_sub_ps(a, b); }
+static inline vf64 vf64_sub(vf64 a, vf64 b) { return _mm512_sub_pd(a, b); }
+static inline vf32 vf32_mul(vf32 a, vf32 b) { return _mm512_mul_ps(a, b); }
+static inline vf64 vf64_mul(vf64 a, vf64 b) { return _mm512_mul_pd(a, b); }
+static inline vf32 vf32_div(vf32 a, vf32 b) { return _mm512_div_ps(a, b); }
+static inline vf64 vf64_div(vf64 a, vf64 b) { return _mm512_div_pd(a, b); }
+static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm512_fmadd_pd(a, b, c); }
+/* The larger; b where either is NaN. */
+static inline vf32 vf32_max(vf32 a, vf32 b) { return _mm512_max_ps(a, b); }
+static inline vf64 vf64_max(vf64 a, vf64 b) { return _mm512_max_pd(a, b); }
+/* To the nearest integer, ties to even. */
+static inline vf32 vf32_round(vf32 a) { return _mm512_roundscale_ps(a, 0); }
+static inline vf64 vf64_round(vf64 a) { return _mm512_roundscale_pd(a, 0); }
+/* a * 2^n for integral -127 <= n <= 0 (double: -1023); denormal results are flushed to zero. */
+static inline vf32 vf32_scale2(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
+static inline vf64 vf64_scale2(vf64 a, vf64 n) { return _mm512_scalef_pd(a, n); }
+/* +0 or -0, after the sign of a. */
+static inline vf32 vf32_signed_zero(vf32 a) { return _mm512_and_ps(a, _mm512_set1_ps(-0.0f)); }
+static inline vf64 vf64_signed_zero(vf64 a) { return _mm512_and_pd(a, _mm512_set1_pd(-0.0)); }
+
+static inline vf32_mask vf32_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline vf64_mask vf64_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+static inline vf32_mask vf32_eq(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+static inline vf64_mask vf64_eq(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
+static inline vf32 vf32_select(vf32_mask m, vf32 yes, vf32 no) { return _mm512_mask_blend_ps(m, no, yes); }
+static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no) { return _mm512_mask_blend_pd(m, no, yes); }
+static inline int vf32_has_nan(vf32 a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
+static inline int vf64_has_nan(vf64 a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q) != 0; }
+
+/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+static inline vf32 vf32_load_bool(const char *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_maskz_mov_ps(_mm_testn_epi8_mask(bytes, bytes), _mm512_set1_ps(-INFINITY));
+}
+static inline vf64 vf64_load_bool(const char *p)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return _mm512_maskz_mov_pd((__mmask8)_mm_testn_epi8_mask(bytes, bytes), _mm512_set1_pd((double)-INFINITY));
+}
+
+/* r[i] lane j <-> r[j] lane i */
+static inline void vf64_transpose(vf64 r[8])
+{
+    vf64 t[8];
+    ATTN_UNROLL for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+    ATTN_UNROLL for (int i = 0; i < 2; i++) {
+        vf64 a = _mm512_shuffle_f64x2(t[i], t[2 + i], 0x88), b = _mm512_shuffle_f64x2(t[4 + i], t[6 + i], 0x88);
+        vf64 c = _mm512_shuffle_f64x2(t[i], t[2 + i], 0xdd), d = _mm512_shuffle_f64x2(t[4 + i], t[6 + i], 0xdd);
+        r[i] = _mm512_shuffle_f64x2(a, b, 0x88);
+        r[i + 4] = _mm512_shuffle_f64x2(a, b, 0xdd);
+        r[i + 2] = _mm512_shuffle_f64x2(c, d, 0x88);
+        r[i + 6] = _mm512_shuffle_f64x2(c, d, 0xdd);
+    }
+}
+
+static inline void vf32_transpose(vf32 r[16])
+{
+    vf32 t[16];
+    ATTN_UNROLL for (int i = 0; i < 16; i += 4) { /* 4x4 inside each 128-bit lane */
+        vf32 a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+        vf32 c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+        t[i] = _mm512_shuffle_ps(a, c, 0x44);
+        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    }
+    ATTN_UNROLL for (int i = 0; i < 4; i++) { /* 4x4 of the lanes */
+        vf32 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), b = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
+        vf32 c = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd), d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
+        r[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+}
+
+#undef FIRST
+#endif

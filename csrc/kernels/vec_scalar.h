@@ -1,0 +1,131 @@
+/* Vocabulary for any CPU: plain C, one operation a lane. Same names as every vec_<isa>.h.
+ *
+ * A "vector" is four floats (two doubles) of the compiler's own vector type, so that a baseline build still uses what
+ * every x86-64 has. fma is a multiply and an add here: a CPU without the instruction would emulate it a hundred times
+ * slower. This is the one level whose last bits differ from the others'.
+ */
+#ifndef ATTN_VEC_SCALAR_H
+#define ATTN_VEC_SCALAR_H
+
+#include <stdint.h>
+#include <string.h>
+
+enum { VF32_LANES = 4, VF64_LANES = 2, VEC_ACCUMULATORS = 8 };
+typedef float vf32 __attribute__((vector_size(16)));
+typedef double vf64 __attribute__((vector_size(16)));
+typedef int32_t vf32_mask __attribute__((vector_size(16)));
+typedef int64_t vf64_mask __attribute__((vector_size(16)));
+
+static inline vf32 vf32_load(const float *p) { vf32 a; memcpy(&a, p, sizeof a); return a; }
+static inline vf64 vf64_load(const double *p) { vf64 a; memcpy(&a, p, sizeof a); return a; }
+/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+static inline vf32 vf32_load_first(const float *p, int n)
+{
+    vf32 a = {0};
+    for (int i = 0; i < n && i < 4; i++) a[i] = p[i];
+    return a;
+}
+static inline vf64 vf64_load_first(const double *p, int n)
+{
+    vf64 a = {0};
+    for (int i = 0; i < n && i < 2; i++) a[i] = p[i];
+    return a;
+}
+static inline void vf32_store(float *p, vf32 a) { memcpy(p, &a, sizeof a); }
+static inline void vf64_store(double *p, vf64 a) { memcpy(p, &a, sizeof a); }
+static inline void vf32_store_first(float *p, int n, vf32 a)
+{
+    for (int i = 0; i < n && i < 4; i++) p[i] = a[i];
+}
+static inline void vf64_store_first(double *p, int n, vf64 a)
+{
+    for (int i = 0; i < n && i < 2; i++) p[i] = a[i];
+}
+static inline vf32 vf32_splat(float x) { return (vf32){x, x, x, x}; }
+static inline vf64 vf64_splat(double x) { return (vf64){x, x}; }
+static inline vf32 vf32_add(vf32 a, vf32 b) { return a + b; }
+static inline vf64 vf64_add(vf64 a, vf64 b) { return a + b; }
+static inline vf32 vf32_sub(vf32 a, vf32 b) { return a - b; }
+static inline vf64 vf64_sub(vf64 a, vf64 b) { return a - b; }
+static inline vf32 vf32_mul(vf32 a, vf32 b) { return a * b; }
+static inline vf64 vf64_mul(vf64 a, vf64 b) { return a * b; }
+static inline vf32 vf32_div(vf32 a, vf32 b) { return a / b; }
+static inline vf64 vf64_div(vf64 a, vf64 b) { return a / b; }
+static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return a * b + c; }
+static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
+static inline vf32_mask vf32_lt(vf32 a, vf32 b) { return a < b; }
+static inline vf64_mask vf64_lt(vf64 a, vf64 b) { return a < b; }
+static inline vf32_mask vf32_eq(vf32 a, vf32 b) { return a == b; }
+static inline vf64_mask vf64_eq(vf64 a, vf64 b) { return a == b; }
+/* By exclusive or: gcc 12 turns the plain (m & yes) | (~m & no) into something it then cannot compile. */
+static inline vf32 vf32_select(vf32_mask m, vf32 yes, vf32 no)
+{
+    return (vf32)((vf32_mask)no ^ (((vf32_mask)no ^ (vf32_mask)yes) & m));
+}
+static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no)
+{
+    return (vf64)((vf64_mask)no ^ (((vf64_mask)no ^ (vf64_mask)yes) & m));
+}
+/* The larger; b where either is NaN. */
+static inline vf32 vf32_max(vf32 a, vf32 b) { return vf32_select(b < a, a, b); }
+static inline vf64 vf64_max(vf64 a, vf64 b) { return vf64_select(b < a, a, b); }
+/* To the nearest integer, ties to even, for |a| < 2^22 (double: 2^51): adding 1.5 * 2^23 leaves no room for a fraction. */
+static inline vf32 vf32_round(vf32 a) { return (a + 0x1.8p23f) - 0x1.8p23f; }
+static inline vf64 vf64_round(vf64 a) { return (a + 0x1.8p52) - 0x1.8p52; }
+/* a * 2^n for integral -127 <= n <= 0 (double: -1023); denormal results are flushed to zero. The low bits of
+ * 2^23 + 127 + n, moved up, are the exponent; n = -127 makes it all zero, which is +0. */
+static inline vf32 vf32_scale2(vf32 a, vf32 n)
+{
+    vf32 biased = n + (0x1p23f + 127);
+    return a * (vf32)((vf32_mask)biased << 23);
+}
+static inline vf64 vf64_scale2(vf64 a, vf64 n)
+{
+    vf64 biased = n + (0x1p52 + 1023);
+    return a * (vf64)((vf64_mask)biased << 52);
+}
+/* +0 or -0, after the sign of a. */
+static inline vf32 vf32_signed_zero(vf32 a) { return (vf32)((vf32_mask)a & INT32_MIN); }
+static inline vf64 vf64_signed_zero(vf64 a) { return (vf64)((vf64_mask)a & INT64_MIN); }
+static inline int vf32_has_nan(vf32 a)
+{
+    vf32_mask same = a == a;
+    return (same[0] & same[1] & same[2] & same[3]) == 0;
+}
+static inline int vf64_has_nan(vf64 a)
+{
+    vf64_mask same = a == a;
+    return (same[0] & same[1]) == 0;
+}
+
+/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+static inline vf32 vf32_load_bool(const char *p)
+{
+    float lanes[4];
+    for (int i = 0; i < 4; i++) lanes[i] = p[i] ? 0 : -INFINITY;
+    return vf32_load(lanes);
+}
+static inline vf64 vf64_load_bool(const char *p)
+{
+    double lanes[2];
+    for (int i = 0; i < 2; i++) lanes[i] = p[i] ? 0 : (double)-INFINITY;
+    return vf64_load(lanes);
+}
+
+/* r[i] lane j <-> r[j] lane i */
+static inline void vf32_transpose(vf32 r[4])
+{
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++) {
+            float x = r[i][j];
+            r[i][j] = r[j][i];
+            r[j][i] = x;
+        }
+}
+static inline void vf64_transpose(vf64 r[2])
+{
+    double x = r[0][1];
+    r[0][1] = r[1][0];
+    r[1][0] = x;
+}
+#endif

@@ -1,0 +1,245 @@
+/* ndarray <-> view, status -> exception, arguments. See convert.h. */
+#include "convert.h"
+
+_Static_assert(sizeof(npy_intp) == sizeof(ptrdiff_t), "shapes and strides are passed to the core as they are");
+
+/* Objects that only look like arrays ------------------------------------------------------------------------------- */
+
+/* 1 when the object is an instance of numpy.<module>.<name>; -1 on error. */
+static int is_instance_of(PyObject *object, const char *module, const char *name)
+{
+    PyObject *imported = PyImport_ImportModule(module);
+    if (imported == NULL) return -1;
+    PyObject *type = PyObject_GetAttrString(imported, name);
+    Py_DECREF(imported);
+    if (type == NULL) return -1;
+    const int found = PyObject_IsInstance(object, type);
+    Py_DECREF(type);
+    return found;
+}
+
+static PyArrayObject *plain_from_subclass(PyObject *object, const char *name)
+{
+    int found = is_instance_of(object, "numpy.ma", "MaskedArray");
+    if (found > 0)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a masked array, whose mask would be lost; pass %s.filled(0) and the mask as attn_mask", name, name);
+    if (found == 0) {
+        found = is_instance_of(object, "numpy", "matrix");
+        if (found > 0)
+            PyErr_Format(PyExc_TypeError, "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)",
+                         name, name);
+    }
+    return found == 0 ? (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object)) : NULL;
+}
+
+/* The attribute, or NULL without an exception. New reference. */
+static PyObject *optional_attribute(PyObject *object, const char *name)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return value;
+}
+
+/* Tensors that need a word from their owner first, and sparse arrays. Returns -1 with a TypeError. */
+static int refuse_foreign(PyObject *object, const char *name)
+{
+    PyObject *attribute = optional_attribute(object, "toarray");
+    if (PyErr_Occurred()) return -1;
+    if (attribute != NULL) {
+        Py_DECREF(attribute);
+        PyErr_Format(PyExc_TypeError, "%s is a sparse array; pass %s.toarray()", name, name);
+        return -1;
+    }
+    attribute = optional_attribute(object, "requires_grad");
+    if (PyErr_Occurred()) return -1;
+    if (attribute != NULL) {
+        const int needs = PyObject_IsTrue(attribute);
+        Py_DECREF(attribute);
+        if (needs > 0) PyErr_Format(PyExc_TypeError, "%s is a tensor that requires grad; pass %s.detach()", name, name);
+        if (needs != 0) return -1;
+    }
+    PyObject *device = optional_attribute(object, "device"), *type = NULL;
+    if (PyErr_Occurred()) return -1;
+    if (device != NULL) type = optional_attribute(device, "type");
+    Py_XDECREF(device);
+    if (PyErr_Occurred()) return -1;
+    if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") != 0)
+        PyErr_Format(PyExc_TypeError, "%s is a tensor on device '%U'; pass %s.cpu()", name, type, name);
+    Py_XDECREF(type);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* DLPack objects that NumPy cannot read in any other way. */
+static PyObject *from_dlpack(PyObject *object)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy == NULL) return NULL;
+    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
+    Py_DECREF(numpy);
+    return array;
+}
+
+static PyArrayObject *from_foreign(PyObject *object, const char *name)
+{
+    if (PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) || PyLong_CheckExact(object))
+        return (PyArrayObject *)PyArray_FROM_O(object);
+    if (refuse_foreign(object, name) < 0) return NULL;
+
+    const int dlpack = PyObject_HasAttrString(object, "__dlpack__") && !PyObject_HasAttrString(object, "__array__") &&
+                       !PyObject_CheckBuffer(object);
+    PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
+    if (array != NULL && !PyArray_CheckExact(array)) Py_SETREF(array, PyArray_EnsureArray(Py_NewRef(array)));
+    return (PyArrayObject *)array;
+}
+
+PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
+{
+    if (PyArray_CheckExact(object)) return (PyArrayObject *)Py_NewRef(object);
+    PyArrayObject *array = PyArray_Check(object) ? plain_from_subclass(object, name) : from_foreign(object, name);
+    if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT) {
+        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of floats", name,
+                     Py_TYPE(object)->tp_name);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+/* Arrays ------------------------------------------------------------------------------------------------------------ */
+
+PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum)
+{
+    if (PyArray_TYPE(array) == typenum && PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array))
+        return (PyArrayObject *)Py_NewRef((PyObject *)array);
+    return (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(typenum),
+                                              NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST);
+}
+
+int pyattn_real_type(PyArrayObject *array, const char *name)
+{
+    const int type = PyArray_TYPE(array);
+    if (type == NPY_FLOAT) return NPY_FLOAT;
+    if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
+    PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %s.astype(numpy.%s)%s", name,
+                 PyArray_DESCR(array), name, type == NPY_LONGDOUBLE ? "float64" : "float32",
+                 PyTypeNum_ISCOMPLEX(type) ? " of its real part: attention of complex numbers is not defined" : "");
+    return -1;
+}
+
+attn_dtype pyattn_dtype(int typenum)
+{
+    switch (typenum) {
+    case NPY_BOOL: return ATTN_BOOL;
+    case NPY_HALF: return ATTN_F16;
+    case NPY_FLOAT: return ATTN_F32;
+    case NPY_DOUBLE: return ATTN_F64;
+    case NPY_LONGDOUBLE: return ATTN_LONG_DOUBLE;
+    default: return ATTN_I64;
+    }
+}
+
+attn_view pyattn_view(PyArrayObject *array)
+{
+    return (attn_view){.data = PyArray_DATA(array),
+                       .dtype = pyattn_dtype(PyArray_TYPE(array)),
+                       .axes = PyArray_NDIM(array),
+                       .shape = (const ptrdiff_t *)PyArray_DIMS(array),
+                       .strides = (const ptrdiff_t *)PyArray_STRIDES(array)};
+}
+
+PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype)
+{
+    return (PyArrayObject *)PyArray_SimpleNew(axes, (const npy_intp *)shape, dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
+}
+
+/* [low, high) of the addresses an array reaches; empty for an array without elements. */
+static void extent(PyArrayObject *array, const char **low, const char **high)
+{
+    const char *from = PyArray_BYTES(array), *to = from + PyArray_ITEMSIZE(array);
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
+        if (PyArray_DIM(array, axis) == 0) to = from;
+        if (PyArray_DIM(array, axis) == 0) break;
+        if (reach < 0) from += reach;
+        else to += reach;
+    }
+    *low = from;
+    *high = to;
+}
+
+int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b)
+{
+    const char *a_low, *a_high, *b_low, *b_high;
+    extent(a, &a_low, &a_high);
+    extent(b, &b_low, &b_high);
+    return a_low < b_high && b_low < a_high;
+}
+
+PyObject *pyattn_raise(attn_status status, const attn_error *error)
+{
+    if (PyErr_Occurred()) return NULL; /* a signal handler's own exception */
+    PyObject *type = status == ATTN_NO_MEMORY     ? PyExc_MemoryError
+                     : status == ATTN_INTERRUPTED ? PyExc_KeyboardInterrupt
+                                                  : PyExc_ValueError;
+    PyErr_SetString(type, error->message);
+    return NULL;
+}
+
+/* Arguments --------------------------------------------------------------------------------------------------------- */
+
+static int intern_names(const pyattn_signature *s)
+{
+    for (int n = 0; n < s->count; n++)
+        if (s->interned[n] == NULL && (s->interned[n] = PyUnicode_InternFromString(s->names[n])) == NULL) return -1;
+    return 0;
+}
+
+/* The place of a keyword, -1 when it is none. Names in a caller's code are interned: comparing pointers mostly does. */
+static int find_name(const pyattn_signature *s, PyObject *keyword)
+{
+    for (int n = 0; n < s->count; n++)
+        if (s->interned[n] == keyword) return n;
+    for (int n = 0; n < s->count; n++)
+        if (PyUnicode_Compare(s->interned[n], keyword) == 0) return n;
+    return -1;
+}
+
+int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+{
+    if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
+    if (nargs > s->positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d positional arguments but %zd were given", s->function, s->positional, nargs);
+        return -1;
+    }
+    for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
+
+    const Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    for (Py_ssize_t i = 0; i < keywords; i++) {
+        PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
+        const int place = find_name(s, keyword);
+        if (place < 0 || values[place] != NULL) {
+            PyErr_Format(PyExc_TypeError, place < 0 ? "%s() got an unexpected keyword argument '%U'"
+                                                    : "%s() got multiple values for argument '%U'", s->function, keyword);
+            return -1;
+        }
+        values[place] = args[nargs + i];
+    }
+    for (int n = 0; n < s->required; n++)
+        if (values[n] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", s->function, s->names[n], n + 1);
+            return -1;
+        }
+    return 0;
+}
+
+int pyattn_num_threads(PyObject *object)
+{
+    if (object == NULL || object == Py_None) return 0;
+    const Py_ssize_t n = PyNumber_AsSsize_t(object, PyExc_OverflowError);
+    if (n == -1 && PyErr_Occurred()) return -1;
+    if (n < 1) {
+        PyErr_Format(PyExc_ValueError, "num_threads is %zd, expected 1 or more, or None", n);
+        return -1;
+    }
+    return n > 1024 ? 1024 : (int)n;
+}

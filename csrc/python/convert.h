@@ -1,0 +1,53 @@
+/* ndarray <-> view, status -> exception. Everything that knows both NumPy and the core. */
+#ifndef PYATTN_CONVERT_H
+#define PYATTN_CONVERT_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define PY_ARRAY_UNIQUE_SYMBOL pyattn_array_api
+#ifndef PYATTN_IMPORTS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "attn.h"
+
+/* Any object as a plain ndarray of bools, integers or floats; a TypeError that says what to do for what has another
+ * meaning (masked arrays, matrices, sparse arrays, tensors elsewhere). New reference. */
+PyArrayObject *pyattn_as_array(PyObject *object, const char *name);
+
+/* An array as the core reads it: this dtype, aligned, native byte order. New reference; a copy only if it must be. */
+PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
+
+/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. */
+int pyattn_real_type(PyArrayObject *array, const char *name);
+
+attn_view pyattn_view(PyArrayObject *array);
+attn_dtype pyattn_dtype(int typenum);
+PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
+
+/* 1 when the memory of both, from the lowest to the highest address, has a byte in common. */
+int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b);
+
+/* Raises what a status means; always returns NULL. */
+PyObject *pyattn_raise(attn_status status, const attn_error *error);
+
+/* The argument parser of METH_FASTCALL | METH_KEYWORDS functions: the first `positional` names may be given by position,
+ * the first `required` must be given. values (count) are borrowed, NULL where not given. Returns -1 with a TypeError. */
+typedef struct {
+    const char *function;
+    int count, positional, required;
+    const char *const *names;
+    PyObject **interned; /* (count), made at first use */
+} pyattn_signature;
+int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                 PyObject **values);
+
+/* None or an int of 1 or more, as the core's num_threads. Returns -1 with an exception. */
+int pyattn_num_threads(PyObject *object);
+
+/* ops_attention.c, ops_rows.c, ops_runtime.c */
+extern PyMethodDef pyattn_attention_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+
+#endif

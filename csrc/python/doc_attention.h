@@ -1,0 +1,88 @@
+/* The docstring of pyattn.attention. Its first line is the signature that inspect.signature reads. */
+#define DOC_ATTENTION \
+    "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
+    "--\n" \
+    "\n" \
+    "Scaled dot-product attention, ``softmax(scale * query @ key.T + mask) @ value``.\n" \
+    "\n" \
+    "Leading axes broadcast. When an array has four axes or more, heads are an axis of their own, and query heads may be a\n" \
+    "multiple of key and value heads. A row with nothing to attend to gives 0; what a mask rules out is never touched, even\n" \
+    "where it holds NaN.\n" \
+    "\n" \
+    "Parameters\n" \
+    "----------\n" \
+    "query : array_like, (..., heads, L, head_dim)\n" \
+    "    float32 or float64. Lists, bools and integers become float64; dtypes that differ are promoted as NumPy does.\n" \
+    "    Anything NumPy can view is taken as it is, with any strides: torch CPU tensors, other DLPack or buffer objects.\n" \
+    "key : array_like, (..., heads, S, head_dim)\n" \
+    "value : array_like, (..., heads, S, v_dim)\n" \
+    "attn_mask : array_like, optional\n" \
+    "    Broadcasts to (..., heads, L, S) in every layout. bool: True = attend (`torch.nn.MultiheadAttention` means the\n" \
+    "    opposite). Any float dtype: added to the scaled scores, in natural-log units. It is read in place, never expanded.\n" \
+    "is_causal : bool\n" \
+    "    Query i sees no key after its own position. Combined with `attn_mask`.\n" \
+    "align : {'upper_left', 'lower_right'}, optional\n" \
+    "    Where causal masks and windows start when L != S. 'upper_left': query i stands at key i (torch, JAX).\n" \
+    "    'lower_right': the last query stands at the last key (FlashAttention; decoding with a cache); with `key_lengths` or\n" \
+    "    `query_lengths`, at each batch entry's own last ones. Must be said when L != S.\n" \
+    "scale : float, optional\n" \
+    "    Default ``1 / sqrt(head_dim)``.\n" \
+    "window : int or (int or None, int or None), optional\n" \
+    "    How many keys to the left and right of its own position a query sees, both ends included; one int means both sides,\n" \
+    "    None is unbounded.\n" \
+    "key_lengths : array_like of int, optional\n" \
+    "    Number of keys, 0 <= n <= S, of each batch entry; broadcasts to the batch axes.\n" \
+    "query_lengths : array_like of int, optional\n" \
+    "    Number of queries, 0 <= n <= L, likewise; later rows have nothing to attend to.\n" \
+    "dropout_p : float\n" \
+    "    Only 0.0 so far.\n" \
+    "enable_gqa : bool\n" \
+    "    Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too.\n" \
+    "need_weights, need_lse : bool\n" \
+    "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
+    "    a natural logarithm, -inf for a row with nothing to attend to.\n" \
+    "empty_rows : {'zero', 'nan'}\n" \
+    "    What a row with nothing to attend to gives.\n" \
+    "layout : {'bhsd', 'bshd'}\n" \
+    "    'bshd': query, key, value and the output are (..., length, heads, dim).\n" \
+    "num_threads : int, optional\n" \
+    "    Default: `get_num_threads()`. The result does not depend on it, to the last bit.\n" \
+    "out : ndarray, optional\n" \
+    "    Array for the output, of its shape and dtype. It may overlap an input.\n" \
+    "\n" \
+    "Returns\n" \
+    "-------\n" \
+    "ndarray, (..., heads, L, v_dim)\n" \
+    "    Or, with need_weights or need_lse, ``AttentionResult(output, weights, lse)``, None for what was not asked for.\n" \
+    "\n" \
+    "Raises\n" \
+    "------\n" \
+    "ValueError\n" \
+    "    Shapes that do not go together; a missing `align`; lengths out of range; an `out` that does not fit.\n" \
+    "TypeError\n" \
+    "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
+    "    CPU or require grad. The message says what to pass instead.\n" \
+    "NotImplementedError\n" \
+    "    dropout_p > 0.\n" \
+    "\n" \
+    "Warns\n" \
+    "-----\n" \
+    "MaskWarning\n" \
+    "    A float mask holds zeros and ones only, which masks nothing.\n" \
+    "ShapeWarning\n" \
+    "    The heads and length axes look swapped.\n" \
+    "\n" \
+    "Notes\n" \
+    "-----\n" \
+    "The formula is that of Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
+    "\n" \
+    "Examples\n" \
+    "--------\n" \
+    ">>> import numpy as np, pyattn\n" \
+    ">>> x = np.array([[1., 0., 1.], [0., 2., 1.]])\n" \
+    ">>> pyattn.attention(x, x, x, scale=1.0).round(4)\n" \
+    "array([[0.7311, 0.5379, 1.    ],\n" \
+    "       [0.018 , 1.964 , 1.    ]])\n" \
+    ">>> pyattn.attention(x, x, x, is_causal=True, need_weights=True).weights.round(4)\n" \
+    "array([[1.    , 0.    ],\n" \
+    "       [0.0911, 0.9089]])\n"

@@ -1,0 +1,41 @@
+/* The extension module pyattn._core: method table and multi-phase initialisation. */
+#define PYATTN_IMPORTS_NUMPY
+#include "convert.h"
+
+/* The core asks, without the GIL, whether Ctrl-C was pressed. Only the main thread ever finds a signal. */
+static int interrupted(void)
+{
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const int raised = PyErr_CheckSignals() < 0;
+    PyGILState_Release(state);
+    return raised;
+}
+
+static int execute(PyObject *module)
+{
+    static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, interrupted};
+    PyMethodDef *const tables[] = {pyattn_attention_methods, pyattn_rows_methods, pyattn_runtime_methods};
+
+    if (PyArray_ImportNumPyAPI() < 0) return -1;
+    attn_set_hooks(&hooks);
+    for (size_t n = 0; n < sizeof tables / sizeof *tables; n++)
+        if (PyModule_AddFunctions(module, tables[n]) < 0) return -1;
+    if (PyModule_AddStringConstant(module, "__version__", PYATTN_VERSION) < 0) return -1;
+    if (PyModule_AddStringConstant(module, "_compiler", __VERSION__) < 0) return -1;
+
+    const char *complaint = attn_isa_complaint();
+    return complaint != NULL ? PyErr_WarnEx(PyExc_RuntimeWarning, complaint, 1) : 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, execute},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "pyattn._core", .m_doc = "The C core of pyattn.", .m_size = 0, .m_slots = slots};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,340 @@
+/* pyattn.attention: parse, convert, drop the GIL, call, wrap. */
+#include "convert.h"
+
+#include "problem.h"
+
+#include "doc_attention.h"
+
+enum {
+    QUERY, KEY, VALUE, ATTN_MASK, IS_CAUSAL, ALIGN, SCALE, WINDOW, KEY_LENGTHS, QUERY_LENGTHS, DROPOUT_P, ENABLE_GQA,
+    NEED_WEIGHTS, NEED_LSE, EMPTY_ROWS, LAYOUT, NUM_THREADS, OUT, ARGUMENTS
+};
+static const char *const argument_names[ARGUMENTS] = {
+    "query", "key", "value", "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths",
+    "dropout_p", "enable_gqa", "need_weights", "need_lse", "empty_rows", "layout", "num_threads", "out"};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"attention", ARGUMENTS, 3, 3, argument_names, interned_names};
+
+/* What one call owns: all released in one place. */
+typedef struct {
+    PyArrayObject *inputs[3], *mask, *key_lengths, *query_lengths;
+    PyArrayObject *output, *weights, *lse;
+} owned;
+
+static void release(owned *o)
+{
+    for (int n = 0; n < 3; n++) Py_XDECREF(o->inputs[n]);
+    Py_XDECREF(o->mask);
+    Py_XDECREF(o->key_lengths);
+    Py_XDECREF(o->query_lengths);
+    Py_XDECREF(o->output);
+    Py_XDECREF(o->weights);
+    Py_XDECREF(o->lse);
+}
+
+static int given(PyObject *object) { return object != NULL && object != Py_None; }
+
+/* Truth of an optional flag; -1 with an exception. */
+static int flag(PyObject *object) { return object == NULL || object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object); }
+
+/* query, key, value: brought to one dtype, promoted as NumPy promotes. */
+static int convert_inputs(PyObject *const *values, owned *o)
+{
+    int type = NPY_FLOAT;
+    for (int n = 0; n < 3; n++) {
+        PyArrayObject *array = o->inputs[n] = pyattn_as_array(values[QUERY + n], argument_names[QUERY + n]);
+        if (array == NULL) return -1;
+        const int own = pyattn_real_type(array, argument_names[QUERY + n]);
+        if (own < 0) return -1;
+        if (own == NPY_DOUBLE) type = NPY_DOUBLE;
+    }
+    for (int n = 0; n < 3; n++) {
+        PyArrayObject *array = pyattn_well_behaved(o->inputs[n], type);
+        Py_SETREF(o->inputs[n], array);
+        if (array == NULL) return -1;
+    }
+    return 0;
+}
+
+static int convert_mask(PyObject *object, owned *o)
+{
+    if (!given(object)) return 0;
+    if ((o->mask = pyattn_as_array(object, "attn_mask")) == NULL) return -1;
+    const int type = PyArray_TYPE(o->mask);
+    if (PyTypeNum_ISINTEGER(type)) {
+        PyErr_Format(PyExc_TypeError,
+                     "attn_mask has dtype %S; pass attn_mask.astype(bool) if nonzero means attend, or "
+                     "attn_mask.astype(numpy.float32) if it is to be added to the scores",
+                     PyArray_DESCR(o->mask));
+        return -1;
+    }
+    if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
+        PyErr_Format(PyExc_TypeError, "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores)",
+                     PyArray_DESCR(o->mask));
+        return -1;
+    }
+    PyArrayObject *array = pyattn_well_behaved(o->mask, type);
+    Py_SETREF(o->mask, array);
+    return array == NULL ? -1 : 0;
+}
+
+static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
+{
+    if (!given(object)) return 0;
+    if ((*lengths = pyattn_as_array(object, name)) == NULL) return -1;
+    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths))) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers", name, PyArray_DESCR(*lengths));
+        return -1;
+    }
+    PyArrayObject *array = pyattn_well_behaved(*lengths, NPY_INT64);
+    Py_SETREF(*lengths, array);
+    return array == NULL ? -1 : 0;
+}
+
+/* One of two words, as 0 or 1; -1 with an exception. */
+static int choice(PyObject *object, const char *name, const char *zero, const char *one)
+{
+    if (object == NULL) return 0;
+    if (PyUnicode_Check(object)) {
+        if (PyUnicode_CompareWithASCIIString(object, zero) == 0) return 0;
+        if (PyUnicode_CompareWithASCIIString(object, one) == 0) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "%s is %R, expected '%s' or '%s'", name, object, zero, one);
+    return -1;
+}
+
+/* One side of a window: None, or how many keys it reaches. */
+static int window_side(PyObject *object, ptrdiff_t *side)
+{
+    if (object == Py_None) {
+        *side = ATTN_UNBOUNDED;
+        return 0;
+    }
+    *side = PyNumber_AsSsize_t(object, PyExc_OverflowError);
+    if (*side == -1 && PyErr_Occurred()) return -1;
+    if (*side < 0) {
+        PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded", *side);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_window(PyObject *object, attn_args *args)
+{
+    args->window_left = args->window_right = ATTN_UNBOUNDED;
+    if (!given(object)) return 0;
+    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+        if (window_side(object, &args->window_left) < 0) return -1;
+        args->window_right = args->window_left;
+        return 0;
+    }
+    if (PySequence_Size(object) != 2) {
+        PyErr_Format(PyExc_ValueError, "window is %R, expected an int or (left, right)", object);
+        return -1;
+    }
+    for (int n = 0; n < 2; n++) {
+        PyObject *side = PySequence_GetItem(object, n);
+        const int failed = side == NULL || window_side(side, n == 0 ? &args->window_left : &args->window_right) < 0;
+        Py_XDECREF(side);
+        if (failed) return -1;
+    }
+    return 0;
+}
+
+static int convert_options(PyObject *const *values, attn_args *args)
+{
+    int n;
+    if ((args->is_causal = flag(values[IS_CAUSAL])) < 0 || (args->enable_gqa = flag(values[ENABLE_GQA])) < 0) return -1;
+    if (given(values[ALIGN])) {
+        if ((n = choice(values[ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
+        args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
+    }
+    if (given(values[SCALE])) {
+        args->has_scale = 1;
+        args->scale = PyFloat_AsDouble(values[SCALE]);
+        if (args->scale == -1 && PyErr_Occurred()) return -1;
+    }
+    if (convert_window(values[WINDOW], args) < 0) return -1;
+    if ((n = choice(values[EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
+    args->empty = n ? Py_NAN : 0;
+    if ((n = choice(values[LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
+    if ((args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
+
+    const double dropout = values[DROPOUT_P] ? PyFloat_AsDouble(values[DROPOUT_P]) : 0;
+    if (dropout == -1 && PyErr_Occurred()) return -1;
+    if (!(dropout >= 0 && dropout <= 1)) {
+        PyErr_Format(PyExc_ValueError, "dropout_p is %R, expected 0 <= dropout_p <= 1", values[DROPOUT_P]);
+        return -1;
+    }
+    if (dropout > 0) {
+        PyErr_SetString(PyExc_NotImplementedError, "dropout_p > 0 is not there yet; pass dropout_p=0.0");
+        return -1;
+    }
+    return 0;
+}
+
+/* A warning of one of pyattn's own classes. Returns -1 when warnings are errors. */
+static int warn(const char *class_name, const char *format, Py_ssize_t a, Py_ssize_t b)
+{
+    PyObject *module = PyImport_ImportModule("pyattn.functional");
+    PyObject *class = module ? PyObject_GetAttrString(module, class_name) : NULL;
+    const int result = class ? PyErr_WarnFormat(class, 1, format, a, b) : -1;
+    Py_XDECREF(class);
+    Py_XDECREF(module);
+    return result;
+}
+
+static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
+{
+    if (shapes->mask_looks_like_ones &&
+        warn("MaskWarning",
+             "attn_mask is a float mask of zeros and ones: it is added to the scores and masks nothing. If 1 means "
+             "attend, call attention(..., attn_mask=pyattn.masks.from_ones(attn_mask))",
+             0, 0) < 0)
+        return -1;
+    if (shapes->heads_look_like_length &&
+        warn("ShapeWarning",
+             layout == ATTN_LAYOUT_BHSD
+                 ? "query has %zd heads of length %zd; if its axes are (batch, length, heads, dim), call "
+                   "attention(..., layout='bshd')"
+                 : "query has %zd heads of length %zd; if its axes are (batch, heads, length, dim), call "
+                   "attention(..., layout='bhsd')",
+             shapes->heads, shapes->q_len) < 0)
+        return -1;
+    return 0;
+}
+
+/* out= as it was given: a ValueError for what cannot be written, before anything is. */
+static int check_out(PyObject *object, const attn_shapes *shapes, const owned *o)
+{
+    if (!PyArray_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    PyArrayObject *out = (PyArrayObject *)object;
+    int same = PyArray_NDIM(out) == shapes->axes;
+    for (int n = 0; same && n < shapes->axes; n++) same = PyArray_DIM(out, n) == shapes->output[n];
+    if (!same) {
+        PyObject *expected = PyArray_IntTupleFromIntp(shapes->axes, (const npy_intp *)shapes->output);
+        PyObject *shape = PyArray_IntTupleFromIntp(PyArray_NDIM(out), PyArray_DIMS(out));
+        if (expected && shape) PyErr_Format(PyExc_ValueError, "out has shape %R, expected %R", shape, expected);
+        Py_XDECREF(expected);
+        Py_XDECREF(shape);
+        return -1;
+    }
+    if (PyArray_TYPE(out) != PyArray_TYPE(o->inputs[0])) {
+        PyErr_Format(PyExc_ValueError, "out has dtype %S, expected %S", PyArray_DESCR(out), PyArray_DESCR(o->inputs[0]));
+        return -1;
+    }
+    if (!PyArray_ISWRITEABLE(out)) {
+        PyErr_SetString(PyExc_ValueError, "out is read-only; pass an array that can be written");
+        return -1;
+    }
+    return 0;
+}
+
+/* The core can write into out itself: aligned, last axis contiguous, no byte shared with an input. */
+static int writes_in_place(PyArrayObject *out, const owned *o)
+{
+    const int last = PyArray_NDIM(out) - 1;
+    if (!PyArray_ISALIGNED(out) || !PyArray_ISNOTSWAPPED(out)) return 0;
+    if (PyArray_DIM(out, last) > 1 && PyArray_STRIDE(out, last) != PyArray_ITEMSIZE(out)) return 0;
+    for (int n = 0; n < 3; n++)
+        if (pyattn_may_overlap(out, o->inputs[n])) return 0;
+    return !(o->mask && pyattn_may_overlap(out, o->mask)) && !(o->key_lengths && pyattn_may_overlap(out, o->key_lengths)) &&
+           !(o->query_lengths && pyattn_may_overlap(out, o->query_lengths));
+}
+
+static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
+{
+    const int need_weights = flag(values[NEED_WEIGHTS]), need_lse = flag(values[NEED_LSE]);
+    if (need_weights < 0 || need_lse < 0) return -1;
+    if (given(values[OUT])) {
+        if (check_out(values[OUT], shapes, o) < 0) return -1;
+        if (writes_in_place((PyArrayObject *)values[OUT], o)) o->output = (PyArrayObject *)Py_NewRef(values[OUT]);
+    }
+    if (o->output == NULL && (o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return -1;
+    if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL) return -1;
+    if (need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
+    return 0;
+}
+
+static attn_status compute(const attn_args *args, attn_problem *problem, const owned *o, attn_error *error)
+{
+    enum { WORTH_THE_GIL = 200000 };
+    const attn_view none = {.data = NULL}, output = pyattn_view(o->output);
+    const attn_view weights = o->weights ? pyattn_view(o->weights) : none, lse = o->lse ? pyattn_view(o->lse) : none;
+    attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
+
+    if (status != ATTN_OK) return status;
+    if (attn_work(problem) < WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
+    Py_BEGIN_ALLOW_THREADS
+    status = attn_attend(problem, args->num_threads, error);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* The output alone, or AttentionResult(output, weights, lse). */
+static PyObject *wrap(PyObject *const *values, const owned *o)
+{
+    PyObject *output = (PyObject *)o->output;
+    if (given(values[OUT])) {
+        if (output != values[OUT] && PyArray_CopyInto((PyArrayObject *)values[OUT], o->output) < 0) return NULL;
+        output = values[OUT];
+    }
+    if (o->weights == NULL && o->lse == NULL) return Py_NewRef(output);
+
+    PyObject *module = PyImport_ImportModule("pyattn.functional");
+    PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
+    PyObject *result = class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
+                                                            o->lse ? (PyObject *)o->lse : Py_None, NULL)
+                             : NULL;
+    Py_XDECREF(class);
+    Py_XDECREF(module);
+    return result;
+}
+
+static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.mask = NULL};
+    attn_args args = {.scale = 0};
+    attn_problem problem;
+    attn_shapes shapes;
+    attn_error error;
+    attn_status status;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert_options(values, &args) < 0) goto done;
+    if (convert_inputs(values, &o) < 0 || convert_mask(values[ATTN_MASK], &o) < 0) goto done;
+    if (convert_lengths(values[KEY_LENGTHS], "key_lengths", &o.key_lengths) < 0) goto done;
+    if (convert_lengths(values[QUERY_LENGTHS], "query_lengths", &o.query_lengths) < 0) goto done;
+
+    args.query = pyattn_view(o.inputs[0]);
+    args.key = pyattn_view(o.inputs[1]);
+    args.value = pyattn_view(o.inputs[2]);
+    if (o.mask) args.mask = pyattn_view(o.mask);
+    if (o.key_lengths) args.key_lengths = pyattn_view(o.key_lengths);
+    if (o.query_lengths) args.query_lengths = pyattn_view(o.query_lengths);
+
+    if ((status = attn_check_inputs(&args, &problem, &error)) != ATTN_OK) {
+        pyattn_raise(status, &error);
+        goto done;
+    }
+    attn_describe(&args, &problem, &shapes);
+    if (warn_of_likely_mistakes(&shapes, args.layout) < 0) goto done;
+    if (make_results(values, &shapes, args.query.dtype, &o) < 0) goto done;
+    if ((status = compute(&args, &problem, &o, &error)) != ATTN_OK) pyattn_raise(status, &error);
+    else result = wrap(values, &o);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_attention_methods[] = {
+    {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL | METH_KEYWORDS, DOC_ATTENTION},
+    {NULL, NULL, 0, NULL},
+};

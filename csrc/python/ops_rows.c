@@ -1,0 +1,111 @@
+/* pyattn._core.softmax_rows and merge_states: what functional.py wraps. */
+#include "convert.h"
+
+/* as_real(x, name): any object as an aligned, native array of float32 or float64, by the rules of attention. */
+static PyObject *as_real(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
+    (void)self;
+    if (name == NULL) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "as_real(x, name: str)");
+        return NULL;
+    }
+    PyArrayObject *array = pyattn_as_array(args[0], name), *real = NULL;
+    const int type = array == NULL ? -1 : pyattn_real_type(array, name);
+    if (type >= 0) real = pyattn_well_behaved(array, type);
+    Py_XDECREF(array);
+    return (PyObject *)real;
+}
+
+/* softmax_rows(x, logarithm): the last axis of a C-contiguous float array; a new array. */
+static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    attn_error error;
+    attn_status status;
+    (void)self;
+    if (nargs != 2 || !PyArray_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "softmax_rows(x: ndarray, logarithm: bool)");
+        return NULL;
+    }
+    PyArrayObject *x = (PyArrayObject *)args[0];
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int logarithm = PyObject_IsTrue(args[1]), axes = PyArray_NDIM(x);
+    if (logarithm < 0) return NULL;
+    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+        return NULL;
+    }
+
+    PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    if (y == NULL) return NULL;
+    const npy_intp n = PyArray_DIM(x, axes - 1), rows = n > 0 ? PyArray_SIZE(x) / n : 0;
+    Py_BEGIN_ALLOW_THREADS
+    status = attn_softmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(y), logarithm, 0, &error);
+    Py_END_ALLOW_THREADS
+    if (status == ATTN_OK) return (PyObject *)y;
+    Py_DECREF(y);
+    return pyattn_raise(status, &error);
+}
+
+/* The arrays of a list or tuple, all C-contiguous, of one dtype and size; their data pointers. NULL with an exception. */
+static const void **data_of(PyObject *list, Py_ssize_t parts, int type, npy_intp size)
+{
+    const void **data = PyMem_Malloc((size_t)(parts > 0 ? parts : 1) * sizeof *data);
+    if (data == NULL) return (const void **)PyErr_NoMemory();
+    for (Py_ssize_t n = 0; n < parts; n++) {
+        PyArrayObject *array = (PyArrayObject *)PyTuple_GET_ITEM(list, n);
+        if (!PyArray_CheckExact(array) || PyArray_TYPE(array) != type || PyArray_SIZE(array) != size ||
+            !PyArray_ISCARRAY_RO(array)) {
+            PyErr_SetString(PyExc_ValueError, "all parts must be C-contiguous, of one dtype and shape");
+            PyMem_Free(data);
+            return NULL;
+        }
+        data[n] = PyArray_DATA(array);
+    }
+    return data;
+}
+
+/* merge_states(outputs, lses, output, lse): tuples of C-contiguous arrays, merged into output and lse. */
+static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 4 || !PyTuple_CheckExact(args[0]) || !PyTuple_CheckExact(args[1]) || !PyArray_CheckExact(args[2]) ||
+        !PyArray_CheckExact(args[3]) || PyTuple_GET_SIZE(args[0]) != PyTuple_GET_SIZE(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "merge_states(outputs: tuple, lses: tuple, output: ndarray, lse: ndarray)");
+        return NULL;
+    }
+    PyArrayObject *output = (PyArrayObject *)args[2], *lse = (PyArrayObject *)args[3];
+    const Py_ssize_t parts = PyTuple_GET_SIZE(args[0]);
+    const npy_intp rows = PyArray_SIZE(lse), size = PyArray_SIZE(output);
+    const npy_intp dim = PyArray_NDIM(output) > 0 ? PyArray_DIM(output, PyArray_NDIM(output) - 1) : 0;
+    attn_error error;
+    attn_status status;
+    if (!PyArray_ISCARRAY(output) || !PyArray_ISCARRAY(lse) || rows * dim != size ||
+        PyArray_TYPE(output) != PyArray_TYPE(lse)) {
+        PyErr_SetString(PyExc_ValueError, "output and lse must be C-contiguous, (..., dim) and (...), of one dtype");
+        return NULL;
+    }
+
+    const void **lses = NULL, **outputs = data_of(args[0], parts, PyArray_TYPE(output), size);
+    PyObject *result = NULL;
+    if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
+    Py_BEGIN_ALLOW_THREADS
+    status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs, lses,
+                               PyArray_DATA(output), PyArray_DATA(lse), &error);
+    Py_END_ALLOW_THREADS
+    result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
+done:
+    PyMem_Free(outputs);
+    PyMem_Free(lses);
+    return result;
+}
+
+PyMethodDef pyattn_rows_methods[] = {
+    {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
+     "as_real($module, x, name, /)\n--\n\nAn object as an array of float32 or float64, by the rules of attention."},
+    {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,
+     "softmax_rows($module, x, logarithm, /)\n--\n\nsoftmax or log_softmax over the last axis of a C-contiguous array."},
+    {"merge_states", (PyCFunction)(void (*)(void))merge_states, METH_FASTCALL,
+     "merge_states($module, outputs, lses, output, lse, /)\n--\n\nMerge tuples of C-contiguous partial results."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,232 @@
+"""``python -m pyattn``: the worked example and a first look at speed (demo), or what this build is (info)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn
+from pyattn import _article as article
+
+Array = npt.NDArray[np.floating[Any]]
+OUTPUT_BOUND = 1e-6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return the exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the command line.
+    """
+    parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info}")
+    commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
+    info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
+    info.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    if options.command == "info":
+        show_info(as_json=options.json)
+        return 0
+    right = show_article()
+    show_speed()
+    return 0 if right else 1
+
+
+def show_info(as_json: bool) -> None:
+    """Print what `pyattn.show_config` knows."""
+    if as_json:
+        print(json.dumps(pyattn.show_config(mode="dicts"), indent=2))
+    else:
+        pyattn.show_config()
+
+
+# The worked example
+
+
+def show_article() -> bool:
+    """Print each step of the example beside what is expected, in both dtypes. Returns whether all of it is right."""
+    print("The worked example: 3 inputs, scores not scaled")
+    right = True
+    for dtype in (np.float32, np.float64):
+        steps = _steps(dtype)
+        outputs = _exact_outputs()
+        right &= _show_step("scores", dtype, _texts(steps["scores"], "{:g}"), _texts(article.SCORES, "{:g}"))
+        right &= _show_step("softmax", dtype, _texts(steps["softmax"], "{:.4e}"), article.SOFTMAX)
+        close = bool(np.abs(steps["outputs"] - outputs).max() <= OUTPUT_BOUND)
+        right &= _show_step("outputs", dtype, _texts(steps["outputs"], "{:.6f}"), _texts(outputs, "{:.6f}"), close)
+        right &= all(np.array_equal(steps[name], expected) for name, expected in _PROJECTIONS.items())
+    print("\nEvery number is as expected." if right else "\nWRONG: not every number is as expected.")
+    return right
+
+
+_PROJECTIONS = {"keys": article.KEYS, "queries": article.QUERIES, "values": article.VALUES}
+
+
+def _steps(dtype: type[np.floating[Any]]) -> dict[str, Array]:
+    """Compute the example's intermediates; softmax and outputs are the C core's."""
+    x, w_key, w_query, w_value = (
+        np.array(matrix, dtype) for matrix in (article.X, article.W_KEY, article.W_QUERY, article.W_VALUE)
+    )
+    keys, queries, values = x @ w_key, x @ w_query, x @ w_value
+    result = pyattn.attention(queries, keys, values, scale=1.0, need_weights=True)
+    return {
+        "keys": keys,
+        "queries": queries,
+        "values": values,
+        "scores": queries @ keys.T,
+        "softmax": result.weights,
+        "outputs": result.output,
+    }
+
+
+def _exact_outputs() -> Array:
+    """Compute the outputs by the formula, in float64."""
+    scores, values = np.array(article.SCORES, np.float64), np.array(article.VALUES, np.float64)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    outputs: Array = weights / weights.sum(axis=-1, keepdims=True) @ values
+    return outputs
+
+
+def _texts(matrix: Any, form: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(form.format(float(number)) for number in row) for row in matrix)
+
+
+def _show_step(
+    name: str,
+    dtype: type[np.floating[Any]],
+    found: Sequence[Sequence[str]],
+    expected: Sequence[Sequence[str]],
+    close: bool | None = None,
+) -> bool:
+    """Print two matrices side by side. They must be `close`, or print the same where that is None."""
+    right = found == expected if close is None else close
+    width = max(len(text) for row in (*found, *expected) for text in row)
+    columns = len(found[0]) * (width + 2)
+    print(f"\n  {f'{name}, {dtype.__name__}':<{columns}}     expected{'' if right else ': WRONG'}")
+    for ours, theirs in zip(found, expected, strict=True):
+        cells = ("".join(f"{text:>{width + 2}}" for text in row) for row in (ours, theirs))
+        print(f"  {next(cells)}   {next(cells)}")
+    return right
+
+
+# Speed
+
+
+class _Shape(NamedTuple):
+    """What is timed."""
+
+    about: str
+    heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool = False
+
+
+SHAPES = (
+    _Shape("the article's size", 1, 3, 3, 3),
+    _Shape("128 tokens, 12 heads", 12, 128, 128, 64),
+    _Shape("512 tokens, 12 heads", 12, 512, 512, 64),
+    _Shape("512 tokens, 12 heads, causal", 12, 512, 512, 64, causal=True),
+    _Shape("1,024 tokens, 16 heads", 16, 1024, 1024, 64),
+    _Shape("1 new token, 4,096 cached, 32 heads", 32, 1, 4096, 128),
+)
+TURNS = 2
+TURN_SECONDS = 0.06
+
+
+def show_speed() -> None:
+    """Print a small table of times: pyattn, NumPy, and PyTorch where it is installed, all float32."""
+    threads = pyattn.get_num_threads()
+    torch = _import_torch(threads)
+    print(f"\nTime of a call, float32, {threads} thread{'s' * (threads > 1)}; in brackets how much longer than pyattn")
+    print(f"\n  {'':<36}{'pyattn':>10}{'NumPy':>19}{'PyTorch':>19}")
+    rng = np.random.default_rng(0)
+    for shape in SHAPES:
+        axes = (1, shape.heads, shape.q_len, shape.head_dim), *[(1, shape.heads, shape.kv_len, shape.head_dim)] * 2
+        arrays = [rng.standard_normal(size, np.float32) for size in axes]
+        calls = [_pyattn_call(shape, arrays), _numpy_call(shape, arrays)]
+        if torch is not None:
+            calls.append(_torch_call(torch, shape, arrays))
+        ours, *others = _alternate(calls)
+        cells = [f"{_text(seconds)} ({seconds / ours:.1f}x)" for seconds in others] + ["-"] * (torch is None)
+        print(f"  {shape.about:<36}{_text(ours):>10}" + "".join(f"{cell:>19}" for cell in cells))
+    if torch is None:
+        print("\n  PyTorch is not installed.")
+    print("\n  `python -m benchmarks` in the repository measures carefully: more shapes, more peers, equal threads.")
+
+
+def _import_torch(threads: int) -> Any:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return None
+    torch.set_num_threads(threads)
+    return torch
+
+
+def _pyattn_call(shape: _Shape, arrays: Sequence[Array]) -> Callable[[], object]:
+    query, key, value = arrays
+    return lambda: pyattn.attention(query, key, value, is_causal=shape.causal)
+
+
+def _torch_call(torch: Any, shape: _Shape, arrays: Sequence[Array]) -> Callable[[], object]:
+    tensors = [torch.from_numpy(array) for array in arrays]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return lambda: attend(*tensors, is_causal=shape.causal)
+
+
+def _numpy_call(shape: _Shape, arrays: Sequence[Array]) -> Callable[[], object]:
+    query, key, value = arrays
+    scale = np.float32(1 / np.sqrt(shape.head_dim))
+    bias = np.where(np.tri(shape.q_len, shape.kv_len, dtype=bool), np.float32(0), np.float32(-np.inf))
+
+    def call() -> object:
+        scores = query @ key.swapaxes(-1, -2) * scale
+        if shape.causal:
+            scores += bias
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return weights @ value
+
+    return call
+
+
+def _alternate(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the least median time of each call. They take turns, with a rest for the pools of the one before."""
+    best = [float("inf")] * len(calls)
+    for index in list(range(len(calls))) * TURNS:
+        time.sleep(0.05)
+        loop = 1000 if _loop(calls[index], 1) < 20e-6 else 1  # the clock can't see a tiny call
+        times = [_loop(calls[index], loop)]
+        end = time.perf_counter() + TURN_SECONDS
+        while time.perf_counter() < end:
+            times.append(_loop(calls[index], loop))
+        best[index] = min(best[index], statistics.median(times))
+    return best
+
+
+def _loop(call: Callable[[], object], number: int) -> float:
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - start) / number
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn.functional import AttentionResult
+
+__version__: str
+_compiler: str
+
+_Float = npt.NDArray[np.floating[Any]]
+_Window = int | tuple[int | None, int | None] | Sequence[int | None] | None
+
+@overload
+def attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: float | None = None,
+    window: _Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    need_weights: Literal[False] = False,
+    need_lse: Literal[False] = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    num_threads: int | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> _Float: ...
+@overload
+def attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: float | None = None,
+    window: _Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    need_weights: Literal[True],
+    need_lse: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    num_threads: int | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> AttentionResult: ...
+@overload
+def attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: float | None = None,
+    window: _Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_lse: Literal[True],
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    num_threads: int | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> AttentionResult: ...
+def as_real(x: npt.ArrayLike, name: str, /) -> _Float: ...
+def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
+def merge_states(outputs: tuple[_Float, ...], lses: tuple[_Float, ...], output: _Float, lse: _Float, /) -> None: ...
+def set_num_threads(num_threads: int | None, /) -> None: ...
+def get_num_threads() -> int: ...
+def isa() -> str: ...
+def _levels() -> list[str]: ...
+def _levels_compiled() -> list[str]: ...
+def _set_isa(name: str, /) -> None: ...
+def _fma_peak(seconds: float, /) -> float: ...
+def _read_speed(array: npt.NDArray[np.float32], num_threads: int | None, /) -> float: ...

@@ -1,0 +1,269 @@
+"""Stateless functions on arrays. `attention` is the C function itself; the others are thin around the C core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn._core import attention
+
+__all__ = [
+    "AttentionResult",
+    "MaskWarning",
+    "ShapeWarning",
+    "attention",
+    "log_softmax",
+    "merge_states",
+    "scaled_dot_product_attention",
+    "softmax",
+]
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+class MaskWarning(UserWarning):
+    """A mask is used as documented, and was probably meant otherwise."""
+
+
+class ShapeWarning(UserWarning):
+    """Axes are used as documented, and were probably meant in another order."""
+
+
+class AttentionResult(NamedTuple):
+    """What `attention` returns when more than the output is asked for; None for what was not."""
+
+    output: FloatArray
+    weights: FloatArray | None
+    lse: FloatArray | None
+
+
+def scaled_dot_product_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> FloatArray:
+    """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
+
+    As strict as torch's: query, key and value share one float dtype, a float mask has that dtype (or float32), and
+    heads that share keys need `enable_gqa`. A causal mask is aligned upper left. Where torch's back ends disagree, the
+    answer is the sensible one: a row with nothing to attend to gives 0, `attn_mask` and `is_causal` are combined, and
+    what is masked is never touched.
+
+    Parameters
+    ----------
+    query : array_like, (..., L, head_dim)
+        float32 or float64.
+    key : array_like, (..., S, head_dim)
+    value : array_like, (..., S, v_dim)
+    attn_mask : array_like, optional
+        Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores.
+    dropout_p : float
+        Only 0.0 so far.
+    is_causal : bool
+        Query i attends to keys 0 to i.
+    scale : float, optional
+        Default ``1 / sqrt(head_dim)``.
+    enable_gqa : bool
+        Query heads (axis -3) may be a multiple of key and value heads.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+
+    Raises
+    ------
+    TypeError
+        Dtypes differ, or are not float32 or float64.
+    ValueError
+        Shapes do not go together.
+    NotImplementedError
+        dropout_p > 0.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(2, dtype=np.float32)
+    >>> pyattn.scaled_dot_product_attention(x, x, x, is_causal=True)
+    array([[1.        , 0.        ],
+           [0.33023844, 0.6697615 ]], dtype=float32)
+    """
+    arrays = [np.asarray(x) for x in (query, key, value)]
+    dtype = arrays[0].dtype
+    for name, array in zip(("query", "key", "value"), arrays, strict=True):
+        if array.dtype != dtype or dtype not in (np.float32, np.float64):
+            wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {name}.astype(numpy.{wanted})")
+    if attn_mask is not None:
+        attn_mask = np.asarray(attn_mask)
+        if attn_mask.dtype not in (np.bool_, np.float32, dtype):
+            raise TypeError(
+                f"attn_mask has dtype {attn_mask.dtype}, expected bool or {dtype}; "
+                f"pass attn_mask.astype(bool) (True = attend) or attn_mask.astype(numpy.{dtype})"
+            )
+    if not enable_gqa:
+        _require_equal_heads(arrays)
+    return attention(
+        *arrays,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        align="upper_left",
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
+    """Without enable_gqa torch broadcasts the heads axis like any other."""
+    heads = [x.shape[-3] if x.ndim > 3 else 1 for x in arrays]
+    if len({h for h in heads if h != 1}) > 1:
+        raise ValueError(
+            f"query, key and value have {heads[0]}, {heads[1]} and {heads[2]} heads (axis -3), which do not broadcast; "
+            "if query heads share keys, pass enable_gqa=True"
+        )
+
+
+def softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatArray:
+    """``exp(x) / sum(exp(x))`` along an axis, without overflow.
+
+    Parameters
+    ----------
+    x : array_like
+        float32 or float64; lists, bools and integers become float64.
+    axis : int or tuple of ints or None
+        Axes to normalise over; None means all of them.
+
+    Returns
+    -------
+    ndarray
+        Of x's shape. A slice that is -inf throughout gives NaN, as in SciPy and torch.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers.
+    numpy.exceptions.AxisError
+        There is no such axis.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.softmax([[2, 4, 4], [4, 16, 12]]).round(5)
+    array([[6.3380e-02, 4.6831e-01, 4.6831e-01],
+           [1.0000e-05, 9.8201e-01, 1.7990e-02]])
+    """
+    return _along(x, axis, logarithm=False)
+
+
+def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatArray:
+    """``x - log(sum(exp(x)))`` along an axis: the natural logarithm of `softmax`, without overflow.
+
+    Parameters
+    ----------
+    x : array_like
+        float32 or float64; lists, bools and integers become float64.
+    axis : int or tuple of ints or None
+        Axes to normalise over; None means all of them.
+
+    Returns
+    -------
+    ndarray
+        Of x's shape.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers.
+    numpy.exceptions.AxisError
+        There is no such axis.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.log_softmax([0.0, 0.0]).round(4)
+    array([-0.6931, -0.6931])
+    """
+    return _along(x, axis, logarithm=True)
+
+
+def _along(x: npt.ArrayLike, axis: int | tuple[int, ...] | None, *, logarithm: bool) -> FloatArray:
+    """Bring the axes to the end, as one contiguous axis; compute; put them back."""
+    array = _real_array(x, "x")
+    axes = tuple(range(array.ndim)) if axis is None else (axis,) if not isinstance(axis, tuple) else axis
+    last = tuple(range(-len(axes), 0))
+    moved = np.moveaxis(array, axes, last)
+    kept = moved.shape[: moved.ndim - len(axes)]
+    size = int(np.prod(moved.shape[len(kept) :], dtype=np.intp))
+    rows = np.ascontiguousarray(moved).reshape(*kept, size)
+    result = np.moveaxis(_core.softmax_rows(rows, logarithm).reshape(moved.shape), last, axes)
+    return np.ascontiguousarray(result).reshape(array.shape)
+
+
+def _real_array(x: npt.ArrayLike, name: str) -> FloatArray:
+    """As float32 or float64, in native byte order; other meanings are refused as `attention` refuses them."""
+    return _core.as_real(x, name)
+
+
+def merge_states(outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]) -> tuple[FloatArray, FloatArray]:
+    """Combine attentions over disjoint parts of the keys into the attention over all of them.
+
+    ``lse = log(sum_n exp(lse_n))`` and ``output = sum_n exp(lse_n - lse) * output_n``: what FlashAttention does between
+    blocks and ring attention between machines. Any number of parts, in any order. A part with ``lse == -inf`` (nothing
+    attended to) contributes nothing, even where its output holds NaN.
+
+    Parameters
+    ----------
+    outputs : sequence of array_like, (..., L, v_dim)
+        The parts' outputs; or one array with the parts along its first axis.
+    lses : sequence of array_like, (..., L)
+        Their logsumexps (natural logarithm), as `attention` returns them with ``need_lse=True``.
+
+    Returns
+    -------
+    output : ndarray, (..., L, v_dim)
+    lse : ndarray, (..., L)
+
+    Raises
+    ------
+    ValueError
+        No parts, a different number of outputs and lses, or shapes that do not go together.
+    TypeError
+        A part is not an array of real numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.arange(12.0).reshape(4, 3) / 10
+    >>> whole = pyattn.attention(x, x, x, need_lse=True)
+    >>> left, right = (pyattn.attention(x, part, part, need_lse=True) for part in (x[:1], x[1:]))
+    >>> output, lse = pyattn.merge_states([left.output, right.output], [left.lse, right.lse])
+    >>> bool(np.allclose(output, whole.output)), bool(np.allclose(lse, whole.lse))
+    (True, True)
+    """
+    outs = [_real_array(x, f"outputs[{n}]") for n, x in enumerate(outputs)]
+    sums = [_real_array(x, f"lses[{n}]") for n, x in enumerate(lses)]
+    if not outs or len(outs) != len(sums):
+        raise ValueError(f"got {len(outs)} outputs and {len(sums)} lses, expected as many of both, at least one")
+    shape = outs[0].shape
+    if not shape:
+        raise ValueError("outputs[0] is a scalar, expected (..., L, v_dim)")
+    for n, (out, lse) in enumerate(zip(outs, sums, strict=True)):
+        if out.shape != shape:
+            raise ValueError(f"outputs[{n}] has shape {out.shape} but outputs[0] has {shape}")
+        if lse.shape != shape[:-1]:
+            raise ValueError(f"lses[{n}] has shape {lse.shape}, expected {shape[:-1]}: outputs[{n}] is {shape}")
+    dtype = np.result_type(*outs, *sums)
+    parts = [tuple(np.ascontiguousarray(x, dtype=dtype).reshape(x.shape) for x in xs) for xs in (outs, sums)]
+    output, lse = np.empty(shape, dtype), np.empty(shape[:-1], dtype)
+    _core.merge_states(parts[0], parts[1], output, lse)
+    return output, lse

@@ -1,0 +1,280 @@
+"""The oracle: every operation of pyattn once more, in plain NumPy, on one screen each.
+
+It is written as the formulas are and as slow as that makes it. Tests judge the C core by it, `dtype` says in which type
+everything is computed, and nothing in pyattn ever falls back on it. Input is taken to be valid: the rules on shapes
+and dtypes, with their error messages, belong to the core.
+
+Shapes: query (..., heads, L, head_dim), key (..., heads, S, head_dim), value (..., heads, S, v_dim). Indices: i query,
+j key, d feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Attended", "Operands", "attention", "log_softmax", "merge_states", "operands", "softmax", "visible_pairs"]
+
+Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
+Align = Literal["upper_left", "lower_right"]
+Layout = Literal["bhsd", "bshd"]
+Window = int | tuple[int | None, int | None]
+
+
+class Operands(NamedTuple):
+    """Query, key and value as (..., L or S, features) with equal leading axes; the last of these may be heads."""
+
+    query: Floats
+    key: Floats
+    value: Floats
+    has_heads: bool
+
+
+class Attended(NamedTuple):
+    """Output in the caller's layout, weights (..., heads, L, S), lse (..., heads, L)."""
+
+    output: Floats
+    weights: Floats
+    lse: Floats
+
+
+def attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Align | None = None,
+    scale: float | None = None,
+    window: Window | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    dtype: npt.DTypeLike = np.float64,
+) -> Attended:
+    """Return softmax(scale * query key^T + bias) value, taken over the visible keys of each query.
+
+    Arguments are those of `pyattn.attention` that change the numbers, and mean the same.
+
+    Parameters
+    ----------
+    query, key, value : array_like
+        (..., heads, length, features), or (..., length, heads, features) with ``layout="bshd"``.
+    attn_mask : array_like, optional
+        bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S).
+    scale : float, optional
+        1 / sqrt(head_dim) unless given.
+    dtype : dtype_like
+        Type of all arithmetic and of the result; `numpy.longdouble` to judge float64.
+
+    Returns
+    -------
+    Attended
+        A row with nothing to attend to has output 0 (or NaN, by `empty_rows`), weights 0 and lse -inf.
+
+    Examples
+    --------
+    >>> from pyattn import reference
+    >>> reference.attention([[1], [1]], [[2], [4]], [[10], [20]], is_causal=True, scale=1).output.round(2)
+    array([[10.  ],
+           [18.81]])
+    """
+    q, k, v, has_heads = operands(query, key, value, layout=layout, enable_gqa=enable_gqa, dtype=dtype)
+    mask = None if attn_mask is None else np.asarray(attn_mask)
+    visible = visible_pairs(
+        (*q.shape[:-1], k.shape[-2]), has_heads, mask, is_causal, align, window, key_lengths, query_lengths
+    )
+    one = np.asarray(1, dtype)
+
+    with np.errstate(all="ignore"):  # what is masked may overflow or be NaN; np.where drops it
+        scores = q @ k.mT * (one / np.sqrt(one * q.shape[-1]) if scale is None else one * scale)
+        if mask is not None and mask.dtype != np.bool_:
+            scores = scores + mask.astype(dtype)
+        scores = np.where(visible, scores, -np.inf)
+        top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        empty = top == -np.inf
+        exponentials = np.exp(scores - np.where(empty, 0, top))
+        total = exponentials.sum(axis=-1, keepdims=True)
+        weights = exponentials / np.where(empty, 1, total)
+        lse = (top + np.log(total))[..., 0]
+        output = _weighted_sum(weights, visible, v)
+
+    if empty_rows == "nan":
+        output = np.where(empty, np.nan, output)
+    return Attended(output.swapaxes(-3, -2) if layout == "bshd" and has_heads else output, weights, lse)
+
+
+def operands(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    layout: Layout = "bhsd",
+    enable_gqa: bool = False,
+    dtype: npt.DTypeLike = np.float64,
+) -> Operands:
+    """Bring the three arrays to one rank, the bhsd layout, equal leading axes and one dtype.
+
+    There is a head axis when an array has at least 4 axes, or 3 and `enable_gqa`; query head h then reads key/value
+    head h // (query heads / key heads).
+
+    Parameters
+    ----------
+    query, key, value : array_like
+        In `layout`; any leading axes that broadcast.
+
+    Returns
+    -------
+    Operands
+    """
+    arrays = [np.asarray(array) for array in (query, key, value)]
+    rank = max(array.ndim for array in arrays)
+    has_heads = rank >= 4 or (enable_gqa and rank == 3)
+    if layout == "bshd" and has_heads:
+        arrays = [array.swapaxes(-3, -2) if array.ndim >= 3 else array for array in arrays]
+    arrays = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
+    if has_heads:
+        heads = arrays[0].shape[-3]
+        shared = [1 < array.shape[-3] < heads for array in arrays]
+        arrays = [
+            np.repeat(array, heads // array.shape[-3], axis=-3) if repeats else array
+            for array, repeats in zip(arrays, shared, strict=True)
+        ]
+    leading = np.broadcast_shapes(*(array.shape[:-2] for array in arrays))
+    q, k, v = (np.broadcast_to(array.astype(dtype), leading + array.shape[-2:]) for array in arrays)
+    return Operands(q, k, v, has_heads)
+
+
+def visible_pairs(
+    shape: tuple[int, ...],
+    has_heads: bool,
+    mask: npt.NDArray[Any] | None = None,
+    is_causal: bool = False,
+    align: Align | None = None,
+    window: Window | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+) -> Bools:
+    """Return which query attends to which key; every reason not to is one line here.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (..., heads, L, S), without the heads unless `has_heads`.
+    mask : ndarray, optional
+        bool, or float where -inf hides a key.
+    align : {"upper_left", "lower_right"}, optional
+        Whether the first queries and keys stand beside each other, or the last (each batch's own, by its lengths).
+    window : int or tuple, optional
+        (left, right), inclusive; None = unbounded.
+    key_lengths, query_lengths : array_like of int, optional
+        Broadcast to the axes before the heads.
+
+    Returns
+    -------
+    ndarray of bool
+        Of the given shape, read-only.
+    """
+    i, j = np.arange(shape[-2])[:, np.newaxis], np.arange(shape[-1])
+    axes = (np.newaxis,) * (3 if has_heads else 2)
+    key_end = np.asarray(shape[-1] if key_lengths is None else key_lengths, np.int64)[(..., *axes)]
+    query_end = np.asarray(shape[-2] if query_lengths is None else query_lengths, np.int64)[(..., *axes)]
+    diagonal = i + (key_end - query_end if align == "lower_right" else 0)
+    left, right = window if isinstance(window, tuple) else (window, window)
+
+    visible: Bools = (i < query_end) & (j < key_end)
+    if is_causal:
+        visible = visible & (j <= diagonal)
+    if left is not None:
+        visible = visible & (j >= diagonal - left)
+    if right is not None:
+        visible = visible & (j <= diagonal + right)
+    if mask is not None:
+        visible = visible & (mask if mask.dtype == np.bool_ else mask != -np.inf)
+    return np.broadcast_to(visible, shape)
+
+
+def _weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
+    """Return weights @ value without touching a value where it is masked: 0 * NaN would be NaN."""
+    if np.isfinite(value).all():
+        return np.asarray(weights @ value)
+    columns = [
+        np.where(visible, weights * value[..., np.newaxis, :, d], 0).sum(axis=-1) for d in range(value.shape[-1])
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float64) -> Floats:
+    """Return exp(x) / sum(exp(x)) along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+    axis : int
+
+    Returns
+    -------
+    ndarray
+        NaN where all of a row is -inf: unlike attention, softmax has no masks, so this is no empty row.
+    """
+    x = np.asarray(x).astype(dtype)
+    with np.errstate(all="ignore"):
+        exponentials = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+        return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
+
+
+def log_softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float64) -> Floats:
+    """Return x - log(sum(exp(x))) along an axis.
+
+    Parameters
+    ----------
+    x : array_like
+    axis : int
+
+    Returns
+    -------
+    ndarray
+    """
+    x = np.asarray(x).astype(dtype)
+    with np.errstate(all="ignore"):
+        below = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+        return np.asarray(below - np.log(np.exp(below).sum(axis=axis, keepdims=True)))
+
+
+def merge_states(
+    outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike], *, dtype: npt.DTypeLike = np.float64
+) -> tuple[Floats, Floats]:
+    """Combine attention over parts of the keys into attention over all of them.
+
+    Each part counts as much as the exponentials it summed, exp(lse); a part that saw nothing has lse -inf, and its
+    output is not touched.
+
+    Parameters
+    ----------
+    outputs : sequence of array_like
+        One (..., L, v_dim) for each part.
+    lses : sequence of array_like
+        One (..., L) for each part, natural logarithm.
+
+    Returns
+    -------
+    output, lse : ndarray
+        0 and -inf where no part saw a key.
+    """
+    o = np.stack([np.asarray(output).astype(dtype) for output in outputs])
+    lse = np.stack([np.asarray(part).astype(dtype) for part in lses])
+    with np.errstate(all="ignore"):
+        top = lse.max(axis=0)
+        empty = top == -np.inf
+        shares = np.exp(lse - np.where(empty, 0, top))
+        total = shares.sum(axis=0)
+        touched = np.where(lse[..., np.newaxis] == -np.inf, 0, o)
+        output = (shares[..., np.newaxis] * touched).sum(axis=0) / np.where(empty, 1, total)[..., np.newaxis]
+        return output, top + np.log(total)

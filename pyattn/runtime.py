@@ -1,0 +1,207 @@
+"""Threads, instruction-set level, and what this build is."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from pyattn import _core
+
+__all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_config"]
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Set how many threads a call uses that does not say so itself.
+
+    Parameters
+    ----------
+    num_threads : int or None
+        1 or more. None restores the default: the environment variable PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else
+        the CPUs that affinity and cgroup leave to this process.
+
+    Raises
+    ------
+    ValueError
+        num_threads is less than 1.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.set_num_threads(1)
+    >>> pyattn.get_num_threads()
+    1
+    >>> pyattn.set_num_threads(None)
+    """
+    _core.set_num_threads(num_threads)
+
+
+def get_num_threads() -> int:
+    """Tell how many threads a call uses that does not say so itself.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.get_num_threads() >= 1
+    True
+    """
+    return _core.get_num_threads()
+
+
+def isa() -> str:
+    """Tell the instruction-set level in use; the environment variable PYATTN_ISA forces one.
+
+    Returns
+    -------
+    str
+        'avx512', 'avx2', 'neon' or 'scalar'.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.runtime.isa() in ("avx512", "avx2", "neon", "scalar")
+    True
+    """
+    return _core.isa()
+
+
+def get_include() -> str:
+    """Tell the directory of attn.h, the header of the C core.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> import os, pyattn
+    >>> os.path.exists(os.path.join(pyattn.get_include(), "attn.h"))
+    True
+    """
+    installed = Path(__file__).parent / "include"
+    in_tree = Path(__file__).parents[1] / "csrc" / "include"  # an editable install
+    return str(installed if installed.is_dir() else in_tree)
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "pyattn": _core.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "compiler": _core._compiler,
+        "machine": platform.machine(),
+        "isa": {"compiled": _core._levels_compiled(), "available": _core._levels(), "chosen": _core.isa()},
+        "threads": _core.get_num_threads(),
+    }
+
+
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
+    """Show versions, compiler, instruction-set levels and threads.
+
+    Parameters
+    ----------
+    mode : {'stdout', 'dicts'}
+        Print, or return a dict.
+
+    Returns
+    -------
+    dict or None
+
+    Raises
+    ------
+    ValueError
+        mode is something else.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> sorted(pyattn.show_config(mode="dicts")["isa"])
+    ['available', 'chosen', 'compiled']
+    """
+    config = _config()
+    if mode == "dicts":
+        return config
+    if mode != "stdout":
+        raise ValueError(f"mode is {mode!r}, expected 'stdout' or 'dicts'")
+    levels = config.pop("isa")
+    for name, value in config.items():
+        sys.stdout.write(f"{name:9} {value}\n")
+    sys.stdout.write(
+        f"{'isa':9} {levels['chosen']} (this machine: {', '.join(levels['available'])}; "
+        f"compiled: {', '.join(levels['compiled'])})\n"
+    )
+    return None
+
+
+def _register_with_threadpoolctl(threadpoolctl: ModuleType) -> None:
+    """Make threadpoolctl.threadpool_limits hold for pyattn, too."""
+
+    class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
+        user_api = "pyattn"
+        internal_api = "pyattn"
+        filename_prefixes = ("_core",)
+        check_symbols = ("attn_get_num_threads", "attn_set_num_threads")
+
+        def get_num_threads(self) -> int:
+            return int(self.dynlib.attn_get_num_threads())
+
+        def set_num_threads(self, num_threads: int) -> None:
+            self.dynlib.attn_set_num_threads(num_threads)
+
+        def get_version(self) -> str:
+            return _core.__version__
+
+    threadpoolctl.register(PyattnController)
+
+
+class _WatchForThreadpoolctl(importlib.abc.MetaPathFinder):
+    """Registers when threadpoolctl is imported, so that importing pyattn need not import it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "threadpoolctl":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LoadAndRegister(spec.loader)
+        return spec
+
+
+class _LoadAndRegister(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        _register_with_threadpoolctl(module)
+
+
+def _watch_threadpoolctl() -> None:
+    loaded = sys.modules.get("threadpoolctl")
+    if loaded is not None:
+        _register_with_threadpoolctl(loaded)
+    else:
+        sys.meta_path.insert(0, _WatchForThreadpoolctl())
+
+
+_watch_threadpoolctl()

@@ -1,0 +1,76 @@
+"""Builds pyattn._core: the C core, its kernels and the binding, as one extension. The rest is in pyproject.toml.
+
+Environment: PYATTN_WERROR=1 makes compiler warnings errors, as CI does. PYATTN_SANITIZE=address (or 1) builds with
+AddressSanitizer and UndefinedBehaviorSanitizer, PYATTN_SANITIZE=thread with ThreadSanitizer.
+"""
+
+import os
+import runpy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+SANITIZERS = {"": "", "1": "address,undefined", "address": "address,undefined", "thread": "thread"}
+
+version = runpy.run_path("pyattn/_version.py")["__version__"]
+sanitize = SANITIZERS[os.environ.get("PYATTN_SANITIZE", "")]
+
+# No flag here depends on the instruction set: csrc/kernels/target.h chooses it file by file. Contraction is off because
+# every fused multiply-add is written as one, so that all compilers give the same bits. -g0 undoes the -g that most
+# interpreters hand on, and which makes up most of the file.
+compile_args = ["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+link_args = ["-pthread"]
+if sanitize:
+    compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
+    compile_args += [f"-fsanitize={sanitize}", "-fno-wrapv"]  # most interpreters hand on -fwrapv: it hides overflows
+    link_args += [f"-fsanitize={sanitize}"]
+else:
+    compile_args += ["-O3", "-g0"]
+if os.environ.get("PYATTN_WERROR") == "1":
+    compile_args += ["-Werror"]
+
+
+class ParallelBuildExt(build_ext):
+    """Compiles one file per processor at a time; setuptools itself only builds whole extensions in parallel."""
+
+    def build_extensions(self):
+        compile_files = self.compiler.compile
+
+        def compile_in_parallel(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_files([source], **options), sources)
+                return [name for names in objects for name in names]
+
+        self.compiler.compile = compile_in_parallel
+        super().build_extensions()
+
+
+core = Extension(
+    "pyattn._core",
+    sources=sorted(str(path) for room in ("core", "kernels", "python") for path in Path("csrc", room).glob("*.c")),
+    depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),  # else an edited header rebuilds nothing
+    include_dirs=["csrc/include", "csrc/core", "csrc/kernels", np.get_include()],
+    define_macros=[
+        ("PYATTN_VERSION", f'"{version}"'),
+        ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
+        ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+    ],
+    extra_compile_args=compile_args,
+    extra_link_args=link_args,
+    libraries=["m"],
+)
+
+setup(
+    version=version,
+    # attn.h stays where C programs look for it and is installed as pyattn/include/attn.h, for pyattn.get_include().
+    packages=[*find_packages(include=["pyattn", "pyattn.*"]), "pyattn.include"],
+    package_dir={"pyattn.include": "csrc/include"},
+    package_data={"pyattn.include": ["attn.h"]},
+    ext_modules=[core],
+    cmdclass={"build_ext": ParallelBuildExt},
+    # A directory per kind of build: one with sanitizers must not pass for one without.
+    options={"build": {"build_base": f"build/{sanitize.split(',')[0] or 'plain'}"}},
+)

@@ -1,0 +1,140 @@
+"""How far a result may be from the exact one: the bounds the whole project is held to.
+
+Every function returns a number that has to be compared with a bar: `output_ratio` with OUTPUT_BAR (FLAT_OUTPUT_BAR
+where weights are nearly uniform and values share a sign, S up to 16,384), all others with 1. It is inf where something
+is wrong that no rounding explains: a NaN in another place, a weight on a masked key, an empty row that is not empty.
+
+The bounds, for a row of a result, over the keys j that it attends to:
+
+    u      2^-24 for float32, 2^-53 for float64
+    tiny   2^-126, 2^-1022: denormals may be flushed
+    a_j    |scale| sum_d |q_d| |k_jd| + |bias_j|: the size of what was added up to make a score; A = max_j a_j
+    output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny
+    weight   8u w (1 + 2A) + tiny;  a row's sum: 8u sqrt(S)
+    lse      4u (1 + |lse| + A)
+
+References are computed one float type wider than the result, else they would carry errors as large as those they judge.
+(Where long double is no wider than double, the float64 cases do that: both sides' errors then share one bound.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyattn import reference
+
+OUTPUT_BAR, FLAT_OUTPUT_BAR = 4.0, 16.0
+WIDER = {"float32": np.float64, "float64": np.longdouble}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The exact attention of some inputs and what each of its numbers may be off by.
+
+    output (..., L, v_dim) in the caller's layout, like output_unit; lse and largest (..., heads, L); the rest
+    (..., heads, L, S).
+    """
+
+    dtype: np.dtype
+    output: np.ndarray
+    weights: np.ndarray
+    lse: np.ndarray
+    visible: np.ndarray
+    output_unit: np.ndarray  # what an output error is divided by
+    largest: np.ndarray  # A
+
+    @property
+    def unit_roundoff(self) -> float:
+        return float(np.finfo(self.dtype).eps) / 2
+
+    @property
+    def tiny(self) -> float:
+        return float(np.finfo(self.dtype).tiny)
+
+
+def expect(query, key, value, dtype, *, part_lse=None, **arguments) -> Expected:
+    """Exact attention and its bounds. `arguments` as for pyattn.attention.
+
+    part_lse, for merge_states' output: the LSE of the part that each key was in; broadcasts to (..., heads, L, S).
+    """
+    wide = WIDER[np.dtype(dtype).name]
+    output, weights, lse = reference.attention(query, key, value, dtype=wide, **arguments)
+
+    # The bounds need no more than float64, whatever they bound.
+    layout = {name: arguments[name] for name in ("layout", "enable_gqa") if name in arguments}
+    q, k, v, has_heads = reference.operands(query, key, value, **layout)
+    masks = ("is_causal", "align", "window", "key_lengths", "query_lengths")
+    mask = None if arguments.get("attn_mask") is None else np.asarray(arguments["attn_mask"])
+    visible = reference.visible_pairs(
+        weights.shape, has_heads, mask, **{name: arguments[name] for name in masks if name in arguments}
+    )
+    scale = arguments.get("scale")
+    features, keys = q.shape[-1], k.shape[-2]
+    with np.errstate(all="ignore"):
+        a = np.abs(q) @ np.abs(k).mT * (1 / np.sqrt(features) if scale is None else abs(scale))
+        if mask is not None and mask.dtype != np.bool_:
+            a = a + np.abs(mask.astype(np.float64))
+        a = np.where(visible, a, 0)
+        largest = a.max(axis=-1, initial=0)
+        if part_lse is not None:
+            a = a + np.where(visible, np.abs(part_lse), 0)
+        amplified = np.where(visible, weights, 0).astype(np.float64) * (1 + a)
+        rows = output.swapaxes(-3, -2) if arguments.get("layout") == "bshd" and has_heads else output
+        magnitude = amplified @ np.abs(np.nan_to_num(v)) + amplified.sum(-1, keepdims=True) * np.abs(rows)
+    number = np.finfo(dtype)
+    unit = (magnitude * (number.eps / 2) + (keys + features + 1) * number.tiny).astype(np.float64)
+    if rows is not output:
+        unit = unit.swapaxes(-3, -2)
+    return Expected(np.dtype(dtype), output, weights, lse, visible, unit, largest)
+
+
+def output_ratio(output, expected: Expected) -> float:
+    """Bar: OUTPUT_BAR, or FLAT_OUTPUT_BAR for the flat family."""
+    return _worst(output, expected.output, expected.output_unit, expected.dtype)
+
+
+def weights_ratio(weights, expected: Expected) -> float:
+    """Each weight, the sum of each row, and exact zeros where nothing is attended to. Bar: 1."""
+    assert weights.shape == expected.weights.shape, f"shape {weights.shape}, expected {expected.weights.shape}"
+    rows = ~np.isnan(expected.lse)  # a row that attends to a NaN is all NaN, or not: nobody can use it
+    weights, exact, u = weights[rows], expected.weights[rows], expected.unit_roundoff
+    if np.any(weights[~expected.visible[rows]] != 0):
+        return np.inf
+    relative = 8 * u + 16 * u * expected.largest[rows][:, np.newaxis]  # u first: with finfo.min masks 1 + 2A overflows
+    unit = relative * exact.astype(np.float64) + expected.tiny
+    sums, attends = weights.astype(exact.dtype).sum(axis=-1), (expected.lse[rows] != -np.inf).astype(exact.dtype)
+    sums_unit = np.full(sums.shape, 8 * u * np.sqrt(max(1, exact.shape[-1])))
+    return max(_worst(weights, exact, unit, expected.dtype), _worst(sums, attends, sums_unit))
+
+
+def lse_ratio(lse, expected: Expected) -> float:
+    """Bar: 1."""
+    four_u = 4 * expected.unit_roundoff
+    unit = four_u + four_u * np.abs(expected.lse).astype(np.float64) + four_u * expected.largest
+    return _worst(lse, expected.lse, unit, expected.dtype)
+
+
+def softmax_ratio(y, x, axis=-1, *, logarithm=False) -> float:
+    """softmax as a row of weights, log_softmax as a log-sum-exp, with a_j = |x_j|. Bar: 1."""
+    y, x = np.asarray(y), np.asarray(x)
+    u, tiny = float(np.finfo(y.dtype).eps) / 2, float(np.finfo(y.dtype).tiny)
+    exact = (reference.log_softmax if logarithm else reference.softmax)(x, axis, dtype=WIDER[y.dtype.name])
+    with np.errstate(all="ignore"):
+        size, magnitude = np.abs(exact).astype(np.float64), np.abs(x.astype(np.float64))
+        largest = np.where(np.isfinite(magnitude), magnitude, 0).max(axis=axis, keepdims=True, initial=0)
+        unit = 4 * u * (1 + size + largest) if logarithm else 8 * u * size * (1 + 2 * largest) + tiny
+    return _worst(y, exact, unit, y.dtype)
+
+
+def _worst(actual, exact, unit, dtype=None) -> float:
+    """max |actual - exact| / unit; inf for NaN or infinity in a place of its own. Shape and dtype are exact."""
+    actual = np.asarray(actual)
+    assert actual.shape == exact.shape, f"shape {actual.shape}, expected {exact.shape}"
+    assert dtype is None or actual.dtype == dtype, f"dtype {actual.dtype}, expected {dtype}"
+    finite = np.isfinite(exact)
+    if not np.array_equal(actual[~finite], exact[~finite].astype(actual.dtype), equal_nan=True):
+        return np.inf
+    error = np.abs(actual[finite].astype(exact.dtype) - exact[finite]) / unit[finite]
+    return float(np.nan_to_num(error, nan=np.inf).max(initial=0))

@@ -1,0 +1,102 @@
+"""What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
+
+Nothing is ever skipped in silence. A level that this machine lacks and tests left out by PYATTN_TEST_PEERS=0 are named
+in the summary; a missing torch without that variable fails the tests that need it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyattn import _core
+
+ALL_LEVELS = ("scalar", "avx2", "avx512", "neon")
+LEVELS = tuple(_core._levels())  # of this machine, best first
+FORCED = os.environ.get("PYATTN_ISA")
+WITH_PEERS = os.environ.get("PYATTN_TEST_PEERS", "1") != "0"
+
+SECTIONS = pytest.StashKey[dict[str, list[str]]]()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "peers: compares with PyTorch; left out by PYATTN_TEST_PEERS=0")
+    config.addinivalue_line("markers", "threads: more than one thread is at work; repeated under ThreadSanitizer")
+    config.addinivalue_line("markers", "slow: takes more than some seconds")
+    config.stash[SECTIONS] = {}
+
+
+def pytest_collection_modifyitems(config, items):
+    if WITH_PEERS:
+        return
+    left_out = [item for item in items if item.get_closest_marker("peers")]
+    items[:] = [item for item in items if not item.get_closest_marker("peers")]
+    config.hook.pytest_deselected(items=left_out)
+    counts = {}
+    for item in left_out:
+        name = item.nodeid.partition("[")[0]
+        counts[name] = counts.get(name, 0) + 1
+    config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = [
+        f"{name}, {count} times" if count > 1 else name for name, count in counts.items()
+    ] or ["nothing"]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    missing = [level for level in ALL_LEVELS if level not in LEVELS]
+    terminalreporter.section("instruction-set levels")
+    terminalreporter.line(f"tested: {', '.join(LEVELS)}; skipped, not on this machine: {', '.join(missing) or 'none'}")
+    for title, lines in config.stash[SECTIONS].items():
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def summary(pytestconfig) -> dict[str, list[str]]:
+    """Sections, title to lines, that are printed when all tests have run."""
+    return pytestconfig.stash[SECTIONS]
+
+
+@pytest.fixture(autouse=True)
+def _restore_level():
+    yield
+    _core._set_isa(FORCED if FORCED in LEVELS else LEVELS[0])
+
+
+@pytest.fixture(scope="session")
+def levels() -> tuple[str, ...]:
+    """For tests that go through all of them with one expected result."""
+    return LEVELS
+
+
+@pytest.fixture(params=LEVELS)
+def level(request) -> str:
+    """The instruction-set level that this test runs at, each of the machine's in turn."""
+    _core._set_isa(request.param)
+    return request.param
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def article() -> dict[str, np.ndarray]:
+    """The tensors of the worked example, by name; one input per row, scores not scaled."""
+    tensors = json.loads(Path(__file__).with_name("article.json").read_text())
+    return {name: np.array(tensor) for name, tensor in tensors.items() if name != "about"}
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """PyTorch, for tests marked `peers`."""
+    try:
+        import torch
+    except ImportError as missing:
+        pytest.fail(f"{missing}: install the extra pyattn[peers], or set PYATTN_TEST_PEERS=0", pytrace=False)
+    return torch

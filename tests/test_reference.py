@@ -1,0 +1,255 @@
+"""The oracle on trial: against 50-digit arithmetic pair by pair, against the worked example, and by its own rules."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+
+from pyattn import reference
+
+mpmath.mp.dps = 50
+
+
+def sees(i, j, offset, *, is_causal=False, left=None, right=None, keep=None):
+    """Whether query i attends to key j, in the words of the documentation."""
+    reasons_not = (
+        is_causal and j > i + offset,
+        left is not None and j < i + offset - left,
+        right is not None and j > i + offset + right,
+        keep is not None and not keep[i, j],
+    )
+    return not any(reasons_not)
+
+
+def attend_exactly(query, key, value, visible, scale=None, bias=None):
+    """Two-dimensional attention in mpmath: output, weights, lse as nested lists."""
+    scale = 1 / mpmath.sqrt(query.shape[1]) if scale is None else mpmath.mpf(scale)
+    outputs, weights, lses = [], [], []
+    for i, row in enumerate(query):
+        seen = [j for j in range(len(key)) if visible(i, j)]
+        score = {j: scale * mpmath.fdot(zip(map(float, row), map(float, key[j]), strict=True)) for j in seen}
+        if bias is not None:
+            score = {j: score[j] + mpmath.mpf(float(bias[i, j])) for j in seen}
+        total = mpmath.fsum(mpmath.exp(score[j]) for j in seen)
+        p = [mpmath.exp(score[j]) / total if j in score else mpmath.mpf(0) for j in range(len(key))]
+        weights.append(p)
+        lses.append(mpmath.log(total) if seen else -mpmath.inf)
+        outputs.append([mpmath.fsum(p[j] * float(value[j, d]) for j in seen) for d in range(value.shape[1])])
+    return outputs, weights, lses
+
+
+def assert_near(actual, exact, slack=64):
+    """Within `slack` units in the last place of the largest number."""
+    flat = [mpmath.mpf(str(x)) for x in np.asarray(actual).ravel()]  # str keeps all digits of a long double
+    wanted = [x for row in exact for x in (row if isinstance(row, list) else [row])]
+    assert len(flat) == len(wanted)
+    size = max([1, *(abs(x) for x in wanted if mpmath.isfinite(x))])
+    for got, want in zip(flat, wanted, strict=True):
+        assert got == want or abs(got - want) <= slack * size * mpmath.mpf(float(np.finfo(actual.dtype).eps))
+
+
+@pytest.fixture(params=[np.float64, np.longdouble])
+def wide(request):
+    """The types in which the reference is used."""
+    return request.param
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((4, 3)), rng.standard_normal((6, 3)), rng.standard_normal((6, 2))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"scale": 1.0},
+        {"scale": -0.5},
+        {"is_causal": True},
+        {"is_causal": True, "align": "upper_left"},
+        {"is_causal": True, "align": "lower_right"},
+        {"window": 1, "align": "upper_left"},
+        {"window": (0, None), "align": "lower_right"},
+        {"window": (None, 2), "align": "upper_left"},
+        {"window": (2, 1), "align": "lower_right", "is_causal": True},
+    ],
+    ids=str,
+)
+def test_attention_is_exact(arrays, arguments, wide):
+    query, key, value = arrays
+    window = arguments.get("window")
+    left, right = window if isinstance(window, tuple) else (window, window)
+    offset = 2 if arguments.get("align") == "lower_right" else 0
+    causal = arguments.get("is_causal", False)
+    exact = attend_exactly(
+        *arrays, lambda i, j: sees(i, j, offset, is_causal=causal, left=left, right=right), arguments.get("scale")
+    )
+    for got, want in zip(reference.attention(query, key, value, dtype=wide, **arguments), exact, strict=True):
+        assert got.dtype == wide
+        assert_near(got, want)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "float with -inf", "float16"])
+def test_masks_are_exact(arrays, kind, wide):
+    rng = np.random.default_rng(2)
+    keep = rng.random((4, 6)) < 0.6
+    keep[2] = False
+    bias = rng.standard_normal((4, 6)).astype(np.float16 if kind == "float16" else np.float64)
+    mask = {"bool": keep, "float": bias, "float16": bias}.get(kind, np.where(keep, bias, -np.inf))
+    hides = kind in ("bool", "float with -inf")
+    exact = attend_exactly(
+        *arrays,
+        lambda i, j: sees(i, j, 0, keep=keep if hides else None),
+        bias=None if kind == "bool" else bias,
+    )
+    for got, want in zip(reference.attention(*arrays, attn_mask=mask, dtype=wide), exact, strict=True):
+        assert_near(got, want)
+
+
+def test_lengths_cut_each_batch_by_itself(arrays, wide):
+    batch = [np.stack([array, -array, array]) for array in arrays]
+    key_lengths, query_lengths = np.array([6, 2, 0]), np.array([4, 3, 1])
+    output, weights, lse = reference.attention(
+        *batch,
+        key_lengths=key_lengths,
+        query_lengths=query_lengths,
+        is_causal=True,
+        align="lower_right",
+        dtype=wide,
+    )
+    for b, (keys, queries) in enumerate(zip(key_lengths, query_lengths, strict=True)):
+        offset = int(keys - queries)
+        exact = attend_exactly(
+            *(array[b] for array in batch),
+            lambda i, j, keys=keys, queries=queries, offset=offset: i < queries and j < keys and j <= i + offset,
+        )
+        for got, want in zip((output[b], weights[b], lse[b]), exact, strict=True):
+            assert_near(got, want)
+
+
+def picture(*arguments, **keywords):
+    visible = reference.visible_pairs(*arguments, **keywords)
+    return ["".join("x" if seen else "." for seen in row) for row in visible]
+
+
+def test_alignment_looks_as_documented():
+    shape = (3, 5)
+    assert picture(shape, False, is_causal=True) == ["x....", "xx...", "xxx.."]
+    assert picture(shape, False, is_causal=True, align="lower_right") == ["xxx..", "xxxx.", "xxxxx"]
+    assert picture((3, 2), False, is_causal=True, align="lower_right") == ["..", "x.", "xx"]
+    assert picture(shape, False, window=1, align="upper_left") == ["xx...", "xxx..", ".xxx."]
+    assert picture(shape, False, window=(1, 0), align="lower_right") == [".xx..", "..xx.", "...xx"]
+    assert picture(shape, False, key_lengths=4, is_causal=True, align="lower_right") == ["xx...", "xxx..", "xxxx."]
+    assert picture(shape, False, key_lengths=4, query_lengths=2, window=(0, 0), align="lower_right") == [
+        "..x..",
+        "...x.",
+        ".....",
+    ]
+
+
+def test_heads_share_keys_in_order():
+    rng = np.random.default_rng(3)
+    query, key, value = rng.standard_normal((2, 6, 4, 3)), rng.standard_normal((2, 2, 5, 3)), rng.random((2, 2, 5, 2))
+    together = reference.attention(query, key, value)
+    for h in range(6):
+        alone = reference.attention(query[:, h], key[:, h // 3], value[:, h // 3])
+        for whole, part in zip(together, alone, strict=True):
+            np.testing.assert_allclose(whole[:, h], part, rtol=1e-14)
+    three_axes = reference.attention(query[0], key[0], value[0], enable_gqa=True)
+    np.testing.assert_array_equal(three_axes.output, together.output[0])
+
+
+def test_bshd_moves_the_output_alone():
+    rng = np.random.default_rng(4)
+    query, key, value = (rng.standard_normal((2, 3, length, 4)) for length in (5, 6, 6))
+    lengths = {"key_lengths": [6, 3], "attn_mask": rng.random((5, 6)) < 0.7}
+    bhsd = reference.attention(query, key, value, **lengths)
+    bshd = reference.attention(*(x.swapaxes(1, 2) for x in (query, key, value)), layout="bshd", **lengths)
+    np.testing.assert_array_equal(bshd.output, bhsd.output.swapaxes(1, 2))
+    np.testing.assert_array_equal(bshd.weights, bhsd.weights)
+    np.testing.assert_array_equal(bshd.lse, bhsd.lse)
+
+
+def test_leading_axes_broadcast():
+    rng = np.random.default_rng(5)
+    query, key, value = rng.random((3, 1, 4, 2)), rng.random((5, 2)), rng.random((2, 1, 5, 2))
+    assert reference.attention(query, key, value[:1]).output.shape == (3, 1, 4, 2)
+    assert reference.attention(query[:1], key, value).weights.shape == (2, 1, 4, 5)  # value alone has a batch
+
+
+def test_masked_nan_is_never_touched():
+    rng = np.random.default_rng(6)
+    query, key, value = (rng.standard_normal((n, 3)) for n in (4, 6, 6))
+    keep = np.ones((4, 6), bool)
+    keep[:2, 3] = False
+    clean = reference.attention(query, key, value, attn_mask=keep)
+    for poison in (np.nan, np.inf, -np.inf):
+        bad_key, bad_value = key.copy(), value.copy()
+        bad_key[3] = bad_value[3] = poison
+        for poisoned in ((bad_key, value), (key, bad_value)):
+            dirty = reference.attention(query, *poisoned, attn_mask=keep)
+            np.testing.assert_allclose(dirty.output[:2], clean.output[:2], rtol=1e-14)
+        assert not np.isfinite(dirty.output[2:]).any()  # the rows that do attend to it
+
+
+@pytest.mark.parametrize("empty_rows", ["zero", "nan"])
+def test_a_row_with_nothing_to_attend_to(empty_rows):
+    mask = np.array([[True, True], [False, False]])
+    ones = np.ones((2, 1))
+    output, weights, lse = reference.attention(ones, ones, ones, attn_mask=mask, empty_rows=empty_rows)
+    np.testing.assert_array_equal(output, [[1], [0 if empty_rows == "zero" else np.nan]])
+    np.testing.assert_array_equal(weights, [[0.5, 0.5], [0, 0]])
+    assert lse[1] == -np.inf
+    no_keys = reference.attention(ones, np.ones((0, 1)), np.ones((0, 3)))
+    np.testing.assert_array_equal(no_keys.output, np.zeros((2, 3)))
+
+
+def test_the_worked_example(article):
+    keys, queries, values = (article["x"] @ article[f"w_{name}"] for name in ("key", "query", "value"))
+    np.testing.assert_array_equal(keys, article["keys"])
+    np.testing.assert_array_equal(queries, article["queries"])
+    np.testing.assert_array_equal(values, article["values"])
+    np.testing.assert_array_equal(queries @ keys.T, article["scores"])
+    output, weights, _ = reference.attention(queries, keys, values, scale=1)
+    five_digits = np.vectorize(lambda x: f"{x:.4e}")
+    np.testing.assert_array_equal(five_digits(weights), five_digits(article["softmax"]))
+    np.testing.assert_array_equal(weights, reference.softmax(article["scores"]))
+    weighted = values[:, np.newaxis] * article["softmax_rounded"].T[:, :, np.newaxis]
+    np.testing.assert_allclose(weighted, article["weighted_values_of_rounded"], rtol=1e-14)
+    np.testing.assert_allclose(weighted.sum(0), article["outputs_of_rounded"], rtol=1e-14)
+    np.testing.assert_allclose(output, article["outputs_of_rounded"], atol=0.5)  # weights rounded to one digit
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax_is_exact(axis, wide):
+    x = np.random.default_rng(7).standard_normal((3, 4)) * 20
+    y, log_y = reference.softmax(x, axis, dtype=wide), reference.log_softmax(x, axis, dtype=wide)
+    for n in range(x.shape[1 - axis % 2]):
+        row = [mpmath.mpf(float(v)) for v in x.take(n, 1 - axis % 2)]
+        total = mpmath.fsum(map(mpmath.exp, row))
+        assert_near(y.take(n, 1 - axis % 2), [mpmath.exp(v) / total for v in row])
+        assert_near(log_y.take(n, 1 - axis % 2), [v - mpmath.log(total) for v in row])
+
+
+def test_softmax_of_nothing_but_minus_infinity_is_nan():
+    assert np.isnan(reference.softmax([-np.inf, -np.inf])).all()
+    np.testing.assert_array_equal(reference.softmax([-np.inf, 0]), [0, 1])
+
+
+def test_merged_parts_are_the_whole(arrays, wide):
+    query, key, value = arrays
+    exact = attend_exactly(*arrays, lambda i, j: True)
+    parts = [
+        reference.attention(query, key[cut], value[cut], dtype=wide) for cut in (slice(4, 6), slice(0, 0), slice(0, 4))
+    ]
+    output, lse = reference.merge_states([part.output for part in parts], [part.lse for part in parts], dtype=wide)
+    assert_near(output, exact[0])
+    assert_near(lse, exact[2])
+
+
+def test_merging_nothing_gives_nothing():
+    output, lse = reference.merge_states([np.zeros((2, 3)), np.full((2, 3), np.nan)], [np.full(2, -np.inf)] * 2)
+    np.testing.assert_array_equal(output, np.zeros((2, 3)))
+    np.testing.assert_array_equal(lse, [-np.inf, -np.inf])
