@@ -27,6 +27,7 @@ with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
 
 .PHONY: demo test bench lint sanitize tsan clean prerequisites
+.NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
 	$(python) -m pyattn $(ARGS)
@@ -71,7 +72,7 @@ $(call with,%): pyproject.toml | $(built)
 	$(python) -m pip install 'pyattn[$*]'
 	touch $@
 
-# PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, in the step above.
+# PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, with the extra.
 $(call with,peers) $(call with,bench): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
 $(call with,torch-from-index): $(venv)
 	$(python) -m pip install --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH)

@@ -23,9 +23,9 @@ sanitize = SANITIZERS[os.environ.get("PYATTN_SANITIZE", "")]
 # interpreters hand on, and which makes up most of the file.
 compile_args = ["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
 link_args = ["-pthread"]
-if sanitize:
-    compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined"]
-    compile_args += [f"-fsanitize={sanitize}", "-fno-wrapv"]  # most interpreters hand on -fwrapv: it hides overflows
+if sanitize:  # -fno-wrapv undoes another flag that is handed on, and that would hide overflows
+    compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv"]
+    compile_args += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=undefined"]
     link_args += [f"-fsanitize={sanitize}"]
 else:
     compile_args += ["-O3", "-g0"]

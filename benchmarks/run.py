@@ -13,8 +13,9 @@ from benchmarks.peers import PEERS, Peer, Pyattn, UnsupportedError
 
 OURS = "pyattn"
 READ = "read"
-AGREEMENT = {"float32": 1e-4, "float64": 1e-12}
-"""How far outputs may differ, on values near 1: enough to tell that the work is the same."""
+AGREEMENT = {"float32": 1e-4, "float64": 1e-6}
+"""How far outputs may differ, on values near 1: enough to tell that the work is the same. ONNX Runtime is 1e-7 away in
+float64 too, for its scale is a float32."""
 
 
 @dataclass

@@ -62,11 +62,11 @@ ATTN_TEMPLATE void K(decode_tile)(const int R, int count, ptrdiff_t head_dim, co
 
         if (count == LANES)
             for (; d + LANES <= to; d += LANES) {
-                K(stream_tile)(&soon);
                 K(load_square)(1, LANES, LANES, key + d, key_stride, k);
                 ATTN_UNROLL for (int i = 0; i < LANES; i++)
                     ATTN_UNROLL for (int r = 0; r < R; r++)
                         acc[r] = V(fma)(k[i], V(splat)(queries[r * head_dim + d + i]), acc[r]);
+                K(stream_tile)(&soon);
             }
         for (; d < to; d += LANES) {
             const int features = to - d < LANES ? (int)(to - d) : LANES;

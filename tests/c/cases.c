@@ -1,0 +1,312 @@
+#include "cases.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sizes ------------------------------------------------------------------------------------------------------------- */
+
+static void draw_lengths(test_case *c, lcg *g)
+{
+    switch (c->regime) {
+    case SMALL:
+        c->q_len = PICK(g, 0, 1, 2, 3, 5, 9, 17, 24);
+        c->kv_len = PICK(g, 0, 1, 2, 3, 7, 31, 33, 65);
+        c->head_dim = PICK(g, 0, 1, 2, 3, 5, 8, 17, 64);
+        c->v_dim = PICK(g, 0, 1, 2, 3, 8, 20, 33);
+        break;
+    case DECODE:
+        c->q_len = PICK(g, 1, 1, 1, 2, 3, 4);
+        c->kv_len = PICK(g, 40, 64, 100, 511, 513, 700, 1100, 1600);
+        c->head_dim = PICK(g, 16, 40, 64, 80, 129, 200, 256);
+        c->v_dim = PICK(g, 16, 24, 64, 100, 128);
+        break;
+    case PREFILL:
+        c->q_len = PICK(g, 33, 48, 49, 77, 100, 128, 130);
+        c->kv_len = PICK(g, 64, 77, 128, 130, 203, 300);
+        c->head_dim = PICK(g, 3, 16, 40, 64, 80, 130);
+        c->v_dim = PICK(g, 5, 16, 40, 64, 96);
+        break;
+    default:
+        c->q_len = PICK(g, 20, 50, 101, 150);
+        c->kv_len = PICK(g, 512, 577, 600, 1030, 1300);
+        c->head_dim = PICK(g, 8, 16, 32, 64);
+        c->v_dim = PICK(g, 8, 16, 32, 48);
+        break;
+    }
+    if (draw_one_in(g, 5)) c->kv_len = c->q_len;
+}
+
+/* Keeps the reference, and an emulator, within a second or so. */
+static void limit_work(test_case *c, double most)
+{
+    const double work = (double)(c->outer * c->batch * c->heads * c->q_len * c->kv_len * (c->head_dim + c->v_dim));
+    if (work <= most) return;
+    if (c->outer * c->batch > 1) c->outer = c->batch = 1;
+    else c->q_len = (c->q_len + 1) / 2;
+    limit_work(c, most);
+}
+
+/* Axes: 2 to 5 of them, heads among them or not. Query, key and value heads are given by one digit each. */
+static int draw_axes(test_case *c, lcg *g)
+{
+    const int heads = (int)PICK(g, 111, 111, 222, 333, 422, 441, 621, 632, 811, 122);
+    c->has_heads = heads != 111 || draw_one_in(g, 2);
+    c->args.enable_gqa = c->has_heads && draw_one_in(g, 3);
+    c->rank = c->has_heads ? (int)PICK(g, 4, 4, 5) : (int)PICK(g, 2, 3);
+    if (c->args.enable_gqa && draw_one_in(g, 2)) c->rank = 3;
+    c->args.layout = draw_one_in(g, 3) ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
+
+    const int batch_axes = c->rank - 2 - c->has_heads;
+    c->batch = batch_axes >= 1 ? PICK(g, 1, 2, 3) : 1;
+    c->outer = batch_axes >= 2 ? 2 : 1;
+    c->heads = heads == 122 ? 2 : heads / 100;
+    if (c->regime == SMALL && batch_axes >= 1 && draw_one_in(g, 20)) c->batch = 0;
+    return heads;
+}
+
+/* Arrays ------------------------------------------------------------------------------------------------------------ */
+
+static storage draw_storage(lcg *g, int is_result)
+{
+    static const int orders[][ROLES] = {
+        {OUTER, BATCH, HEAD, ROW, COLUMN},
+        {OUTER, BATCH, ROW, HEAD, COLUMN},
+        {OUTER, BATCH, HEAD, COLUMN, ROW},
+        {COLUMN, ROW, HEAD, BATCH, OUTER},
+    };
+    storage s = {.stretch = 1, .tail = is_result ? 16 : 0};
+    memcpy(s.order, orders[is_result ? draw_below(g, 2) : PICK(g, 0, 0, 0, 1, 1, 2, 3)], sizeof s.order);
+    if (draw_one_in(g, 3)) s.reversed = (unsigned)draw_below(g, 1 << ROLES);
+    if (is_result) s.reversed &= ~(1u << COLUMN);
+    s.padding = PICK(g, 0, 0, 1, 3);
+    s.lead = is_result ? 16 : draw_below(g, 4);
+    if (is_result) return s;
+    if (draw_one_in(g, 8)) s.repeated = 1u << draw_below(g, ROLES);
+    if (draw_one_in(g, 8)) s.stretch = 2;
+    if (draw_one_in(g, 8)) s.row_multiple = 2048;
+    return s;
+}
+
+/* An input or result. Axes that may be broadcast are 1 now and then; leading ones of size 1 may be left out. */
+static void draw_tensor(tensor *t, lcg *g, attn_dtype dtype, const ptrdiff_t full[ROLES], unsigned may_broadcast,
+                        const int *roles, int count, int most_axes, int least_axes, int is_result)
+{
+    ptrdiff_t size[ROLES];
+    for (int role = 0; role < ROLES; role++)
+        size[role] = (may_broadcast >> role & 1) && draw_one_in(g, 3) ? 1 : full[role];
+    int axes = most_axes;
+    while (axes > least_axes && size[roles[count - axes]] == 1 && draw_one_in(g, 2)) axes--;
+    const storage s = draw_storage(g, is_result);
+    tensor_make(t, dtype, size, roles, count, axes, &s);
+}
+
+static void draw_qkv(test_case *c, lcg *g, int heads)
+{
+    static const int heads_first[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, length_first[] = {OUTER, BATCH, ROW, HEAD, COLUMN};
+    static const int no_heads[] = {OUTER, BATCH, ROW, COLUMN};
+    const int bshd = c->args.layout == ATTN_LAYOUT_BSHD, count = c->has_heads ? 5 : 4;
+    const int *roles = !c->has_heads ? no_heads : bshd ? length_first : heads_first;
+    const int least = c->has_heads && (bshd || c->args.enable_gqa) ? 3 : 2;
+    const unsigned batches = 1u << OUTER | 1u << BATCH;
+    const attn_dtype dtype = (attn_dtype)c->dtype;
+
+    const ptrdiff_t query[] = {c->outer, c->batch, heads / 100, c->q_len, c->head_dim};
+    const ptrdiff_t key[] = {c->outer, c->batch, heads / 10 % 10, c->kv_len, c->head_dim};
+    const ptrdiff_t value[] = {c->outer, c->batch, heads % 10, c->kv_len, c->v_dim};
+    const ptrdiff_t output[] = {c->outer, c->batch, c->heads, c->q_len, c->v_dim};
+    draw_tensor(&c->query, g, dtype, query, 0, roles, count, c->rank, c->rank, 0);
+    draw_tensor(&c->key, g, dtype, key, batches, roles, count, c->rank, least, 0);
+    draw_tensor(&c->value, g, dtype, value, batches, roles, count, c->rank, least, 0);
+    draw_tensor(&c->output, g, dtype, output, 0, roles, count, c->rank, c->rank, 1);
+}
+
+static void draw_mask_and_results(test_case *c, lcg *g)
+{
+    static const int with_heads[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, no_heads[] = {OUTER, BATCH, ROW, COLUMN};
+    static const int lse_heads[] = {OUTER, BATCH, HEAD, ROW}, lse_no_heads[] = {OUTER, BATCH, ROW};
+    static const attn_dtype kinds[] = {ATTN_BOOL, ATTN_BOOL, ATTN_F16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE};
+    const int *roles = c->has_heads ? with_heads : no_heads, *lse_roles = c->has_heads ? lse_heads : lse_no_heads;
+    const int count = c->has_heads ? 5 : 4;
+    const attn_dtype dtype = (attn_dtype)c->dtype;
+    const ptrdiff_t weights[] = {c->outer, c->batch, c->heads, c->q_len, c->kv_len};
+    const ptrdiff_t lse[] = {c->outer, c->batch, c->heads, c->q_len, 1};
+
+    if (c->mask_kind != MASK_NONE)
+        draw_tensor(&c->mask, g, c->mask_kind == MASK_LEAST ? dtype : kinds[c->mask_kind], weights, ~0u, roles, count,
+                    c->rank, 1, 0);
+    if (c->wants_weights) draw_tensor(&c->weights, g, dtype, weights, 0, roles, count, c->rank, c->rank, 1);
+    if (c->wants_lse) draw_tensor(&c->lse, g, dtype, lse, 0, lse_roles, count - 1, c->rank - 1, c->rank - 1, 1);
+}
+
+static void draw_tensor_of_lengths(test_case *c, lcg *g, tensor *t, ptrdiff_t most)
+{
+    static const int roles[] = {OUTER, BATCH};
+    const ptrdiff_t size[] = {c->outer, c->batch, 1, 1, 1};
+    draw_tensor(t, g, ATTN_I64, size, 3, roles, 2, c->rank - 2 - c->has_heads, 0, 0);
+    for (ptrdiff_t n = 0, at[ROLES]; n < tensor_count(t); n++) {
+        tensor_index(t, n, at);
+        tensor_set(t, at, (double)draw_below(g, most + 1));
+    }
+}
+
+/* Numbers ----------------------------------------------------------------------------------------------------------- */
+
+static void fill(tensor *t, lcg *g, double factor)
+{
+    for (ptrdiff_t n = 0, count = tensor_count(t), at[ROLES]; n < count; n++) {
+        tensor_index(t, n, at);
+        tensor_set(t, at, factor * draw_real(g, t->dtype));
+    }
+}
+
+/* Masks of every kind either scatter what they forbid or forbid whole blocks. Float masks hold eighths in [-8, 8]:
+ * exact in float16. `least` is the lowest finite number of the call's dtype. */
+static void fill_mask(test_case *c, lcg *g)
+{
+    const int blocky = draw_one_in(g, 2), rarity = (int)PICK(g, 2, 4, 10);
+    const double least = c->dtype == ATTN_F32 ? -(double)FLT_MAX : -DBL_MAX;
+    tensor *t = &c->mask;
+    for (ptrdiff_t n = 0, count = tensor_count(t), at[ROLES]; n < count; n++) {
+        tensor_index(t, n, at);
+        const int forbidden = blocky ? (at[COLUMN] / 64 + at[ROW] / 16 + at[HEAD]) % 3 == 0 : draw_one_in(g, rarity);
+        const double eighths = (double)(draw_below(g, 129) - 64) / 8;
+        switch (c->mask_kind) {
+        case MASK_BOOL: tensor_set(t, at, forbidden ? 0 : draw_one_in(g, 50) ? 128 : 1); break;
+        case MASK_LEAST: tensor_set(t, at, forbidden ? least : 0); break;
+        default: tensor_set(t, at, forbidden ? -(double)INFINITY : eighths); break;
+        }
+    }
+}
+
+/* One key or value of every head is NaN: rows that do not see it must not notice. */
+static void poison(test_case *c, lcg *g)
+{
+    tensor *t = draw_one_in(g, 2) ? &c->key : &c->value;
+    const ptrdiff_t poisoned = draw_below(g, c->kv_len > 0 ? c->kv_len : 1);
+    for (ptrdiff_t n = 0, count = tensor_count(t), at[ROLES]; n < count; n++) {
+        tensor_index(t, n, at);
+        if (at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
+    }
+}
+
+static void draw_form(test_case *c, lcg *g)
+{
+    attn_args *a = &c->args;
+    const int lower = c->form == CAUSAL_LOWER || c->form == WINDOW_LOWER, windowed = c->form >= WINDOW_UPPER;
+    a->window_left = a->window_right = ATTN_UNBOUNDED;
+    if (c->form == SEES_ALL) return;
+
+    a->align = lower ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
+    if (!lower && c->q_len == c->kv_len && draw_one_in(g, 2)) a->align = ATTN_ALIGN_UNSAID;
+    a->is_causal = !windowed || draw_one_in(g, 3);
+    if (windowed) {
+        a->window_left = PICK(g, ATTN_UNBOUNDED, 0, 3, 20, 100, 600);
+        a->window_right = PICK(g, ATTN_UNBOUNDED, 0, 3, 20, 100);
+    }
+    if (draw_one_in(g, 2)) {
+        a->key_start = PICK(g, 0, 64, 128, 448, 512);
+        a->query_start = PICK(g, 0, 1, 50, 200) + (draw_one_in(g, 2) ? a->key_start : 0);
+    }
+}
+
+/* A case ------------------------------------------------------------------------------------------------------------ */
+
+static void describe(test_case *c)
+{
+    static const char *const masks[] = {"none", "bool", "float16", "float32", "float64", "long double", "finfo.min"};
+    static const char *const forms[] = {"sees all", "causal", "causal lower", "window", "window lower"};
+    const attn_args *a = &c->args;
+    snprintf(c->text, sizeof c->text,
+             "case %d: %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
+             "starts %td %td%s%s%s, %d threads",
+             c->number, c->dtype == ATTN_F32 ? "float32" : "float64", c->outer, c->batch, c->heads, c->q_len, c->kv_len,
+             c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right, a->query_start,
+             a->key_start, a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
+             c->wants_weights ? ", weights" : "", a->num_threads);
+}
+
+void case_make(test_case *c, int number)
+{
+    lcg g = lcg_from((uint64_t)number + 1);
+    int n = number;
+    *c = (test_case){.number = number};
+    c->dtype = n % DTYPES == 0 ? ATTN_F32 : ATTN_F64, n /= DTYPES;
+    c->mask_kind = n % MASK_KINDS, n /= MASK_KINDS;
+    c->form = n % FORMS, n /= FORMS;
+    c->regime = n;
+    c->wants_weights = draw_one_in(&g, 3);
+    c->wants_lse = draw_one_in(&g, 2);
+
+    draw_lengths(c, &g);
+    const int heads = draw_axes(c, &g);
+    limit_work(c, c->dtype == ATTN_F32 ? 4e6 : 2e6);
+    draw_form(c, &g);
+    draw_qkv(c, &g, heads);
+    draw_mask_and_results(c, &g);
+    if (draw_one_in(&g, 4)) draw_tensor_of_lengths(c, &g, &c->key_lengths, c->kv_len);
+    if (draw_one_in(&g, 4)) draw_tensor_of_lengths(c, &g, &c->query_lengths, c->q_len);
+
+    /* From nearly uniform weights to rows with one strong key and denormals behind it. */
+    fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12));
+    fill(&c->key, &g, 1);
+    fill(&c->value, &g, 1);
+    if (c->mask.data) fill_mask(c, &g);
+    if ((c->form != SEES_ALL || c->mask_kind == MASK_BOOL) && draw_one_in(&g, 4)) poison(c, &g);
+
+    attn_args *a = &c->args;
+    a->query = tensor_view(&c->query);
+    a->key = tensor_view(&c->key);
+    a->value = tensor_view(&c->value);
+    a->mask = tensor_view(&c->mask);
+    a->key_lengths = tensor_view(&c->key_lengths);
+    a->query_lengths = tensor_view(&c->query_lengths);
+    a->has_scale = draw_one_in(&g, 4);
+    a->scale = (double)PICK(&g, -4, 0, 1, 2, 8) / 8;
+    a->empty = draw_one_in(&g, 8) ? (double)NAN : 0;
+    a->num_threads = 1 + number % 3;
+    describe(c);
+}
+
+void case_free(test_case *c)
+{
+    tensor *all[] = {&c->query, &c->key,    &c->value,   &c->mask, &c->key_lengths, &c->query_lengths,
+                     &c->output, &c->weights, &c->lse};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) tensor_free(all[n]);
+}
+
+attn_status case_compute(test_case *c, attn_error *error)
+{
+    tensor *results[] = {&c->output, &c->weights, &c->lse};
+    for (int n = 0; n < 3; n++)
+        if (results[n]->data) tensor_wipe(results[n]);
+    return attn_attention(&c->args, tensor_view(&c->output), tensor_view(&c->weights), tensor_view(&c->lse), error);
+}
+
+void case_run(test_case *c)
+{
+    attn_error error = {""};
+    const attn_status status = case_compute(c, &error);
+    CLAIM(status == ATTN_OK, "%s at %s: %s", c->text, attn_isa(), error.message);
+    CLAIM(tensor_kept_gaps(&c->output), "%s at %s: wrote beside the output", c->text, attn_isa());
+    CLAIM(!c->weights.data || tensor_kept_gaps(&c->weights), "%s at %s: wrote beside the weights", c->text, attn_isa());
+    CLAIM(!c->lse.data || tensor_kept_gaps(&c->lse), "%s at %s: wrote beside lse", c->text, attn_isa());
+}
+
+static int same_shape(const tensor *t, int axes, const ptrdiff_t *shape)
+{
+    return t->data == NULL || (t->axes == axes && memcmp(t->shape, shape, (size_t)axes * sizeof *shape) == 0);
+}
+
+void case_claim_shapes(const test_case *c)
+{
+    attn_error error = {""};
+    attn_shapes s;
+    const attn_status status = attn_attention_shapes(&c->args, &s, &error);
+    CLAIM(status == ATTN_OK, "%s: %s", c->text, error.message);
+    CLAIM(same_shape(&c->output, s.axes, s.output), "%s: shape of the output", c->text);
+    CLAIM(same_shape(&c->weights, s.weights_axes, s.weights), "%s: shape of the weights", c->text);
+    CLAIM(same_shape(&c->lse, s.lse_axes, s.lse), "%s: shape of lse", c->text);
+}

@@ -1,0 +1,34 @@
+/* A fixed list of attention calls: every combination of dtype, mask, causal form and regime once, the rest drawn. */
+#ifndef CASES_H
+#define CASES_H
+
+#include "tensor.h"
+
+enum { MASK_NONE, MASK_BOOL, MASK_F16, MASK_F32, MASK_F64, MASK_LONG, MASK_LEAST, MASK_KINDS };
+enum { SEES_ALL, CAUSAL_UPPER, CAUSAL_LOWER, WINDOW_UPPER, WINDOW_LOWER, FORMS };
+enum { SMALL, DECODE, PREFILL, LONG, REGIMES };
+enum { DTYPES = 2, CASES = DTYPES * MASK_KINDS * FORMS * REGIMES };
+
+typedef struct {
+    int number, dtype, mask_kind, form, regime;
+    int has_heads, rank;
+    ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
+    attn_args args; /* its views point into the tensors: a case stays where it was made */
+    tensor query, key, value, mask, key_lengths, query_lengths; /* data == NULL: not given */
+    tensor output, weights, lse;
+    int wants_weights, wants_lse;
+    char text[240];
+} test_case;
+
+void case_make(test_case *c, int number);
+void case_free(test_case *c);
+
+/* Computes at the current level, into results that were wiped before; claims success and that nothing else was written.
+ * case_compute is the same without the claims, and allocates nothing itself. */
+void case_run(test_case *c);
+attn_status case_compute(test_case *c, attn_error *error);
+
+/* Shows the results to attention's shapes function: they must be as it says. */
+void case_claim_shapes(const test_case *c);
+
+#endif

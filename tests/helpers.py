@@ -1,0 +1,46 @@
+"""Small things that many tests need: bits, another Python, and how patient to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
+
+
+def bits(array) -> np.ndarray:
+    """The array's bits as unsigned integers: unlike numbers, NaN and the two zeros compare as they are stored."""
+    array = np.asarray(array)
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return native.view(f"u{array.dtype.itemsize}").reshape(array.shape)
+
+
+def assert_same_bits(actual, expected, about=""):
+    """Of arrays, or of all that two AttentionResults have."""
+    if isinstance(expected, tuple):
+        for name, one, other in zip(expected._fields, actual, expected, strict=True):
+            assert (one is None) == (other is None), f"{name} {about}"
+            if other is not None:
+                assert_same_bits(one, other, f"{name} {about}")
+        return
+    assert actual.dtype.newbyteorder("=") == expected.dtype.newbyteorder("="), about
+    np.testing.assert_array_equal(bits(actual), bits(expected), err_msg=str(about))
+
+
+def run_python(script: str, *, options=(), timeout=120, **environment) -> subprocess.CompletedProcess:
+    """Run a script in an interpreter of its own, which finds the same pyattn and these helpers. It must return 0.
+
+    An environment variable of None is taken away.
+    """
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **environment}
+    env = {name: text for name, text in env.items() if text is not None}
+    command = [sys.executable, *options, "-c", script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
