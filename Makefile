@@ -52,7 +52,7 @@ tsan: $(built) $(test_extras)
 	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh thread -m threads $(ARGS)
 
 clean:
-	rm -rf .venv build dist pyattn.egg-info pyattn/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build tests/c/build dist pyattn.egg-info pyattn/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 prerequisites:

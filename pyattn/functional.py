@@ -93,9 +93,9 @@ def scaled_dot_product_attention(
     --------
     >>> import numpy as np, pyattn
     >>> x = np.eye(2, dtype=np.float32)
-    >>> pyattn.scaled_dot_product_attention(x, x, x, is_causal=True)
-    array([[1.        , 0.        ],
-           [0.33023844, 0.6697615 ]], dtype=float32)
+    >>> pyattn.scaled_dot_product_attention(x, x, x, is_causal=True).round(4)
+    array([[1.    , 0.    ],
+           [0.3302, 0.6698]], dtype=float32)
     """
     arrays = [np.asarray(x) for x in (query, key, value)]
     dtype = arrays[0].dtype

@@ -155,7 +155,7 @@ def test_each_default_can_be_said(arrays):
 
 
 def test_keywords_made_at_run_time_are_found(arrays):
-    spelled = {"".join(["need", "_", name]): True for name in ("weights", "lse")}
+    spelled = {f"need_{name}": True for name in ("weights", "lse")}
     assert pyattn.attention(*arrays, **spelled).lse is not None
 
 

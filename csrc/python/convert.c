@@ -120,9 +120,9 @@ int pyattn_real_type(PyArrayObject *array, const char *name)
     const int type = PyArray_TYPE(array);
     if (type == NPY_FLOAT) return NPY_FLOAT;
     if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
-    PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %s.astype(numpy.%s)%s", name,
-                 PyArray_DESCR(array), name, type == NPY_LONGDOUBLE ? "float64" : "float32",
-                 PyTypeNum_ISCOMPLEX(type) ? " of its real part: attention of complex numbers is not defined" : "");
+    PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %s%s.astype(numpy.%s)", name,
+                 PyArray_DESCR(array), name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
+                 type == NPY_LONGDOUBLE || type == NPY_CDOUBLE ? "float64" : "float32");
     return -1;
 }
 

@@ -85,4 +85,4 @@
     "       [0.018 , 1.964 , 1.    ]])\n" \
     ">>> pyattn.attention(x, x, x, is_causal=True, need_weights=True).weights.round(4)\n" \
     "array([[1.    , 0.    ],\n" \
-    "       [0.0911, 0.9089]])\n"
+    "       [0.0903, 0.9097]])\n"

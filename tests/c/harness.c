@@ -61,7 +61,8 @@ static uint32_t next(lcg *g)
 
 lcg lcg_from(uint64_t seed)
 {
-    lcg g = {seed * 0x9e3779b97f4a7c15u};
+    seed = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9u + 0x9e3779b97f4a7c15u; /* neighbours must not look alike */
+    lcg g = {(seed ^ seed >> 27) * 0x94d049bb133111ebu};
     next(&g);
     return g;
 }

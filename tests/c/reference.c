@@ -1,0 +1,67 @@
+#include "reference.h"
+
+#include <float.h>
+#include <stdlib.h>
+#include <tgmath.h>
+
+/* Of a batch entry; `otherwise` when no lengths are given. */
+static ptrdiff_t length_of(const tensor *lengths, const ptrdiff_t *whose, ptrdiff_t otherwise)
+{
+    const ptrdiff_t at[ROLES] = {lengths->size[OUTER] == 1 ? 0 : whose[OUTER], lengths->size[BATCH] == 1 ? 0 : whose[BATCH]};
+    return lengths->data ? (ptrdiff_t)tensor_get(lengths, at) : otherwise;
+}
+
+/* Whether query at[ROW] attends to key j, and the mask's bias: the rule of attn.h, word by word. */
+static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, ptrdiff_t query_length, ptrdiff_t j,
+                double *bias)
+{
+    const attn_args *a = &c->args;
+    const ptrdiff_t lower = a->align == ATTN_ALIGN_LOWER_RIGHT ? key_length - query_length : 0;
+    const ptrdiff_t centre = at[ROW] + a->query_start - a->key_start + lower;
+
+    if (j >= key_length || at[ROW] >= query_length) return 0;
+    if (a->window_left != ATTN_UNBOUNDED && j < centre - a->window_left) return 0;
+    if (a->window_right != ATTN_UNBOUNDED && j > centre + a->window_right) return 0;
+    if (a->is_causal && j > centre) return 0;
+    if (c->mask.data == NULL) return 1;
+
+    const ptrdiff_t *size = c->mask.size;
+    const ptrdiff_t place[ROLES] = {size[OUTER] == 1 ? 0 : at[OUTER], size[BATCH] == 1 ? 0 : at[BATCH],
+                                    size[HEAD] == 1 ? 0 : at[HEAD], size[ROW] == 1 ? 0 : at[ROW], size[COLUMN] == 1 ? 0 : j};
+    const double m = tensor_get(&c->mask, place);
+    if (c->mask.dtype == ATTN_BOOL) return m != 0;
+    *bias = m;
+    return m != -(double)INFINITY;
+}
+
+#define WIDE double
+#define REAL float
+#define UNIT 0x1p-24
+#define LEAST ((double)FLT_MIN)
+#define NAME(x) x##_f32
+#include "reference.inc.h"
+#undef WIDE
+#undef REAL
+#undef UNIT
+#undef LEAST
+#undef NAME
+
+#define WIDE long double
+#define REAL double
+#define UNIT 0x1p-53
+#define LEAST DBL_MIN
+#define NAME(x) x##_f64
+#include "reference.inc.h"
+
+void reference_compare(const test_case *same, int count, worst_errors *worst)
+{
+    const test_case *c = &same[0];
+    for (int n = 0; n < count; n++) worst[n] = (worst_errors){0};
+    for (ptrdiff_t outer = 0; outer < c->outer; outer++)
+        for (ptrdiff_t batch = 0; batch < c->batch; batch++)
+            for (ptrdiff_t head = 0; head < c->heads; head++) {
+                const ptrdiff_t whose[ROLES] = {outer, batch, head};
+                if (c->dtype == ATTN_F32) compare_f32(same, count, whose, worst);
+                else compare_f64(same, count, whose, worst);
+            }
+}

@@ -1,0 +1,25 @@
+/* Attention as it is written down, a row at a time: in double for float32, in long double for float64. */
+#ifndef REFERENCE_H
+#define REFERENCE_H
+
+#include "cases.h"
+
+/* The largest errors, in units of what each number may be off by: at most OUTPUT_BAR, and 1 for the others.
+ * INFINITY where no rounding explains the difference.
+ *
+ *     u        2^-24 for float32, 2^-53 for float64
+ *     tiny     2^-126, 2^-1022: denormals may be flushed
+ *     a_j      |scale| sum_d |q_d| |k_jd| + |bias_j| over the keys j that a row attends to; A = max_j a_j
+ *     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (kv_len + head_dim + 1) tiny
+ *     weight   8u w (1 + 2A) + tiny;   their sum: 8u sqrt(kv_len)
+ *     lse      4u (1 + |lse| + A)
+ */
+enum { OUTPUT_BAR = 4 };
+typedef struct {
+    double output, weights, sums, lse;
+} worst_errors;
+
+/* Compares results of one case, computed `count` times (at several levels), with the reference: worst[n] of same[n]. */
+void reference_compare(const test_case *same, int count, worst_errors *worst);
+
+#endif

@@ -1,0 +1,137 @@
+/* One batch entry and head of the reference. Included with
+ *
+ *     WIDE      the type to compute in
+ *     REAL      the type of the inputs and results
+ *     UNIT, LEAST   its unit roundoff, and its smallest normal number
+ *     NAME(x)   x with a suffix for these types
+ */
+
+typedef struct {
+    ptrdiff_t at[ROLES]; /* OUTER, BATCH, HEAD, ROW: whose row this is */
+    ptrdiff_t key_length, query_length;
+    WIDE *query, *key, *value;      /* (head_dim), (kv_len, head_dim), (kv_len, v_dim) */
+    WIDE *weight, *output;          /* (kv_len), (v_dim) */
+    double *size, *output_unit;     /* a_j (kv_len), and what an output may be off by (v_dim) */
+    unsigned char *visible;         /* (kv_len) */
+    WIDE lse;
+    double largest; /* A */
+} NAME(row);
+
+/* Row `row` of an input, whose axes of size 1 are broadcast and whose heads are shared by neighbours. */
+static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t *whose, ptrdiff_t row, WIDE *out)
+{
+    ptrdiff_t at[ROLES] = {t->size[OUTER] == 1 ? 0 : whose[OUTER], t->size[BATCH] == 1 ? 0 : whose[BATCH],
+                           whose[HEAD] * t->size[HEAD] / c->heads, row, 0};
+    const char *p = tensor_at(t, at);
+    for (ptrdiff_t d = 0; d < t->size[COLUMN]; d++) out[d] = *(const REAL *)(const void *)(p + d * t->step[COLUMN]);
+}
+
+static void NAME(attend)(const test_case *c, NAME(row) *r)
+{
+    const double scale = c->args.has_scale ? c->args.scale : 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1));
+    WIDE top = -(WIDE)INFINITY, sum = 0;
+    r->largest = 0;
+
+    /* 1. scores of the visible keys */
+    for (ptrdiff_t j = 0; j < c->kv_len; j++) {
+        double bias = 0;
+        r->weight[j] = r->size[j] = 0;
+        if (!(r->visible[j] = (unsigned char)sees(c, r->at, r->key_length, r->query_length, j, &bias))) continue;
+        for (ptrdiff_t d = 0; d < c->head_dim; d++) {
+            const WIDE product = r->query[d] * r->key[j * c->head_dim + d];
+            r->weight[j] += product;
+            r->size[j] += (double)fabs(product);
+        }
+        r->weight[j] = r->weight[j] * (WIDE)scale + (WIDE)bias;
+        r->size[j] = r->size[j] * fabs(scale) + fabs(bias);
+        if (!(r->weight[j] <= top)) top = r->weight[j];
+        if (r->size[j] > r->largest) r->largest = r->size[j];
+    }
+
+    /* 2. their softmax */
+    for (ptrdiff_t j = 0; j < c->kv_len; j++)
+        if (r->visible[j]) sum += r->weight[j] = exp(r->weight[j] - top);
+    r->lse = sum == 0 ? -(WIDE)INFINITY : top + log(sum);
+    for (ptrdiff_t j = 0; j < c->kv_len; j++)
+        if (r->visible[j]) r->weight[j] /= sum;
+
+    /* 3. values; then, knowing the output, what it may be off by */
+    for (ptrdiff_t d = 0; d < c->v_dim; d++) {
+        double unit = 0;
+        r->output[d] = sum == 0 ? (WIDE)c->args.empty : 0;
+        for (ptrdiff_t j = 0; j < c->kv_len; j++)
+            if (r->visible[j]) r->output[d] += r->weight[j] * r->value[j * c->v_dim + d];
+        for (ptrdiff_t j = 0; j < c->kv_len; j++)
+            if (r->visible[j])
+                unit += (double)r->weight[j] * (1 + r->size[j]) *
+                        (double)(fabs(r->value[j * c->v_dim + d]) + fabs(r->output[d]));
+        r->output_unit[d] = unit * UNIT + (double)(c->kv_len + c->head_dim + 1) * LEAST;
+    }
+}
+
+/* Of the same type and place in a result. */
+static REAL NAME(result)(const tensor *t, const ptrdiff_t *whose, ptrdiff_t column)
+{
+    const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH], whose[HEAD], whose[ROW], column};
+    return *(const REAL *)(const void *)tensor_at(t, at);
+}
+
+static void NAME(raise)(double *worst, REAL actual, WIDE expected, double unit)
+{
+    double error = (double)INFINITY;
+    if (isnan(expected) ? isnan(actual) : (WIDE)actual == expected) error = 0;
+    else if (isfinite(expected) && isfinite(actual)) error = (double)fabs((WIDE)actual - expected) / unit;
+    if (!(error <= *worst)) *worst = error;
+}
+
+static void NAME(judge)(const test_case *c, const NAME(row) *r, worst_errors *worst)
+{
+    for (ptrdiff_t d = 0; d < c->v_dim; d++)
+        NAME(raise)(&worst->output, NAME(result)(&c->output, r->at, d), r->output[d], r->output_unit[d]);
+    if (c->lse.data)
+        NAME(raise)(&worst->lse, NAME(result)(&c->lse, r->at, 0), r->lse,
+                    4 * UNIT * (1 + (double)fabs(r->lse)) + 4 * UNIT * r->largest);
+    if (!c->weights.data || isnan(r->lse)) return; /* weights among which one is NaN are of no use to anyone */
+
+    WIDE sum = 0;
+    for (ptrdiff_t j = 0; j < c->kv_len; j++) {
+        const REAL w = NAME(result)(&c->weights, r->at, j);
+        const double unit = r->visible[j] ? (8 * UNIT + 16 * UNIT * r->largest) * (double)r->weight[j] + LEAST : 0;
+        NAME(raise)(&worst->weights, w, r->weight[j], unit);
+        sum += w;
+    }
+    if (r->lse > -(WIDE)INFINITY)
+        NAME(raise)(&worst->sums, (REAL)1, 2 - sum, 8 * UNIT * sqrt((double)c->kv_len));
+}
+
+/* All rows of one batch entry and head. */
+static void NAME(compare)(const test_case *same, int count, const ptrdiff_t whose[ROLES], worst_errors *worst)
+{
+    const test_case *c = &same[0];
+    const size_t keys = (size_t)c->kv_len, features = (size_t)c->head_dim, columns = (size_t)c->v_dim;
+    NAME(row) r = {.at = {whose[OUTER], whose[BATCH], whose[HEAD], 0, 0},
+                   .key_length = length_of(&c->key_lengths, whose, c->kv_len),
+                   .query_length = length_of(&c->query_lengths, whose, c->q_len)};
+    WIDE *numbers = take((features + keys * features + keys * columns + keys + columns) * sizeof *numbers);
+    r.query = numbers;
+    r.key = r.query + features;
+    r.value = r.key + keys * features;
+    r.weight = r.value + keys * columns;
+    r.output = r.weight + keys;
+    r.size = take((keys + columns) * sizeof *r.size);
+    r.output_unit = r.size + keys;
+    r.visible = take(keys);
+
+    for (ptrdiff_t j = 0; j < c->kv_len; j++) {
+        NAME(read_row)(c, &c->key, whose, j, r.key + j * c->head_dim);
+        NAME(read_row)(c, &c->value, whose, j, r.value + j * c->v_dim);
+    }
+    for (r.at[ROW] = 0; r.at[ROW] < c->q_len; r.at[ROW]++) {
+        NAME(read_row)(c, &c->query, whose, r.at[ROW], r.query);
+        NAME(attend)(c, &r);
+        for (int n = 0; n < count; n++) NAME(judge)(&same[n], &r, &worst[n]);
+    }
+    free(numbers);
+    free(r.size);
+    free(r.visible);
+}

@@ -1,0 +1,199 @@
+"""pyattn.masks against pictures drawn pair by pair; masks together with arguments; masks at the end of the range."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import bounds
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import masks
+
+SIZES = [(0, 0), (1, 1), (4, 4), (3, 5), (5, 3), (1, 4), (0, 3), (3, 0)]
+ALIGNS = ("upper_left", "lower_right")
+
+
+def drawn(q_len, kv_len, align, left, right):
+    """The band of a causal mask or window, pair by pair."""
+    offset = kv_len - q_len if align == "lower_right" else 0
+    pairs = np.zeros((q_len, kv_len), bool)
+    for i, j in product(range(q_len), range(kv_len)):
+        before, after = i + offset - j, j - i - offset
+        pairs[i, j] = (left is None or before <= left) and (right is None or after <= right)
+    return pairs
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), SIZES)
+@pytest.mark.parametrize("align", ALIGNS)
+def test_causal_is_a_triangle(q_len, kv_len, align):
+    mask = masks.causal(q_len, kv_len, align=align)
+    assert mask.dtype == np.bool_
+    np.testing.assert_array_equal(mask, drawn(q_len, kv_len, align, None, 0))
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), SIZES)
+@pytest.mark.parametrize("align", ALIGNS)
+@pytest.mark.parametrize("left", [None, 0, 1, 2, 9])
+@pytest.mark.parametrize("right", [None, 0, 1, 9])
+def test_window_is_a_band(q_len, kv_len, align, left, right):
+    mask = masks.window(q_len, kv_len, left=left, right=right, align=align)
+    assert mask.dtype == np.bool_
+    np.testing.assert_array_equal(mask, drawn(q_len, kv_len, align, left, right))
+
+
+def test_squares_need_one_length_and_no_align():
+    np.testing.assert_array_equal(masks.causal(4), np.tri(4, dtype=bool))
+    np.testing.assert_array_equal(masks.window(4, left=0, right=0), np.eye(4, dtype=bool))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint16"])
+@pytest.mark.parametrize("kv_len", [None, 4, 6])
+def test_padding_hides_what_lies_behind_each_length(dtype, kv_len):
+    lengths = np.array([4, 0, 2], dtype)
+    mask = masks.padding(lengths, kv_len)
+    assert (mask.dtype, mask.shape) == (np.bool_, (3, 1, 1, kv_len or 4))
+    for b, j in np.ndindex(3, kv_len or 4):
+        assert mask[b, 0, 0, j] == (j < lengths[b])
+
+
+def test_padding_of_no_batch():
+    assert masks.padding([]).shape == (0, 1, 1, 0)
+    assert masks.padding([], 3).shape == (0, 1, 1, 3)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "uint8", "float16", "float32", "longdouble"])
+def test_from_ones_reads_one_as_attend(dtype):
+    ones = np.array([[1, 0, 1], [0, 0, 1]]).astype(dtype)
+    mask = masks.from_ones(ones)
+    assert mask.dtype == np.bool_
+    np.testing.assert_array_equal(mask, ones != 0)
+    assert masks.from_ones(1.0).shape == ()
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: masks.causal(3, 5), ValueError, "causal with 3 queries and 5 keys needs align='upper_left' or"),
+        (lambda: masks.causal(-1), ValueError, "q_len is -1, expected 0 or more"),
+        (lambda: masks.causal(3, -5, align="upper_left"), ValueError, "kv_len is -5, expected 0 or more"),
+        (lambda: masks.causal(3, align="left"), ValueError, "align is 'left', expected 'upper_left' or 'lower_right'"),
+        (lambda: masks.causal(3.5), TypeError, "'float' object cannot be interpreted as an integer"),
+        (lambda: masks.window(3, 5, left=1, right=1), ValueError, "window with 3 queries and 5 keys needs align="),
+        (lambda: masks.window(3, left=-1, right=0), ValueError, "left is -1, expected 0 or more"),
+        (lambda: masks.window(3, left=None, right=-2), ValueError, "right is -2, expected 0 or more"),
+        (lambda: masks.window(3, 1, 1), TypeError, "positional"),
+        (lambda: masks.padding([3, 5], 4), ValueError, "lengths go from 3 to 5, expected 0 <= n <= 4"),
+        (lambda: masks.padding([-1, 2]), ValueError, "lengths go from -1 to 2, expected 0 <= n <= 2"),
+        (lambda: masks.padding([[1, 2]]), ValueError, "lengths has shape (1, 2), expected (batch,)"),
+        (lambda: masks.padding([1.0, 2.0]), TypeError, "lengths has dtype float64, expected integers"),
+        (lambda: masks.padding([True]), TypeError, "lengths has dtype bool, expected integers"),
+        (lambda: masks.from_ones([0.5, 1]), ValueError, "mask holds values other than 0 and 1; a mask that is added"),
+        (lambda: masks.from_ones([0, -np.inf]), ValueError, "mask holds values other than 0 and 1"),
+        (lambda: masks.from_ones([0, np.nan]), ValueError, "mask holds values other than 0 and 1"),
+    ],
+)
+def test_mistakes_are_named(call, kind, message):
+    with pytest.raises(kind, match=re.escape(message)):
+        call()
+
+
+# With attention
+
+
+@pytest.fixture
+def arrays(dtype):
+    rng = np.random.default_rng(0)
+    shapes = ((2, 2, 50, 8), (2, 2, 90, 8), (2, 2, 90, 5))
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def assert_exact(arrays, **arguments):
+    """Within the bounds of what is expected of the same arguments."""
+    dtype = arrays[0].dtype
+    result = pyattn.attention(*arrays, need_weights=True, need_lse=True, **arguments)
+    expected = bounds.expect(*arrays, dtype, **arguments)
+    assert bounds.output_ratio(result.output, expected) <= bounds.OUTPUT_BAR
+    assert bounds.weights_ratio(result.weights, expected) <= 1
+    if np.all(np.abs(expected.lse) <= np.finfo(dtype).max):
+        assert bounds.lse_ratio(result.lse, expected) <= 1
+    return result
+
+
+@pytest.mark.parametrize("align", ALIGNS)
+def test_masks_say_what_arguments_say(arrays, align):
+    for said, mask in [
+        ({"is_causal": True}, masks.causal(50, 90, align=align)),
+        ({"window": (7, 3)}, masks.window(50, 90, left=7, right=3, align=align)),
+        ({"window": (None, 3)}, masks.window(50, 90, left=None, right=3, align=align)),
+        ({"key_lengths": [90, 17]}, masks.padding([90, 17])),
+    ]:
+        np.testing.assert_array_equal(
+            pyattn.attention(*arrays, align=align, **said), pyattn.attention(*arrays, attn_mask=mask)
+        )
+
+
+@pytest.mark.parametrize("align", ALIGNS)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_and_arguments_are_combined(arrays, align, kind, dtype, level):
+    keep = np.random.default_rng(1).random((50, 90)) < 0.5
+    mask = keep if kind == "bool" else np.where(keep, 0.25, -np.inf).astype(dtype)
+    for said, band in [({"is_causal": True}, (None, 0)), ({"window": 9}, (9, 9)), ({"window": (9, None)}, (9, None))]:
+        result = assert_exact(arrays, attn_mask=mask, align=align, **said)
+        visible = keep & drawn(50, 90, align, *band)
+        np.testing.assert_array_equal(result.weights > 0, np.broadcast_to(visible, result.weights.shape))
+
+
+def test_all_reasons_at_once(arrays, dtype, level):
+    mask = np.random.default_rng(1).random((2, 1, 50, 90)) < 0.8
+    assert_exact(
+        arrays,
+        attn_mask=mask,
+        is_causal=True,
+        align="lower_right",
+        window=(30, 5),
+        key_lengths=[70, 90],
+        query_lengths=[50, 20],
+    )
+
+
+# The end of the range: finfo.min stands for -inf in many programs
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("queries", [1, 50])
+def test_finfo_min_gives_what_float64_gives(arrays, kind, queries, dtype, level):
+    """A row of nothing but finfo.min is no empty row: its keys stay equal, as in the formula."""
+    query, key, value = arrays
+    mask = np.where(np.random.default_rng(1).random((50, 90)) < 0.5, 0, np.finfo(kind).min).astype(kind)
+    mask[0] = mask[7] = np.finfo(kind).min
+    mask[3] = np.finfo(kind).max
+    result = assert_exact((query[:, :, :queries], key, value), attn_mask=mask[:queries])
+    np.testing.assert_allclose(result.weights[:, :, 0].sum(-1), 1, rtol=1e-5)
+    if kind != "float16":
+        np.testing.assert_allclose(result.weights[:, :, 0], 1 / 90, rtol=1e-5)
+    assert np.isfinite(result.lse).all()  # where float32 ends before the mask's dtype does, its last number
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "longdouble"])
+def test_finfo_min_hides_as_minus_infinity_does(arrays, kind, level):
+    keep = np.random.default_rng(1).random((50, 90)) < 0.5
+    keep[:, 0] = True
+    least, infinite = (np.where(keep, 0, number).astype(kind) for number in (np.finfo(kind).min, -np.inf))
+    one, other = (pyattn.attention(*arrays, attn_mask=mask, need_weights=True) for mask in (least, infinite))
+    np.testing.assert_array_equal(one.weights, other.weights)
+    np.testing.assert_array_equal(one.output, other.output)
+
+
+def test_a_mask_beyond_the_query_dtype_stays_finite(level):
+    """1e300 is no infinity: in float32 it is the largest number, and wins over all others by itself."""
+    query, key, value = (np.ones(shape, np.float32) for shape in ((1, 4), (3, 4), (3, 2)))
+    value = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for wide in (np.float64, np.longdouble):
+        mask = np.array([0, 1e300, -1e300], wide)
+        np.testing.assert_array_equal(pyattn.attention(query, key, value, attn_mask=mask), value[1:2])
