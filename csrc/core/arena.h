@@ -28,6 +28,9 @@ static inline size_t attn_plus(size_t a, size_t b)
     return __builtin_add_overflow(a, b, &sum) ? (size_t)-1 : sum;
 }
 /* Rounded up to whole cache lines. */
-static inline size_t attn_padded(size_t bytes) { return attn_plus(bytes, ATTN_ALIGNMENT - 1) & ~(size_t)(ATTN_ALIGNMENT - 1); }
+static inline size_t attn_padded(size_t bytes)
+{
+    return attn_plus(bytes, ATTN_ALIGNMENT - 1) & ~(size_t)(ATTN_ALIGNMENT - 1);
+}
 
 #endif

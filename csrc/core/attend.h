@@ -16,9 +16,9 @@ enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 /* A block of query rows, its running state, and where its rows live. */
 typedef struct {
     int rows, vectors;
-    int part_begun, total_begun; /* the state holds something */
-    int masked;                  /* some pair of a tile it met was not to be touched */
-    ptrdiff_t row;               /* number of its first row in the group */
+    int part_begun, total_begun;                              /* the state holds something */
+    int masked;                                               /* some pair of a tile it met was not to be touched */
+    ptrdiff_t row;                                            /* number of its first row in the group */
     ptrdiff_t least_first, most_first, least_last, most_last; /* over its rows */
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
     void *mask[ATTN_MAX_WIDTH];
@@ -38,11 +38,11 @@ typedef struct {
     const attn_problem *problem;
     const attn_kernels *kernels;
     int decode;
-    ptrdiff_t groups, rows;              /* groups of heads in a batch entry; rows of a group */
-    ptrdiff_t run, blocks_per_run;       /* rows that are cut into blocks together */
+    ptrdiff_t groups, rows;        /* groups of heads in a batch entry; rows of a group */
+    ptrdiff_t run, blocks_per_run; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
-    ptrdiff_t chunks, spans;             /* spans > 1: a task takes some of the chunks, and states are folded later */
-    ptrdiff_t columns;                   /* v_dim, padded to whole vectors */
+    ptrdiff_t chunks, spans; /* spans > 1: a task takes some of the chunks, and states are folded later */
+    ptrdiff_t columns;       /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
     int workers;
     /* bytes of one worker's scratch and of its parts */
@@ -73,7 +73,8 @@ attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 
 /* rows.c */
-ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise);
+ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
+                         ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 int attn_finish_block(attn_task *task, attn_block *block); /* returns 1 if a NaN came out */
 void attn_finish_weights(attn_task *task, attn_block *block);

@@ -11,7 +11,8 @@
 #include "attend.h"
 #include "error.h"
 
-/* Keys and values --------------------------------------------------------------------------------------------------- */
+/* Keys and values ---------------------------------------------------------------------------------------------------
+ */
 
 void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size)
 {
@@ -41,15 +42,18 @@ static key_block block_of(const char *base, const attn_operand *operand, ptrdiff
     return (key_block){copy, padded};
 }
 
-/* One key block for one query block --------------------------------------------------------------------------------- */
+/* One key block for one query block ---------------------------------------------------------------------------------
+ */
 
 static void begin_state(const attn_plan *plan, const attn_block *block, attn_state *state)
 {
     const int rows = plan->decode ? block->rows : block->vectors * plan->kernels->lanes;
     memset(state->sum, 0, (size_t)(rows * plan->kernels->size));
     for (int r = 0; r < rows; r++) {
-        if (plan->kernels->size == 4) ((float *)state->maximum)[r] = -INFINITY;
-        else ((double *)state->maximum)[r] = (double)-INFINITY;
+        if (plan->kernels->size == 4)
+            ((float *)state->maximum)[r] = -INFINITY;
+        else
+            ((double *)state->maximum)[r] = (double)-INFINITY;
     }
 }
 
@@ -57,7 +61,8 @@ static void begin_state(const attn_plan *plan, const attn_block *block, attn_sta
 static void block_limits(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
 {
     for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
-        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0, high = r < block->rows ? block->last[r] - from : keys;
+        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0,
+                  high = r < block->rows ? block->last[r] - from : keys;
         first[r] = (int32_t)(low < 0 ? 0 : low > keys ? keys : low);
         last[r] = (int32_t)(high < 0 ? 0 : high > keys ? keys : high);
     }
@@ -66,7 +71,8 @@ static void block_limits(const attn_block *block, ptrdiff_t from, int keys, int3
 static void mark_dead(const attn_plan *plan, const attn_block *block, int keys, const int32_t *first,
                       const int32_t *last, const void *bias, unsigned char *dead)
 {
-    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
+    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1,
+                    key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
     for (int r = 0; r < block->rows; r++)
         for (int n = 0; n < keys; n++) {
             const ptrdiff_t at = r * row + n * key;
@@ -80,7 +86,8 @@ static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, 
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
+    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1,
+                    key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
     const char *mask[ATTN_MAX_WIDTH];
     for (int r = 0; r < block->rows; r++) mask[r] = (const char *)block->mask[r] + from * p->mask.column;
     return plan->kernels->bias_tile((attn_mask_dtype)p->mask_dtype, block->rows, keys, mask, p->mask.column, task->bias,
@@ -91,9 +98,11 @@ static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, 
 static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t from)
 {
     const attn_plan *plan = task->plan;
-    if (block->kept) return (char *)attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS) + plan->kept_block_bytes - plan->scores_bytes;
+    if (block->kept)
+        return (char *)attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS) + plan->kept_block_bytes - plan->scores_bytes;
     if (!plan->decode) return task->scores;
-    return (char *)task->scores + (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
+    return (char *)task->scores +
+           (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
 }
 
 /* `key` is not looked at in the decode layout: decode_chunk has been there. */
@@ -155,7 +164,8 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     block->part_begun = 1;
 }
 
-/* Walking the keys -------------------------------------------------------------------------------------------------- */
+/* Walking the keys --------------------------------------------------------------------------------------------------
+ */
 
 /* The total so far and one more chunk. The first chunk becomes the total: folding into nothing gives the same bits. */
 static void fold_chunk(const attn_plan *plan, attn_block *block)
@@ -182,7 +192,8 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
         const ptrdiff_t end = to < block->most_last ? to : block->most_last;
         const int keys = end - from < ATTN_BLOCK_KEYS ? (int)(end - from) : ATTN_BLOCK_KEYS;
         if (from + keys <= block->least_first) continue;
-        if (p->mask.data && p->mask_dtype == ATTN_BOOL && read_mask(task, block, from, keys) == ATTN_TILE_DEAD) continue;
+        if (p->mask.data && p->mask_dtype == ATTN_BOOL && read_mask(task, block, from, keys) == ATTN_TILE_DEAD)
+            continue;
         const key_block key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, plan->kernels->size,
                                        plan->copy_keys ? task->key_copy : NULL);
         plan->kernels->decode_scores(block->rows, keys, p->head_dim, block->packed, key.data, key.stride,
@@ -254,7 +265,8 @@ static void redo_block(attn_task *task, int n, ptrdiff_t number)
     task->blocks[n] = again.blocks[0];
 }
 
-/* Tasks ------------------------------------------------------------------------------------------------------------- */
+/* Tasks -------------------------------------------------------------------------------------------------------------
+ */
 
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
  * then groups of heads, then batch entries. Returns the first block's number. */

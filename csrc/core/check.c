@@ -8,7 +8,10 @@
 #define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
 
 /* Axes are counted from the right, the last is 1. An axis that is not there has size 1. */
-static ptrdiff_t size_of(const attn_view *view, int axis) { return axis <= view->axes ? view->shape[view->axes - axis] : 1; }
+static ptrdiff_t size_of(const attn_view *view, int axis)
+{
+    return axis <= view->axes ? view->shape[view->axes - axis] : 1;
+}
 /* 0 where the axis is broadcast. */
 static ptrdiff_t stride_of(const attn_view *view, int axis)
 {
@@ -22,7 +25,20 @@ typedef struct {
 
 static const char *axes_text(const axis_places *at)
 {
-    return at->heads == 0 ? "(..., length, dim)" : at->heads == 3 ? "(..., heads, length, dim)" : "(..., length, heads, dim)";
+    return at->heads == 0   ? "(..., length, dim)"
+           : at->heads == 3 ? "(..., heads, length, dim)"
+                            : "(..., length, heads, dim)";
+}
+
+/* Where the axes of query, key, value and output lie. */
+static axis_places places_of(attn_layout layout, int has_heads)
+{
+    axis_places at = {.length = 2, .heads = has_heads ? 3 : 0, .batch = 3 + has_heads};
+    if (has_heads && layout == ATTN_LAYOUT_BSHD) {
+        at.length = 3;
+        at.heads = 2;
+    }
+    return at;
 }
 
 /* The dimension of one axis after broadcasting; -1 when the sizes do not go together. */
@@ -44,7 +60,7 @@ static attn_status check_ranks(const attn_args *args, axis_places *at, int *rank
 
     const int has_heads = *rank >= 4 || args->enable_gqa;
     const int length_first = has_heads && args->layout == ATTN_LAYOUT_BSHD;
-    *at = (axis_places){.length = length_first ? 3 : 2, .heads = !has_heads ? 0 : length_first ? 2 : 3, .batch = 3 + has_heads};
+    *at = places_of(args->layout, has_heads);
     for (int n = 0; n < 3; n++)
         if (arrays[n]->axes < 3 && has_heads && (length_first || args->enable_gqa))
             FAIL("%s has shape %s, expected at least 3 axes: %s", names[n],
@@ -52,7 +68,8 @@ static attn_status check_ranks(const attn_args *args, axis_places *at, int *rank
     return ATTN_OK;
 }
 
-static attn_status check_lengths_and_dims(const attn_args *args, const axis_places *at, attn_problem *p, attn_error *error)
+static attn_status check_lengths_and_dims(const attn_args *args, const axis_places *at, attn_problem *p,
+                                          attn_error *error)
 {
     p->q_len = size_of(&args->query, at->length);
     p->kv_len = size_of(&args->key, at->length);
@@ -89,8 +106,8 @@ static attn_status check_heads(const attn_args *args, const axis_places *at, att
     p->heads = query == 1 ? broadcast(key, value) : query;
     if (p->heads < 0 || (p->heads > 0 && (key == 0 || value == 0)) || (key > 0 && p->heads % key != 0) ||
         (value > 0 && p->heads % value != 0))
-        FAIL("query has %td heads, key %td and value %td; query heads must be a multiple of key and value heads (axis %d, "
-             "%s). Given: query %s, key %s, value %s",
+        FAIL("query has %td heads, key %td and value %td; query heads must be a multiple of key and value heads (axis "
+             "%d, %s). Given: query %s, key %s, value %s",
              query, key, value, -at->heads, axes_text(at), attn_shape_text(args->query.axes, args->query.shape),
              attn_shape_text(args->key.axes, args->key.shape), attn_shape_text(args->value.axes, args->value.shape));
     p->key_group = key > 0 ? p->heads / key : 1;
@@ -100,7 +117,8 @@ static attn_status check_heads(const attn_args *args, const axis_places *at, att
     return ATTN_OK;
 }
 
-static attn_status check_batch(const attn_args *args, const axis_places *at, int rank, attn_problem *p, attn_error *error)
+static attn_status check_batch(const attn_args *args, const axis_places *at, int rank, attn_problem *p,
+                               attn_error *error)
 {
     p->has_heads = at->heads != 0;
     p->batch_axes = rank - at->batch + 1;
@@ -146,16 +164,10 @@ static void resolve(const attn_view *view, const axis_places *at, const attn_pro
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = stride_of(view, at->batch + p->batch_axes - 1 - n);
 }
 
-/* Masks, weights and lse are heads-first in every layout. */
-static axis_places mask_places(const attn_problem *p)
-{
-    return (axis_places){.length = 2, .heads = p->has_heads ? 3 : 0, .batch = 3 + p->has_heads};
-}
-
 static attn_status check_mask(const attn_args *args, attn_problem *p, attn_error *error)
 {
     const attn_view *mask = &args->mask;
-    const axis_places at = mask_places(p);
+    const axis_places at = places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
     p->mask.data = NULL;
     if (mask->data == NULL) return ATTN_OK;
 
@@ -204,8 +216,8 @@ static attn_status check_lengths(const attn_view *lengths, const char *name, con
 static attn_status check_visibility(const attn_args *args, attn_problem *p, attn_error *error)
 {
     static const char *const wide = "  upper_left   lower_right\n    x . . .       x x x .\n    x x . .       x x x x";
-    static const char *const tall =
-        "  upper_left   lower_right\n    x .           . .\n    x x           . .\n    x x           x .\n    x x           x x";
+    static const char *const tall = "  upper_left   lower_right\n    x .           . .\n    x x           . .\n"
+                                    "    x x           x .\n    x x           x x";
     const int windowed = args->window_left != ATTN_UNBOUNDED || args->window_right != ATTN_UNBOUNDED;
 
     if (args->window_left < ATTN_UNBOUNDED || args->window_right < ATTN_UNBOUNDED)
@@ -215,7 +227,8 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
         FAIL("%s with %td queries and %td keys needs align='upper_left' (torch, JAX) or align='lower_right' "
              "(FlashAttention; decoding with a cache). For %s, x = visible:\n%s",
              args->is_causal ? "is_causal=True" : "window", p->q_len, p->kv_len,
-             p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys", p->q_len < p->kv_len ? wide : tall);
+             p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
+             p->q_len < p->kv_len ? wide : tall);
 
     p->before = args->window_left == ATTN_UNBOUNDED ? PTRDIFF_MAX : args->window_left;
     p->after = args->window_right == ATTN_UNBOUNDED ? PTRDIFF_MAX : args->window_right;
@@ -268,7 +281,11 @@ static int looks_like_ones(const attn_problem *p)
         for (ptrdiff_t j = 0; j < columns; j++, at += p->mask.column) {
             double x;
             switch (p->mask_dtype) {
-            case ATTN_F16: x = *(const uint16_t *)(const void *)at == 0x3c00 ? 1 : *(const uint16_t *)(const void *)at & 0x7fff ? 2 : 0; break;
+            case ATTN_F16:
+                x = *(const uint16_t *)(const void *)at == 0x3c00  ? 1
+                    : *(const uint16_t *)(const void *)at & 0x7fff ? 2
+                                                                   : 0;
+                break;
             case ATTN_F32: x = *(const float *)(const void *)at; break;
             case ATTN_F64: x = *(const double *)(const void *)at; break;
             default: x = (double)*(const long double *)(const void *)at; break;
@@ -314,9 +331,9 @@ attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, at
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                attn_problem *p, attn_error *error)
 {
-    const int length_first = p->has_heads && args->layout == ATTN_LAYOUT_BSHD;
-    const axis_places at = {.length = length_first ? 3 : 2, .heads = !p->has_heads ? 0 : length_first ? 2 : 3, .batch = 3 + p->has_heads};
-    const axis_places mask_at = mask_places(p), lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    const axis_places at = places_of(args->layout, p->has_heads);
+    const axis_places weights_at = places_of(ATTN_LAYOUT_BHSD, p->has_heads);
+    const axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
     const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
 
     if (output.data == NULL || output.dtype != p->dtype) FAIL("output must be given, in query's dtype");
@@ -326,7 +343,7 @@ attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_vie
         FAIL("the last axis of weights must be contiguous");
     resolve(&output, &at, p, &p->output);
     p->weights.data = p->lse.data = NULL;
-    if (weights.data != NULL) resolve(&weights, &mask_at, p, &p->weights);
+    if (weights.data != NULL) resolve(&weights, &weights_at, p, &p->weights);
     if (lse.data != NULL) resolve(&lse, &lse_at, p, &p->lse);
     return ATTN_OK;
 }

@@ -84,7 +84,8 @@ const char *attn_isa_complaint(void)
 attn_status attn_set_isa(const char *name, attn_error *error)
 {
     const attn_kernel_table *table = find(name);
-    if (table == NULL) return attn_fail(error, ATTN_INVALID, "%.60s is not an instruction-set level of this machine", name);
+    if (table == NULL)
+        return attn_fail(error, ATTN_INVALID, "%.60s is not an instruction-set level of this machine", name);
     __atomic_store_n(&chosen, table, __ATOMIC_RELEASE);
     return ATTN_OK;
 }

@@ -6,7 +6,7 @@
 
 /* Writes the message (printf's format) and returns the status, so that a check is one line. */
 __attribute__((format(printf, 3, 4))) attn_status attn_fail(attn_error *error, attn_status status, const char *format,
-                                                             ...);
+                                                            ...);
 
 /* A shape as "(2, 3, 4)" in one of a few rotating buffers: good for the arguments of one attn_fail. */
 const char *attn_shape_text(int axes, const ptrdiff_t *shape);

@@ -1,5 +1,5 @@
-/* Denormals are zero inside a loop's tasks (they would cost up to 87 times as much), and the thread's own floating-point
- * state, flags included, is put back after it.
+/* Denormals are zero inside a loop's tasks (they would cost up to 87 times as much), and the thread's own
+ * floating-point state, flags included, is put back after it.
  */
 #ifndef ATTN_CORE_FLOAT_STATE_H
 #define ATTN_CORE_FLOAT_STATE_H

@@ -14,8 +14,10 @@ static double real_at(attn_dtype dtype, const void *data, ptrdiff_t i)
 
 static void store_real(attn_dtype dtype, void *data, ptrdiff_t i, double x)
 {
-    if (dtype == ATTN_F32) ((float *)data)[i] = (float)x;
-    else ((double *)data)[i] = x;
+    if (dtype == ATTN_F32)
+        ((float *)data)[i] = (float)x;
+    else
+        ((double *)data)[i] = x;
 }
 
 /* One row: weights of the parts, then their sum of outputs. `share` and `sum` are scratch of `parts` and dim. */

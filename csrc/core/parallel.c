@@ -1,8 +1,8 @@
 /* The only file with threads: a small pool of workers that are parked between loops.
  *
- * One loop at a time has the pool. Its tasks are handed out by a counter; the calling thread works too. Workers spin for
- * SPIN_NS after a loop, in case the next one follows, then sleep. After a fork the child starts with an empty pool: the
- * handler takes no lock, as the forking thread may hold what the owner of a lock waits for.
+ * One loop at a time has the pool. Its tasks are handed out by a counter; the calling thread works too. Workers spin
+ * for SPIN_NS after a loop, in case the next one follows, then sleep. After a fork the child starts with an empty pool:
+ * the handler takes no lock, as the forking thread may hold what the owner of a lock waits for.
  */
 #define _GNU_SOURCE
 #include "parallel.h"
@@ -60,7 +60,8 @@ static int64_t about_now(void)
 #endif
 }
 
-/* How many threads -------------------------------------------------------------------------------------------------- */
+/* How many threads --------------------------------------------------------------------------------------------------
+ */
 
 static int threads_set; /* atomic; 0: the default */
 
@@ -104,7 +105,8 @@ int attn_workers(int num_threads, ptrdiff_t tasks)
     return tasks < n ? (tasks > 0 ? (int)tasks : 1) : n;
 }
 
-/* A loop ------------------------------------------------------------------------------------------------------------ */
+/* A loop ------------------------------------------------------------------------------------------------------------
+ */
 
 int attn_should_stop(attn_job *job, int worker)
 {

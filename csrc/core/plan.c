@@ -70,8 +70,9 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
 
     const ptrdiff_t states = tasks * plan->blocks_per_task * plan->chunks;
     const size_t bytes = attn_times((size_t)states, plan->state_bytes + ATTN_ALIGNMENT);
-    const size_t cache = attn_times((size_t)(p->batches * plan->groups), attn_times((size_t)p->kv_len,
-                                    (size_t)(p->head_dim + plan->columns) * (size_t)plan->kernels->size));
+    const size_t cache =
+        attn_times((size_t)(p->batches * plan->groups),
+                   attn_times((size_t)p->kv_len, (size_t)(p->head_dim + plan->columns) * (size_t)plan->kernels->size));
     if (bytes > cache / 2) return;
     plan->spans = smaller(plan->chunks, ceil_div(4 * plan->workers, tasks));
     plan->partial_bytes = bytes;
@@ -135,7 +136,8 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     const size_t rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)plan->kernels->width;
     size_t used = 0;
 
-    task->scores = next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
+    task->scores =
+        next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
     task->bias = next_part(memory, &used, plan->problem->mask.data ? plan->scores_bytes : 0);
     task->maximum = next_part(memory, &used, rows * size);
     task->correction = next_part(memory, &used, rows * size);

@@ -41,7 +41,8 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
 /* Multiply-adds, about. */
 static inline double attn_work(const attn_problem *p)
 {
-    return (double)p->batches * (double)p->heads * (double)p->q_len * (double)p->kv_len * (double)(p->head_dim + p->v_dim);
+    return (double)p->batches * (double)p->heads * (double)p->q_len * (double)p->kv_len *
+           (double)(p->head_dim + p->v_dim);
 }
 
 /* Address of an array's part that belongs to a batch entry and head. */

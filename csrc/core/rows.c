@@ -20,8 +20,10 @@ static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, p
 
     *first = p->before == PTRDIFF_MAX ? 0 : centre < p->before ? 0 : centre - p->before;
     *last = task->key_length;
-    if (centre < 0 && p->after != PTRDIFF_MAX) *last = clamp(p->after + centre + 1, 0, *last);
-    else if (p->after < task->key_length) *last = clamp(centre + p->after + 1, 0, *last);
+    if (centre < 0 && p->after != PTRDIFF_MAX)
+        *last = clamp(p->after + centre + 1, 0, *last);
+    else if (p->after < task->key_length)
+        *last = clamp(centre + p->after + 1, 0, *last);
     if (i >= task->query_length || *first >= *last) *first = *last = 0;
 }
 
@@ -90,8 +92,10 @@ static void scale_rows(const attn_problem *p, int rows, void *const *query, doub
 {
     for (int r = 0; r < rows; r++)
         for (ptrdiff_t d = 0; d < p->head_dim; d++) {
-            if (p->dtype == ATTN_F32) ((float *)packed)[r * p->head_dim + d] = ((const float *)query[r])[d] * (float)factor;
-            else ((double *)packed)[r * p->head_dim + d] = ((const double *)query[r])[d] * factor;
+            if (p->dtype == ATTN_F32)
+                ((float *)packed)[r * p->head_dim + d] = ((const float *)query[r])[d] * (float)factor;
+            else
+                ((double *)packed)[r * p->head_dim + d] = ((const double *)query[r])[d] * factor;
         }
 }
 
@@ -120,15 +124,17 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
 
     /* 3. the queries, once */
     query_rows(task, block, query);
-    if (plan->decode) scale_rows(p, block->rows, query, factor, block->packed);
-    else k->pack_queries(block->rows, block->vectors, p->head_dim, (const void *const *)query, factor, block->packed);
+    if (plan->decode)
+        scale_rows(p, block->rows, query, factor, block->packed);
+    else
+        k->pack_queries(block->rows, block->vectors, p->head_dim, (const void *const *)query, factor, block->packed);
 
     if (block->kept)
         for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_kept_of(plan, block, n)->keys = 0;
 }
 
-/* Natural logarithm of a row's sum, from its state in units of log2. A maximum at the end of the dtype's range was clamped
- * there (bias.inc.h): the bias was at the end of the range, and so is the result. A NaN in the sum stays. */
+/* Natural logarithm of a row's sum, from its state in units of log2. A maximum at the end of the dtype's range was
+ * clamped there (bias.inc.h): the bias was at the end of the range, and so is the result. A NaN in the sum stays. */
 static double natural_log(double top, double sum, double most)
 {
     if (sum == 0) return (double)-INFINITY;

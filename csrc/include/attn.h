@@ -50,8 +50,8 @@ enum { ATTN_UNBOUNDED = -1 };
  * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa; query heads may
  * then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
  * or a float type (added after scaling). Key j is visible to query i when
- *     0 <= j < key_length,  i < query_length,  i + offset - window_left <= j <= i + offset + min(window_right, causal ? 0)
- * with offset = query_start - key_start, plus key_length - query_length for ATTN_ALIGN_LOWER_RIGHT. query_start and
+ *     0 <= j < key_length,  i < query_length,  i + offset - window_left <= j <= i + offset + min(window_right, causal ?
+ * 0) with offset = query_start - key_start, plus key_length - query_length for ATTN_ALIGN_LOWER_RIGHT. query_start and
  * key_start place a part of a longer problem: its rows then get the bits of the whole.
  */
 typedef struct {
@@ -66,7 +66,7 @@ typedef struct {
     ptrdiff_t query_start, key_start;
     attn_layout layout;
     int enable_gqa;
-    double empty; /* what a row with nothing to attend to gives: 0, or NaN */
+    double empty;    /* what a row with nothing to attend to gives: 0, or NaN */
     int num_threads; /* 0: as attn_set_num_threads says */
 } attn_args;
 
@@ -95,8 +95,8 @@ ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdif
                                        attn_error *error);
 
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
-ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y,
-                                  int logarithm, int num_threads, attn_error *error);
+ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
+                                  int num_threads, attn_error *error);
 
 /* Threads used when a call does not say. 0 asks for the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else what
  * affinity and cgroup allow. */
@@ -104,8 +104,8 @@ ATTN_API void attn_set_num_threads(int num_threads);
 ATTN_API int attn_get_num_threads(void);
 
 /* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
- * the last that this machine has; it returns ATTN_INVALID for any other. Levels are first chosen at first use: the best,
- * or the one PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
+ * the last that this machine has; it returns ATTN_INVALID for any other. Levels are first chosen at first use: the
+ * best, or the one PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
 ATTN_API const char *attn_isa(void);
 ATTN_API const char *attn_isa_name(int index);
 ATTN_API const char *attn_isa_compiled(int index);

@@ -13,7 +13,10 @@ typedef struct {
     ptrdiff_t row_bytes, to_next_row, column;
 } K(row_stream);
 
-enum { K(rows_ahead) = 16, K(tile_lines) = LANES * LANES * sizeof(real) / 64 > 0 ? LANES * LANES * sizeof(real) / 64 : 1 };
+enum {
+    K(rows_ahead) = 16,
+    K(tile_lines) = LANES * LANES * sizeof(real) < 64 ? 1 : LANES * LANES * sizeof(real) / 64
+};
 
 static inline void K(stream_tile)(K(row_stream) * s)
 {
@@ -28,7 +31,8 @@ static inline void K(stream_tile)(K(row_stream) * s)
 }
 
 /* A square of keys, transposed: k[d] lane i = key[i][d]. Rows past `count` repeat the last one; nobody reads them. */
-ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, const real *key, ptrdiff_t key_stride, vec *k)
+ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, const real *key, ptrdiff_t key_stride,
+                                  vec *k)
 {
     if (whole) {
         ATTN_UNROLL for (int i = 0; i < LANES; i++) {

@@ -86,8 +86,8 @@ typedef struct {
     /* total = total + part, where columns is a multiple of lanes. An empty state has maximum -inf, sum 0, out 0. */
     void (*fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total);
 
-    /* output row = state.out / state.sum, `empty` where nothing was attended to. Returns 1 if a NaN (or an infinity) was
-     * written to a row that is not empty. */
+    /* output row = state.out / state.sum, `empty` where nothing was attended to. Returns 1 if a NaN (or an
+     * infinity) was written to a row that is not empty. */
     int (*finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double empty,
                        void *const *output);
 

@@ -26,7 +26,7 @@ ATTN_TEMPLATE vec K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real 
     const vec none = V(splat)(0);
     ptrdiff_t d = 0;
     for (; d + LANES <= v_dim; d += LANES) {
-        vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* + 0: no -0, which depends on what was flushed on the way */
+        vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* no -0: its sign tells what was flushed on the way */
         V(store)(into + d, y);
         check = V(fma)(y, none, check);
     }
@@ -53,7 +53,8 @@ static int K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, pt
         if (((const real *)state->sum)[i] == 0)
             for (ptrdiff_t d = 0; d < v_dim; d++) ((real *)output[i])[d] = (real)empty;
         else
-            check = K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i], check);
+            check = K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i],
+                                  check);
     }
     return V(has_nan)(check);
 }

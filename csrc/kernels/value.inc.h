@@ -61,7 +61,7 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
     K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
                    correction, begins, (real *)out + j * LANES, out_stride)
     int j = 0;
-    if (rows <= ATTN_DECODE_ROWS && VEC_ACCUMULATORS >= 24) /* few rows: value is read once, and in the order of memory */
+    if (rows <= ATTN_DECODE_ROWS && VEC_ACCUMULATORS >= 24) /* few rows: value is read once, in memory's order */
         for (; j + 8 <= vectors; j += 8) PANEL(8);
     for (; j + WIDE <= vectors; j += WIDE) PANEL(WIDE);
     if (WIDE > 2)

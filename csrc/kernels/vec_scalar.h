@@ -69,7 +69,8 @@ static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no)
 /* The larger; b where either is NaN. */
 static inline vf32 vf32_max(vf32 a, vf32 b) { return vf32_select(b < a, a, b); }
 static inline vf64 vf64_max(vf64 a, vf64 b) { return vf64_select(b < a, a, b); }
-/* To the nearest integer, ties to even, for |a| < 2^22 (double: 2^51): adding 1.5 * 2^23 leaves no room for a fraction. */
+/* To the nearest integer, ties to even, for |a| < 2^22 (double: 2^51): adding 1.5 * 2^23 leaves no room for a fraction.
+ */
 static inline vf32 vf32_round(vf32 a) { return (a + 0x1.8p23f) - 0x1.8p23f; }
 static inline vf64 vf64_round(vf64 a) { return (a + 0x1.8p52) - 0x1.8p52; }
 /* a * 2^n for integral -127 <= n <= 0 (double: -1023); denormal results are flushed to zero. The low bits of

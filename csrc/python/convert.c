@@ -23,12 +23,14 @@ static PyArrayObject *plain_from_subclass(PyObject *object, const char *name)
     int found = is_instance_of(object, "numpy.ma", "MaskedArray");
     if (found > 0)
         PyErr_Format(PyExc_TypeError,
-                     "%s is a masked array, whose mask would be lost; pass %s.filled(0) and the mask as attn_mask", name, name);
+                     "%s is a masked array, whose mask would be lost; pass %s.filled(0) and the mask as attn_mask",
+                     name, name);
     if (found == 0) {
         found = is_instance_of(object, "numpy", "matrix");
         if (found > 0)
-            PyErr_Format(PyExc_TypeError, "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)",
-                         name, name);
+            PyErr_Format(PyExc_TypeError,
+                         "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name,
+                         name);
     }
     return found == 0 ? (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object)) : NULL;
 }
@@ -82,7 +84,8 @@ static PyObject *from_dlpack(PyObject *object)
 
 static PyArrayObject *from_foreign(PyObject *object, const char *name)
 {
-    if (PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) || PyLong_CheckExact(object))
+    if (PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
+        PyLong_CheckExact(object))
         return (PyArrayObject *)PyArray_FROM_O(object);
     if (refuse_foreign(object, name) < 0) return NULL;
 
@@ -105,7 +108,8 @@ PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
     return array;
 }
 
-/* Arrays ------------------------------------------------------------------------------------------------------------ */
+/* Arrays ------------------------------------------------------------------------------------------------------------
+ */
 
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum)
 {
@@ -149,7 +153,8 @@ attn_view pyattn_view(PyArrayObject *array)
 
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype)
 {
-    return (PyArrayObject *)PyArray_SimpleNew(axes, (const npy_intp *)shape, dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
+    return (PyArrayObject *)PyArray_SimpleNew(axes, (const npy_intp *)shape,
+                                              dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
 }
 
 /* [low, high) of the addresses an array reaches; empty for an array without elements. */
@@ -160,8 +165,10 @@ static void extent(PyArrayObject *array, const char **low, const char **high)
         const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
         if (PyArray_DIM(array, axis) == 0) to = from;
         if (PyArray_DIM(array, axis) == 0) break;
-        if (reach < 0) from += reach;
-        else to += reach;
+        if (reach < 0)
+            from += reach;
+        else
+            to += reach;
     }
     *low = from;
     *high = to;
@@ -185,7 +192,8 @@ PyObject *pyattn_raise(attn_status status, const attn_error *error)
     return NULL;
 }
 
-/* Arguments --------------------------------------------------------------------------------------------------------- */
+/* Arguments ---------------------------------------------------------------------------------------------------------
+ */
 
 static int intern_names(const pyattn_signature *s)
 {
@@ -204,11 +212,13 @@ static int find_name(const pyattn_signature *s, PyObject *keyword)
     return -1;
 }
 
-int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **values)
+int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                 PyObject **values)
 {
     if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
     if (nargs > s->positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %d positional arguments but %zd were given", s->function, s->positional, nargs);
+        PyErr_Format(PyExc_TypeError, "%s() takes %d positional arguments but %zd were given", s->function,
+                     s->positional, nargs);
         return -1;
     }
     for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
@@ -218,15 +228,18 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
         const int place = find_name(s, keyword);
         if (place < 0 || values[place] != NULL) {
-            PyErr_Format(PyExc_TypeError, place < 0 ? "%s() got an unexpected keyword argument '%U'"
-                                                    : "%s() got multiple values for argument '%U'", s->function, keyword);
+            PyErr_Format(PyExc_TypeError,
+                         place < 0 ? "%s() got an unexpected keyword argument '%U'"
+                                   : "%s() got multiple values for argument '%U'",
+                         s->function, keyword);
             return -1;
         }
         values[place] = args[nargs + i];
     }
     for (int n = 0; n < s->required; n++)
         if (values[n] == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", s->function, s->names[n], n + 1);
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", s->function, s->names[n],
+                         n + 1);
             return -1;
         }
     return 0;

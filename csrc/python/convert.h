@@ -33,8 +33,9 @@ int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b);
 /* Raises what a status means; always returns NULL. */
 PyObject *pyattn_raise(attn_status status, const attn_error *error);
 
-/* The argument parser of METH_FASTCALL | METH_KEYWORDS functions: the first `positional` names may be given by position,
- * the first `required` must be given. values (count) are borrowed, NULL where not given. Returns -1 with a TypeError. */
+/* The argument parser of METH_FASTCALL | METH_KEYWORDS functions: the first `positional` names may be given by
+ * position, the first `required` must be given. values (count) are borrowed, NULL where not given. Returns -1 with a
+ * TypeError. */
 typedef struct {
     const char *function;
     int count, positional, required;

@@ -35,7 +35,7 @@ static PyModuleDef_Slot slots[] = {
     {0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "pyattn._core", .m_doc = "The C core of pyattn.", .m_size = 0, .m_slots = slots};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "pyattn._core",
+                                        .m_doc = "The C core of pyattn.", .m_size = 0, .m_slots = slots};
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

@@ -6,12 +6,30 @@
 #include "doc_attention.h"
 
 enum {
-    QUERY, KEY, VALUE, ATTN_MASK, IS_CAUSAL, ALIGN, SCALE, WINDOW, KEY_LENGTHS, QUERY_LENGTHS, DROPOUT_P, ENABLE_GQA,
-    NEED_WEIGHTS, NEED_LSE, EMPTY_ROWS, LAYOUT, NUM_THREADS, OUT, ARGUMENTS
+    QUERY,
+    KEY,
+    VALUE,
+    ATTN_MASK,
+    IS_CAUSAL,
+    ALIGN,
+    SCALE,
+    WINDOW,
+    KEY_LENGTHS,
+    QUERY_LENGTHS,
+    DROPOUT_P,
+    ENABLE_GQA,
+    NEED_WEIGHTS,
+    NEED_LSE,
+    EMPTY_ROWS,
+    LAYOUT,
+    NUM_THREADS,
+    OUT,
+    ARGUMENTS
 };
 static const char *const argument_names[ARGUMENTS] = {
-    "query", "key", "value", "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths",
-    "dropout_p", "enable_gqa", "need_weights", "need_lse", "empty_rows", "layout", "num_threads", "out"};
+    "query",        "key",      "value",       "attn_mask",     "is_causal",   "align",
+    "scale",        "window",   "key_lengths", "query_lengths", "dropout_p",   "enable_gqa",
+    "need_weights", "need_lse", "empty_rows",  "layout",        "num_threads", "out"};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"attention", ARGUMENTS, 3, 3, argument_names, interned_names};
 
@@ -35,7 +53,10 @@ static void release(owned *o)
 static int given(PyObject *object) { return object != NULL && object != Py_None; }
 
 /* Truth of an optional flag; -1 with an exception. */
-static int flag(PyObject *object) { return object == NULL || object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object); }
+static int flag(PyObject *object)
+{
+    return object == NULL || object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object);
+}
 
 /* query, key, value: brought to one dtype, promoted as NumPy promotes. */
 static int convert_inputs(PyObject *const *values, owned *o)
@@ -69,7 +90,8 @@ static int convert_mask(PyObject *object, owned *o)
         return -1;
     }
     if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
-        PyErr_Format(PyExc_TypeError, "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores)",
+        PyErr_Format(PyExc_TypeError,
+                     "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores)",
                      PyArray_DESCR(o->mask));
         return -1;
     }
@@ -113,7 +135,8 @@ static int window_side(PyObject *object, ptrdiff_t *side)
     *side = PyNumber_AsSsize_t(object, PyExc_OverflowError);
     if (*side == -1 && PyErr_Occurred()) return -1;
     if (*side < 0) {
-        PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded", *side);
+        PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded",
+                     *side);
         return -1;
     }
     return 0;
@@ -224,7 +247,8 @@ static int check_out(PyObject *object, const attn_shapes *shapes, const owned *o
         return -1;
     }
     if (PyArray_TYPE(out) != PyArray_TYPE(o->inputs[0])) {
-        PyErr_Format(PyExc_ValueError, "out has dtype %S, expected %S", PyArray_DESCR(out), PyArray_DESCR(o->inputs[0]));
+        PyErr_Format(PyExc_ValueError, "out has dtype %S, expected %S", PyArray_DESCR(out),
+                     PyArray_DESCR(o->inputs[0]));
         return -1;
     }
     if (!PyArray_ISWRITEABLE(out)) {
@@ -242,7 +266,8 @@ static int writes_in_place(PyArrayObject *out, const owned *o)
     if (PyArray_DIM(out, last) > 1 && PyArray_STRIDE(out, last) != PyArray_ITEMSIZE(out)) return 0;
     for (int n = 0; n < 3; n++)
         if (pyattn_may_overlap(out, o->inputs[n])) return 0;
-    return !(o->mask && pyattn_may_overlap(out, o->mask)) && !(o->key_lengths && pyattn_may_overlap(out, o->key_lengths)) &&
+    return !(o->mask && pyattn_may_overlap(out, o->mask)) &&
+           !(o->key_lengths && pyattn_may_overlap(out, o->key_lengths)) &&
            !(o->query_lengths && pyattn_may_overlap(out, o->query_lengths));
 }
 
@@ -255,7 +280,8 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
         if (writes_in_place((PyArrayObject *)values[OUT], o)) o->output = (PyArrayObject *)Py_NewRef(values[OUT]);
     }
     if (o->output == NULL && (o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return -1;
-    if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL) return -1;
+    if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
+        return -1;
     if (need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
     return 0;
 }
@@ -269,10 +295,8 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
 
     if (status != ATTN_OK) return status;
     if (attn_work(problem) < WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
-    Py_BEGIN_ALLOW_THREADS
-    status = attn_attend(problem, args->num_threads, error);
-    Py_END_ALLOW_THREADS
-    return status;
+    Py_BEGIN_ALLOW_THREADS status = attn_attend(problem, args->num_threads, error);
+    Py_END_ALLOW_THREADS return status;
 }
 
 /* The output alone, or AttentionResult(output, weights, lse). */
@@ -287,9 +311,10 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
-    PyObject *result = class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
-                                                            o->lse ? (PyObject *)o->lse : Py_None, NULL)
-                             : NULL;
+    PyObject *result =
+        class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
+                                             o->lse ? (PyObject *)o->lse : Py_None, NULL)
+              : NULL;
     Py_XDECREF(class);
     Py_XDECREF(module);
     return result;
@@ -326,8 +351,10 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     attn_describe(&args, &problem, &shapes);
     if (warn_of_likely_mistakes(&shapes, args.layout) < 0) goto done;
     if (make_results(values, &shapes, args.query.dtype, &o) < 0) goto done;
-    if ((status = compute(&args, &problem, &o, &error)) != ATTN_OK) pyattn_raise(status, &error);
-    else result = wrap(values, &o);
+    if ((status = compute(&args, &problem, &o, &error)) != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = wrap(values, &o);
 
 done:
     release(&o);

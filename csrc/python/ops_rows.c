@@ -39,15 +39,15 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_DIM(x, axes - 1), rows = n > 0 ? PyArray_SIZE(x) / n : 0;
-    Py_BEGIN_ALLOW_THREADS
-    status = attn_softmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(y), logarithm, 0, &error);
-    Py_END_ALLOW_THREADS
-    if (status == ATTN_OK) return (PyObject *)y;
+    Py_BEGIN_ALLOW_THREADS status =
+        attn_softmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(y), logarithm, 0, &error);
+    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
     Py_DECREF(y);
     return pyattn_raise(status, &error);
 }
 
-/* The arrays of a list or tuple, all C-contiguous, of one dtype and size; their data pointers. NULL with an exception. */
+/* The arrays of a list or tuple, all C-contiguous, of one dtype and size; their data pointers. NULL with an exception.
+ */
 static const void **data_of(PyObject *list, Py_ssize_t parts, int type, npy_intp size)
 {
     const void **data = PyMem_Malloc((size_t)(parts > 0 ? parts : 1) * sizeof *data);
@@ -89,11 +89,9 @@ static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t 
     const void **lses = NULL, **outputs = data_of(args[0], parts, PyArray_TYPE(output), size);
     PyObject *result = NULL;
     if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
-    Py_BEGIN_ALLOW_THREADS
-    status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs, lses,
-                               PyArray_DATA(output), PyArray_DATA(lse), &error);
-    Py_END_ALLOW_THREADS
-    result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
+    Py_BEGIN_ALLOW_THREADS status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs,
+                                                      lses, PyArray_DATA(output), PyArray_DATA(lse), &error);
+    Py_END_ALLOW_THREADS result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 done:
     PyMem_Free(outputs);
     PyMem_Free(lses);
@@ -104,7 +102,7 @@ PyMethodDef pyattn_rows_methods[] = {
     {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
      "as_real($module, x, name, /)\n--\n\nAn object as an array of float32 or float64, by the rules of attention."},
     {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,
-     "softmax_rows($module, x, logarithm, /)\n--\n\nsoftmax or log_softmax over the last axis of a C-contiguous array."},
+     "softmax_rows($module, x, logarithm, /)\n--\n\nsoftmax or log_softmax over a C-contiguous array's last axis."},
     {"merge_states", (PyCFunction)(void (*)(void))merge_states, METH_FASTCALL,
      "merge_states($module, outputs, lses, output, lse, /)\n--\n\nMerge tuples of C-contiguous partial results."},
     {NULL, NULL, 0, NULL},

@@ -67,10 +67,8 @@ static PyObject *fma_peak(PyObject *self, PyObject *seconds)
     const double limit = PyFloat_AsDouble(seconds);
     double peak;
     if (limit == -1 && PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    peak = attn_measure_fma(limit);
-    Py_END_ALLOW_THREADS
-    return PyFloat_FromDouble(peak * 1e-9);
+    Py_BEGIN_ALLOW_THREADS peak = attn_measure_fma(limit);
+    Py_END_ALLOW_THREADS return PyFloat_FromDouble(peak * 1e-9);
 }
 
 static PyObject *read_speed(PyObject *self, PyObject *args)
@@ -87,10 +85,8 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
     }
     const float *data = PyArray_DATA((PyArrayObject *)array);
     const npy_intp count = PyArray_SIZE((PyArrayObject *)array);
-    Py_BEGIN_ALLOW_THREADS
-    speed = attn_measure_read(data, count, n);
-    Py_END_ALLOW_THREADS
-    return PyFloat_FromDouble(speed * 1e-9);
+    Py_BEGIN_ALLOW_THREADS speed = attn_measure_read(data, count, n);
+    Py_END_ALLOW_THREADS return PyFloat_FromDouble(speed * 1e-9);
 }
 
 PyMethodDef pyattn_runtime_methods[] = {
@@ -100,7 +96,8 @@ PyMethodDef pyattn_runtime_methods[] = {
     {"_levels", levels, METH_NOARGS, "_levels($module, /)\n--\n\nLevels of this machine, best first."},
     {"_levels_compiled", levels_compiled, METH_NOARGS, "_levels_compiled($module, /)\n--\n\nLevels compiled in."},
     {"_set_isa", set_isa, METH_O, "_set_isa($module, name, /)\n--\n\nSwitch the level; for tests."},
-    {"_fma_peak", fma_peak, METH_O, "_fma_peak($module, seconds, /)\n--\n\nGFLOP/s of fma on one thread; for benchmarks."},
+    {"_fma_peak", fma_peak, METH_O,
+     "_fma_peak($module, seconds, /)\n--\n\nGFLOP/s of fma on one thread; for benchmarks."},
     {"_read_speed", read_speed, METH_VARARGS,
      "_read_speed($module, array, num_threads, /)\n--\n\nGB/s of a pure read; for benchmarks."},
     {NULL, NULL, 0, NULL},
