@@ -97,14 +97,14 @@ def scaled_dot_product_attention(
     array([[1.    , 0.    ],
            [0.3302, 0.6698]], dtype=float32)
     """
-    arrays = [np.asarray(x) for x in (query, key, value)]
+    arrays = [_core.as_array(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))]
     dtype = arrays[0].dtype
     for name, array in zip(("query", "key", "value"), arrays, strict=True):
         if array.dtype != dtype or dtype not in (np.float32, np.float64):
             wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {name}.astype(numpy.{wanted})")
     if attn_mask is not None:
-        attn_mask = np.asarray(attn_mask)
+        attn_mask = _core.as_array(attn_mask, "attn_mask")
         if attn_mask.dtype not in (np.bool_, np.float32, dtype):
             raise TypeError(
                 f"attn_mask has dtype {attn_mask.dtype}, expected bool or {dtype}; "

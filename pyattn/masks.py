@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from pyattn import _core
 
 __all__ = ["causal", "from_ones", "padding", "window"]
 
@@ -109,7 +111,7 @@ def padding(lengths: npt.ArrayLike, kv_len: int | None = None) -> BoolArray:
     array([[1, 0, 0],
            [1, 1, 1]])
     """
-    counts = np.asarray(lengths)
+    counts = _core.as_array(lengths, "lengths")
     if counts.ndim != 1:
         raise ValueError(f"lengths has shape {counts.shape}, expected (batch,)")
     if counts.size and not np.issubdtype(counts.dtype, np.integer):
@@ -144,7 +146,7 @@ def from_ones(mask: npt.ArrayLike) -> BoolArray:
     >>> masks.from_ones([[1.0, 0.0]])
     array([[ True, False]])
     """
-    array: npt.NDArray[Any] = np.asarray(mask)
+    array = _core.as_array(mask, "mask")
     attend = array == 1
     if not np.all(attend | (array == 0)):
         raise ValueError(

@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "target.h"
 
-ATTN_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+ATTN_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #include "vec_avx512.h"
 
 #include "bind_f32.h"

@@ -1,5 +1,12 @@
 /* Attention weights leave a block with the maximum of its time; here they get the row's last maximum and its sum. */
 
+/* A weight of exactly 0 stays 0: a masked pair of a row that a NaN has spoilt is still masked. */
+static inline vec K(final_weight)(vec weight, vec factor)
+{
+    const vec none = V(splat)(0);
+    return V(select)(V(eq)(weight, none), none, V(mul)(weight, factor));
+}
+
 /* factor (rows) = 2^(seen - maximum) / sum, and 0 for a row with nothing to attend to. */
 static inline void K(weight_factors)(int rows, const real *seen, const attn_state *state, real *factor)
 {
@@ -29,7 +36,7 @@ static void K(weights_block)(int vectors, int rows, int keys, const void *weight
             int count = keys - n < LANES ? keys - n : LANES;
             vec r[LANES];
             for (int c = 0; c < LANES; c++)
-                r[c] = c < count ? V(mul)(by, V(load)((const real *)weights + (n + c) * width + i)) : V(splat)(0);
+                r[c] = c < count ? K(final_weight)(V(load)((const real *)weights + (n + c) * width + i), by) : V(splat)(0);
             V(transpose)(r);
             for (int l = 0; l < lanes; l++) {
                 if (count == LANES) V(store)((real *)output[i + l] + n, r[l]);
@@ -47,6 +54,9 @@ static void K(decode_weights)(int rows, int keys, const void *weights, const voi
     for (int i = 0; i < rows; i++) {
         const real *from = (const real *)weights + i * ATTN_BLOCK_KEYS;
         real *into = output[i];
-        for (int n = 0; n < keys; n++) into[n] = from[n] * factor[i];
+        for (int n = 0; n < keys; n += LANES) {
+            int count = keys - n < LANES ? keys - n : LANES;
+            V(store_first)(into + n, count, K(final_weight)(V(load_first)(from + n, count), V(splat)(factor[i])));
+        }
     }
 }

@@ -82,16 +82,28 @@ static PyObject *from_dlpack(PyObject *object)
     return array;
 }
 
+/* NumPy's own complaint, with the argument's name before it. */
+static void name_complaint(const char *name)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_Format(type, "%s is not an array: %S", name, value ? value : Py_None);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+}
+
 static PyArrayObject *from_foreign(PyObject *object, const char *name)
 {
-    if (PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
-        PyLong_CheckExact(object))
-        return (PyArrayObject *)PyArray_FROM_O(object);
-    if (refuse_foreign(object, name) < 0) return NULL;
+    const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
+                      PyLong_CheckExact(object);
+    if (!plain && refuse_foreign(object, name) < 0) return NULL;
 
-    const int dlpack = PyObject_HasAttrString(object, "__dlpack__") && !PyObject_HasAttrString(object, "__array__") &&
-                       !PyObject_CheckBuffer(object);
+    const int dlpack = !plain && PyObject_HasAttrString(object, "__dlpack__") &&
+                       !PyObject_HasAttrString(object, "__array__") && !PyObject_CheckBuffer(object);
     PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
+    if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError)))
+        name_complaint(name);
     if (array != NULL && !PyArray_CheckExact(array)) Py_SETREF(array, PyArray_EnsureArray(Py_NewRef(array)));
     return (PyArrayObject *)array;
 }

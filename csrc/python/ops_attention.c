@@ -100,6 +100,7 @@ static int convert_mask(PyObject *object, owned *o)
     return array == NULL ? -1 : 0;
 }
 
+/* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
 static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
 {
     if (!given(object)) return 0;
@@ -108,7 +109,8 @@ static int convert_lengths(PyObject *object, const char *name, PyArrayObject **l
         PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers", name, PyArray_DESCR(*lengths));
         return -1;
     }
-    PyArrayObject *array = pyattn_well_behaved(*lengths, NPY_INT64);
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(
+        *lengths, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
     Py_SETREF(*lengths, array);
     return array == NULL ? -1 : 0;
 }
@@ -197,12 +199,20 @@ static int convert_options(PyObject *const *values, attn_args *args)
     return 0;
 }
 
+/* Warnings point at the caller's line: past pyattn.functional, where that called. */
+static int stack_level(void)
+{
+    PyObject *globals = PyEval_GetGlobals(), *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
+    const int wrapped = name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "pyattn.functional") == 0;
+    return wrapped ? 2 : 1;
+}
+
 /* A warning of one of pyattn's own classes. Returns -1 when warnings are errors. */
 static int warn(const char *class_name, const char *format, Py_ssize_t a, Py_ssize_t b)
 {
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, class_name) : NULL;
-    const int result = class ? PyErr_WarnFormat(class, 1, format, a, b) : -1;
+    const int result = class ? PyErr_WarnFormat(class, stack_level(), format, a, b) : -1;
     Py_XDECREF(class);
     Py_XDECREF(module);
     return result;

@@ -1,15 +1,28 @@
 /* pyattn._core.softmax_rows and merge_states: what functional.py wraps. */
 #include "convert.h"
 
-/* as_real(x, name): any object as an aligned, native array of float32 or float64, by the rules of attention. */
+/* The (object, name) that as_array and as_real take; the name, or NULL with an exception. */
+static const char *name_argument(PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs == 2 && PyUnicode_Check(args[1])) return PyUnicode_AsUTF8(args[1]);
+    PyErr_SetString(PyExc_TypeError, "expected an object and its name: str");
+    return NULL;
+}
+
+/* as_array(x, name): any object as a plain ndarray, by the rules of attention. */
+static PyObject *as_array(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    const char *name = name_argument(args, nargs);
+    (void)self;
+    return name == NULL ? NULL : (PyObject *)pyattn_as_array(args[0], name);
+}
+
+/* as_real(x, name): the same as an aligned, native array of float32 or float64. */
 static PyObject *as_real(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    const char *name = nargs == 2 && PyUnicode_Check(args[1]) ? PyUnicode_AsUTF8(args[1]) : NULL;
+    const char *name = name_argument(args, nargs);
     (void)self;
-    if (name == NULL) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "as_real(x, name: str)");
-        return NULL;
-    }
+    if (name == NULL) return NULL;
     PyArrayObject *array = pyattn_as_array(args[0], name), *real = NULL;
     const int type = array == NULL ? -1 : pyattn_real_type(array, name);
     if (type >= 0) real = pyattn_well_behaved(array, type);
@@ -99,6 +112,8 @@ done:
 }
 
 PyMethodDef pyattn_rows_methods[] = {
+    {"as_array", (PyCFunction)(void (*)(void))as_array, METH_FASTCALL,
+     "as_array($module, x, name, /)\n--\n\nAn object as a plain array, by the rules of attention."},
     {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
      "as_real($module, x, name, /)\n--\n\nAn object as an array of float32 or float64, by the rules of attention."},
     {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,

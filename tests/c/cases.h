@@ -10,7 +10,8 @@ enum { SMALL, DECODE, PREFILL, LONG, REGIMES };
 enum { DTYPES = 2, CASES = DTYPES * MASK_KINDS * FORMS * REGIMES };
 
 typedef struct {
-    int number, dtype, mask_kind, form, regime;
+    int number, mask_kind, form, regime;
+    attn_dtype dtype;
     int has_heads, rank;
     ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
     attn_args args; /* its views point into the tensors: a case stays where it was made */

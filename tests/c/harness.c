@@ -80,10 +80,6 @@ double draw_real(lcg *g, attn_dtype dtype)
 
 ptrdiff_t draw_from(lcg *g, const ptrdiff_t *list, size_t count) { return list[draw_below(g, (ptrdiff_t)count)]; }
 
-/* An allocation that is too large must come back as NULL, as it does without a sanitizer. */
-const char *__asan_default_options(void);
-const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
-
 /* A forked child of a program with threads goes on. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0:halt_on_error=0"; }

@@ -4,8 +4,9 @@
 
 #include "cases.h"
 
-/* The largest errors, in units of what each number may be off by: at most OUTPUT_BAR, and 1 for the others.
- * INFINITY where no rounding explains the difference.
+/* The largest errors, in units of what each number may be off by; INFINITY where no rounding explains the difference.
+ * At most 1, and for outputs OUTPUT_BAR, or FLAT_OUTPUT_BAR where all values of a column are the same: their sums are
+ * rounded the same way at every step.
  *
  *     u        2^-24 for float32, 2^-53 for float64
  *     tiny     2^-126, 2^-1022: denormals may be flushed
@@ -14,7 +15,7 @@
  *     weight   8u w (1 + 2A) + tiny;   their sum: 8u sqrt(kv_len)
  *     lse      4u (1 + |lse| + A)
  */
-enum { OUTPUT_BAR = 4 };
+enum { OUTPUT_BAR = 4, FLAT_OUTPUT_BAR = 16 };
 typedef struct {
     double output, weights, sums, lse;
 } worst_errors;

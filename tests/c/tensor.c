@@ -66,11 +66,11 @@ ptrdiff_t tensor_count(const tensor *t)
     return count;
 }
 
-void tensor_index(const tensor *t, ptrdiff_t element, ptrdiff_t at[ROLES])
+void tensor_next(const tensor *t, ptrdiff_t at[ROLES])
 {
     for (int role = ROLES - 1; role >= 0; role--) {
-        at[role] = element % t->size[role];
-        element /= t->size[role];
+        if (++at[role] < t->size[role]) return;
+        at[role] = 0;
     }
 }
 
@@ -130,10 +130,8 @@ int tensor_kept_gaps(const tensor *t)
 {
     char *copy = take(t->bytes);
     memcpy(copy, t->memory, t->bytes);
-    for (ptrdiff_t n = 0, count = tensor_count(t), at[ROLES]; n < count; n++) {
-        tensor_index(t, n, at);
+    for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at))
         memset(copy + (tensor_at(t, at) - t->memory), 0xff, (size_t)width_of(t->dtype));
-    }
     int kept = 1;
     for (size_t n = 0; n < t->bytes; n++) kept &= (unsigned char)copy[n] == 0xff;
     free(copy);
@@ -144,9 +142,8 @@ int tensor_kept_gaps(const tensor *t)
 uint64_t tensor_hash(const tensor *t)
 {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (ptrdiff_t n = 0, count = tensor_count(t), at[ROLES]; n < count; n++) {
+    for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
         uint64_t bits = 0;
-        tensor_index(t, n, at);
         if (!isnan(tensor_get(t, at))) memcpy(&bits, tensor_at(t, at), (size_t)width_of(t->dtype));
         else bits = 0x7ff8;
         hash = (hash ^ bits) * 0x100000001b3u;

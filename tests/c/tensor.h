@@ -34,8 +34,9 @@ void tensor_make(tensor *t, attn_dtype dtype, const ptrdiff_t size[ROLES], const
 void tensor_free(tensor *t);
 attn_view tensor_view(const tensor *t);
 
+/* for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) */
 ptrdiff_t tensor_count(const tensor *t);
-void tensor_index(const tensor *t, ptrdiff_t element, ptrdiff_t at[ROLES]);
+void tensor_next(const tensor *t, ptrdiff_t at[ROLES]);
 char *tensor_at(const tensor *t, const ptrdiff_t at[ROLES]);
 double tensor_get(const tensor *t, const ptrdiff_t at[ROLES]);
 void tensor_set(tensor *t, const ptrdiff_t at[ROLES], double x);

@@ -1,0 +1,160 @@
+/* A row has the same bits at every level (except `scalar`, which has no fused multiply-add), for any number of threads,
+ * and whatever else is asked for.
+ *
+ *   test_bits                  this machine's levels among each other
+ *   test_bits --write FILE     the bits of the best level
+ *   test_bits --compare FILE   this machine's levels with what another one wrote
+ */
+#include "cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* lse comes last, out of libm's logarithm, which may differ between machines by 1 ULP: it is kept in full. */
+typedef struct {
+    uint64_t output, weights;
+    int64_t lse_count;
+    double *lse;
+} bits;
+
+static bits bits_of(const test_case *c)
+{
+    bits b = {.output = tensor_hash(&c->output)};
+    if (c->weights.data) b.weights = tensor_hash(&c->weights);
+    if (c->lse.data) b.lse_count = tensor_count(&c->lse);
+    b.lse = take((size_t)b.lse_count * sizeof *b.lse);
+    for (ptrdiff_t at[ROLES] = {0}, n = 0; n < b.lse_count; n++, tensor_next(&c->lse, at)) b.lse[n] = tensor_get(&c->lse, at);
+    return b;
+}
+
+static int within_one_ulp(attn_dtype dtype, double a, double b)
+{
+    if (a == b || (isnan(a) && isnan(b))) return 1;
+    return dtype == ATTN_F32 ? nextafterf((float)a, (float)b) == (float)b : nextafter(a, b) == b;
+}
+
+static int same_lse(attn_dtype dtype, const bits *a, const bits *b, int same_machine)
+{
+    if (a->lse_count != b->lse_count) return 0;
+    for (int64_t n = 0; n < a->lse_count; n++)
+        if (!(same_machine ? a->lse[n] == b->lse[n] || (isnan(a->lse[n]) && isnan(b->lse[n]))
+                           : within_one_ulp(dtype, a->lse[n], b->lse[n])))
+            return 0;
+    return 1;
+}
+
+static void claim_same(const test_case *c, const bits *a, const bits *b, int same_machine, const char *what)
+{
+    CLAIM(a->output == b->output, "%s at %s: other bits %s", c->text, attn_isa(), what);
+    CLAIM(a->weights == b->weights, "%s at %s: weights have other bits %s", c->text, attn_isa(), what);
+    CLAIM(same_lse(c->dtype, a, b, same_machine), "%s at %s: lse has other bits %s", c->text, attn_isa(), what);
+}
+
+/* Threads, and results that are not asked for: neither changes the others. */
+static void claim_alone(test_case *c, const bits *expected)
+{
+    for (int threads = 1; threads <= 3; threads += 2) {
+        c->args.num_threads = threads;
+        case_run(c);
+        bits b = bits_of(c);
+        claim_same(c, &b, expected, 1, "with another number of threads");
+        free(b.lse);
+    }
+    const tensor weights = c->weights, lse = c->lse;
+    c->weights.data = c->lse.data = NULL;
+    case_run(c);
+    c->weights = weights;
+    c->lse = lse;
+    CLAIM(tensor_hash(&c->output) == expected->output, "%s at %s: other bits without weights and lse", c->text, attn_isa());
+}
+
+static void claim_levels_agree(void)
+{
+    static test_case c;
+    for (int number = 0; number < CASES; number++) {
+        case_make(&c, number);
+        bits best = {0};
+        for (int level = 0; level < level_count(); level++) {
+            c.args.num_threads = 2;
+            use_level(level);
+            case_run(&c);
+            bits b = bits_of(&c);
+            if (level > 0 && strcmp(attn_isa(), "scalar") != 0) claim_same(&c, &b, &best, 1, "than at the best level");
+            claim_alone(&c, &b);
+            if (level > 0) free(b.lse);
+            else best = b;
+        }
+        free(best.lse);
+        case_free(&c);
+    }
+}
+
+/* Files: for each case its number of LSEs, its two hashes, its LSEs. Both machines are little-endian. */
+
+static void write_bits(FILE *file)
+{
+    static test_case c;
+    use_level(0);
+    for (int number = 0; number < CASES; number++) {
+        case_make(&c, number);
+        case_run(&c);
+        bits b = bits_of(&c);
+        fwrite(&b.lse_count, sizeof b.lse_count, 1, file);
+        fwrite(&b.output, sizeof b.output, 1, file);
+        fwrite(&b.weights, sizeof b.weights, 1, file);
+        fwrite(b.lse, sizeof *b.lse, (size_t)b.lse_count, file);
+        free(b.lse);
+        case_free(&c);
+    }
+}
+
+static int read_one(FILE *file, bits *b)
+{
+    if (fread(&b->lse_count, sizeof b->lse_count, 1, file) != 1 || fread(&b->output, sizeof b->output, 1, file) != 1 ||
+        fread(&b->weights, sizeof b->weights, 1, file) != 1)
+        return 0;
+    b->lse = take((size_t)b->lse_count * sizeof *b->lse);
+    return fread(b->lse, sizeof *b->lse, (size_t)b->lse_count, file) == (size_t)b->lse_count;
+}
+
+static void compare_bits(FILE *file)
+{
+    static test_case c;
+    for (int number = 0; number < CASES; number++) {
+        bits theirs = {0};
+        const int complete = read_one(file, &theirs);
+        CLAIM(complete, "the file ends before case %d", number);
+        if (!complete) return;
+        case_make(&c, number);
+        for (int level = 0; level < level_count(); level++) {
+            if (strcmp(attn_isa_name(level), "scalar") == 0) continue;
+            use_level(level);
+            case_run(&c);
+            bits ours = bits_of(&c);
+            claim_same(&c, &ours, &theirs, 0, "than on the other machine");
+            free(ours.lse);
+        }
+        free(theirs.lse);
+        case_free(&c);
+    }
+}
+
+int main(int count, char **arguments)
+{
+    if (count == 1) {
+        claim_levels_agree();
+        return report("test_bits");
+    }
+    const int writes = strcmp(arguments[1], "--write") == 0;
+    FILE *file = count == 3 ? fopen(arguments[2], writes ? "wb" : "rb") : NULL;
+    if (file == NULL) {
+        fprintf(stderr, "usage: test_bits [--write FILE | --compare FILE]\n");
+        return 2;
+    }
+    if (writes) write_bits(file);
+    else compare_bits(file);
+    CLAIM(fclose(file) == 0, "%s cannot be written", arguments[2]);
+    return report(writes ? "test_bits wrote" : "test_bits across");
+}

@@ -1,0 +1,209 @@
+/* Every rule of core/check.c, and the sentence that says which one was broken. */
+#include <string.h>
+
+#include "harness.h"
+
+/* A call that breaks no rule: (2, 4, 3, 8) queries, keys and values, of which only element 0 exists. */
+typedef struct {
+    attn_args args;
+    attn_view output, weights, lse;
+} call;
+
+static double element;
+static const ptrdiff_t stay[ATTN_MAX_AXES]; /* strides of 0 */
+static int64_t lengths[] = {1, 2, 3};
+
+/* These live as long as the block that writes them, here a REFUSED. */
+#define VIEW(dtype, ...) ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+#define LENGTHS(...) ((attn_view){lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+
+static const ptrdiff_t whole[] = {2, 4, 3, 8}, packed[] = {384, 96, 32, 4};
+
+static call a_call(void)
+{
+    const attn_view view = {&element, ATTN_F32, 4, whole, stay};
+    attn_view output = view;
+    output.strides = packed;
+    return (call){
+        .args = {.query = view, .key = view, .value = view, .window_left = ATTN_UNBOUNDED, .window_right = ATTN_UNBOUNDED},
+        .output = output,
+    };
+}
+
+static void claim_refused(const call *c, const char *sentence, int line)
+{
+    attn_error error = {""};
+    const attn_status status = attn_attention(&c->args, c->output, c->weights, c->lse, &error);
+    CLAIM(status == ATTN_INVALID, "line %d: status %d", line, (int)status);
+    CLAIM(strcmp(error.message, sentence) == 0, "line %d: \"%s\"", line, error.message);
+}
+
+/* The good call after some changes to `args` and `c` breaks a rule. */
+#define REFUSED(sentence, ...)                     \
+    do {                                           \
+        call c = a_call();                         \
+        attn_args *args = &c.args;                 \
+        (void)args;                                \
+        __VA_ARGS__;                               \
+        claim_refused(&c, sentence, __LINE__);     \
+    } while (0)
+
+static void test_ranks_and_dtypes(void)
+{
+    REFUSED("query has 1 axes, expected at least 2: (..., length, dim)", args->query = VIEW(ATTN_F32, 8));
+    REFUSED("key has 0 axes, expected at least 2: (..., length, dim)", args->key.axes = 0);
+    REFUSED("value has 65 axes, expected at least 2: (..., length, dim)", args->value.axes = ATTN_MAX_AXES + 1);
+    REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
+    REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
+    REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
+    REFUSED("key has shape (3, 8), expected at least 3 axes: (..., length, heads, dim)", args->key = VIEW(ATTN_F32, 3, 8);
+            args->layout = ATTN_LAYOUT_BSHD);
+    REFUSED("value has shape (3, 8), expected at least 3 axes: (..., heads, length, dim)",
+            args->value = VIEW(ATTN_F32, 3, 8);
+            args->enable_gqa = 1);
+}
+
+static void test_sizes(void)
+{
+    REFUSED("key has head_dim 5 but query has 8; both are (..., heads, length, dim). "
+            "Given: query (2, 4, 3, 8), key (2, 4, 3, 5)",
+            args->key = VIEW(ATTN_F32, 2, 4, 3, 5));
+    REFUSED("key has head_dim 5 but query has 8; both are (..., length, dim). Given: query (3, 8), key (3, 5)",
+            args->query = args->value = VIEW(ATTN_F32, 3, 8); args->key = VIEW(ATTN_F32, 3, 5));
+    REFUSED("value has length 6 but key has 3; both are (..., length, heads, dim). "
+            "Given: key (2, 3, 4, 8), value (2, 6, 4, 8)",
+            args->query = args->key = VIEW(ATTN_F32, 2, 3, 4, 8); args->value = VIEW(ATTN_F32, 2, 6, 4, 8);
+            args->layout = ATTN_LAYOUT_BSHD);
+    REFUSED("query has 4 heads, key 3 and value 4; query heads must be a multiple of key and value heads (axis -3, "
+            "(..., heads, length, dim)). Given: query (2, 4, 3, 8), key (2, 3, 3, 8), value (2, 4, 3, 8)",
+            args->key = VIEW(ATTN_F32, 2, 3, 3, 8));
+    REFUSED("query has 4 heads, key 2 and value 0; query heads must be a multiple of key and value heads (axis -2, "
+            "(..., length, heads, dim)). Given: query (2, 3, 4, 8), key (2, 3, 2, 8), value (2, 3, 0, 8)",
+            args->query = VIEW(ATTN_F32, 2, 3, 4, 8); args->key = VIEW(ATTN_F32, 2, 3, 2, 8);
+            args->value = VIEW(ATTN_F32, 2, 3, 0, 8); args->layout = ATTN_LAYOUT_BSHD);
+    REFUSED("query has 1 heads, key 2 and value 3; query heads must be a multiple of key and value heads (axis -3, "
+            "(..., heads, length, dim)). Given: query (2, 1, 3, 8), key (2, 2, 3, 8), value (2, 3, 3, 8)",
+            args->query = VIEW(ATTN_F32, 2, 1, 3, 8); args->key = VIEW(ATTN_F32, 2, 2, 3, 8);
+            args->value = VIEW(ATTN_F32, 2, 3, 3, 8));
+    REFUSED("query (2, 4, 3, 8), key (3, 4, 3, 8) and value (2, 4, 3, 8) do not broadcast: axis -4 has sizes 2, 3 and 2",
+            args->key = VIEW(ATTN_F32, 3, 4, 3, 8));
+    REFUSED("query (4, 3, 8), key (2, 3, 8) and value (2, 3, 8) do not broadcast: axis -3 has sizes 4, 2 and 2; "
+            "if it holds heads that share keys, pass enable_gqa=True",
+            args->query = VIEW(ATTN_F32, 4, 3, 8); args->key = args->value = VIEW(ATTN_F32, 2, 3, 8));
+}
+
+static void test_sizes_that_overflow(void)
+{
+    const ptrdiff_t huge = (ptrdiff_t)1 << 61;
+    REFUSED("the result is too large: 1 batch entries, 1 heads, 2305843009213693952 queries, 3 keys, v_dim 8",
+            args->query = VIEW(ATTN_F32, huge, 8); args->key = args->value = VIEW(ATTN_F32, 3, 8));
+    REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 3 keys, v_dim 2305843009213693952",
+            args->query = args->key = VIEW(ATTN_F32, 3, 8); args->value = VIEW(ATTN_F32, 3, huge));
+    REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 2305843009213693952 keys, v_dim 8",
+            args->query = VIEW(ATTN_F32, 3, 8); args->key = args->value = VIEW(ATTN_F32, huge, 8));
+    REFUSED("the result is too large: 1 batch entries, 2305843009213693952 heads, 3 queries, 3 keys, v_dim 8",
+            args->query = VIEW(ATTN_F32, 1, huge, 3, 8); args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
+    call c = a_call();
+    attn_error error = {""};
+    const attn_view batches = VIEW(ATTN_F32, huge, huge, 3, 8);
+    c.args.query = c.args.key = c.args.value = batches;
+    CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, &error) == ATTN_INVALID, "2^122 slices");
+    CLAIM(strncmp(error.message, "the result is too large: ", 25) == 0, "%s", error.message);
+}
+
+static void test_masks_and_lengths(void)
+{
+    REFUSED("attn_mask has shape (3, 4), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
+            args->mask = VIEW(ATTN_BOOL, 3, 4));
+    REFUSED("attn_mask has shape (2,), which does not broadcast to (3, 3): (..., q_len, kv_len)",
+            args->query = args->key = args->value = VIEW(ATTN_F32, 3, 8); args->mask = VIEW(ATTN_F32, 2));
+    REFUSED("attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
+            args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
+    REFUSED("attn_mask must be bool (True = attend) or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
+    REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)", args->key_lengths = LENGTHS(3));
+    REFUSED("query_lengths has shape (2, 1), which does not broadcast to the batch axes (2,)",
+            args->query_lengths = LENGTHS(2, 1));
+    REFUSED("key_lengths has shape (2,), which does not broadcast to the batch axes (2,)",
+            args->key_lengths = VIEW(ATTN_F64, 2));
+    REFUSED("key_lengths holds 4, expected 0 <= n <= 3 (the length of key)", lengths[0] = 4;
+            args->key_lengths = LENGTHS(2));
+    REFUSED("query_lengths holds -1, expected 0 <= n <= 3 (the length of query)", lengths[0] = -1;
+            args->query_lengths = LENGTHS(1));
+    lengths[0] = 1;
+}
+
+static void test_visibility(void)
+{
+    REFUSED("is_causal=True with 3 queries and 5 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
+            "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = visible:\n"
+            "  upper_left   lower_right\n"
+            "    x . . .       x x x .\n"
+            "    x x . .       x x x x",
+            args->key = args->value = VIEW(ATTN_F32, 2, 4, 5, 8); args->is_causal = 1);
+    REFUSED("window with 3 queries and 1 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
+            "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = visible:\n"
+            "  upper_left   lower_right\n"
+            "    x .           . .\n"
+            "    x x           . .\n"
+            "    x x           x .\n"
+            "    x x           x x",
+            args->key = args->value = VIEW(ATTN_F32, 2, 4, 1, 8); args->window_left = 2);
+    REFUSED("window is (-2, -1), expected two sizes of 0 or more, or None for unbounded", args->window_left = -2);
+    REFUSED("window is (0, -9), expected two sizes of 0 or more, or None for unbounded", args->window_left = 0;
+            args->window_right = -9);
+    REFUSED("query_start and key_start must be 0 or more", args->query_start = -1);
+    REFUSED("query_start and key_start must be 0 or more", args->key_start = -64);
+}
+
+static void test_results(void)
+{
+    static const ptrdiff_t apart[] = {768, 192, 64, 8};
+    REFUSED("output must be given, in query's dtype", c.output.data = NULL);
+    REFUSED("output must be given, in query's dtype", c.output.dtype = ATTN_F64);
+    REFUSED("output's last axis must be contiguous", c.output.strides = apart);
+    REFUSED("the last axis of weights must be contiguous", c.weights = c.output; c.weights.strides = apart);
+}
+
+/* A shape with more axes than a message has room for is cut, and the message ends. */
+static void test_long_shapes(void)
+{
+    ptrdiff_t shape[ATTN_MAX_AXES];
+    for (int n = 0; n < ATTN_MAX_AXES; n++) shape[n] = 1;
+    shape[ATTN_MAX_AXES - 1] = 5;
+    call c = a_call();
+    attn_error error;
+    memset(&error, 'x', sizeof error);
+    c.args.key.axes = ATTN_MAX_AXES;
+    c.args.key.shape = shape;
+    CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, &error) == ATTN_INVALID, "64 axes");
+    CLAIM(memchr(error.message, 0, sizeof error.message) != NULL, "a message without an end");
+    CLAIM(strstr(error.message, "1, ...)") != NULL, "%s", error.message);
+    CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, NULL) == ATTN_INVALID, "nobody asks for the message");
+}
+
+static void test_other_functions(void)
+{
+    attn_error error = {""};
+    const void *parts[] = {&element};
+    CLAIM(attn_softmax(ATTN_F16, 1, 1, &element, &element, 0, 1, &error) == ATTN_INVALID, "softmax of float16");
+    CLAIM(strcmp(error.message, "x must be float32 or float64") == 0, "%s", error.message);
+    CLAIM(attn_merge_states(ATTN_BOOL, 1, 1, 1, parts, parts, &element, &element, &error) == ATTN_INVALID, "bool parts");
+    CLAIM(strcmp(error.message, "outputs and lses must be float32 or float64") == 0, "%s", error.message);
+    CLAIM(attn_set_isa("pentium", &error) == ATTN_INVALID, "a level that is none");
+    CLAIM(strcmp(error.message, "pentium is not an instruction-set level of this machine") == 0, "%s", error.message);
+    CLAIM(attn_isa_name(-1) == NULL && attn_isa_name(99) == NULL, "levels begin at 0 and end");
+    CLAIM(attn_isa_compiled(-1) == NULL && attn_isa_compiled(99) == NULL, "so do compiled ones");
+}
+
+int main(void)
+{
+    test_ranks_and_dtypes();
+    test_sizes();
+    test_sizes_that_overflow();
+    test_masks_and_lengths();
+    test_visibility();
+    test_results();
+    test_long_shapes();
+    test_other_functions();
+    return report("test_errors");
+}

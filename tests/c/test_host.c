@@ -1,0 +1,228 @@
+/* What the core asks of its host: memory, which may not be had, and whether to stop. And what it leaves as it was. */
+#include <fenv.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cases.h"
+
+/* Allocations that fail -------------------------------------------------------------------------------------------- */
+
+static int allowed, asked; /* so many allocations succeed; so many were asked for */
+static int alive;          /* pieces not released */
+
+/* More than any case needs is refused here: a sanitizer would make a report of it. */
+static void *allocate(size_t bytes)
+{
+    if (asked++ >= allowed || bytes > (size_t)1 << 32) return NULL;
+    alive++;
+    return malloc(bytes);
+}
+
+static void release(void *memory)
+{
+    alive--;
+    free(memory);
+}
+
+static const attn_hooks defaults, failing = {allocate, release, NULL};
+
+/* Sets the hooks anew: what the core has kept goes back, and the next call starts from nothing. */
+static void allow(int allocations)
+{
+    attn_set_hooks(&failing);
+    CLAIM(alive == 0, "%d pieces of memory were not released", alive);
+    asked = 0;
+    allowed = allocations;
+}
+
+typedef attn_status (*attempt)(void *context, attn_error *error);
+
+/* Lets the n-th allocation fail, n = 0, 1, 2 ... until none does. After each failure the next call works. */
+static void sweep(const char *what, attempt try, void *context, int least)
+{
+    attn_error error = {""};
+    for (int n = 0;; n++) {
+        allow(n);
+        const attn_status status = try(context, &error);
+        if (asked <= n) {
+            CLAIM(status == ATTN_OK, "%s with %d allocations: %s", what, n, error.message);
+            CLAIM(n >= least, "%s asks for %d allocations, which shows nothing", what, n);
+            break;
+        }
+        CLAIM(status == ATTN_NO_MEMORY, "%s: allocation %d fails, status %d", what, n, (int)status);
+        CLAIM(strstr(error.message, "bytes of scratch memory") != NULL, "%s: \"%s\"", what, error.message);
+        allowed = 1000;
+        CLAIM(try(context, &error) == ATTN_OK, "%s after a failure: %s", what, error.message);
+    }
+    attn_set_hooks(&defaults);
+    CLAIM(alive == 0, "%s: %d pieces of memory were not released", what, alive);
+}
+
+/* Fails only as a whole: nothing was written. */
+static attn_status try_case(void *context, attn_error *error)
+{
+    test_case *c = context;
+    const attn_status status = case_compute(c, error);
+    int written = 0;
+    for (size_t n = 0; n < c->output.bytes; n++) written |= (unsigned char)c->output.memory[n] != 0xff;
+    CLAIM(status == ATTN_OK || !written, "%s: a call that failed wrote to the output", c->text);
+    return status;
+}
+
+static attn_status try_merge(void *context, attn_error *error)
+{
+    float outputs[2][3] = {{0}}, lses[2][1] = {{0}}, output[3], lse[1];
+    const void *output_list[] = {outputs[0], outputs[1]}, *lse_list[] = {lses[0], lses[1]};
+    (void)context;
+    return attn_merge_states(ATTN_F32, 2, 1, 3, output_list, lse_list, output, lse, error);
+}
+
+static attn_status try_softmax(void *context, attn_error *error)
+{
+    float x[6] = {1, 2, 3, 4, 5, 6};
+    (void)context;
+    return attn_softmax(ATTN_F32, 2, 3, x, x, 0, 1, error);
+}
+
+static void test_allocation_failures(void)
+{
+    static test_case c;
+    for (int number = 0; number < CASES; number += 7) {
+        case_make(&c, number);
+        sweep(c.text, try_case, &c, 1);
+        case_free(&c);
+    }
+    sweep("merge_states", try_merge, NULL, 1);
+    sweep("softmax", try_softmax, NULL, 0);
+}
+
+/* Sizes that pass every check, of which no memory can be had for the scratch. */
+static void test_scratch_that_overflows(void)
+{
+    static double element;
+    static const ptrdiff_t stay[] = {0, 0}, size[] = {0, sizeof(float)};
+    const ptrdiff_t huge[] = {(ptrdiff_t)1 << 40, (ptrdiff_t)1 << 50, PTRDIFF_MAX};
+    allow(1000);
+    for (int n = 0; n < 3; n++)
+        for (int what = 0; what < 2; what++) {
+            const ptrdiff_t dim = what == 0 ? huge[n] : 8, keys = what == 0 ? 3 : huge[n] / 64;
+            const attn_view output = {&element, ATTN_F32, 2, LIST(1, 8), size};
+            const attn_view weights = {what == 0 ? NULL : &element, ATTN_F32, 2, LIST(1, keys), size};
+            attn_error error = {""};
+            const attn_args args = {
+                .query = {&element, ATTN_F32, 2, LIST(1, dim), stay},
+                .key = {&element, ATTN_F32, 2, LIST(keys, dim), stay},
+                .value = {&element, ATTN_F32, 2, LIST(keys, 8), stay},
+                .window_left = ATTN_UNBOUNDED,
+                .window_right = ATTN_UNBOUNDED,
+            };
+            const attn_status status = attn_attention(&args, output, weights, (attn_view){0}, &error);
+            CLAIM(status == ATTN_NO_MEMORY, "dim %td, %td keys: status %d", dim, keys, (int)status);
+        }
+    attn_set_hooks(&defaults);
+}
+
+/* Interruption ------------------------------------------------------------------------------------------------------ */
+
+static int stop_after, polls, strange_polls; /* polls: how often the host was asked; strange: by another thread */
+static pthread_t caller;
+
+static int interrupted(void)
+{
+    if (!pthread_equal(pthread_self(), caller)) strange_polls++;
+    return ++polls > stop_after;
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* More work than a machine gets through before the third poll, when the caller asks to stop. */
+static void claim_interrupted(int level, int num_threads, ptrdiff_t rows, ptrdiff_t keys, ptrdiff_t dim)
+{
+    enum { MOST_DIM = 512, MOST_ROWS = 1 << 16 };
+    static float numbers[MOST_DIM], results[MOST_ROWS];
+    const ptrdiff_t stay[] = {0, sizeof(float)}, one[] = {sizeof(float), sizeof(float)};
+    const attn_args args = {
+        .query = {numbers, ATTN_F32, 2, LIST(rows, dim), stay},
+        .key = {numbers, ATTN_F32, 2, LIST(keys, dim), stay},
+        .value = {numbers, ATTN_F32, 2, LIST(keys, 1), stay},
+        .window_left = ATTN_UNBOUNDED,
+        .window_right = ATTN_UNBOUNDED,
+        .num_threads = num_threads,
+    };
+    const attn_view output = {results, ATTN_F32, 2, LIST(rows, 1), one}, none = {0};
+    attn_error error = {""};
+    use_level(level);
+    polls = 0;
+    const double before = seconds_now();
+    const attn_status status = attn_attention(&args, output, none, none, &error);
+    const double took = seconds_now() - before;
+    CLAIM(status == ATTN_INTERRUPTED && strcmp(error.message, "interrupted") == 0, "%s, %td rows, %d threads: status %d",
+          attn_isa(), rows, num_threads, (int)status);
+    CLAIM(polls == stop_after + 1, "the host was asked %d times", polls);
+    CLAIM(took < 2, "%s, %td rows, %d threads: stopped after %g s", attn_isa(), rows, num_threads, took);
+}
+
+static void test_interruption(void)
+{
+    caller = pthread_self();
+    stop_after = 2;
+    attn_set_hooks(&(attn_hooks){NULL, NULL, interrupted});
+    for (int level = 0; level < level_count(); level++)
+        for (int num_threads = 1; num_threads <= 2; num_threads++) {
+            claim_interrupted(level, num_threads, 1 << 16, 1 << 20, 64); /* many tasks */
+            claim_interrupted(level, num_threads, 1, 1 << 26, 512);      /* one row and a very long cache */
+        }
+    CLAIM(strange_polls == 0, "another thread asked the host, %d times", strange_polls);
+
+    static test_case c; /* the next call works, and a host that never wants to stop is not a reason to */
+    attn_error error = {""};
+    stop_after = 1 << 30;
+    case_make(&c, CASES - 1);
+    CLAIM(case_compute(&c, &error) == ATTN_OK, "after an interruption: %s", error.message);
+    case_free(&c);
+    attn_set_hooks(&defaults);
+}
+
+/* The caller's floating-point state --------------------------------------------------------------------------------- */
+
+/* Rounding, flags and flushing of denormals are the caller's: the core neither changes nor obeys them. */
+static void test_float_state(void)
+{
+    static test_case c;
+    attn_error error = {""};
+    for (int number = 71; number < CASES; number += 35) {
+        case_make(&c, number);
+        CLAIM(case_compute(&c, &error) == ATTN_OK, "%s", error.message);
+        const uint64_t expected = tensor_hash(&c.output);
+        fenv_t before;
+        fegetenv(&before);
+        fesetround(FE_UPWARD);
+        feclearexcept(FE_ALL_EXCEPT);
+        const attn_status status = case_compute(&c, &error);
+        const int rounding = fegetround(), raised = fetestexcept(FE_ALL_EXCEPT);
+        volatile double least = 0x1p-1022;
+        const double denormal = least / 2;
+        fesetenv(&before);
+        CLAIM(status == ATTN_OK && rounding == FE_UPWARD, "%s: the rounding mode has changed", c.text);
+        CLAIM(raised == 0, "%s: flags %x were raised", c.text, (unsigned)raised);
+        CLAIM(denormal > 0, "%s: denormals are flushed now", c.text);
+        CLAIM(tensor_hash(&c.output) == expected, "%s: other bits when the caller rounds upward", c.text);
+        case_free(&c);
+    }
+}
+
+int main(void)
+{
+    test_allocation_failures();
+    test_scratch_that_overflows();
+    test_interruption();
+    test_float_state();
+    return report("test_host");
+}

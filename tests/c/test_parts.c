@@ -1,0 +1,117 @@
+/* A part of a longer problem, placed by query_start and key_start, has the bits of the whole: chunked prefill, decode
+ * with a cache, and keys that have left a window and are not there any more.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { LENGTH = 700, HEAD_DIM = 24, V_DIM = 20, MOST_BYTES = sizeof(double) };
+
+/* One head, contiguous. A part has rows [row, row + rows) of the queries and keys [key, key + keys), and computes into
+ * the same arrays' places. */
+typedef struct {
+    attn_dtype dtype;
+    ptrdiff_t size; /* bytes of a number */
+    ptrdiff_t window_left;
+    _Alignas(64) char query[LENGTH * HEAD_DIM * MOST_BYTES], key[LENGTH * HEAD_DIM * MOST_BYTES];
+    _Alignas(64) char value[LENGTH * V_DIM * MOST_BYTES];
+} problem;
+
+typedef struct {
+    _Alignas(64) char output[LENGTH * V_DIM * MOST_BYTES], lse[LENGTH * MOST_BYTES];
+    _Alignas(64) char weights[LENGTH * LENGTH * MOST_BYTES];
+} results;
+
+typedef struct {
+    ptrdiff_t row, rows, key, keys;
+} part;
+
+/* The part's rows of `r`; weights keep the whole's strides, so keys that were left out stay as they are. */
+static attn_status attend(problem *p, part at, results *r, attn_error *error)
+{
+    const ptrdiff_t size = p->size;
+    const ptrdiff_t features[] = {HEAD_DIM * size, size}, columns[] = {V_DIM * size, size}, keys[] = {LENGTH * size, size};
+    attn_args args = {
+        .query = {p->query + at.row * features[0], p->dtype, 2, LIST(at.rows, HEAD_DIM), features},
+        .key = {p->key + at.key * features[0], p->dtype, 2, LIST(at.keys, HEAD_DIM), features},
+        .value = {p->value + at.key * columns[0], p->dtype, 2, LIST(at.keys, V_DIM), columns},
+        .is_causal = 1,
+        .align = ATTN_ALIGN_UPPER_LEFT,
+        .window_left = p->window_left,
+        .window_right = ATTN_UNBOUNDED,
+        .query_start = at.row,
+        .key_start = at.key,
+        .num_threads = 1,
+    };
+    const attn_view output = {r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns};
+    const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys), keys};
+    const attn_view lse = {r->lse + at.row * size, p->dtype, 1, LIST(at.rows), &size};
+    return attn_attention(&args, output, weights, lse, error);
+}
+
+static void claim_part(problem *p, part at, const results *whole, results *r)
+{
+    attn_error error = {""};
+    const ptrdiff_t row = at.row * p->size, rows = at.rows * p->size;
+    char text[160];
+    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td of keys %td to %td, window %td", attn_isa(),
+             8 * p->size, at.row, at.row + at.rows, at.key, at.key + at.keys, p->window_left);
+    memset(r->weights + row * LENGTH, 0, (size_t)(rows * LENGTH));
+    CLAIM(attend(p, at, r, &error) == ATTN_OK, "%s: %s", text, error.message);
+    CLAIM(memcmp(r->output + row * V_DIM, whole->output + row * V_DIM, (size_t)(rows * V_DIM)) == 0,
+          "%s: other bits than the whole's", text);
+    CLAIM(memcmp(r->lse + row, whole->lse + row, (size_t)rows) == 0, "%s: lse has other bits than the whole's", text);
+    CLAIM(memcmp(r->weights + row * LENGTH, whole->weights + row * LENGTH, (size_t)(rows * LENGTH)) == 0,
+          "%s: weights have other bits than the whole's", text);
+}
+
+/* Rows [a, b) see keys up to b. With a window, whole blocks of 64 keys that none of them sees may be gone. */
+static void claim_parts(problem *p, const results *whole, results *r)
+{
+    static const ptrdiff_t edges[] = {0, 1, 3, 64, 100, 163, 299, 300, 512, 515, 640, 699, LENGTH};
+    for (size_t n = 0; n + 1 < sizeof edges / sizeof *edges; n++) {
+        const ptrdiff_t from = edges[n], to = edges[n + 1];
+        claim_part(p, (part){from, to - from, 0, to}, whole, r);
+        claim_part(p, (part){from, 1, 0, LENGTH}, whole, r);
+        if (p->window_left == ATTN_UNBOUNDED || from <= p->window_left) continue;
+        const ptrdiff_t most = (from - p->window_left) / 64 * 64;
+        for (ptrdiff_t gone = most % 192; gone <= most; gone += 192)
+            claim_part(p, (part){from, to - from, gone, to - gone}, whole, r);
+    }
+}
+
+static void fill(problem *p, char *numbers, ptrdiff_t count, lcg *g)
+{
+    for (ptrdiff_t n = 0; n < count; n++) {
+        const double x = draw_real(g, p->dtype);
+        if (p->dtype == ATTN_F32) ((float *)(void *)numbers)[n] = (float)x;
+        else ((double *)(void *)numbers)[n] = x;
+    }
+}
+
+int main(void)
+{
+    static problem a_problem;
+    static results all, some;
+    problem *p = &a_problem;
+    lcg g = lcg_from(1);
+    attn_error error = {""};
+
+    for (int dtype = ATTN_F32; dtype <= ATTN_F64; dtype++) {
+        p->dtype = (attn_dtype)dtype;
+        p->size = dtype == ATTN_F32 ? sizeof(float) : sizeof(double);
+        fill(p, p->query, LENGTH * HEAD_DIM, &g);
+        fill(p, p->key, LENGTH * HEAD_DIM, &g);
+        fill(p, p->value, LENGTH * V_DIM, &g);
+        for (int n = 0; n < level_count(); n++)
+            for (int window = 0; window < 3; window++) {
+                use_level(n);
+                p->window_left = LIST(ATTN_UNBOUNDED, 10, 200)[window];
+                memset(&all, 0, sizeof all);
+                CLAIM(attend(p, (part){0, LENGTH, 0, LENGTH}, &all, &error) == ATTN_OK, "%s", error.message);
+                claim_parts(p, &all, &some);
+            }
+    }
+    return report("test_parts");
+}

@@ -1,0 +1,128 @@
+/* Many callers at once get what one alone gets; so does a child that is forked in the middle of their calls. */
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cases.h"
+
+enum { CALLERS = 8, CALLS = 6, ROUNDS = 10, FORKS = 20, CHILD_SECONDS = 20 };
+
+/* Large enough for the pool: two decode regimes, whose chunks are shared out, and four others. */
+static const int numbers[CALLS] = {70, 98, 144, 175, 212, 252};
+static uint64_t expected[CALLS];
+
+/* Memory without locks: a child must not wait for an allocator that another thread held when it was forked (a C library
+ * sees to that, a sanitizer does not). A vanished caller's piece is never given back in the child: there are enough. */
+enum { PIECES = 4 * CALLERS, PIECE_BYTES = 4 << 20 };
+static _Alignas(64) char pieces[PIECES][PIECE_BYTES];
+static int taken[PIECES]; /* atomic */
+
+static void *allocate(size_t bytes)
+{
+    for (int n = 0; n < PIECES && bytes <= PIECE_BYTES; n++)
+        if (__atomic_exchange_n(&taken[n], 1, __ATOMIC_ACQUIRE) == 0) return pieces[n];
+    return NULL;
+}
+
+static void release(void *memory)
+{
+    const ptrdiff_t n = ((char *)memory - pieces[0]) / PIECE_BYTES;
+    __atomic_store_n(&taken[n], 0, __ATOMIC_RELEASE);
+}
+
+/* One caller's own arrays for all calls. The first of them is made and checked by the main thread alone. */
+typedef struct {
+    test_case cases[CALLS];
+    int number, stop; /* stop: atomic */
+    int wrong;        /* calls that failed, or gave other bits */
+} caller;
+
+static void make_caller(caller *c, int number)
+{
+    *c = (caller){.number = number};
+    for (int n = 0; n < CALLS; n++) {
+        case_make(&c->cases[n], numbers[n]);
+        c->cases[n].args.num_threads = 2 + number % 2;
+    }
+}
+
+static void free_caller(caller *c)
+{
+    for (int n = 0; n < CALLS; n++) case_free(&c->cases[n]);
+}
+
+/* All cases, each caller beginning with another. Returns how many went wrong. */
+static int call_all(caller *c)
+{
+    attn_error error;
+    int wrong = 0;
+    for (int n = 0; n < CALLS; n++) {
+        const int at = (n + c->number) % CALLS;
+        const int good = case_compute(&c->cases[at], &error) == ATTN_OK;
+        wrong += !good || tensor_hash(&c->cases[at].output) != expected[at];
+    }
+    return wrong;
+}
+
+static pthread_barrier_t all_there; /* threads that are still being made may hold the allocator */
+
+static void *call_until_stopped(void *argument)
+{
+    caller *c = argument;
+    pthread_barrier_wait(&all_there);
+    for (int round = 0; round < ROUNDS || !__atomic_load_n(&c->stop, __ATOMIC_RELAXED); round++) c->wrong += call_all(c);
+    return NULL;
+}
+
+/* The child has the pool's state but none of its threads. An alarm ends one that waits for them. */
+static void claim_child_computes(caller *own)
+{
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(CHILD_SECONDS);
+        _exit(call_all(own) == 0 ? 0 : 1);
+    }
+    int status = -1;
+    CLAIM(child > 0 && waitpid(child, &status, 0) == child, "no child");
+    CLAIM(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child %s %d",
+          WIFSIGNALED(status) ? "was stopped by signal" : "found other bits, status",
+          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+}
+
+int main(void)
+{
+    static caller own, others[CALLERS];
+    pthread_t threads[CALLERS];
+    attn_error error = {""};
+
+    attn_set_hooks(&(attn_hooks){allocate, release, NULL});
+    make_caller(&own, 0);
+    for (int n = 0; n < CALLS; n++) {
+        own.cases[n].args.num_threads = 1;
+        CLAIM(case_compute(&own.cases[n], &error) == ATTN_OK, "%s: %s", own.cases[n].text, error.message);
+        expected[n] = tensor_hash(&own.cases[n].output);
+        own.cases[n].args.num_threads = 3;
+    }
+    CLAIM(call_all(&own) == 0, "three threads give other bits than one");
+    claim_child_computes(&own); /* nobody else is calling; the pool is parked */
+
+    pthread_barrier_init(&all_there, NULL, CALLERS + 1);
+    for (int n = 0; n < CALLERS; n++) {
+        make_caller(&others[n], n);
+        if (pthread_create(&threads[n], NULL, call_until_stopped, &others[n]) != 0) return 2;
+    }
+    pthread_barrier_wait(&all_there);
+    for (int n = 0; n < FORKS; n++) {
+        claim_child_computes(&own);
+        CLAIM(call_all(&own) == 0, "the parent has other bits after a fork");
+    }
+    for (int n = 0; n < CALLERS; n++) {
+        __atomic_store_n(&others[n].stop, 1, __ATOMIC_RELAXED);
+        pthread_join(threads[n], NULL);
+        CLAIM(others[n].wrong == 0, "caller %d: %d calls went wrong", n, others[n].wrong);
+        free_caller(&others[n]);
+    }
+    free_caller(&own);
+    return report("test_threads");
+}

@@ -1,0 +1,173 @@
+"""Every entry point and every way to misuse it, as small calls: tests run them thousands of times, or out of memory."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+
+import pyattn
+from pyattn import _core
+
+Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
+BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
+HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
+MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+FROZEN = np.zeros((3, 2), np.float32)
+FROZEN.flags.writeable = False
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", PendingDeprecationWarning)
+    MATRIX = np.matrix(Q)
+SPARSE = SimpleNamespace(toarray=Q.copy)
+ELSEWHERE = SimpleNamespace(requires_grad=False, device=SimpleNamespace(type="cuda"))
+REQUIRES_GRAD = SimpleNamespace(requires_grad=True)
+
+
+class Exporter:
+    """An array through DLPack alone."""
+
+    def __dlpack__(self, **options):
+        return Q.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return Q.__dlpack_device__()
+
+
+class Failing:
+    """Raises where its attributes are looked for."""
+
+    @property
+    def requires_grad(self):
+        raise OSError("no such tensor")
+
+
+def attend(*arrays, **arguments):
+    return pyattn.attention(*(arrays or (Q, K, V)), **arguments)
+
+
+def quietly(category, call):
+    """A call that warns, without the warning."""
+
+    def run():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category)
+            return call()
+
+    return run
+
+
+ZEROS_AND_ONES = BIAS + MASK
+MANY_HEADS = np.zeros((1, 513, 1, 1), np.float32)
+
+WORKING = {
+    "attention": attend,
+    "attention, everything": lambda: attend(need_weights=True, need_lse=True),
+    "attention, batch": lambda: attend(*BATCH, key_lengths=[3, 0], query_lengths=np.array([1, 3])),
+    "attention, heads": lambda: attend(*HEADS, window=(1, 2), align="lower_right", scale=2, empty_rows="nan"),
+    "attention, bshd": lambda: attend(*HEADS[:1] * 3, layout="bshd"),
+    "attention, threads": lambda: attend(num_threads=2),
+    "attention, lists": lambda: attend([[1, 2]], [[3, 4]], [[5]]),
+    "attention, promoted": lambda: attend(Q.astype(np.float64), K, V),
+    "attention, bool mask": lambda: attend(attn_mask=MASK, is_causal=True, align="upper_left"),
+    "attention, float mask": lambda: attend(attn_mask=BIAS),
+    "attention, list mask": lambda: attend(attn_mask=[True] * 5),
+    "attention, swapped mask": lambda: attend(attn_mask=BIAS.astype(">f4")),
+    "attention, out": lambda: attend(out=np.empty((3, 2), np.float32)),
+    "attention, out overlaps": lambda: attend(Q, K, K, out=Q.copy()),
+    "attention, out swapped": lambda: attend(out=np.empty((3, 2), ">f4")),
+    "attention, subclass": lambda: attend(Q.view(np.recarray)),
+    "attention, swapped": lambda: attend(Q.astype(">f4")),
+    "attention, buffer": lambda: attend(memoryview(Q)),
+    "attention, DLPack": lambda: attend(Exporter()),
+    "attention, MaskWarning": quietly(pyattn.MaskWarning, lambda: attend(attn_mask=ZEROS_AND_ONES)),
+    "attention, ShapeWarning": quietly(pyattn.ShapeWarning, lambda: attend(MANY_HEADS, MANY_HEADS, MANY_HEADS)),
+    "sdpa": lambda: pyattn.scaled_dot_product_attention(Q, K, V, MASK, 0.0, True, scale=1.0),
+    "softmax": lambda: pyattn.softmax(Q),
+    "softmax, axes": lambda: pyattn.softmax(Q, (0, 1)),
+    "softmax, list": lambda: pyattn.softmax([1, 2, 3], None),
+    "log_softmax": lambda: pyattn.log_softmax(K, 0),
+    "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
+    "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
+    "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
+    "masks.padding": lambda: pyattn.masks.padding([1, 2], 3),
+    "masks.from_ones": lambda: pyattn.masks.from_ones(ZEROS_AND_ONES),
+    "get_num_threads": _core.get_num_threads,
+    "set_num_threads": lambda: _core.set_num_threads(None),
+    "isa": _core.isa,
+    "levels": lambda: (_core._levels(), _core._levels_compiled()),
+    "set_isa": lambda: _core._set_isa(_core.isa()),
+}
+
+MISTAKES = {
+    "positional": lambda: pyattn.attention(Q, K, V, None),
+    "missing": lambda: pyattn.attention(Q, K),
+    "unknown keyword": lambda: attend(mask=None),
+    "twice": lambda: pyattn.attention(Q, K, V, query=Q),
+    "rank": lambda: attend(Q[0], K, V),
+    "head_dim": lambda: attend(Q, K[:, :3], V),
+    "length": lambda: attend(Q, K[:4], V),
+    "batch": lambda: attend(BATCH[0], np.stack([K] * 3), V),
+    "heads": lambda: attend(HEADS[0], HEADS[1][:, :3], HEADS[2]),
+    "bshd axes": lambda: attend(HEADS[0], K, V, layout="bshd"),
+    "mask shape": lambda: attend(attn_mask=MASK[:2]),
+    "mask dtype": lambda: attend(attn_mask=MASK.astype(int)),
+    "mask of text": lambda: attend(attn_mask=[["a"]]),
+    "mask of objects": lambda: attend(attn_mask=[[None]]),
+    "lengths": lambda: attend(*BATCH, key_lengths=[3, 6]),
+    "lengths shape": lambda: attend(*BATCH, query_lengths=[1, 2, 3]),
+    "lengths dtype": lambda: attend(*BATCH, query_lengths=[1.0, 2.0]),
+    "no align": lambda: attend(is_causal=True),
+    "align": lambda: attend(align="left"),
+    "layout": lambda: attend(layout=3),
+    "empty_rows": lambda: attend(empty_rows=None),
+    "window": lambda: attend(window=-1),
+    "window pair": lambda: attend(window=(1, "a")),
+    "window triple": lambda: attend(window=(1, 2, 3)),
+    "scale": lambda: attend(scale="a"),
+    "num_threads": lambda: attend(num_threads=0),
+    "dropout_p": lambda: attend(dropout_p=0.5),
+    "dropout_p range": lambda: attend(dropout_p=2),
+    "flag": lambda: attend(is_causal=np.ones(2)),
+    "need_weights": lambda: attend(need_weights=np.ones(2)),
+    "out type": lambda: attend(out=[]),
+    "out shape": lambda: attend(out=np.empty((2, 2), np.float32)),
+    "out dtype": lambda: attend(out=np.empty((3, 2))),
+    "out read-only": lambda: attend(out=FROZEN),
+    "complex": lambda: attend(Q * 1j),
+    "half": lambda: attend(Q, K, V.astype(np.float16)),
+    "objects": lambda: attend(None),
+    "text": lambda: attend("text"),
+    "ragged": lambda: attend([[1], [2, 3]]),
+    "masked array": lambda: attend(np.ma.array(Q)),
+    "matrix": lambda: attend(MATRIX),
+    "sparse": lambda: attend(SPARSE),
+    "elsewhere": lambda: attend(ELSEWHERE),
+    "requires grad": lambda: attend(REQUIRES_GRAD),
+    "failing": lambda: attend(Failing()),
+    "too large": lambda: attend(*[np.broadcast_to(Q[0, 0], (2**31, 1))] * 3, need_weights=True),
+    "sdpa dtype": lambda: pyattn.scaled_dot_product_attention(Q, K.astype(float), V),
+    "sdpa mask": lambda: pyattn.scaled_dot_product_attention(Q, K, V, MASK.astype(int)),
+    "sdpa heads": lambda: pyattn.scaled_dot_product_attention(HEADS[0], HEADS[1][:, :2], HEADS[2][:, :2]),
+    "softmax axis": lambda: pyattn.softmax(Q, 2),
+    "softmax axes": lambda: pyattn.log_softmax(Q, (0, 0)),
+    "softmax dtype": lambda: pyattn.softmax(["a"]),
+    "merge nothing": lambda: pyattn.merge_states([], []),
+    "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
+    "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),
+    "merge dtype": lambda: pyattn.merge_states([Q], [LSE * 1j]),
+    "core, softmax_rows": lambda: _core.softmax_rows(Q.T, False),
+    "core, softmax_rows of a list": lambda: _core.softmax_rows([1], False),
+    "core, as_real": lambda: _core.as_real(Q),
+    "core, merge_states": lambda: _core.merge_states((Q,), (LSE,), Q.T, LSE),
+    "core, merge_states of others": lambda: _core.merge_states((Q,), (LSE.astype(float),), Q.copy(), LSE.copy()),
+    "masks align": lambda: pyattn.masks.causal(3, 5),
+    "masks size": lambda: pyattn.masks.window(3, left=-1, right=0),
+    "masks padding": lambda: pyattn.masks.padding([3], 2),
+    "masks ones": lambda: pyattn.masks.from_ones([2.0]),
+    "set_num_threads": lambda: _core.set_num_threads(0),
+    "set_isa": lambda: _core._set_isa("no such level"),
+    "set_isa type": lambda: _core._set_isa(3),
+    "read_speed": lambda: _core._read_speed(LSE.astype(float), 1),
+    "fma_peak": lambda: _core._fma_peak("a"),
+}

@@ -1,0 +1,383 @@
+"""Bad input gets an exception that names the argument, what was expected and what came, and says what to do instead."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import pyattn
+
+
+def zeros(*shape, dtype="float32"):
+    return np.zeros(shape, dtype)
+
+
+QUERY, KEY, VALUE = zeros(3, 4), zeros(5, 4), zeros(5, 2)
+BATCH = (zeros(2, 3, 4), zeros(2, 5, 4), zeros(2, 5, 2))
+
+
+def refuse(kind, message, *arrays, **arguments):
+    """The call raises, and the message is more than its first words: it ends as expected."""
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        pyattn.attention(*(arrays or (QUERY, KEY, VALUE)), **arguments)
+
+
+# Shapes
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((zeros(), KEY, VALUE), "query has 0 axes, expected at least 2: (..., length, dim)"),
+        ((QUERY, zeros(4), VALUE), "key has 1 axes, expected at least 2: (..., length, dim)"),
+        ((QUERY, KEY, 1.0), "value has 0 axes, expected at least 2: (..., length, dim)"),
+        (
+            (QUERY, zeros(5, 3), VALUE),
+            "key has head_dim 3 but query has 4; both are (..., length, dim). Given: query (3, 4), key (5, 3)",
+        ),
+        (
+            (QUERY, KEY, zeros(6, 2)),
+            "value has length 6 but key has 5; both are (..., length, dim). Given: key (5, 4), value (6, 2)",
+        ),
+        (
+            (zeros(6, 3, 4), zeros(2, 5, 4), zeros(2, 5, 2)),
+            "query (6, 3, 4), key (2, 5, 4) and value (2, 5, 2) do not broadcast: axis -3 has sizes 6, 2 and 2; if it "
+            "holds heads that share keys, pass enable_gqa=True",
+        ),
+        (
+            (zeros(3, 1, 3, 4), zeros(2, 1, 5, 4), zeros(2, 1, 5, 2)),
+            "query (3, 1, 3, 4), key (2, 1, 5, 4) and value (2, 1, 5, 2) do not broadcast: "
+            "axis -4 has sizes 3, 2 and 2",
+        ),
+        (
+            (zeros(1, 5, 3, 4), zeros(1, 2, 5, 4), zeros(1, 2, 5, 2)),
+            "query has 5 heads, key 2 and value 2; query heads must be a multiple of key and value heads (axis -3, "
+            "(..., heads, length, dim)). Given: query (1, 5, 3, 4), key (1, 2, 5, 4), value (1, 2, 5, 2)",
+        ),
+        (
+            (zeros(1, 2, 3, 4), zeros(1, 4, 5, 4), zeros(1, 4, 5, 2)),
+            "query has 2 heads, key 4 and value 4; query heads must be a multiple",
+        ),
+        ((zeros(1, 4, 3, 4), zeros(1, 0, 5, 4), zeros(1, 0, 5, 2)), "query has 4 heads, key 0 and value 0;"),
+    ],
+    ids=lambda argument: argument[:30] if isinstance(argument, str) else "",
+)
+def test_shapes_that_do_not_go_together(arrays, message):
+    refuse(ValueError, message, *arrays)
+
+
+def test_shapes_are_named_in_the_layout_given():
+    arrays = [array.swapaxes(1, 2) for array in (zeros(1, 5, 3, 4), zeros(1, 2, 5, 4), zeros(1, 2, 5, 2))]
+    message = "query has 5 heads, key 2 and value 2; query heads must be a multiple of key and value heads (axis -2, "
+    refuse(ValueError, message + "(..., length, heads, dim))", *arrays, layout="bshd")
+    message = "key has shape (5, 4), expected at least 3 axes: (..., length, heads, dim)"
+    refuse(ValueError, message, arrays[0], KEY, VALUE, layout="bshd")
+    message = "query has shape (3, 4), expected at least 3 axes: (..., heads, length, dim)"
+    refuse(ValueError, message, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 5), "attn_mask has shape (2, 5), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+        ((3, 4), "attn_mask has shape (3, 4), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+        ((5, 3), "attn_mask has shape (5, 3), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+        ((2, 3, 5), "attn_mask has shape (2, 3, 5), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+        ((1, 3, 5), "attn_mask has shape (1, 3, 5), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+        ((0,), "attn_mask has shape (0,), which does not broadcast to (3, 5): (..., q_len, kv_len)"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_masks_that_do_not_broadcast(shape, message, dtype):
+    refuse(ValueError, message, attn_mask=np.zeros(shape, dtype))
+
+
+def test_masks_are_heads_first_in_every_layout():
+    arrays = zeros(2, 3, 6, 4), zeros(2, 5, 6, 4), zeros(2, 5, 6, 2)
+    message = "attn_mask has shape (2, 3, 6, 5), which does not broadcast to (2, 6, 3, 5): (..., heads, q_len, kv_len)"
+    refuse(ValueError, message, *arrays, attn_mask=zeros(2, 3, 6, 5), layout="bshd")
+
+
+@pytest.mark.parametrize("name", ["key_lengths", "query_lengths"])
+@pytest.mark.parametrize(
+    ("lengths", "kind", "message"),
+    [
+        ([2, 9], ValueError, "{} holds 9, expected 0 <= n <= {} (the length of {})"),
+        ([-1, 2], ValueError, "{} holds -1, expected 0 <= n <= {} (the length of {})"),
+        ([1, 2, 3], ValueError, "{} has shape (3,), which does not broadcast to the batch axes (2,)"),
+        ([[1, 2]], ValueError, "{} has shape (1, 2), which does not broadcast to the batch axes (2,)"),
+        ([1.0, 2.0], TypeError, "{} has dtype float64, expected integers"),
+        ([True, False], TypeError, "{} has dtype bool, expected integers"),
+        (np.array([2**63, 1], np.uint64), ValueError, "{} holds "),
+        (["1", "2"], TypeError, "{} has dtype <U1, expected integers"),
+    ],
+    ids=str,
+)
+def test_lengths(name, lengths, kind, message):
+    most, of = (5, "key") if name == "key_lengths" else (3, "query")
+    refuse(kind, message.format(name, most, of), *BATCH, **{name: lengths})
+
+
+# Alignment
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [({"is_causal": True}, "is_causal=True"), ({"window": 1}, "window"), ({"window": (None, 0)}, "window")],
+    ids=str,
+)
+def test_a_missing_align_draws_both(said, what):
+    message = (
+        f"{what} with 3 queries and 5 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
+        "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = visible:\n"
+        "  upper_left   lower_right\n"
+        "    x . . .       x x x .\n"
+        "    x x . .       x x x x"
+    )
+    refuse(ValueError, message, **said)
+
+
+def test_a_missing_align_draws_more_queries_than_keys():
+    message = (
+        "is_causal=True with 5 queries and 3 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
+        "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = visible:\n"
+        "  upper_left   lower_right\n"
+        "    x .           . .\n"
+        "    x x           . .\n"
+        "    x x           x .\n"
+        "    x x           x x"
+    )
+    refuse(ValueError, message, KEY, QUERY, QUERY, is_causal=True)
+
+
+def test_one_query_and_a_cache_need_align_too():
+    refuse(ValueError, "is_causal=True with 1 queries and 5 keys needs align=", QUERY[:1], KEY, VALUE, is_causal=True)
+
+
+def test_the_drawings_are_right():
+    for rows, columns in ((2, 4), (4, 2)):
+        pictures = {
+            align: ["".join("x" if seen else "." for seen in row) for row in pyattn.masks.causal(*shape, align=align)]
+            for shape in [(rows, columns)]
+            for align in ("upper_left", "lower_right")
+        }
+        with pytest.raises(ValueError, match="align") as caught:
+            pyattn.attention(zeros(rows, 4), zeros(columns, 4), zeros(columns, 4), is_causal=True)
+        drawn = [line.split() for line in str(caught.value).splitlines()[2:]]
+        assert ["".join(line[:columns]) for line in drawn] == pictures["upper_left"]
+        assert ["".join(line[columns:]) for line in drawn] == pictures["lower_right"]
+
+
+# Values of the other arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"align": "left"}, ValueError, "align is 'left', expected 'upper_left' or 'lower_right'"),
+        ({"align": 1}, ValueError, "align is 1, expected 'upper_left' or 'lower_right'"),
+        ({"layout": "sbhd"}, ValueError, "layout is 'sbhd', expected 'bhsd' or 'bshd'"),
+        ({"layout": None}, ValueError, "layout is None, expected 'bhsd' or 'bshd'"),
+        ({"empty_rows": "inf"}, ValueError, "empty_rows is 'inf', expected 'zero' or 'nan'"),
+        ({"window": -1}, ValueError, "window is -1, expected 0 or more keys on a side, or None for unbounded"),
+        ({"window": (2, -3)}, ValueError, "window is -3, expected 0 or more keys on a side, or None for unbounded"),
+        ({"window": (1, 2, 3)}, ValueError, "window is (1, 2, 3), expected an int or (left, right)"),
+        ({"window": ()}, ValueError, "window is (), expected an int or (left, right)"),
+        ({"window": 1.5}, TypeError, "'float' object cannot be interpreted as an integer"),
+        ({"window": 10**30}, OverflowError, ""),
+        ({"scale": "1"}, TypeError, "must be real number, not str"),
+        ({"scale": 1j}, TypeError, "must be real number, not complex"),
+        ({"num_threads": 0}, ValueError, "num_threads is 0, expected 1 or more, or None"),
+        ({"num_threads": -2}, ValueError, "num_threads is -2, expected 1 or more, or None"),
+        ({"num_threads": 1.5}, TypeError, "'float' object cannot be interpreted as an integer"),
+        ({"num_threads": 10**30}, OverflowError, ""),
+        ({"dropout_p": 0.5}, NotImplementedError, "dropout_p > 0 is not there yet; pass dropout_p=0.0"),
+        ({"dropout_p": -0.5}, ValueError, "dropout_p is -0.5, expected 0 <= dropout_p <= 1"),
+        ({"dropout_p": 2}, ValueError, "dropout_p is 2, expected 0 <= dropout_p <= 1"),
+        ({"dropout_p": np.nan}, ValueError, "dropout_p is nan, expected 0 <= dropout_p <= 1"),
+        ({"dropout_p": "0"}, TypeError, "must be real number, not str"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range(arguments, kind, message):
+    refuse(kind, message, **arguments)
+
+
+@pytest.mark.parametrize("name", ["is_causal", "enable_gqa", "need_weights", "need_lse"])
+def test_flags_without_a_truth_pass_the_exception_on(name):
+    with pytest.raises(ValueError, match="truth value of an array"):
+        pyattn.attention(QUERY, KEY, VALUE, **{name: np.ones(2)})
+
+
+# Dtypes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fix"),
+    [
+        ("complex64", ".real.astype(numpy.float32)"),
+        ("complex128", ".real.astype(numpy.float64)"),
+        ("float16", ".astype(numpy.float32)"),
+        ("longdouble", ".astype(numpy.float64)"),
+        ("object", ".astype(numpy.float32)"),
+        ("U3", ".astype(numpy.float32)"),
+        ("S3", ".astype(numpy.float32)"),
+        ("datetime64[s]", ".astype(numpy.float32)"),
+        ("timedelta64[s]", ".astype(numpy.float32)"),
+        ("f4,f4", ".astype(numpy.float32)"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_dtypes_that_are_no_numbers(dtype, fix, place):
+    arrays = [QUERY, KEY, VALUE]
+    arrays[place] = np.zeros(arrays[place].shape, dtype)
+    name = ("query", "key", "value")[place]
+    refuse(TypeError, f"{name} has dtype {arrays[place].dtype}, expected float32 or float64; pass {name}{fix}", *arrays)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", ">i4"])
+def test_an_integer_mask_has_two_meanings(dtype):
+    message = (
+        f"attn_mask has dtype {np.dtype(dtype)}; pass attn_mask.astype(bool) if nonzero means attend, or "
+        "attn_mask.astype(numpy.float32) if it is to be added to the scores"
+    )
+    refuse(TypeError, message, attn_mask=np.ones((3, 5), dtype))
+    refuse(TypeError, "attn_mask has dtype int64; pass attn_mask.astype(bool)", attn_mask=[[1] * 5] * 3)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "U1", "datetime64[s]", "object"])
+def test_other_masks(dtype):
+    message = (
+        f"attn_mask has dtype {np.dtype(dtype)}, expected bool (True = attend) or a float type (added to the scores)"
+    )
+    refuse(TypeError, message, attn_mask=np.ones((3, 5)).astype(dtype))
+
+
+@pytest.mark.parametrize("given", [None, {}, object(), [[None]], [["a", None]], Ellipsis, print], ids=str)
+def test_objects_that_are_no_arrays(given):
+    message = f"is an object of type {type(given).__name__}, expected an array of floats"
+    refuse(TypeError, f"query {message}", given, KEY, VALUE)
+    refuse(TypeError, f"value {message}", QUERY, KEY, given)
+    if given is not None:
+        refuse(TypeError, f"attn_mask {message}", attn_mask=given)
+        refuse(TypeError, f"key_lengths {message}", *BATCH, key_lengths=given)
+
+
+def test_ragged_lists_are_named():
+    with pytest.raises(ValueError, match="inhomogeneous") as caught:
+        pyattn.attention(QUERY, [[1, 2], [3]], VALUE)
+    assert "key" in str(caught.value)
+
+
+# Arrays with another meaning
+
+
+def test_masked_arrays_would_lose_their_mask():
+    masked = np.ma.array(QUERY, mask=QUERY > 1)
+    message = "query is a masked array, whose mask would be lost; pass query.filled(0) and the mask as attn_mask"
+    refuse(TypeError, message, masked, KEY, VALUE)
+    message = (
+        "attn_mask is a masked array, whose mask would be lost; pass attn_mask.filled(0) and the mask as attn_mask"
+    )
+    refuse(TypeError, message, attn_mask=np.ma.array(np.ones((3, 5), bool)))
+
+
+def test_matrices_multiply_otherwise():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        matrix = np.matrix(KEY)
+    message = "key is a numpy.matrix, whose products mean something else; pass numpy.asarray(key)"
+    refuse(TypeError, message, QUERY, matrix, VALUE)
+
+
+def test_sparse_arrays_are_made_dense_by_their_owner():
+    class Sparse:
+        shape, dtype = (5, 2), np.dtype("float32")
+
+        def toarray(self):
+            return VALUE
+
+    refuse(TypeError, "value is a sparse array; pass value.toarray()", QUERY, KEY, Sparse())
+    pyattn.attention(QUERY, KEY, Sparse().toarray())
+
+
+@pytest.mark.parametrize("make", [lambda: np.ma.array(QUERY), lambda: np.asmatrix(QUERY)], ids=["masked", "matrix"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: pyattn.scaled_dot_product_attention(x, KEY, VALUE),
+        lambda x: pyattn.scaled_dot_product_attention(QUERY, zeros(4, 4), zeros(4, 4), attn_mask=x),
+        pyattn.softmax,
+        pyattn.log_softmax,
+        lambda x: pyattn.merge_states([x], [QUERY[:, 0]]),
+        pyattn.masks.from_ones,
+    ],
+    ids=["query", "mask", "softmax", "log_softmax", "merge_states", "from_ones"],
+)
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_no_function_loses_a_meaning(call, make):
+    given = make()
+    with pytest.raises(TypeError, match=r"masked array|numpy\.matrix"):
+        call(given)
+
+
+# Sizes
+
+
+def peak_bytes():
+    """The most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def endless(*shape):
+    """An array of any size in four bytes."""
+    return np.broadcast_to(np.float32(0), shape)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "arguments"),
+    [
+        ((endless(2**32, 1, 1, 1, 1), *[endless(1, 2**32, 1, 1, 1)] * 2), {}),
+        ((endless(2**40, 1), KEY[:, :1], endless(5, 2**20)), {}),
+        ((endless(2**45, 1), KEY[:, :1], endless(5, 8)), {}),
+        ((endless(2**20, 1), *[endless(2**30, 1)] * 2), {"need_weights": True}),
+        ((endless(2**31, 1), *[endless(2**31, 1)] * 2), {"need_weights": True}),
+        ((endless(1, 1, 2**48), *[endless(1, 1, 2**48)] * 2), {}),
+        ((endless(2**60, 0), *[endless(1, 0)] * 2), {"scale": 1}),
+    ],
+    ids=["batch", "output", "queries", "weights", "weights overflow", "head_dim", "rows"],
+)
+def test_sizes_whose_product_overflows(arrays, arguments):
+    before = peak_bytes()
+    with pytest.raises((ValueError, MemoryError)) as caught:
+        pyattn.attention(*arrays, **arguments)
+    assert peak_bytes() - before < 1 << 24
+    assert re.search("too large|too big|[Uu]nable to allocate|scratch memory", str(caught.value))
+    pyattn.attention(QUERY, KEY, VALUE)
+
+
+def test_nothing_of_a_huge_size_is_fine():
+    for arrays in (
+        (endless(0, 2**40), endless(1, 2**40), endless(1, 1)),
+        (endless(2**40, 0, 1, 1), endless(1, 0, 1, 1), endless(1, 0, 1, 1)),
+    ):
+        assert pyattn.attention(*arrays).size == 0
+
+
+# Quiet where nothing is wrong
+
+
+def test_no_floating_point_error_reaches_numpy():
+    with np.errstate(all="raise"):
+        for number in (np.nan, np.inf, 1e38, 1e-45):
+            arrays = [np.full_like(array, number) for array in (QUERY, KEY, VALUE)]
+            pyattn.attention(*arrays, need_weights=True, need_lse=True)
+        pyattn.attention(np.full((3, 4), 1e300), KEY, VALUE, attn_mask=np.full((3, 5), np.finfo("f8").min))
+        pyattn.softmax(np.array([1e300, -1e300, np.inf]))
+        pyattn.log_softmax(np.array([1e300, -1e300, -np.inf]))
+        pyattn.merge_states([VALUE, VALUE], [np.full(5, -np.inf, "f4")] * 2)

@@ -1,0 +1,176 @@
+"""Denormals are flushed inside the core and nowhere else: the caller's floating-point state is as it was."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import threading
+
+import bounds
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import _core
+
+LIBM = ctypes.CDLL(None)
+UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
+# Invalid, division by zero, overflow, underflow. Not inexact, which any division raises, the interpreter's own too.
+FLAGS = {"x86_64": 0x1D, "aarch64": 0x0F}.get(platform.machine())
+needs_fenv = pytest.mark.skipif(
+    UPWARD is None, reason=f"fenv.h's constants for {platform.machine()} are not known here"
+)
+
+
+@pytest.fixture
+def arrays(dtype):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((4, 70, 24)).astype(dtype) for _ in range(3)]
+
+
+def denormals_work():
+    return bool(np.float32(1e-40) * np.float32(1) != 0 and np.float64(5e-324) * np.float64(1) != 0)
+
+
+def attention_calls(arrays):
+    """Attention of numbers that overflow, underflow and are invalid on the way.
+
+    The numbers are made here: NumPy's own arithmetic has its own way with the flags.
+    """
+    query, key, value = arrays
+    most, least = np.finfo(query.dtype).max, np.finfo(query.dtype).tiny
+    large, invalid, infinite = (np.full_like(query, number) for number in (most, np.nan, np.inf))
+    far, tiny, mask = query * 40, value * least, np.full(70, -most)
+    return [
+        lambda: pyattn.attention(query, key, value),
+        lambda: pyattn.attention(query, key, value, num_threads=2, need_weights=True, need_lse=True),
+        lambda: pyattn.attention(query[:, :1], key, value, is_causal=True, align="lower_right"),
+        lambda: pyattn.attention(far, key, tiny),
+        lambda: pyattn.attention(large, large, large),
+        lambda: pyattn.attention(invalid, key, infinite),
+        lambda: pyattn.attention(query, key, value, attn_mask=mask),
+    ]
+
+
+def calls(arrays):
+    """Every function that enters the core."""
+    query, key, _ = arrays
+    far, large, lse = query * 40, np.full_like(query, np.finfo(query.dtype).max), query[..., 0] * 100
+    return [
+        *attention_calls(arrays),
+        lambda: pyattn.softmax(far),
+        lambda: pyattn.log_softmax(large),
+        lambda: pyattn.merge_states([query, key], [lse, lse]),
+    ]
+
+
+def test_denormals_work_after_every_call(arrays, level):
+    assert denormals_work()
+    for call in calls(arrays):
+        call()
+        assert denormals_work()
+
+
+def test_denormals_work_after_an_exception(arrays):
+    for mistake in ({"attn_mask": np.zeros((2, 2))}, {"key_lengths": [71] * 4}, {"out": np.zeros(3)}, {"scale": "a"}):
+        with pytest.raises((ValueError, TypeError)):
+            pyattn.attention(*arrays, **mistake)
+        assert denormals_work()
+
+
+@pytest.mark.threads
+def test_denormals_work_in_every_thread(arrays):
+    found = []
+
+    def attend():
+        for call in calls(arrays):
+            call()
+        found.append(denormals_work())
+
+    threads = [threading.Thread(target=attend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+
+
+@needs_fenv
+def test_flags_stay_down(arrays, level):
+    for call in calls(arrays):
+        LIBM.feclearexcept(FLAGS)
+        call()
+        assert LIBM.fetestexcept(FLAGS) == 0
+
+
+@needs_fenv
+def test_flags_stay_up(arrays, level):
+    for call in attention_calls(arrays):  # the others call NumPy, which takes flags down
+        LIBM.feraiseexcept(FLAGS)
+        call()
+        assert LIBM.fetestexcept(FLAGS) == FLAGS
+    LIBM.feclearexcept(FLAGS)
+
+
+@needs_fenv
+def test_the_rounding_mode_is_the_callers(arrays):
+    for call in calls(arrays):
+        call()
+        LIBM.fesetround(UPWARD)
+        call()
+        mode = LIBM.fegetround()
+        LIBM.fesetround(0)
+        assert mode == UPWARD
+
+
+@needs_fenv
+def test_the_rounding_mode_does_not_reach_the_core(arrays, level):
+    """Given the scale, which is computed before."""
+    expected = pyattn.attention(*arrays, scale=0.25, need_lse=True)
+    LIBM.fesetround(UPWARD)
+    result = pyattn.attention(*arrays, scale=0.25, need_lse=True)
+    LIBM.fesetround(0)
+    np.testing.assert_array_equal(result.output, expected.output)
+    np.testing.assert_array_equal(result.lse, expected.lse)
+
+
+# Denormal-making input gets right answers
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_one_strong_key(queries, arrays, dtype, level):
+    """The others are 95 nats below (float64: 730): their weights are denormals."""
+    query, key, value = arrays
+    below = 95 if dtype == "float32" else 730
+    mask = np.full(70, -below, dtype)
+    mask[3] = 0
+    arrays = (query[:, :queries], key, value)
+    result = pyattn.attention(*arrays, attn_mask=mask, need_weights=True, need_lse=True)
+    expected = bounds.expect(*arrays, dtype, attn_mask=mask)
+    assert bounds.output_ratio(result.output, expected) <= bounds.OUTPUT_BAR
+    assert bounds.weights_ratio(result.weights, expected) <= 1
+    assert bounds.lse_ratio(result.lse, expected) <= 1
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_arrays_of_denormals(which, queries, arrays, dtype, level):
+    arrays[which] *= np.finfo(dtype).tiny / 100
+    arrays[0] = arrays[0][:, :queries]
+    result = pyattn.attention(*arrays)
+    assert bounds.output_ratio(result, bounds.expect(*arrays, dtype)) <= bounds.OUTPUT_BAR
+
+
+def test_softmax_far_below(dtype, level):
+    for below in (80, 88, 95, 103, 110, 700, 710, 740, 750):
+        x = np.array([0, -below, -below - 0.5], dtype)
+        assert bounds.softmax_ratio(pyattn.softmax(x), x) <= 1
+        assert bounds.softmax_ratio(pyattn.log_softmax(x), x, logarithm=True) <= 1
+
+
+@pytest.mark.threads
+def test_other_levels_do_not_leave_their_state(arrays, levels):
+    for level in levels:
+        _core._set_isa(level)
+        pyattn.attention(*arrays, num_threads=2)
+    assert denormals_work()

@@ -1,0 +1,167 @@
+"""Arrays of other libraries: taken without a copy where NumPy can view them, refused with the fix where it cannot."""
+
+from __future__ import annotations
+
+import array
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import _core
+
+QUERY, KEY, VALUE = (np.random.default_rng(0).random(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
+
+
+class Exporter:
+    """Hands out its memory through DLPack and in no other way."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __dlpack__(self, **options):
+        return self.memory.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.memory.__dlpack_device__()
+
+
+class Interface:
+    """Hands out its memory through __array_interface__."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.__array_interface__ = memory.__array_interface__
+
+
+class Convertible:
+    """Hands out its memory through __array__."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __array__(self, dtype=None, copy=None):
+        return self.memory
+
+
+EXPORTERS = {
+    "DLPack": Exporter,
+    "__array_interface__": Interface,
+    "__array__": Convertible,
+    "memoryview": memoryview,
+    "buffer": lambda memory: memoryview(bytearray(memory.tobytes())).cast("B").cast("f", memory.shape),
+}
+
+
+@pytest.mark.parametrize("export", EXPORTERS)
+def test_other_objects_are_arrays_too(export):
+    expected = pyattn.attention(QUERY, KEY, VALUE)
+    make = EXPORTERS[export]
+    result = pyattn.attention(make(QUERY), make(KEY), make(VALUE))
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("export", ["DLPack", "__array_interface__", "__array__", "memoryview"])
+def test_their_memory_is_not_copied(export):
+    assert np.shares_memory(_core.as_real(EXPORTERS[export](KEY), "key"), KEY)
+
+
+def test_masks_and_lengths_may_be_foreign():
+    mask = np.random.default_rng(1).random((3, 5)) < 0.7
+    expected = pyattn.attention(QUERY, KEY, VALUE, attn_mask=mask)
+    np.testing.assert_array_equal(pyattn.attention(QUERY, KEY, VALUE, attn_mask=memoryview(mask)), expected)
+    np.testing.assert_array_equal(pyattn.attention(QUERY, KEY, VALUE, attn_mask=mask.tolist()), expected)
+    batch = [stacked[np.newaxis] for stacked in (QUERY, KEY, VALUE)]
+    by_length = pyattn.attention(*batch, key_lengths=array.array("q", [3]))
+    np.testing.assert_array_equal(by_length, pyattn.attention(*batch, key_lengths=[3]))
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "meta", "xpu"])
+def test_tensors_elsewhere_are_refused(device):
+    tensor = SimpleNamespace(requires_grad=False, device=SimpleNamespace(type=device))
+    message = f"key is a tensor on device '{device}'; pass key.cpu()"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        pyattn.attention(QUERY, tensor, VALUE)
+
+
+def test_tensors_that_require_grad_are_refused():
+    class Tensor(Convertible):
+        requires_grad = True
+
+    with pytest.raises(TypeError, match=r"^query is a tensor that requires grad; pass query\.detach\(\)$"):
+        pyattn.attention(Tensor(QUERY), KEY, VALUE)
+
+
+@pytest.mark.parametrize("name", ["toarray", "requires_grad", "device"])
+def test_an_exception_in_an_attribute_comes_through(name):
+    def fail(self):
+        raise OSError("no such tensor")
+
+    with pytest.raises(OSError, match="no such tensor"):
+        pyattn.attention(type("Tensor", (), {name: property(fail)})(), KEY, VALUE)
+
+
+def test_an_exception_in_a_conversion_comes_through():
+    class Failing:
+        def __array__(self, dtype=None, copy=None):
+            raise OSError("no such array")
+
+    with pytest.raises(OSError, match="no such array"):
+        pyattn.attention(QUERY, Failing(), VALUE)
+
+
+# PyTorch
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("function", ["attention", "scaled_dot_product_attention"])
+def test_torch_tensors_are_taken_as_they_are(torch, function):
+    tensors = [torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE)]
+    call = getattr(pyattn, function)
+    result = call(*tensors)
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, call(QUERY, KEY, VALUE))
+    strided = torch.from_numpy(KEY.T.copy()).T
+    np.testing.assert_array_equal(call(tensors[0], strided, tensors[2]), result)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    np.testing.assert_array_equal(call(*tensors, attn_mask=mask), result)
+
+
+@pytest.mark.peers
+def test_torch_memory_is_not_copied(torch):
+    assert np.shares_memory(_core.as_real(torch.from_numpy(KEY), "key"), KEY)
+    assert np.shares_memory(_core.as_real(torch.from_numpy(KEY).T, "key"), KEY)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("function", ["attention", "scaled_dot_product_attention"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_torch_tensors_with_gradients_say_detach(torch, function, place):
+    tensors = [torch.from_numpy(memory.copy()) for memory in (QUERY, KEY, VALUE)]
+    tensors[place].requires_grad_()
+    name = ("query", "key", "value")[place]
+    with pytest.raises(TypeError, match=rf"^{name} is a tensor that requires grad; pass {name}\.detach\(\)$"):
+        getattr(pyattn, function)(*tensors)
+    getattr(pyattn, function)(*(tensor.detach() for tensor in tensors))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("function", ["attention", "scaled_dot_product_attention"])
+def test_torch_tensors_elsewhere_say_cpu(torch, function):
+    query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
+    with pytest.raises(TypeError, match=r"^key is a tensor on device 'meta'; pass key\.cpu\(\)$"):
+        getattr(pyattn, function)(query, key.to("meta"), value)
+
+
+@pytest.mark.peers
+def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
+    query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
+    with pytest.raises(TypeError, match=r"[Ss]parse"):
+        pyattn.attention(query, key.to_sparse(), value)
+    with pytest.raises(TypeError, match="query has dtype float16, expected float32 or float64"):
+        pyattn.attention(query.half(), key, value)
+    with pytest.raises(TypeError, match="BFloat16"):
+        pyattn.attention(query.bfloat16(), key, value)

@@ -1,0 +1,106 @@
+"""Fork after use: parent and child go on, with the same bits, also while another thread is at work."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from helpers import SANITIZED, run_python
+
+pytestmark = [
+    pytest.mark.threads,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+]
+
+ROUNDS = 10 if SANITIZED else 50
+SECONDS = 120 if SANITIZED else 10
+
+COMMON = f"""
+import os, signal, threading, warnings
+import numpy as np, pyattn
+from helpers import bits
+
+signal.alarm({SECONDS})  # a lock that nobody opens any more
+warnings.simplefilter("ignore", DeprecationWarning)  # what this is about: threads and fork
+rng = np.random.default_rng(0)
+arrays = [rng.standard_normal((2, 8, length, 32), np.float32) for length in (100, 600, 600)]
+
+def compute(threads=2):
+    result = pyattn.attention(*arrays, num_threads=threads, need_lse=True)
+    few = pyattn.attention(arrays[0][:, :, :1], *arrays[1:], num_threads=threads)
+    soft = pyattn.softmax(arrays[1])
+    return b"".join(bits(x).tobytes() for x in (result.output, result.lse, few, soft))
+
+def forked(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm({SECONDS})
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return child
+
+def succeeded(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+AGAIN_AND_AGAIN = f"""
+expected = compute()
+
+def child():
+    right = compute() == expected and compute(3) == expected
+    grandchild = forked(lambda: compute() == expected)  # fork again, after use
+    return compute() == expected and succeeded(grandchild) and right
+
+for _ in range({ROUNDS}):
+    pid = forked(child)
+    assert compute() == expected
+    assert succeeded(pid)
+"""
+
+BEFORE_USE = """
+pid = forked(lambda: len(compute()) > 0)
+assert succeeded(pid)
+first = compute()
+assert first == compute(1)
+"""
+
+WHILE_OTHERS_WORK = f"""
+expected, stop = compute(), []
+
+def work():
+    while not stop:
+        assert compute() == expected
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range({ROUNDS}):
+    assert succeeded(forked(lambda: compute() == expected and compute() == expected))
+stop.append(1)
+for thread in threads:
+    thread.join()
+assert compute() == expected
+"""
+
+MULTIPROCESSING = """
+import multiprocessing
+
+def digest(n):
+    return compute(n)
+
+expected = compute()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(digest, [1, 2, 3, 1]) == [expected] * 4
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [AGAIN_AND_AGAIN, BEFORE_USE, WHILE_OTHERS_WORK, MULTIPROCESSING],
+    ids=["again and again", "before use", "while others work", "multiprocessing"],
+)
+def test_parent_and_child_get_the_same_bits(script):
+    run_python(COMMON + script, timeout=2 * SECONDS)

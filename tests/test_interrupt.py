@@ -1,0 +1,137 @@
+"""Ctrl-C in a long call: KeyboardInterrupt soon after the signal, and the next call works."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from helpers import SANITIZED, run_python
+
+pytestmark = [
+    pytest.mark.threads,
+    pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's here"),
+]
+
+PATIENCE = 10.0 if SANITIZED else 0.3  # seconds from the signal to the exception
+LONG = {  # each would take seconds or years: arrays of any length in little memory
+    "prefill": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64))",
+    "prefill, causal": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), is_causal=True)",
+    "prefill, float64": "attend(endless(8, 64, 9000, 64, dtype='f8'), endless(8, 64, 9000, 64, dtype='f8'))",
+    "prefill, one task": "attend(endless(48, 64), endless(1 << 28, 64))",
+    "prefill, weights": "attend(endless(512, 30000), endless(4096, 30000), need_weights=True)",
+    "decode": "attend(endless(64, 64, 1, 64), endless(64, 64, 1 << 20, 64))",
+    "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
+    "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
+    "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
+}
+
+SCRIPT = """
+import faulthandler, json, os, signal, sys, threading, time
+import numpy as np, pyattn
+from helpers import assert_same_bits
+
+faulthandler.dump_traceback_later(120, exit=True)
+
+def endless(*shape, dtype="f4"):
+    return np.broadcast_to(np.ones(shape[-1], dtype), shape)
+
+def attend(query, key, **arguments):
+    return pyattn.attention(query, key, key, num_threads={threads}, **arguments)
+
+rng = np.random.default_rng(0)
+small = [rng.standard_normal((2, 8, 128, 64), np.float32) for _ in range(3)]
+expected = pyattn.attention(*small)
+
+def interrupt():
+    time.sleep(0.12)
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+
+delays = []
+for _ in range(2):
+    sent = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        {call}
+    except KeyboardInterrupt:
+        delays.append(time.perf_counter() - sent[0])
+    thread.join()
+    assert_same_bits(pyattn.attention(*small, num_threads={threads}), expected)
+    assert np.float32(1e-40) * np.float32(1) != 0  # the floating-point state is the caller's again
+print(json.dumps(delays))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "threads"),  # threads that share out so many chunks would need gigabytes for them
+    [(what, threads) for threads in (1, 2) for what in LONG if (what, threads) != ("decode, one task", 2)],
+)
+def test_ctrl_c_stops_a_long_call(what, threads):
+    delays = json.loads(run_python(SCRIPT.format(call=LONG[what], threads=threads)).stdout)
+    assert len(delays) == 2, "the call came to its end"
+    assert max(delays) < PATIENCE
+
+
+HANDLER = """
+import os, signal, threading, time
+import numpy as np, pyattn
+
+class Stop(Exception):
+    pass
+
+def handle(signum, frame):
+    seen.append(signum)
+    if raises:
+        raise Stop("the handler's own")
+
+def send():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+signal.signal(signal.SIGUSR1, handle)
+query = np.broadcast_to(np.ones(64, "f4"), (4000, 64))
+key = np.broadcast_to(np.ones(64, "f4"), (1 << 24, 64))
+for raises in (True, False):
+    seen, thread = [], threading.Thread(target=send)
+    thread.start()
+    start, stopped = time.perf_counter(), None
+    try:
+        pyattn.attention(query if raises else query[:{rows}], key, key)
+    except Stop as error:
+        stopped = str(error)
+    thread.join()
+    assert stopped == ("the handler's own" if raises else None), stopped
+    assert seen == [signal.SIGUSR1]
+"""
+
+
+def test_a_handler_that_raises_stops_the_call_and_another_does_not():
+    run_python(HANDLER.format(rows=4 if SANITIZED else 16))
+
+
+def test_another_thread_is_not_interrupted():
+    """Signals belong to the main thread: a call elsewhere comes to its end."""
+    script = """
+import os, signal, threading, time
+import numpy as np, pyattn
+rng = np.random.default_rng(0)
+arrays = [rng.standard_normal((2, 8, 500, 64), np.float32) for _ in range(3)]
+expected, results = pyattn.attention(*arrays), []
+def work():
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        results.append(np.array_equal(pyattn.attention(*arrays), expected))
+thread = threading.Thread(target=work)
+thread.start()
+try:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    pass
+thread.join()
+assert results and all(results)
+"""
+    run_python(script)

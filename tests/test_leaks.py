@@ -1,0 +1,72 @@
+"""Nothing is left behind by ten thousand calls, be they right or wrong."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from itertools import repeat
+
+import numpy as np
+import pytest
+from calls import MISTAKES, WORKING
+from helpers import SANITIZED
+
+import pyattn
+
+TIMES = 1_000 if SANITIZED else 10_000
+MOST_BLOCKS = 5
+
+pytestmark = pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc counts no blocks")
+
+
+def growth(run):
+    """Blocks that are alive after run(TIMES) and were not before."""
+    run(200)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    run(TIMES)
+    gc.collect()
+    return sys.getallocatedblocks() - before
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_calls_leave_nothing_behind(name):
+    call = WORKING[name]
+
+    def run(times):
+        for _ in repeat(None, times):
+            call()
+
+    assert growth(run) <= MOST_BLOCKS
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_leave_nothing_behind(name):
+    call = MISTAKES[name]
+
+    def run(times):
+        for _ in repeat(None, times):
+            try:
+                call()
+            except Exception:
+                continue
+            pytest.fail("no mistake")
+
+    assert growth(run) <= MOST_BLOCKS
+
+
+def test_arrays_are_let_go():
+    """References to the arguments are given back: by calls, and by mistakes found late."""
+    query, key, value = arrays = [np.ones((70, 4), np.float32) for _ in range(3)]
+    mask, lengths, out = np.ones((70, 70), bool), np.array(70), np.empty_like(query)
+    held = [*arrays, mask, lengths, out]
+    before = [sys.getrefcount(array) for array in held]
+    arguments = {"attn_mask": mask, "key_lengths": lengths, "query_lengths": lengths}
+    for _ in range(100):
+        pyattn.attention(query, key, value, **arguments, out=out)
+        pyattn.attention(query, key, value, **arguments, out=out[::-1], need_weights=True, need_lse=True)
+        with pytest.raises(ValueError, match="out has shape"):
+            pyattn.attention(query, key, value, **arguments, out=out[:3])
+        pyattn.merge_states([query, key], [query[:, 0], key[:, 0]])
+        pyattn.softmax(query)
+    assert [sys.getrefcount(array) for array in held] == before

@@ -1,0 +1,191 @@
+"""scaled_dot_product_attention has PyTorch's signature, semantics and strictness."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import bounds
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import scaled_dot_product_attention as sdpa
+
+SHAPES = {
+    "no batch": ((9, 8), (12, 8), (12, 5)),
+    "batch": ((2, 9, 8), (2, 12, 8), (2, 12, 5)),
+    "heads": ((2, 3, 70, 8), (2, 3, 130, 8), (2, 3, 130, 8)),
+    "square": ((2, 3, 40, 8), (2, 3, 40, 8), (2, 3, 40, 8)),
+    "decode": ((2, 3, 1, 8), (2, 3, 700, 8), (2, 3, 700, 8)),
+    "shared batch": ((2, 3, 9, 8), (1, 3, 12, 8), (1, 1, 12, 5)),
+    "no queries": ((2, 3, 0, 8), (2, 3, 12, 8), (2, 3, 12, 5)),
+    "no keys": ((2, 3, 9, 8), (2, 3, 0, 8), (2, 3, 0, 5)),
+}
+
+
+def make_arrays(*shapes, dtype="float32"):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def make_mask(kind, arrays):
+    shape = (arrays[0].shape[-2], arrays[1].shape[-2])
+    keep = np.random.default_rng(1).random(shape) < 0.6
+    keep[:1] = len(keep) < 2  # an empty row
+    if kind in ("none", "causal"):
+        return None
+    return keep if kind == "bool" else np.where(keep, np.linspace(-1, 1, shape[1]), -np.inf).astype(arrays[0].dtype)
+
+
+def torch_sdpa(torch, arrays, attn_mask=None, **arguments):
+    """Of PyTorch's own reference."""
+    mask = None if attn_mask is None else torch.from_numpy(attn_mask)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(*map(torch.from_numpy, arrays), attn_mask=mask, **arguments).numpy()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("kind", ["none", "bool", "float", "causal"])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_it_gives_what_pytorch_gives(shapes, kind, scale, torch, dtype, level):
+    arrays = make_arrays(*SHAPES[shapes], dtype=dtype)
+    arguments = {"attn_mask": make_mask(kind, arrays), "is_causal": kind == "causal", "scale": scale}
+    theirs, ours = torch_sdpa(torch, arrays, **arguments), sdpa(*arrays, **arguments)
+    expected = bounds.expect(*arrays, dtype, align="upper_left", **arguments)
+    assert ours.shape == theirs.shape
+    assert bounds.output_ratio(ours, expected) <= bounds.OUTPUT_BAR
+    assert np.all(np.abs(ours - theirs) <= 3 * bounds.OUTPUT_BAR * expected.output_unit)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 6, 9, 8), (2, 2, 12, 8), (2, 2, 12, 8)), ((6, 9, 8), (3, 12, 8), (3, 12, 8))],
+    ids=["4 axes", "3 axes"],
+)
+def test_heads_share_keys_as_in_pytorch(shapes, torch, dtype):
+    arrays = make_arrays(*shapes, dtype=dtype)
+    theirs, ours = torch_sdpa(torch, arrays, enable_gqa=True), sdpa(*arrays, enable_gqa=True)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.peers
+def test_the_signature_is_pytorchs(torch):
+    documented = re.search(
+        r"scaled_dot_product_attention\((.*?)\) *->",
+        torch.nn.functional.scaled_dot_product_attention.__doc__,
+        re.DOTALL,
+    )
+    names = re.findall(r"(\w+)(?:=|,|$)", re.sub(r"=[^,]*", "=", documented[1].replace("\n", "")))
+    assert list(inspect.signature(sdpa).parameters) == [name for name in names if name]
+
+
+def test_arguments_may_be_positional_as_in_pytorch():
+    arrays = make_arrays(*SHAPES["square"])
+    mask = make_mask("bool", arrays)
+    assert_same_bits(sdpa(*arrays, mask, 0.0, True), sdpa(*arrays, attn_mask=mask, is_causal=True))
+    with pytest.raises(TypeError, match="positional"):
+        sdpa(*arrays, mask, 0.0, True, 0.5)
+
+
+def test_it_is_attention_aligned_upper_left(dtype):
+    arrays = make_arrays(*SHAPES["heads"], dtype=dtype)
+    assert_same_bits(sdpa(*arrays, is_causal=True), pyattn.attention(*arrays, is_causal=True, align="upper_left"))
+
+
+def test_a_mask_and_is_causal_are_combined(dtype):
+    arrays = make_arrays(*SHAPES["square"], dtype=dtype)
+    mask = make_mask("bool", arrays)
+    combined = mask & np.tri(40, dtype=bool)
+    assert_same_bits(sdpa(*arrays, attn_mask=mask, is_causal=True), sdpa(*arrays, attn_mask=combined))
+
+
+def test_what_is_masked_is_never_touched():
+    query, key, value = make_arrays(*SHAPES["batch"])
+    mask = np.arange(12) < 7
+    clean = sdpa(query, key, value, attn_mask=mask)
+    key[:, 7:] = value[:, 7:] = np.nan
+    assert_same_bits(sdpa(query, key, value, attn_mask=mask), clean)
+
+
+def test_an_empty_row_is_zero():
+    arrays = make_arrays(*SHAPES["batch"])
+    assert np.all(sdpa(*arrays, attn_mask=np.zeros((9, 12), bool)) == 0)
+
+
+def test_a_float32_mask_is_fine_for_float64():
+    arrays = make_arrays(*SHAPES["batch"], dtype="float64")
+    mask = make_mask("float", arrays).astype(np.float32)
+    assert_same_bits(sdpa(*arrays, attn_mask=mask), sdpa(*arrays, attn_mask=mask.astype(np.float64)))
+
+
+QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "arguments", "kind", "message"),
+    [
+        ((QUERY, KEY.astype("f8"), VALUE), {}, TypeError, "key has dtype float64, expected float32; pass key.astype("),
+        ((QUERY.astype("f8"), KEY, VALUE), {}, TypeError, "key has dtype float32, expected float64; pass key.astype("),
+        ((QUERY, KEY, [[1, 2]] * 5), {}, TypeError, "value has dtype int64, expected float32; pass value.astype("),
+        ((QUERY.astype("f2"), KEY, VALUE), {}, TypeError, "query has dtype float16, expected float32; pass query."),
+        ((QUERY.astype("i4"), KEY, VALUE), {}, TypeError, "query has dtype int32, expected float32; pass query."),
+        (
+            (QUERY, KEY, VALUE),
+            {"attn_mask": np.ones((3, 5))},
+            TypeError,
+            "attn_mask has dtype float64, expected bool or",
+        ),
+        (
+            (QUERY, KEY, VALUE),
+            {"attn_mask": np.ones((3, 5), int)},
+            TypeError,
+            "attn_mask has dtype int64, expected bool",
+        ),
+        ((QUERY, KEY, VALUE), {"attn_mask": np.ones((3, 5), "f2")}, TypeError, "attn_mask has dtype float16, expected"),
+        ((QUERY, KEY, VALUE), {"attn_mask": np.ones((2, 5), bool)}, ValueError, "attn_mask has shape (2, 5), which"),
+        ((QUERY, KEY, VALUE), {"dropout_p": 0.1}, NotImplementedError, "dropout_p > 0 is not there yet"),
+        ((QUERY, VALUE, KEY), {}, ValueError, "key has head_dim 2 but query has 4"),
+        ((QUERY, KEY[:4], VALUE), {}, ValueError, "value has length 5 but key has 4"),
+        ((QUERY[0], KEY, VALUE), {}, ValueError, "query has 1 axes, expected at least 2"),
+    ],
+    ids=lambda argument: argument[:24] if isinstance(argument, str) else "",
+)
+def test_it_is_as_strict_as_pytorch(arrays, arguments, kind, message):
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        sdpa(*arrays, **arguments)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("dtypes", "mask"),
+    [
+        (("f4", "f8", "f4"), None),
+        (("f8", "f4", "f4"), None),
+        (("f4", "f4", "f4"), "f8"),
+        (("f4", "f4", "f4"), "i8"),
+        (("i8", "i8", "i8"), None),
+    ],
+    ids=str,
+)
+def test_pytorch_refuses_these_too(dtypes, mask, torch):
+    arrays = [array.astype(dtype) for array, dtype in zip((QUERY, KEY, VALUE), dtypes, strict=True)]
+    arguments = {} if mask is None else {"attn_mask": np.zeros((3, 5), mask)}
+    with pytest.raises(TypeError):
+        sdpa(*arrays, **arguments)
+    with pytest.raises((RuntimeError, TypeError)):
+        torch_sdpa(torch, arrays, **arguments)
+
+
+def test_shared_heads_must_be_said():
+    arrays = make_arrays((2, 6, 3, 4), (2, 2, 5, 4), (2, 2, 5, 2))
+    message = (
+        "query, key and value have 6, 2 and 2 heads (axis -3), which do not broadcast; if query heads share keys, pass"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sdpa(*arrays)
+    assert_same_bits(sdpa(*arrays, enable_gqa=True), pyattn.attention(*arrays))

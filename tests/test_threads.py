@@ -1,0 +1,330 @@
+"""Many threads: those of the core, those of the caller, both at once, and how many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers import SANITIZED, assert_same_bits, bits, run_python
+
+import pyattn
+from pyattn import _core
+
+pytestmark = pytest.mark.threads
+
+set_num_threads = getattr(pyattn, "set_num_threads", _core.set_num_threads)
+get_num_threads = getattr(pyattn, "get_num_threads", _core.get_num_threads)
+
+
+@pytest.fixture(autouse=True)
+def _restore_number():
+    yield
+    set_num_threads(None)
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((2, 4, length, 32), np.float32) for length in (100, 900, 900)]
+
+
+def in_threads(count, work):
+    """Run work(0), work(1) ... at once; raise what any of them raised."""
+    gate, failures = threading.Barrier(count), []
+
+    def run(n):
+        try:
+            gate.wait()
+            work(n)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+# Calls at once
+
+
+def make_call(n):
+    """The n-th of some calls of every size and kind."""
+    rng = np.random.default_rng(n)
+    q_len, kv_len = ((3, 3), (1, 3000), (90, 400), (130, 130))[n % 4]
+    query, key, value = (rng.standard_normal((2, 2, length, 16), np.float32) for length in (q_len, kv_len, kv_len))
+    arguments = {"num_threads": (None, 1, 2, 5)[n // 4 % 4], "need_weights": n % 5 == 0, "need_lse": True}
+    if n % 3 == 0:
+        arguments |= {"is_causal": True, "align": "lower_right"}
+    if n % 7 == 0:
+        arguments["attn_mask"] = rng.random((q_len, kv_len)) < 0.7
+    return lambda: pyattn.attention(query, key, value, **arguments)
+
+
+def test_sixteen_threads_get_what_one_gets():
+    calls = [make_call(n) for n in range(48)]
+    expected = [call() for call in calls]
+
+    def work(n):
+        for turn in range(2 if SANITIZED else 6):
+            for k in range(len(calls)):
+                which = (k * (2 * n + 1) + turn) % len(calls)  # each in an order of its own
+                assert_same_bits(calls[which](), expected[which], which)
+
+    in_threads(16, work)
+
+
+def test_threads_may_share_all_functions(arrays):
+    query, key, value = arrays
+    whole = pyattn.attention(query, key, value, need_lse=True)
+    parts = [pyattn.attention(query, key[:, :, cut], value[:, :, cut], need_lse=True) for cut in np.s_[:300, 300:]]
+    calls = [
+        lambda: pyattn.softmax(key),
+        lambda: pyattn.log_softmax(key, 0),
+        lambda: pyattn.merge_states([part.output for part in parts], [part.lse for part in parts])[0],
+        lambda: pyattn.attention(query, key, value, need_lse=True).lse,
+    ]
+    expected = [call() for call in calls]
+    assert_same_bits(expected[3], whole.lse)
+    in_threads(8, lambda n: [assert_same_bits(calls[k % 4](), expected[k % 4]) for k in range(n, n + 20)])
+
+
+def test_threads_may_change_the_number_meanwhile(arrays):
+    expected = pyattn.attention(*arrays)
+
+    def work(n):
+        for k in range(10):
+            set_num_threads((n + k) % 5 + 1)
+            assert_same_bits(pyattn.attention(*arrays), expected)
+
+    in_threads(6, work)
+
+
+def test_levels_may_be_switched_meanwhile(arrays, levels):
+    expected = set()
+    for level in levels:
+        _core._set_isa(level)
+        expected.add(bits(pyattn.attention(*arrays)).tobytes())
+
+    def work(n):
+        for k in range(8):
+            _core._set_isa(levels[(n + k) % len(levels)])
+            assert bits(pyattn.attention(*arrays)).tobytes() in expected
+
+    in_threads(4, work)
+
+
+@pytest.mark.parametrize("count", [8, 64, 1000, 10**6])
+def test_more_threads_than_processors(count, arrays):
+    expected = pyattn.attention(*arrays, num_threads=1, need_lse=True)
+    assert_same_bits(pyattn.attention(*arrays, num_threads=count, need_lse=True), expected)
+    set_num_threads(count)
+    assert_same_bits(pyattn.attention(*arrays, need_lse=True), expected)
+
+
+def test_a_long_call_lets_other_threads_run(arrays):
+    """The GIL is released: another thread goes on long before the call is done."""
+    start = time.perf_counter()
+    pyattn.attention(*arrays, num_threads=1)
+    times = int(0.3 / (time.perf_counter() - start)) + 1
+    longer = [np.broadcast_to(array, (times, *array.shape)) for array in arrays]
+    woke = []
+    sleeper = threading.Thread(target=lambda: (time.sleep(0.01), woke.append(time.perf_counter())))
+    start = time.perf_counter()
+    sleeper.start()
+    pyattn.attention(*longer, num_threads=1)
+    end = time.perf_counter()
+    sleeper.join()
+    assert woke[0] - start < (end - start) / 2
+
+
+# The number
+
+
+def test_the_number_can_be_set_and_forgotten():
+    default = get_num_threads()
+    assert default >= 1
+    for number in (1, 2, 7, np.int64(3)):
+        set_num_threads(number)
+        assert get_num_threads() == number
+    set_num_threads(None)
+    assert get_num_threads() == default
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [
+        (0, ValueError, "num_threads is 0, expected 1 or more, or None"),
+        (-1, ValueError, "num_threads is -1, expected 1 or more, or None"),
+        (1.5, TypeError, "integer"),
+        ("2", TypeError, "integer"),
+    ],
+)
+def test_a_wrong_number_is_named(number, kind, message):
+    with pytest.raises(kind, match=message):
+        set_num_threads(number)
+    assert get_num_threads() >= 1
+
+
+COUNT = "from pyattn import _core; print(_core.get_num_threads())"
+
+
+@pytest.mark.parametrize(
+    ("ours", "openmp", "expected"),
+    [
+        ("3", None, 3),
+        (None, "5", 5),
+        ("3", "5", 3),
+        (None, "4,2", 4),
+        ("0", "5", 5),
+        ("-1", "5", 5),
+        ("many", "5", 5),
+        ("2.5", "5", 5),
+        ("", "5", 5),
+    ],
+    ids=str,
+)
+def test_the_default_is_taken_from_the_environment(ours, openmp, expected):
+    done = run_python(COUNT, PYATTN_NUM_THREADS=ours, OMP_NUM_THREADS=openmp)
+    assert int(done.stdout) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity cannot be set on this system")
+def test_the_default_is_no_more_than_the_affinity_allows():
+    everything = run_python(COUNT, PYATTN_NUM_THREADS=None, OMP_NUM_THREADS=None)
+    assert 1 <= int(everything.stdout) <= len(os.sched_getaffinity(0))
+    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n" + COUNT
+    assert int(run_python(script, PYATTN_NUM_THREADS=None, OMP_NUM_THREADS=None).stdout) == 1
+
+
+# Threads that cannot be made, and arrays that change
+
+FEW_THREADS = """
+import resource, numpy as np, pyattn
+rng = np.random.default_rng(0)
+query, key, value = (rng.standard_normal((64, 128, 32), np.float32) for _ in range(3))
+expected = pyattn.attention(query, key, value, num_threads=1)
+out = np.empty_like(expected)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (24 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+for threads in (1000, 200):
+    pyattn.attention(query, key, value, num_threads=threads, out=out)
+    assert np.array_equal(out, expected)
+import os
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="sanitizers need all the address space")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_that_cannot_be_made_are_no_error():
+    """There is room for the stacks of some twenty."""
+    threads = int(run_python(FEW_THREADS, OPENBLAS_NUM_THREADS="1").stdout)
+    assert 1 < threads < 60
+
+
+def exception_of(call):
+    """What kind of exception a call raises; None for none."""
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def keep_changing(change, call, seconds=1.0):
+    """Call while another thread changes what the call reads."""
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            change()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            call()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_numbers_that_change_meanwhile_crash_nothing(arrays):
+    query, key, value = arrays
+    mask = np.ones((100, 900), np.float32) * 0.5
+    rng = np.random.default_rng(1)
+
+    def change():
+        for array in (query, key, value, mask):
+            array[..., : rng.integers(1, 30)] = rng.choice([np.nan, np.inf, -np.inf, 0, 1e38])
+
+    keep_changing(change, lambda: pyattn.attention(query, key, value, attn_mask=mask, num_threads=2, need_weights=True))
+
+
+LENGTHS = """
+import faulthandler, sys, threading, time
+import numpy as np, pyattn
+
+faulthandler.dump_traceback_later(30, exit=True)
+sys.setswitchinterval(1e-5)
+query = key = value = np.ones((512, 128, 32), np.float32)
+lengths, stop = np.full(512, 128), []
+
+def change():
+    while not stop:
+        for number in (10**12, -(10**12), 2**63 - 1, -(2**63), 128):
+            lengths[:] = number
+            time.sleep(0.0005)
+
+thread = threading.Thread(target=change)
+thread.start()
+end, calls, refused = time.monotonic() + 1, 0, 0
+while time.monotonic() < end:
+    calls += 1
+    try:
+        pyattn.attention(
+            query, key, value, {name}=lengths, is_causal=True, align="lower_right", num_threads=calls % 2 + 1
+        )
+    except ValueError:
+        refused += 1
+stop.append(1)
+thread.join()
+print(calls, refused)
+"""
+
+
+@pytest.mark.parametrize("name", ["key_lengths", "query_lengths"])
+def test_lengths_that_change_meanwhile_crash_nothing(name):
+    """What was checked is what is used: else a row could be looked for anywhere."""
+    run_python(LENGTHS.format(name=name))
+
+
+def test_memory_in_use_cannot_be_resized():
+    """The call holds on to its arrays: whoever resizes one meanwhile is told."""
+    query, key = np.ones((1, 300, 32), np.float32), np.ones((1, 600, 32), np.float32)
+    memory = bytearray(600 * 32 * 4)
+    value = np.frombuffer(memory, np.float32).reshape(1, 600, 32)
+    refused = []
+
+    def change():
+        resizes = (lambda: key.resize((1, 601, 32)), lambda: key.resize((1, 600, 32)), lambda: memory.append(0))
+        refused.extend(exception_of(resize) for resize in resizes)
+
+    def call():
+        with contextlib.suppress(ValueError):  # key may have 601 rows between two calls
+            pyattn.attention(query, key, value, num_threads=2)
+
+    keep_changing(change, call, 0.5)
+    assert BufferError in refused
+    assert ValueError in refused
