@@ -19,14 +19,28 @@ MOST_BLOCKS = 5
 pytestmark = pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc counts no blocks")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _other_objects():
+    """What other tests left is none of the collector's business here: there is much of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def growth(run):
-    """Blocks that are alive after run(TIMES) and were not before."""
+    """Blocks that are alive after run(TIMES) and were not before; the least of several, as CPython's caches fill."""
     run(200)
-    gc.collect()
-    before = sys.getallocatedblocks()
-    run(TIMES)
-    gc.collect()
-    return sys.getallocatedblocks() - before
+    least = float("inf")
+    for _ in range(8):
+        gc.collect()
+        before = sys.getallocatedblocks()
+        run(TIMES)
+        gc.collect()
+        least = min(least, sys.getallocatedblocks() - before)
+        if least <= MOST_BLOCKS:
+            break
+    return least
 
 
 @pytest.mark.parametrize("name", WORKING)
@@ -60,8 +74,8 @@ def test_arrays_are_let_go():
     query, key, value = arrays = [np.ones((70, 4), np.float32) for _ in range(3)]
     mask, lengths, out = np.ones((70, 70), bool), np.array(70), np.empty_like(query)
     held = [*arrays, mask, lengths, out]
-    before = [sys.getrefcount(array) for array in held]
     arguments = {"attn_mask": mask, "key_lengths": lengths, "query_lengths": lengths}
+    before = [sys.getrefcount(array) for array in held]
     for _ in range(100):
         pyattn.attention(query, key, value, **arguments, out=out)
         pyattn.attention(query, key, value, **arguments, out=out[::-1], need_weights=True, need_lse=True)

@@ -17,14 +17,11 @@ from pyattn import _core
 
 pytestmark = pytest.mark.threads
 
-set_num_threads = getattr(pyattn, "set_num_threads", _core.set_num_threads)
-get_num_threads = getattr(pyattn, "get_num_threads", _core.get_num_threads)
-
 
 @pytest.fixture(autouse=True)
 def _restore_number():
     yield
-    set_num_threads(None)
+    pyattn.set_num_threads(None)
 
 
 @pytest.fixture
@@ -102,7 +99,7 @@ def test_threads_may_change_the_number_meanwhile(arrays):
 
     def work(n):
         for k in range(10):
-            set_num_threads((n + k) % 5 + 1)
+            pyattn.set_num_threads((n + k) % 5 + 1)
             assert_same_bits(pyattn.attention(*arrays), expected)
 
     in_threads(6, work)
@@ -126,7 +123,7 @@ def test_levels_may_be_switched_meanwhile(arrays, levels):
 def test_more_threads_than_processors(count, arrays):
     expected = pyattn.attention(*arrays, num_threads=1, need_lse=True)
     assert_same_bits(pyattn.attention(*arrays, num_threads=count, need_lse=True), expected)
-    set_num_threads(count)
+    pyattn.set_num_threads(count)
     assert_same_bits(pyattn.attention(*arrays, need_lse=True), expected)
 
 
@@ -150,13 +147,13 @@ def test_a_long_call_lets_other_threads_run(arrays):
 
 
 def test_the_number_can_be_set_and_forgotten():
-    default = get_num_threads()
+    default = pyattn.get_num_threads()
     assert default >= 1
     for number in (1, 2, 7, np.int64(3)):
-        set_num_threads(number)
-        assert get_num_threads() == number
-    set_num_threads(None)
-    assert get_num_threads() == default
+        pyattn.set_num_threads(number)
+        assert pyattn.get_num_threads() == number
+    pyattn.set_num_threads(None)
+    assert pyattn.get_num_threads() == default
 
 
 @pytest.mark.parametrize(
@@ -170,11 +167,11 @@ def test_the_number_can_be_set_and_forgotten():
 )
 def test_a_wrong_number_is_named(number, kind, message):
     with pytest.raises(kind, match=message):
-        set_num_threads(number)
-    assert get_num_threads() >= 1
+        pyattn.set_num_threads(number)
+    assert pyattn.get_num_threads() >= 1
 
 
-COUNT = "from pyattn import _core; print(_core.get_num_threads())"
+COUNT = "import pyattn; print(pyattn.get_num_threads())"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +200,23 @@ def test_the_default_is_no_more_than_the_affinity_allows():
     assert 1 <= int(everything.stdout) <= len(os.sched_getaffinity(0))
     script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n" + COUNT
     assert int(run_python(script, PYATTN_NUM_THREADS=None, OMP_NUM_THREADS=None).stdout) == 1
+
+
+THREADPOOLCTL = """
+import {first}, {second}
+default = pyattn.get_num_threads()
+with threadpoolctl.threadpool_limits(limits=5, user_api="pyattn"):
+    assert pyattn.get_num_threads() == 5
+assert pyattn.get_num_threads() == default
+[info] = [info for info in threadpoolctl.threadpool_info() if info["user_api"] == "pyattn"]
+assert (info["num_threads"], info["version"]) == (default, pyattn.__version__), info
+"""
+
+
+@pytest.mark.parametrize("order", [("pyattn", "threadpoolctl"), ("threadpoolctl", "pyattn")], ids="-".join)
+def test_threadpoolctl_knows_pyattn(order):
+    pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed")
+    run_python(THREADPOOLCTL.format(first=order[0], second=order[1]))
 
 
 # Threads that cannot be made, and arrays that change

@@ -367,14 +367,14 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
 {
     attn_plan plan;
     attn_arena arena;
+    if (problem->batches == 0 || problem->heads == 0 || problem->q_len == 0) return ATTN_OK; /* no rows */
     attn_make_plan(problem, num_threads, &plan);
-    const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
-    if (tasks == 0) return ATTN_OK;                       /* no rows: nothing to write, whatever the other sizes */
     if (!attn_arena_take(&arena, attn_plan_bytes(&plan))) /* before any thread starts */
         return attn_fail(error, ATTN_NO_MEMORY, "attention needs %zu bytes of scratch memory", attn_plan_bytes(&plan));
     plan.scratch = arena.scratch;
     plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
 
+    const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
     attn_status status;
     if (plan.spans == 1) {
         status = attn_parallel_for(tasks, plan.workers, attend_whole, &plan);

@@ -1,8 +1,8 @@
 /* All rules on the shapes, dtypes and values of an attention call. Each mistake is named where it can be seen. */
-#include <math.h>
 #include <string.h>
 
 #include "error.h"
+#include "kernels.h"
 #include "problem.h"
 
 #define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
@@ -213,6 +213,12 @@ static attn_status check_lengths(const attn_view *lengths, const char *name, con
     return ATTN_OK;
 }
 
+/* Positions and distances stay below this, so that sums of a few of them fit. */
+#define FAR (PTRDIFF_MAX / 8)
+
+/* One side of a window; beyond any array it is unbounded. */
+static ptrdiff_t reach_of(ptrdiff_t side) { return side == ATTN_UNBOUNDED || side > FAR ? PTRDIFF_MAX : side; }
+
 static attn_status check_visibility(const attn_args *args, attn_problem *p, attn_error *error)
 {
     static const char *const wide = "  upper_left   lower_right\n    x . . .       x x x .\n    x x . .       x x x x";
@@ -230,13 +236,18 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
              p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
              p->q_len < p->kv_len ? wide : tall);
 
-    p->before = args->window_left == ATTN_UNBOUNDED ? PTRDIFF_MAX : args->window_left;
-    p->after = args->window_right == ATTN_UNBOUNDED ? PTRDIFF_MAX : args->window_right;
+    if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
+        FAIL("query_start is %td and key_start %td, expected positions of 0 or more", args->query_start,
+             args->key_start);
+    if (args->key_start % ATTN_BLOCK_KEYS != 0)
+        FAIL("key_start is %td, expected a multiple of %d", args->key_start, (int)ATTN_BLOCK_KEYS);
+
+    p->before = reach_of(args->window_left);
+    p->after = reach_of(args->window_right);
     if (args->is_causal) p->after = 0;
     p->lower_right = args->align == ATTN_ALIGN_LOWER_RIGHT;
     p->key_start = args->key_start;
     p->offset = args->query_start - args->key_start;
-    if (args->key_start < 0 || args->query_start < 0) FAIL("query_start and key_start must be 0 or more");
     return ATTN_OK;
 }
 
@@ -261,7 +272,8 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error
         return status;
 
     p->dtype = args->query.dtype;
-    p->scale = args->has_scale ? args->scale : 1 / sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
+    p->has_scale = args->has_scale;
+    p->scale = args->scale;
     p->empty = args->empty;
     resolve(&args->query, &at, p, &p->query);
     resolve(&args->key, &at, p, &p->key);

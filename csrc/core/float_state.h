@@ -9,40 +9,48 @@
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 typedef unsigned attn_float_state;
-/* All exceptions masked, to nearest, flush to zero, denormals are zero. */
-static inline attn_float_state attn_float_enter(void)
-{
-    attn_float_state before = _mm_getcsr();
-    _mm_setcsr(0x1f80 | 0x8040);
-    return before;
-}
+static inline attn_float_state attn_float_save(void) { return _mm_getcsr(); }
 static inline void attn_float_leave(attn_float_state before) { _mm_setcsr(before); }
+/* All exceptions masked, to nearest, flush to zero, denormals are zero. */
+static inline void attn_float_flush(void) { _mm_setcsr(0x1f80 | 0x8040); }
 #elif defined(__aarch64__)
 typedef struct {
     uint64_t control, status;
 } attn_float_state;
-static inline attn_float_state attn_float_enter(void)
+static inline attn_float_state attn_float_save(void)
 {
-    attn_float_state before;
-    uint64_t flush = (uint64_t)1 << 24;
-    __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(before.control), "=r"(before.status));
-    __asm__ volatile("msr fpcr, %0" : : "r"(flush));
-    return before;
+    attn_float_state now;
+    __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(now.control), "=r"(now.status));
+    return now;
 }
 static inline void attn_float_leave(attn_float_state before)
 {
     __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, %1" : : "r"(before.control), "r"(before.status));
 }
+static inline void attn_float_flush(void)
+{
+    const uint64_t flush = (uint64_t)1 << 24;
+    __asm__ volatile("msr fpcr, %0" : : "r"(flush));
+}
 #else
 #include <fenv.h>
 typedef fenv_t attn_float_state;
-static inline attn_float_state attn_float_enter(void)
+static inline attn_float_state attn_float_save(void)
 {
-    attn_float_state before;
-    feholdexcept(&before);
-    return before;
+    attn_float_state now;
+    fegetenv(&now);
+    return now;
 }
 static inline void attn_float_leave(attn_float_state before) { fesetenv(&before); }
+static inline void attn_float_flush(void) { fesetenv(FE_DFL_ENV); }
 #endif
+
+/* Starts such a part; returns what attn_float_leave wants at its end. */
+static inline attn_float_state attn_float_enter(void)
+{
+    const attn_float_state before = attn_float_save();
+    attn_float_flush();
+    return before;
+}
 
 #endif

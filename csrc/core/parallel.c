@@ -20,10 +20,11 @@ enum { MOST_WORKERS = 1024, SPIN_NS = 20000, POLL_NS = 50000000, STACK_BYTES = 1
 struct attn_job {
     attn_body body;
     void *context;
-    ptrdiff_t tasks, next; /* next: atomic */
-    int stop;              /* atomic */
-    int64_t polled;        /* worker 0's alone: when the host was last asked; 0: not on the clock yet */
-    int looked;            /* worker 0's alone */
+    ptrdiff_t tasks, next;    /* next: atomic */
+    int stop;                 /* atomic */
+    int64_t polled;           /* worker 0's alone: when the host was last asked; 0: not on the clock yet */
+    int looked;               /* worker 0's alone */
+    attn_float_state outside; /* worker 0's: the host gets its own floating-point state */
 };
 
 static struct {
@@ -108,6 +109,16 @@ int attn_workers(int num_threads, ptrdiff_t tasks)
 /* A loop ------------------------------------------------------------------------------------------------------------
  */
 
+/* The host may run anything, a signal handler for one: it finds the floating-point state that it had. */
+static int ask_host(const attn_job *job)
+{
+    const attn_float_state inside = attn_float_save();
+    attn_float_leave(job->outside);
+    const int stop = attn_host.interrupted();
+    attn_float_leave(inside);
+    return stop;
+}
+
 int attn_should_stop(attn_job *job, int worker)
 {
     if (worker == 0 && attn_host.interrupted != NULL && job->looked++ > 0) { /* a small job never reads the clock */
@@ -115,7 +126,7 @@ int attn_should_stop(attn_job *job, int worker)
         if (job->polled == 0) job->polled = t;
         if (t - job->polled > POLL_NS) {
             job->polled = t;
-            if (attn_host.interrupted()) __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
+            if (ask_host(job)) __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
         }
     }
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
@@ -123,7 +134,8 @@ int attn_should_stop(attn_job *job, int worker)
 
 static void work(attn_job *job, int worker)
 {
-    attn_float_state state = attn_float_enter();
+    const attn_float_state state = attn_float_enter();
+    if (worker == 0) job->outside = state;
     for (;;) {
         ptrdiff_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks || __atomic_load_n(&job->stop, __ATOMIC_RELAXED)) break;

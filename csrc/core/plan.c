@@ -70,9 +70,9 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
 
     const ptrdiff_t states = tasks * plan->blocks_per_task * plan->chunks;
     const size_t bytes = attn_times((size_t)states, plan->state_bytes + ATTN_ALIGNMENT);
-    const size_t cache =
-        attn_times((size_t)(p->batches * plan->groups),
-                   attn_times((size_t)p->kv_len, (size_t)(p->head_dim + plan->columns) * (size_t)plan->kernels->size));
+    const size_t key_bytes =
+        attn_times(attn_plus((size_t)p->head_dim, (size_t)plan->columns), (size_t)plan->kernels->size);
+    const size_t cache = attn_times((size_t)(p->batches * plan->groups), attn_times((size_t)p->kv_len, key_bytes));
     if (bytes > cache / 2) return;
     plan->spans = smaller(plan->chunks, ceil_div(4 * plan->workers, tasks));
     plan->partial_bytes = bytes;

@@ -2,6 +2,7 @@
 #ifndef ATTN_CORE_PROBLEM_H
 #define ATTN_CORE_PROBLEM_H
 
+#include "arena.h"
 #include "attn.h"
 
 /* One array. Strides are in bytes; an axis that is broadcast has stride 0. data == NULL: not given. */
@@ -18,6 +19,7 @@ typedef struct {
     ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
     ptrdiff_t group;                  /* query heads that share both */
     attn_dtype dtype, mask_dtype;
+    int has_scale; /* else 1 / sqrt(head_dim), taken where the caller's floating-point flags are safe */
     double scale, empty;
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
     ptrdiff_t key_start, offset;
@@ -38,11 +40,11 @@ attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_vie
 /* attention.c: computes a problem that is checked all through. */
 attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);
 
-/* Multiply-adds, about. */
-static inline double attn_work(const attn_problem *p)
+/* Multiply-adds, about. In integers: a double would raise the caller's inexact flag. */
+static inline size_t attn_work(const attn_problem *p)
 {
-    return (double)p->batches * (double)p->heads * (double)p->q_len * (double)p->kv_len *
-           (double)(p->head_dim + p->v_dim);
+    const size_t pairs = attn_times((size_t)p->batches * (size_t)p->heads * (size_t)p->q_len, (size_t)p->kv_len);
+    return attn_times(pairs, attn_plus((size_t)p->head_dim, (size_t)p->v_dim));
 }
 
 /* Address of an array's part that belongs to a batch entry and head. */

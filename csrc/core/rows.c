@@ -12,7 +12,7 @@ ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptr
     return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
 }
 
-/* Visible keys of query i: an interval, empty as [0, 0). Sums are clamped before they can overflow. */
+/* Visible keys of query i: an interval, empty as [0, 0). check.c keeps the sums from overflowing. */
 static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, ptrdiff_t *last)
 {
     const attn_problem *p = task->plan->problem;
@@ -20,10 +20,7 @@ static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, p
 
     *first = p->before == PTRDIFF_MAX ? 0 : centre < p->before ? 0 : centre - p->before;
     *last = task->key_length;
-    if (centre < 0 && p->after != PTRDIFF_MAX)
-        *last = clamp(p->after + centre + 1, 0, *last);
-    else if (p->after < task->key_length)
-        *last = clamp(centre + p->after + 1, 0, *last);
+    if (p->after != PTRDIFF_MAX) *last = clamp(centre + p->after + 1, 0, *last);
     if (i >= task->query_length || *first >= *last) *first = *last = 0;
 }
 
@@ -105,7 +102,8 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
     const ptrdiff_t run = number / plan->blocks_per_run, part = number % plan->blocks_per_run;
-    const double factor = p->scale * 1.4426950408889634;
+    const double scale = p->has_scale ? p->scale : 1 / sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
+    const double factor = scale * 1.4426950408889634;
     void *query[ATTN_MAX_WIDTH];
 
     /* 1. which rows: a run is cut evenly in units of one vector, never into a nearly empty block */

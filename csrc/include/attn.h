@@ -50,9 +50,12 @@ enum { ATTN_UNBOUNDED = -1 };
  * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa; query heads may
  * then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
  * or a float type (added after scaling). Key j is visible to query i when
- *     0 <= j < key_length,  i < query_length,  i + offset - window_left <= j <= i + offset + min(window_right, causal ?
- * 0) with offset = query_start - key_start, plus key_length - query_length for ATTN_ALIGN_LOWER_RIGHT. query_start and
- * key_start place a part of a longer problem: its rows then get the bits of the whole.
+ *
+ *     0 <= j < key_length,  i < query_length,  and  i + offset - window_left <= j <= i + offset + window_right
+ *
+ * where is_causal means a window_right of 0, and offset = query_start - key_start, plus key_length - query_length for
+ * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place a part of a longer problem: its rows then
+ * get the bits of the whole.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */

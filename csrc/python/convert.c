@@ -72,7 +72,23 @@ static int refuse_foreign(PyObject *object, const char *name)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* DLPack objects that NumPy cannot read in any other way. */
+/* 1 when the attribute is there, -1 on error (which PyObject_HasAttr would swallow, MemoryError included). */
+static int has_attribute(PyObject *object, const char *name)
+{
+    PyObject *value = optional_attribute(object, name);
+    const int found = value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
+    Py_XDECREF(value);
+    return found;
+}
+
+/* 1 for a DLPack object that NumPy cannot read in any other way; -1 on error. */
+static int only_dlpack(PyObject *object)
+{
+    int found = PyObject_CheckBuffer(object) ? 0 : has_attribute(object, "__dlpack__");
+    if (found == 1 && (found = has_attribute(object, "__array__")) >= 0) found = !found;
+    return found;
+}
+
 static PyObject *from_dlpack(PyObject *object)
 {
     PyObject *numpy = PyImport_ImportModule("numpy");
@@ -99,8 +115,8 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
                       PyLong_CheckExact(object);
     if (!plain && refuse_foreign(object, name) < 0) return NULL;
 
-    const int dlpack = !plain && PyObject_HasAttrString(object, "__dlpack__") &&
-                       !PyObject_HasAttrString(object, "__array__") && !PyObject_CheckBuffer(object);
+    const int dlpack = plain ? 0 : only_dlpack(object);
+    if (dlpack < 0) return NULL;
     PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
     if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError)))
         name_complaint(name);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sizes ------------------------------------------------------------------------------------------------------------- */
+/* Sizes --------------------------------------------------------------------------------------------------------- */
 
 static void draw_lengths(test_case *c, lcg *g)
 {
@@ -39,21 +39,24 @@ static void draw_lengths(test_case *c, lcg *g)
     if (draw_one_in(g, 5)) c->kv_len = c->q_len;
 }
 
+static double work_of(const test_case *c)
+{
+    return (double)(c->outer * c->batch * c->heads * c->q_len * c->kv_len * (c->head_dim + c->v_dim));
+}
+
 /* Keeps the reference, and an emulator, within a second or so. */
 static void limit_work(test_case *c, double most)
 {
-    const double work = (double)(c->outer * c->batch * c->heads * c->q_len * c->kv_len * (c->head_dim + c->v_dim));
-    if (work <= most) return;
-    if (c->outer * c->batch > 1) c->outer = c->batch = 1;
-    else c->q_len = (c->q_len + 1) / 2;
-    limit_work(c, most);
+    if (work_of(c) > most) c->outer = c->batch = 1;
+    while (work_of(c) > most && c->q_len > 1) c->q_len = (c->q_len + 1) / 2;
 }
 
 /* Axes: 2 to 5 of them, heads among them or not. Query, key and value heads are given by one digit each. */
 static int draw_axes(test_case *c, lcg *g)
 {
-    const int few = c->regime >= PREFILL;
-    const int heads = (int)(few ? PICK(g, 111, 111, 111, 222, 211, 221) : PICK(g, 111, 222, 333, 422, 441, 621, 632, 811, 122));
+    const ptrdiff_t few = PICK(g, 111, 111, 111, 222, 211, 221),
+                    many = PICK(g, 111, 222, 333, 422, 441, 621, 632, 811, 122);
+    const int heads = (int)(c->regime >= PREFILL ? few : many);
     c->has_heads = heads != 111 || draw_one_in(g, 2);
     c->args.enable_gqa = c->has_heads && draw_one_in(g, 3);
     c->rank = c->has_heads ? (int)PICK(g, 4, 4, 5) : (int)PICK(g, 2, 3);
@@ -68,13 +71,12 @@ static int draw_axes(test_case *c, lcg *g)
     return heads;
 }
 
-/* Arrays ------------------------------------------------------------------------------------------------------------ */
+/* Arrays -------------------------------------------------------------------------------------------------------- */
 
-/* What is wanted of an array. Axes are broadcast (size 1) or repeated (stride 0) now and then where they may be, and
+/* What an array may be like. Axes are broadcast (size 1) or repeated (stride 0) now and then where they may be, and
  * leading ones of size 1 left out down to least_axes. */
 typedef struct {
     attn_dtype dtype;
-    ptrdiff_t full[ROLES];
     const int *roles;
     int count, most_axes, least_axes;
     unsigned may_broadcast, may_repeat;
@@ -107,66 +109,65 @@ static storage draw_storage(lcg *g, const wish *w)
     return s;
 }
 
-static void draw_tensor(tensor *t, lcg *g, wish w)
+static void draw_tensor(tensor *t, lcg *g, const wish *w, const ptrdiff_t *full)
 {
-    const storage s = draw_storage(g, &w);
+    const storage s = draw_storage(g, w);
+    ptrdiff_t size[ROLES];
     for (int role = 0; role < ROLES; role++)
-        if ((w.may_broadcast >> role & 1) && draw_one_in(g, 3)) w.full[role] = 1;
-    int axes = w.most_axes;
-    while (axes > w.least_axes && w.full[w.roles[w.count - axes]] == 1 && draw_one_in(g, 2)) axes--;
-    tensor_make(t, w.dtype, w.full, w.roles, w.count, axes, &s);
+        size[role] = (w->may_broadcast >> role & 1) && draw_one_in(g, 3) ? 1 : full[role];
+    int axes = w->most_axes;
+    while (axes > w->least_axes && size[w->roles[w->count - axes]] == 1 && draw_one_in(g, 2)) axes--;
+    tensor_make(t, w->dtype, size, w->roles, w->count, axes, &s);
 }
 
-static void draw_qkv(test_case *c, lcg *g, int heads)
+/* heads: of query, key and value, one digit each. */
+static void draw_qkv_and_output(test_case *c, lcg *g, int heads)
 {
-    static const int heads_first[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, length_first[] = {OUTER, BATCH, ROW, HEAD, COLUMN};
+    static const int bhsd[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, bshd[] = {OUTER, BATCH, ROW, HEAD, COLUMN};
     static const int no_heads[] = {OUTER, BATCH, ROW, COLUMN};
-    const int bshd = c->args.layout == ATTN_LAYOUT_BSHD, count = c->has_heads ? 5 : 4;
-    const int *roles = !c->has_heads ? no_heads : bshd ? length_first : heads_first;
-    const int least = c->has_heads && (bshd || c->args.enable_gqa) ? 3 : 2;
+    const int length_first = c->args.layout == ATTN_LAYOUT_BSHD, count = c->has_heads ? 5 : 4;
+    const int *roles = !c->has_heads ? no_heads : length_first ? bshd : bhsd;
+    const int least = c->has_heads && (length_first || c->args.enable_gqa) ? 3 : 2;
 
     /* Query and key with one number for all features would be a sum that is rounded the same way at every step, which
      * no bound of reference.h is made for: the query's features differ. */
-    draw_tensor(&c->query, g, (wish){c->dtype, {c->outer, c->batch, heads / 100, c->q_len, c->head_dim},
-                                     roles, count, c->rank, c->rank, 0, ANY_ROLE & ~(1 << COLUMN), 0});
-    draw_tensor(&c->key, g, (wish){c->dtype, {c->outer, c->batch, heads / 10 % 10, c->kv_len, c->head_dim},
-                                   roles, count, c->rank, least, BATCHES, ANY_ROLE, 0});
-    draw_tensor(&c->value, g, (wish){c->dtype, {c->outer, c->batch, heads % 10, c->kv_len, c->v_dim},
-                                     roles, count, c->rank, least, BATCHES, ANY_ROLE, 0});
-    draw_tensor(&c->output, g, (wish){c->dtype, {c->outer, c->batch, c->heads, c->q_len, c->v_dim},
-                                      roles, count, c->rank, c->rank, 0, 0, 1});
+    const wish query = {c->dtype, roles, count, c->rank, c->rank, 0, ANY_ROLE & ~(1u << COLUMN), 0};
+    const wish other = {c->dtype, roles, count, c->rank, least, BATCHES, ANY_ROLE, 0};
+    const wish result = {c->dtype, roles, count, c->rank, c->rank, 0, 0, 1};
+    draw_tensor(&c->query, g, &query, LIST(c->outer, c->batch, heads / 100, c->q_len, c->head_dim));
+    draw_tensor(&c->key, g, &other, LIST(c->outer, c->batch, heads / 10 % 10, c->kv_len, c->head_dim));
+    draw_tensor(&c->value, g, &other, LIST(c->outer, c->batch, heads % 10, c->kv_len, c->v_dim));
+    draw_tensor(&c->output, g, &result, LIST(c->outer, c->batch, c->heads, c->q_len, c->v_dim));
 }
 
-static void draw_mask_and_results(test_case *c, lcg *g)
+static void draw_mask_weights_and_lse(test_case *c, lcg *g)
 {
     static const int with_heads[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, no_heads[] = {OUTER, BATCH, ROW, COLUMN};
     static const attn_dtype kinds[] = {ATTN_BOOL, ATTN_BOOL, ATTN_F16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE};
-    const int *roles = c->has_heads ? with_heads : no_heads, count = c->has_heads ? 5 : 4;
-    const attn_dtype mask = c->mask_kind == MASK_LEAST ? c->dtype : kinds[c->mask_kind];
+    const int *roles = c->has_heads ? with_heads : no_heads, count = c->has_heads ? 5 : 4, rank = c->rank;
+    const attn_dtype mask_dtype = c->mask_kind == MASK_LEAST ? c->dtype : kinds[c->mask_kind];
+    const ptrdiff_t *pairs = LIST(c->outer, c->batch, c->heads, c->q_len, c->kv_len);
 
-    if (c->mask_kind != MASK_NONE)
-        draw_tensor(&c->mask, g, (wish){mask, {c->outer, c->batch, c->heads, c->q_len, c->kv_len},
-                                        roles, count, c->rank, 1, ANY_ROLE, ANY_ROLE, 0});
-    if (c->wants_weights)
-        draw_tensor(&c->weights, g, (wish){c->dtype, {c->outer, c->batch, c->heads, c->q_len, c->kv_len},
-                                           roles, count, c->rank, c->rank, 0, 0, 1});
-    if (c->wants_lse)
-        draw_tensor(&c->lse, g, (wish){c->dtype, {c->outer, c->batch, c->heads, c->q_len, 1},
-                                       roles, count - 1, c->rank - 1, c->rank - 1, 0, 0, 1});
+    const wish mask = {mask_dtype, roles, count, rank, 1, ANY_ROLE, ANY_ROLE, 0};
+    const wish weights = {c->dtype, roles, count, rank, rank, 0, 0, 1};
+    const wish lse = {c->dtype, roles, count - 1, rank - 1, rank - 1, 0, 0, 1};
+    if (c->mask_kind != MASK_NONE) draw_tensor(&c->mask, g, &mask, pairs);
+    if (c->wants_weights) draw_tensor(&c->weights, g, &weights, pairs);
+    if (c->wants_lse) draw_tensor(&c->lse, g, &lse, LIST(c->outer, c->batch, c->heads, c->q_len, 1));
 }
 
-static void draw_tensor_of_lengths(test_case *c, lcg *g, tensor *t, ptrdiff_t most)
+static void draw_lengths_of_batches(test_case *c, lcg *g, tensor *t, ptrdiff_t most)
 {
     static const int roles[] = {OUTER, BATCH};
-    draw_tensor(t, g, (wish){ATTN_I64, {c->outer, c->batch, 1, 1, 1},
-                             roles, 2, c->rank - 2 - c->has_heads, 0, BATCHES, ANY_ROLE, 0});
+    const wish lengths = {ATTN_I64, roles, 2, c->rank - 2 - c->has_heads, 0, BATCHES, ANY_ROLE, 0};
+    draw_tensor(t, g, &lengths, LIST(c->outer, c->batch, 1, 1, 1));
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
         const ptrdiff_t a = draw_below(g, most + 1), b = draw_below(g, most + 1);
         tensor_set(t, at, (double)(a > b ? a : b)); /* long ones tell more than short ones */
     }
 }
 
-/* Numbers ----------------------------------------------------------------------------------------------------------- */
+/* Numbers ------------------------------------------------------------------------------------------------------- */
 
 static void fill(tensor *t, lcg *g, double factor)
 {
@@ -197,9 +198,8 @@ static void poison(test_case *c, lcg *g)
 {
     tensor *t = draw_one_in(g, 2) ? &c->key : &c->value;
     const ptrdiff_t poisoned = draw_below(g, c->kv_len > 0 ? c->kv_len : 1);
-    for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
+    for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at))
         if (at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
-    }
 }
 
 static void draw_form(test_case *c, lcg *g)
@@ -222,7 +222,7 @@ static void draw_form(test_case *c, lcg *g)
     }
 }
 
-/* A case ------------------------------------------------------------------------------------------------------------ */
+/* A case -------------------------------------------------------------------------------------------------------- */
 
 static void describe(test_case *c)
 {
@@ -233,9 +233,9 @@ static void describe(test_case *c)
              "case %d: %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
              "starts %td %td%s%s%s, %d threads",
              c->number, c->dtype == ATTN_F32 ? "float32" : "float64", c->outer, c->batch, c->heads, c->q_len, c->kv_len,
-             c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right, a->query_start,
-             a->key_start, a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
-             c->wants_weights ? ", weights" : "", a->num_threads);
+             c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right,
+             a->query_start, a->key_start, a->key_lengths.data ? ", key_lengths" : "",
+             a->query_lengths.data ? ", query_lengths" : "", c->wants_weights ? ", weights" : "", a->num_threads);
 }
 
 void case_make(test_case *c, int number)
@@ -254,10 +254,10 @@ void case_make(test_case *c, int number)
     const int heads = draw_axes(c, &g);
     limit_work(c, c->dtype == ATTN_F32 ? 8e6 : 3e6);
     draw_form(c, &g);
-    draw_qkv(c, &g, heads);
-    draw_mask_and_results(c, &g);
-    if (draw_one_in(&g, 4)) draw_tensor_of_lengths(c, &g, &c->key_lengths, c->kv_len);
-    if (draw_one_in(&g, 4)) draw_tensor_of_lengths(c, &g, &c->query_lengths, c->q_len);
+    draw_qkv_and_output(c, &g, heads);
+    draw_mask_weights_and_lse(c, &g);
+    if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->key_lengths, c->kv_len);
+    if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->query_lengths, c->q_len);
 
     /* From nearly uniform weights to rows with one strong key and denormals behind it. */
     fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12));
@@ -282,9 +282,10 @@ void case_make(test_case *c, int number)
 
 void case_free(test_case *c)
 {
-    tensor *all[] = {&c->query, &c->key,    &c->value,   &c->mask, &c->key_lengths, &c->query_lengths,
-                     &c->output, &c->weights, &c->lse};
-    for (size_t n = 0; n < sizeof all / sizeof *all; n++) tensor_free(all[n]);
+    tensor *inputs[] = {&c->query, &c->key, &c->value, &c->mask, &c->key_lengths, &c->query_lengths};
+    tensor *results[] = {&c->output, &c->weights, &c->lse};
+    for (int n = 0; n < 6; n++) tensor_free(inputs[n]);
+    for (int n = 0; n < 3; n++) tensor_free(results[n]);
 }
 
 attn_status case_compute(test_case *c, attn_error *error)

@@ -8,10 +8,12 @@
 #include "attn.h"
 
 /* A claim that does not hold is printed, with its place and the rest (printf's format), and the test goes on. */
-#define CLAIM(holds, ...)                                             \
-    do {                                                              \
-        if (holds) claim_held();                                      \
-        else claim_failed(__FILE__, __LINE__, __VA_ARGS__);           \
+#define CLAIM(holds, ...)                                                                                              \
+    do {                                                                                                               \
+        if (holds)                                                                                                     \
+            claim_held();                                                                                              \
+        else                                                                                                           \
+            claim_failed(__FILE__, __LINE__, __VA_ARGS__);                                                             \
     } while (0)
 void claim_held(void);
 __attribute__((format(printf, 3, 4))) void claim_failed(const char *file, int line, const char *format, ...);
@@ -36,7 +38,7 @@ ptrdiff_t draw_below(lcg *g, ptrdiff_t n);
 int draw_one_in(lcg *g, int n);
 double draw_real(lcg *g, attn_dtype dtype); /* in [-2, 2), exact in dtype, with all of its significant bits */
 ptrdiff_t draw_from(lcg *g, const ptrdiff_t *list, size_t count);
-#define LIST(...) ((const ptrdiff_t[]){__VA_ARGS__})
+#define LIST(...)    ((const ptrdiff_t[]){__VA_ARGS__})
 #define PICK(g, ...) draw_from(g, LIST(__VA_ARGS__), sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t))
 
 #endif

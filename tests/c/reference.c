@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <tgmath.h>
 
+/* Indices need no thought for axes that are broadcast: their step is 0. */
+
 /* Of a batch entry; `otherwise` when no lengths are given. */
 static ptrdiff_t length_of(const tensor *lengths, const ptrdiff_t *whose, ptrdiff_t otherwise)
 {
-    const ptrdiff_t at[ROLES] = {lengths->size[OUTER] == 1 ? 0 : whose[OUTER], lengths->size[BATCH] == 1 ? 0 : whose[BATCH]};
+    const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH]};
     return lengths->data ? (ptrdiff_t)tensor_get(lengths, at) : otherwise;
 }
 
@@ -25,31 +27,32 @@ static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, p
     if (a->is_causal && j > centre) return 0;
     if (c->mask.data == NULL) return 1;
 
-    const ptrdiff_t *size = c->mask.size;
-    const ptrdiff_t place[ROLES] = {size[OUTER] == 1 ? 0 : at[OUTER], size[BATCH] == 1 ? 0 : at[BATCH],
-                                    size[HEAD] == 1 ? 0 : at[HEAD], size[ROW] == 1 ? 0 : at[ROW], size[COLUMN] == 1 ? 0 : j};
+    const ptrdiff_t place[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], j};
     const double m = tensor_get(&c->mask, place);
     if (c->mask.dtype == ATTN_BOOL) return m != 0;
     *bias = m;
     return m != -(double)INFINITY;
 }
 
-#define WIDE double
-#define REAL float
-#define UNIT 0x1p-24
-#define LEAST ((double)FLT_MIN)
+#define WIDE    double
+#define REAL    float
+#define UNIT    0x1p-24
+#define LEAST   ((double)FLT_MIN)
+#define RECORD  row_f32
 #define NAME(x) x##_f32
 #include "reference.inc.h"
 #undef WIDE
 #undef REAL
 #undef UNIT
 #undef LEAST
+#undef RECORD
 #undef NAME
 
-#define WIDE long double
-#define REAL double
-#define UNIT 0x1p-53
-#define LEAST DBL_MIN
+#define WIDE    long double
+#define REAL    double
+#define UNIT    0x1p-53
+#define LEAST   DBL_MIN
+#define RECORD  row_f64
 #define NAME(x) x##_f64
 #include "reference.inc.h"
 
@@ -61,7 +64,9 @@ void reference_compare(const test_case *same, int count, worst_errors *worst)
         for (ptrdiff_t batch = 0; batch < c->batch; batch++)
             for (ptrdiff_t head = 0; head < c->heads; head++) {
                 const ptrdiff_t whose[ROLES] = {outer, batch, head};
-                if (c->dtype == ATTN_F32) compare_f32(same, count, whose, worst);
-                else compare_f64(same, count, whose, worst);
+                if (c->dtype == ATTN_F32)
+                    compare_f32(same, count, whose, worst);
+                else
+                    compare_f64(same, count, whose, worst);
             }
 }

@@ -1,32 +1,32 @@
 /* One batch entry and head of the reference. Included with
  *
- *     WIDE      the type to compute in
- *     REAL      the type of the inputs and results
+ *     WIDE          the type to compute in
+ *     REAL          the type of the inputs and results
  *     UNIT, LEAST   its unit roundoff, and its smallest normal number
- *     NAME(x)   x with a suffix for these types
+ *     RECORD        a name for the struct below
+ *     NAME(x)       x with a suffix for these types
  */
 
 typedef struct {
     ptrdiff_t at[ROLES]; /* OUTER, BATCH, HEAD, ROW: whose row this is */
     ptrdiff_t key_length, query_length;
-    WIDE *query, *key, *value;      /* (head_dim), (kv_len, head_dim), (kv_len, v_dim) */
-    WIDE *weight, *output;          /* (kv_len), (v_dim) */
-    double *size, *output_unit;     /* a_j (kv_len), and what an output may be off by (v_dim) */
-    unsigned char *visible;         /* (kv_len) */
+    WIDE *query, *key, *value;  /* (head_dim), (kv_len, head_dim), (kv_len, v_dim) */
+    WIDE *weight, *output;      /* (kv_len), (v_dim) */
+    double *size, *output_unit; /* a_j (kv_len), and what an output may be off by (v_dim) */
+    unsigned char *visible;     /* (kv_len) */
     WIDE lse;
     double largest; /* A */
-} NAME(row);
+} RECORD;
 
-/* Row `row` of an input, whose axes of size 1 are broadcast and whose heads are shared by neighbours. */
+/* Row `row` of an input, whose heads are shared by neighbours. */
 static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t *whose, ptrdiff_t row, WIDE *out)
 {
-    ptrdiff_t at[ROLES] = {t->size[OUTER] == 1 ? 0 : whose[OUTER], t->size[BATCH] == 1 ? 0 : whose[BATCH],
-                           whose[HEAD] * t->size[HEAD] / c->heads, row, 0};
+    const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH], whose[HEAD] * t->size[HEAD] / c->heads, row, 0};
     const char *p = tensor_at(t, at);
     for (ptrdiff_t d = 0; d < t->size[COLUMN]; d++) out[d] = *(const REAL *)(const void *)(p + d * t->step[COLUMN]);
 }
 
-static void NAME(attend)(const test_case *c, NAME(row) *r)
+static void NAME(attend)(const test_case *c, RECORD *r)
 {
     const double scale = c->args.has_scale ? c->args.scale : 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1));
     WIDE top = -(WIDE)INFINITY, sum = 0;
@@ -69,7 +69,7 @@ static void NAME(attend)(const test_case *c, NAME(row) *r)
     }
 }
 
-/* Of the same type and place in a result. */
+/* The number in the same place of a result. */
 static REAL NAME(result)(const tensor *t, const ptrdiff_t *whose, ptrdiff_t column)
 {
     const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH], whose[HEAD], whose[ROW], column};
@@ -78,19 +78,18 @@ static REAL NAME(result)(const tensor *t, const ptrdiff_t *whose, ptrdiff_t colu
 
 static void NAME(raise)(double *worst, REAL actual, WIDE expected, double unit)
 {
-    double error = (double)INFINITY;
-    if (isnan(expected) ? isnan(actual) : (WIDE)actual == expected) error = 0;
-    else if (isfinite(expected) && isfinite(actual)) error = (double)fabs((WIDE)actual - expected) / unit;
+    const int same = isnan(expected) ? isnan(actual) : (WIDE)actual == expected;
+    double error = same ? 0 : (double)INFINITY;
+    if (!same && isfinite(expected) && isfinite(actual)) error = (double)fabs((WIDE)actual - expected) / unit;
     if (!(error <= *worst)) *worst = error;
 }
 
-static void NAME(judge)(const test_case *c, const NAME(row) *r, worst_errors *worst)
+static void NAME(judge)(const test_case *c, const RECORD *r, worst_errors *worst)
 {
+    const double lse_unit = 4 * UNIT * (1 + (double)fabs(r->lse)) + 4 * UNIT * r->largest;
     for (ptrdiff_t d = 0; d < c->v_dim; d++)
         NAME(raise)(&worst->output, NAME(result)(&c->output, r->at, d), r->output[d], r->output_unit[d]);
-    if (c->lse.data)
-        NAME(raise)(&worst->lse, NAME(result)(&c->lse, r->at, 0), r->lse,
-                    4 * UNIT * (1 + (double)fabs(r->lse)) + 4 * UNIT * r->largest);
+    if (c->lse.data) NAME(raise)(&worst->lse, NAME(result)(&c->lse, r->at, 0), r->lse, lse_unit);
     if (!c->weights.data || isnan(r->lse)) return; /* weights among which one is NaN are of no use to anyone */
 
     WIDE sum = 0;
@@ -100,8 +99,7 @@ static void NAME(judge)(const test_case *c, const NAME(row) *r, worst_errors *wo
         NAME(raise)(&worst->weights, w, r->weight[j], unit);
         sum += w;
     }
-    if (r->lse > -(WIDE)INFINITY)
-        NAME(raise)(&worst->sums, (REAL)1, 2 - sum, 8 * UNIT * sqrt((double)c->kv_len));
+    if (r->lse > -(WIDE)INFINITY) NAME(raise)(&worst->sums, 1, sum, 8 * UNIT * sqrt((double)c->kv_len));
 }
 
 /* All rows of one batch entry and head. */
@@ -109,9 +107,9 @@ static void NAME(compare)(const test_case *same, int count, const ptrdiff_t whos
 {
     const test_case *c = &same[0];
     const size_t keys = (size_t)c->kv_len, features = (size_t)c->head_dim, columns = (size_t)c->v_dim;
-    NAME(row) r = {.at = {whose[OUTER], whose[BATCH], whose[HEAD], 0, 0},
-                   .key_length = length_of(&c->key_lengths, whose, c->kv_len),
-                   .query_length = length_of(&c->query_lengths, whose, c->q_len)};
+    RECORD r = {.at = {whose[OUTER], whose[BATCH], whose[HEAD], 0, 0},
+                .key_length = length_of(&c->key_lengths, whose, c->kv_len),
+                .query_length = length_of(&c->query_lengths, whose, c->q_len)};
     WIDE *numbers = take((features + keys * features + keys * columns + keys + columns) * sizeof *numbers);
     r.query = numbers;
     r.key = r.query + features;

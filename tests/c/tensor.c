@@ -94,7 +94,9 @@ static uint16_t half_of(double x)
 static double double_of(uint16_t half)
 {
     const int exponent = half >> 10 & 31, fraction = half & 1023;
-    const double x = exponent == 0 ? 0 : exponent == 31 ? (double)INFINITY : scalbn(1 + fraction / 1024.0, exponent - 15);
+    const double x = exponent == 0    ? 0
+                     : exponent == 31 ? (double)INFINITY
+                                      : scalbn(1 + fraction / 1024.0, exponent - 15);
     return half & 0x8000 ? -x : x;
 }
 
@@ -144,8 +146,10 @@ uint64_t tensor_hash(const tensor *t)
     uint64_t hash = 0xcbf29ce484222325u;
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
         uint64_t bits = 0;
-        if (!isnan(tensor_get(t, at))) memcpy(&bits, tensor_at(t, at), (size_t)width_of(t->dtype));
-        else bits = 0x7ff8;
+        if (!isnan(tensor_get(t, at)))
+            memcpy(&bits, tensor_at(t, at), (size_t)width_of(t->dtype));
+        else
+            bits = 0x7ff8;
         hash = (hash ^ bits) * 0x100000001b3u;
     }
     return hash;

@@ -41,8 +41,8 @@ char *tensor_at(const tensor *t, const ptrdiff_t at[ROLES]);
 double tensor_get(const tensor *t, const ptrdiff_t at[ROLES]);
 void tensor_set(tensor *t, const ptrdiff_t at[ROLES], double x);
 
-void tensor_wipe(tensor *t);             /* every byte 0xFF again */
-int tensor_kept_gaps(const tensor *t);   /* nothing but elements was written */
-uint64_t tensor_hash(const tensor *t);   /* of the elements' bits; every NaN counts as the same */
+void tensor_wipe(tensor *t);           /* every byte 0xFF again */
+int tensor_kept_gaps(const tensor *t); /* nothing but elements was written */
+uint64_t tensor_hash(const tensor *t); /* of the elements' bits; every NaN counts as the same */
 
 #endif

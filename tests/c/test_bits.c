@@ -25,7 +25,8 @@ static bits bits_of(const test_case *c)
     if (c->weights.data) b.weights = tensor_hash(&c->weights);
     if (c->lse.data) b.lse_count = tensor_count(&c->lse);
     b.lse = take((size_t)b.lse_count * sizeof *b.lse);
-    for (ptrdiff_t at[ROLES] = {0}, n = 0; n < b.lse_count; n++, tensor_next(&c->lse, at)) b.lse[n] = tensor_get(&c->lse, at);
+    for (ptrdiff_t at[ROLES] = {0}, n = 0; n < b.lse_count; n++, tensor_next(&c->lse, at))
+        b.lse[n] = tensor_get(&c->lse, at);
     return b;
 }
 
@@ -67,7 +68,8 @@ static void claim_alone(test_case *c, const bits *expected)
     case_run(c);
     c->weights = weights;
     c->lse = lse;
-    CLAIM(tensor_hash(&c->output) == expected->output, "%s at %s: other bits without weights and lse", c->text, attn_isa());
+    CLAIM(tensor_hash(&c->output) == expected->output, "%s at %s: other bits without weights and lse", c->text,
+          attn_isa());
 }
 
 static void claim_levels_agree(void)
@@ -83,21 +85,24 @@ static void claim_levels_agree(void)
             bits b = bits_of(&c);
             if (level > 0 && strcmp(attn_isa(), "scalar") != 0) claim_same(&c, &b, &best, 1, "than at the best level");
             claim_alone(&c, &b);
-            if (level > 0) free(b.lse);
-            else best = b;
+            if (level > 0)
+                free(b.lse);
+            else
+                best = b;
         }
         free(best.lse);
         case_free(&c);
     }
 }
 
-/* Files: for each case its number of LSEs, its two hashes, its LSEs. Both machines are little-endian. */
+/* Files: for each case its number of LSEs, its two hashes, its LSEs; nothing if the best level is `scalar`. Both
+ * machines are little-endian. */
 
 static void write_bits(FILE *file)
 {
     static test_case c;
     use_level(0);
-    for (int number = 0; number < CASES; number++) {
+    for (int number = 0; number < CASES && strcmp(attn_isa(), "scalar") != 0; number++) {
         case_make(&c, number);
         case_run(&c);
         bits b = bits_of(&c);
@@ -125,6 +130,10 @@ static void compare_bits(FILE *file)
     for (int number = 0; number < CASES; number++) {
         bits theirs = {0};
         const int complete = read_one(file, &theirs);
+        if (number == 0 && !complete) {
+            puts("SKIPPED: the other machine has nothing but scalar");
+            return;
+        }
         CLAIM(complete, "the file ends before case %d", number);
         if (!complete) return;
         case_make(&c, number);
@@ -153,8 +162,10 @@ int main(int count, char **arguments)
         fprintf(stderr, "usage: test_bits [--write FILE | --compare FILE]\n");
         return 2;
     }
-    if (writes) write_bits(file);
-    else compare_bits(file);
+    if (writes)
+        write_bits(file);
+    else
+        compare_bits(file);
     CLAIM(fclose(file) == 0, "%s cannot be written", arguments[2]);
     return report(writes ? "test_bits wrote" : "test_bits across");
 }

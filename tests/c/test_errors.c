@@ -14,8 +14,10 @@ static const ptrdiff_t stay[ATTN_MAX_AXES]; /* strides of 0 */
 static int64_t lengths[] = {1, 2, 3};
 
 /* These live as long as the block that writes them, here a REFUSED. */
-#define VIEW(dtype, ...) ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
-#define LENGTHS(...) ((attn_view){lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+#define VIEW(dtype, ...)                                                                                               \
+    ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+#define LENGTHS(...)                                                                                                   \
+    ((attn_view){lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
 
 static const ptrdiff_t whole[] = {2, 4, 3, 8}, packed[] = {384, 96, 32, 4};
 
@@ -23,11 +25,10 @@ static call a_call(void)
 {
     const attn_view view = {&element, ATTN_F32, 4, whole, stay};
     attn_view output = view;
+    attn_args args = {.query = view, .key = view, .value = view};
     output.strides = packed;
-    return (call){
-        .args = {.query = view, .key = view, .value = view, .window_left = ATTN_UNBOUNDED, .window_right = ATTN_UNBOUNDED},
-        .output = output,
-    };
+    args.window_left = args.window_right = ATTN_UNBOUNDED;
+    return (call){.args = args, .output = output};
 }
 
 static void claim_refused(const call *c, const char *sentence, int line)
@@ -39,13 +40,13 @@ static void claim_refused(const call *c, const char *sentence, int line)
 }
 
 /* The good call after some changes to `args` and `c` breaks a rule. */
-#define REFUSED(sentence, ...)                     \
-    do {                                           \
-        call c = a_call();                         \
-        attn_args *args = &c.args;                 \
-        (void)args;                                \
-        __VA_ARGS__;                               \
-        claim_refused(&c, sentence, __LINE__);     \
+#define REFUSED(sentence, ...)                                                                                         \
+    do {                                                                                                               \
+        call c = a_call();                                                                                             \
+        attn_args *args = &c.args;                                                                                     \
+        (void)args;                                                                                                    \
+        __VA_ARGS__;                                                                                                   \
+        claim_refused(&c, sentence, __LINE__);                                                                         \
     } while (0)
 
 static void test_ranks_and_dtypes(void)
@@ -56,7 +57,8 @@ static void test_ranks_and_dtypes(void)
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
     REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
     REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
-    REFUSED("key has shape (3, 8), expected at least 3 axes: (..., length, heads, dim)", args->key = VIEW(ATTN_F32, 3, 8);
+    REFUSED("key has shape (3, 8), expected at least 3 axes: (..., length, heads, dim)",
+            args->key = VIEW(ATTN_F32, 3, 8);
             args->layout = ATTN_LAYOUT_BSHD);
     REFUSED("value has shape (3, 8), expected at least 3 axes: (..., heads, length, dim)",
             args->value = VIEW(ATTN_F32, 3, 8);
@@ -69,40 +71,48 @@ static void test_sizes(void)
             "Given: query (2, 4, 3, 8), key (2, 4, 3, 5)",
             args->key = VIEW(ATTN_F32, 2, 4, 3, 5));
     REFUSED("key has head_dim 5 but query has 8; both are (..., length, dim). Given: query (3, 8), key (3, 5)",
-            args->query = args->value = VIEW(ATTN_F32, 3, 8); args->key = VIEW(ATTN_F32, 3, 5));
+            args->query = args->value = VIEW(ATTN_F32, 3, 8);
+            args->key = VIEW(ATTN_F32, 3, 5));
     REFUSED("value has length 6 but key has 3; both are (..., length, heads, dim). "
             "Given: key (2, 3, 4, 8), value (2, 6, 4, 8)",
-            args->query = args->key = VIEW(ATTN_F32, 2, 3, 4, 8); args->value = VIEW(ATTN_F32, 2, 6, 4, 8);
-            args->layout = ATTN_LAYOUT_BSHD);
+            args->query = args->key = VIEW(ATTN_F32, 2, 3, 4, 8);
+            args->value = VIEW(ATTN_F32, 2, 6, 4, 8); args->layout = ATTN_LAYOUT_BSHD);
     REFUSED("query has 4 heads, key 3 and value 4; query heads must be a multiple of key and value heads (axis -3, "
             "(..., heads, length, dim)). Given: query (2, 4, 3, 8), key (2, 3, 3, 8), value (2, 4, 3, 8)",
             args->key = VIEW(ATTN_F32, 2, 3, 3, 8));
     REFUSED("query has 4 heads, key 2 and value 0; query heads must be a multiple of key and value heads (axis -2, "
             "(..., length, heads, dim)). Given: query (2, 3, 4, 8), key (2, 3, 2, 8), value (2, 3, 0, 8)",
-            args->query = VIEW(ATTN_F32, 2, 3, 4, 8); args->key = VIEW(ATTN_F32, 2, 3, 2, 8);
-            args->value = VIEW(ATTN_F32, 2, 3, 0, 8); args->layout = ATTN_LAYOUT_BSHD);
+            args->query = VIEW(ATTN_F32, 2, 3, 4, 8);
+            args->key = VIEW(ATTN_F32, 2, 3, 2, 8); args->value = VIEW(ATTN_F32, 2, 3, 0, 8);
+            args->layout = ATTN_LAYOUT_BSHD);
     REFUSED("query has 1 heads, key 2 and value 3; query heads must be a multiple of key and value heads (axis -3, "
             "(..., heads, length, dim)). Given: query (2, 1, 3, 8), key (2, 2, 3, 8), value (2, 3, 3, 8)",
-            args->query = VIEW(ATTN_F32, 2, 1, 3, 8); args->key = VIEW(ATTN_F32, 2, 2, 3, 8);
-            args->value = VIEW(ATTN_F32, 2, 3, 3, 8));
-    REFUSED("query (2, 4, 3, 8), key (3, 4, 3, 8) and value (2, 4, 3, 8) do not broadcast: axis -4 has sizes 2, 3 and 2",
-            args->key = VIEW(ATTN_F32, 3, 4, 3, 8));
+            args->query = VIEW(ATTN_F32, 2, 1, 3, 8);
+            args->key = VIEW(ATTN_F32, 2, 2, 3, 8); args->value = VIEW(ATTN_F32, 2, 3, 3, 8));
+    REFUSED(
+        "query (2, 4, 3, 8), key (3, 4, 3, 8) and value (2, 4, 3, 8) do not broadcast: axis -4 has sizes 2, 3 and 2",
+        args->key = VIEW(ATTN_F32, 3, 4, 3, 8));
     REFUSED("query (4, 3, 8), key (2, 3, 8) and value (2, 3, 8) do not broadcast: axis -3 has sizes 4, 2 and 2; "
             "if it holds heads that share keys, pass enable_gqa=True",
-            args->query = VIEW(ATTN_F32, 4, 3, 8); args->key = args->value = VIEW(ATTN_F32, 2, 3, 8));
+            args->query = VIEW(ATTN_F32, 4, 3, 8);
+            args->key = args->value = VIEW(ATTN_F32, 2, 3, 8));
 }
 
 static void test_sizes_that_overflow(void)
 {
     const ptrdiff_t huge = (ptrdiff_t)1 << 61;
     REFUSED("the result is too large: 1 batch entries, 1 heads, 2305843009213693952 queries, 3 keys, v_dim 8",
-            args->query = VIEW(ATTN_F32, huge, 8); args->key = args->value = VIEW(ATTN_F32, 3, 8));
+            args->query = VIEW(ATTN_F32, huge, 8);
+            args->key = args->value = VIEW(ATTN_F32, 3, 8));
     REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 3 keys, v_dim 2305843009213693952",
-            args->query = args->key = VIEW(ATTN_F32, 3, 8); args->value = VIEW(ATTN_F32, 3, huge));
+            args->query = args->key = VIEW(ATTN_F32, 3, 8);
+            args->value = VIEW(ATTN_F32, 3, huge));
     REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 2305843009213693952 keys, v_dim 8",
-            args->query = VIEW(ATTN_F32, 3, 8); args->key = args->value = VIEW(ATTN_F32, huge, 8));
+            args->query = VIEW(ATTN_F32, 3, 8);
+            args->key = args->value = VIEW(ATTN_F32, huge, 8));
     REFUSED("the result is too large: 1 batch entries, 2305843009213693952 heads, 3 queries, 3 keys, v_dim 8",
-            args->query = VIEW(ATTN_F32, 1, huge, 3, 8); args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
+            args->query = VIEW(ATTN_F32, 1, huge, 3, 8);
+            args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
     call c = a_call();
     attn_error error = {""};
     const attn_view batches = VIEW(ATTN_F32, huge, huge, 3, 8);
@@ -111,16 +121,44 @@ static void test_sizes_that_overflow(void)
     CLAIM(strncmp(error.message, "the result is too large: ", 25) == 0, "%s", error.message);
 }
 
+/* Starts, windows and sizes at the end of their range are refused, or lead nowhere; under UBSan this sees overflows. */
+static void test_ends_of_ranges(void)
+{
+    const ptrdiff_t most = PTRDIFF_MAX, least = PTRDIFF_MIN;
+    const ptrdiff_t starts[][2] = {{most, 0}, {0, most - 63}, {most, most - 63}, {0, least}, {least, most}};
+    const ptrdiff_t windows[][2] = {{-1, -1}, {most, most}, {0, most}, {most, 0}};
+    float results[24];
+    attn_error error;
+    for (int n = 0; n < 5; n++)
+        for (int w = 0; w < 4; w++) {
+            call c = a_call();
+            c.args.query = c.args.key = c.args.value = VIEW(ATTN_F32, 3, 8);
+            c.output = (attn_view){results, ATTN_F32, 2, LIST(3, 8), packed + 2};
+            c.args.query_start = starts[n][0], c.args.key_start = starts[n][1];
+            c.args.window_left = windows[w][0], c.args.window_right = windows[w][1];
+            const attn_status status = attn_attention(&c.args, c.output, c.weights, c.lse, &error);
+            CLAIM(status == ATTN_OK || status == ATTN_INVALID, "starts %d, window %d: status %d", n, w, (int)status);
+        }
+    call c = a_call(); /* no queries: nothing to compute, however large the rest */
+    c.args.query = VIEW(ATTN_F32, 0, most);
+    c.args.key = VIEW(ATTN_F32, most, most);
+    c.args.value = VIEW(ATTN_F32, most, most);
+    CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, &error) == ATTN_OK, "no queries: %s", error.message);
+}
+
 static void test_masks_and_lengths(void)
 {
     REFUSED("attn_mask has shape (3, 4), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
             args->mask = VIEW(ATTN_BOOL, 3, 4));
     REFUSED("attn_mask has shape (2,), which does not broadcast to (3, 3): (..., q_len, kv_len)",
-            args->query = args->key = args->value = VIEW(ATTN_F32, 3, 8); args->mask = VIEW(ATTN_F32, 2));
-    REFUSED("attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
-            args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
+            args->query = args->key = args->value = VIEW(ATTN_F32, 3, 8);
+            args->mask = VIEW(ATTN_F32, 2));
+    REFUSED(
+        "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
+        args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
     REFUSED("attn_mask must be bool (True = attend) or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
-    REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)", args->key_lengths = LENGTHS(3));
+    REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)",
+            args->key_lengths = LENGTHS(3));
     REFUSED("query_lengths has shape (2, 1), which does not broadcast to the batch axes (2,)",
             args->query_lengths = LENGTHS(2, 1));
     REFUSED("key_lengths has shape (2,), which does not broadcast to the batch axes (2,)",
@@ -139,7 +177,8 @@ static void test_visibility(void)
             "  upper_left   lower_right\n"
             "    x . . .       x x x .\n"
             "    x x . .       x x x x",
-            args->key = args->value = VIEW(ATTN_F32, 2, 4, 5, 8); args->is_causal = 1);
+            args->key = args->value = VIEW(ATTN_F32, 2, 4, 5, 8);
+            args->is_causal = 1);
     REFUSED("window with 3 queries and 1 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
             "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = visible:\n"
             "  upper_left   lower_right\n"
@@ -147,12 +186,15 @@ static void test_visibility(void)
             "    x x           . .\n"
             "    x x           x .\n"
             "    x x           x x",
-            args->key = args->value = VIEW(ATTN_F32, 2, 4, 1, 8); args->window_left = 2);
+            args->key = args->value = VIEW(ATTN_F32, 2, 4, 1, 8);
+            args->window_left = 2);
     REFUSED("window is (-2, -1), expected two sizes of 0 or more, or None for unbounded", args->window_left = -2);
     REFUSED("window is (0, -9), expected two sizes of 0 or more, or None for unbounded", args->window_left = 0;
             args->window_right = -9);
-    REFUSED("query_start and key_start must be 0 or more", args->query_start = -1);
-    REFUSED("query_start and key_start must be 0 or more", args->key_start = -64);
+    REFUSED("query_start is -1 and key_start 0, expected positions of 0 or more", args->query_start = -1);
+    REFUSED("query_start is 0 and key_start -64, expected positions of 0 or more", args->query_start = 0;
+            args->key_start = -64);
+    REFUSED("key_start is 100, expected a multiple of 64", args->key_start = 100);
 }
 
 static void test_results(void)
@@ -187,7 +229,8 @@ static void test_other_functions(void)
     const void *parts[] = {&element};
     CLAIM(attn_softmax(ATTN_F16, 1, 1, &element, &element, 0, 1, &error) == ATTN_INVALID, "softmax of float16");
     CLAIM(strcmp(error.message, "x must be float32 or float64") == 0, "%s", error.message);
-    CLAIM(attn_merge_states(ATTN_BOOL, 1, 1, 1, parts, parts, &element, &element, &error) == ATTN_INVALID, "bool parts");
+    CLAIM(attn_merge_states(ATTN_BOOL, 1, 1, 1, parts, parts, &element, &element, &error) == ATTN_INVALID,
+          "bool parts");
     CLAIM(strcmp(error.message, "outputs and lses must be float32 or float64") == 0, "%s", error.message);
     CLAIM(attn_set_isa("pentium", &error) == ATTN_INVALID, "a level that is none");
     CLAIM(strcmp(error.message, "pentium is not an instruction-set level of this machine") == 0, "%s", error.message);
@@ -200,6 +243,7 @@ int main(void)
     test_ranks_and_dtypes();
     test_sizes();
     test_sizes_that_overflow();
+    test_ends_of_ranges();
     test_masks_and_lengths();
     test_visibility();
     test_results();

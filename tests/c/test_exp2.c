@@ -87,7 +87,8 @@ static void test_f32(int every)
         }
     }
     for (int n = 1; n < SHARES; n++)
-        if (pthread_create(&threads[n], NULL, take_share, &shares[n]) != 0) take_share(&shares[n]), threads[n] = pthread_self();
+        if (pthread_create(&threads[n], NULL, take_share, &shares[n]) != 0)
+            take_share(&shares[n]), threads[n] = pthread_self();
     take_share(&shares[0]);
     for (int n = 1; n < SHARES; n++)
         if (!pthread_equal(threads[n], pthread_self())) pthread_join(threads[n], NULL);
@@ -97,8 +98,8 @@ static void test_f32(int every)
         for (int n = 1; n < SHARES; n++)
             if (shares[n].worst[level] > shares[most].worst[level]) most = n;
         const double worst = shares[most].worst[level];
-        printf("exp2 float32 %-7s %.3f ULP at %a (%s)\n", attn_isa_name(level), worst, (double)shares[most].where[level],
-               every ? "every float32 in [-150, 0]" : "a sample");
+        printf("exp2 float32 %-7s %.3f ULP at %a (%s)\n", attn_isa_name(level), worst,
+               (double)shares[most].where[level], every ? "every float32 in [-150, 0]" : "a sample");
         CLAIM(worst <= BOUND, "%s: %g ULP", attn_isa_name(level), worst);
     }
 }
@@ -143,7 +144,8 @@ static void test_f64(void)
 /* Exact powers, -inf and NaN, in every lane; every number of elements, and nothing after them. */
 static void test_edges(void)
 {
-    static const float x[] = {0, -INFINITY, -1, NAN, -126, -127, -3}, expected[] = {1, 0, 0.5f, NAN, FLT_MIN, 0, 0.125f};
+    static const float x[] = {0, -INFINITY, -1, NAN, -126, -127, -3},
+                       expected[] = {1, 0, 0.5f, NAN, FLT_MIN, 0, 0.125f};
     enum { KINDS = sizeof x / sizeof *x, MOST = 2 * ATTN_MAX_WIDTH };
     for (int level = 0; level < level_count(); level++) {
         use_level(level);

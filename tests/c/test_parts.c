@@ -31,7 +31,8 @@ typedef struct {
 static attn_status attend(problem *p, part at, results *r, attn_error *error)
 {
     const ptrdiff_t size = p->size;
-    const ptrdiff_t features[] = {HEAD_DIM * size, size}, columns[] = {V_DIM * size, size}, keys[] = {LENGTH * size, size};
+    const ptrdiff_t features[] = {HEAD_DIM * size, size}, columns[] = {V_DIM * size, size},
+                    keys[] = {LENGTH * size, size};
     attn_args args = {
         .query = {p->query + at.row * features[0], p->dtype, 2, LIST(at.rows, HEAD_DIM), features},
         .key = {p->key + at.key * features[0], p->dtype, 2, LIST(at.keys, HEAD_DIM), features},
@@ -45,7 +46,8 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
         .num_threads = 1,
     };
     const attn_view output = {r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns};
-    const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys), keys};
+    const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys),
+                               keys};
     const attn_view lse = {r->lse + at.row * size, p->dtype, 1, LIST(at.rows), &size};
     return attn_attention(&args, output, weights, lse, error);
 }
@@ -55,8 +57,8 @@ static void claim_part(problem *p, part at, const results *whole, results *r)
     attn_error error = {""};
     const ptrdiff_t row = at.row * p->size, rows = at.rows * p->size;
     char text[160];
-    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td of keys %td to %td, window %td", attn_isa(),
-             8 * p->size, at.row, at.row + at.rows, at.key, at.key + at.keys, p->window_left);
+    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td of keys %td to %td, window %td", attn_isa(), 8 * p->size,
+             at.row, at.row + at.rows, at.key, at.key + at.keys, p->window_left);
     memset(r->weights + row * LENGTH, 0, (size_t)(rows * LENGTH));
     CLAIM(attend(p, at, r, &error) == ATTN_OK, "%s: %s", text, error.message);
     CLAIM(memcmp(r->output + row * V_DIM, whole->output + row * V_DIM, (size_t)(rows * V_DIM)) == 0,
@@ -85,8 +87,10 @@ static void fill(problem *p, char *numbers, ptrdiff_t count, lcg *g)
 {
     for (ptrdiff_t n = 0; n < count; n++) {
         const double x = draw_real(g, p->dtype);
-        if (p->dtype == ATTN_F32) ((float *)(void *)numbers)[n] = (float)x;
-        else ((double *)(void *)numbers)[n] = x;
+        if (p->dtype == ATTN_F32)
+            ((float *)(void *)numbers)[n] = (float)x;
+        else
+            ((double *)(void *)numbers)[n] = x;
     }
 }
 

@@ -13,14 +13,16 @@ static double get(attn_dtype dtype, const void *numbers, ptrdiff_t n)
 
 static void set(attn_dtype dtype, void *numbers, ptrdiff_t n, double x)
 {
-    if (dtype == ATTN_F32) ((float *)numbers)[n] = (float)x;
-    else ((double *)numbers)[n] = x;
+    if (dtype == ATTN_F32)
+        ((float *)numbers)[n] = (float)x;
+    else
+        ((double *)numbers)[n] = x;
 }
 
 static double unit_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 0x1p-24 : 0x1p-53; }
 static double least_of(attn_dtype dtype) { return dtype == ATTN_F32 ? (double)FLT_MIN : DBL_MIN; }
 
-/* softmax ----------------------------------------------------------------------------------------------------------- */
+/* softmax ------------------------------------------------------------------------------------------------------- */
 
 /* A softmax within 8u y (1 + 2A) + tiny, its logarithm within 4u (1 + |y| + A), where A = max |x|. */
 static void claim_softmax_row(attn_dtype dtype, ptrdiff_t n, const void *x, const void *y, int logarithm)
@@ -34,7 +36,8 @@ static void claim_softmax_row(attn_dtype dtype, ptrdiff_t n, const void *x, cons
     }
     for (ptrdiff_t j = 0; j < n; j++) sum += expl(get(dtype, x, j) - top);
     for (ptrdiff_t j = 0; j < n; j++) {
-        const long double shifted = get(dtype, x, j) - top, exact = logarithm ? shifted - logl(sum) : expl(shifted) / sum;
+        const long double shifted = get(dtype, x, j) - top,
+                          exact = logarithm ? shifted - logl(sum) : expl(shifted) / sum;
         const double found = get(dtype, y, j), u = unit_of(dtype);
         const double bound = logarithm ? 4 * u * (1 + (double)fabsl(exact) + largest)
                                        : 8 * u * (double)exact * (1 + 2 * largest) + least_of(dtype);
@@ -63,7 +66,7 @@ static void test_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, lcg *g)
     free(x), free(y), free(in_place);
 }
 
-/* merge_states ------------------------------------------------------------------------------------------------------ */
+/* merge_states -------------------------------------------------------------------------------------------------- */
 
 enum { PARTS = 3, ROWS = 5, DIM = 7 };
 
@@ -89,8 +92,8 @@ static void claim_merged_row(attn_dtype dtype, ptrdiff_t row, const void *const 
             size += share * (1 + fabs(get(dtype, lses[n], row))) * fabs(part);
         }
         const double merged = get(dtype, output, row * DIM + d);
-        CLAIM(fabsl(merged - expected) <= 4 * u * (size + fabsl(expected)) + least_of(dtype), "output %g, not %Lg", merged,
-              expected);
+        CLAIM(fabsl(merged - expected) <= 4 * u * (size + fabsl(expected)) + least_of(dtype), "output %g, not %Lg",
+              merged, expected);
     }
 }
 
@@ -103,7 +106,8 @@ static void test_merge(attn_dtype dtype, lcg *g)
     for (int n = 0; n < PARTS; n++) {
         for (ptrdiff_t row = 0; row < ROWS; row++) {
             const int empty = row < 4 && n < row;
-            set(dtype, lses[n], row, empty ? -(double)INFINITY : (row == 4 && n == 1 ? 80 : 3) * (2 + draw_real(g, dtype)));
+            set(dtype, lses[n], row,
+                empty ? -(double)INFINITY : (row == 4 && n == 1 ? 80 : 3) * (2 + draw_real(g, dtype)));
             for (ptrdiff_t d = 0; d < DIM; d++)
                 set(dtype, outputs[n], row * DIM + d, empty ? (double)NAN : draw_real(g, dtype));
         }
@@ -113,8 +117,10 @@ static void test_merge(attn_dtype dtype, lcg *g)
     CLAIM(attn_merge_states(dtype, PARTS, ROWS, DIM, output_list, lse_list, output, lse, &error) == ATTN_OK, "%s",
           error.message);
     for (ptrdiff_t row = 0; row < ROWS; row++) claim_merged_row(dtype, row, output_list, lse_list, output, lse);
-    CLAIM(get(dtype, lse, 3) == -(double)INFINITY && get(dtype, output, 3 * DIM) == 0, "nothing and nothing is (0, -inf)");
-    CLAIM(attn_merge_states(dtype, 0, 1, DIM, output_list, lse_list, output, lse, &error) == ATTN_OK, "%s", error.message);
+    CLAIM(get(dtype, lse, 3) == -(double)INFINITY && get(dtype, output, 3 * DIM) == 0,
+          "nothing and nothing is (0, -inf)");
+    CLAIM(attn_merge_states(dtype, 0, 1, DIM, output_list, lse_list, output, lse, &error) == ATTN_OK, "%s",
+          error.message);
     CLAIM(get(dtype, lse, 0) == -(double)INFINITY && get(dtype, output, 0) == 0, "no parts at all are (0, -inf)");
 }
 

@@ -1,0 +1,217 @@
+"""The rooms of the code: who includes and imports whom, who starts threads, who allocates, and how large things get."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+import pytest
+from helpers import ROOT, run_python
+
+MOST_FILE_LINES, MOST_FUNCTION_LINES = 400, 60
+ROOMS = ("include", "core", "kernels", "python")
+C_FILES = sorted(path for room in ROOMS for path in (ROOT / "csrc" / room).glob("*.[ch]"))
+PYTHON_FILES = sorted((ROOT / "pyattn").rglob("*.py"))
+HOME = {path.name: path.parent.name for path in C_FILES}  # of a header; names are unique, tested below
+
+# Room: the rooms whose headers it may include. Of kernels, core sees kernels.h alone.
+C_ARROWS = {
+    "include": set(),
+    "core": {"include", "core", "kernels"},
+    "kernels": {"kernels"},
+    "python": {"include", "core", "python"},
+}
+# Headers that only these may include.
+RESERVED = {
+    r"Python\.h|numpy/.*": lambda path: path.parent.name == "python",
+    r"immintrin\.h|arm_neon\.h": lambda path: path.parent.name == "kernels",
+    r"[a-z]mmintrin\.h": lambda path: path.name == "float_state.h",
+    r"pthread\.h|threads\.h|semaphore\.h": lambda path: path.name == "parallel.c",
+}
+# Words that only these may use.
+WORDS = {
+    r"pthread_\w+|thrd_\w+|sem_wait": lambda path: path.name == "parallel.c",
+    r"malloc|calloc|realloc|free|aligned_alloc|posix_memalign|alloca|strdup|mmap": lambda path: path.name == "arena.c",
+    r"Py\w*_\w+|NPY_\w+|npy_\w+": lambda path: path.parent.name == "python",
+    r"attn_status|attn_fail|attn_arena\w*|attn_job": lambda path: path.parent.name != "kernels",
+    r"exit|abort|assert|printf|fprintf|setenv|system": lambda path: False,
+}
+# Module of pyattn: the others that it may import, at any depth.
+PYTHON_ARROWS = {
+    "": {"_version", "functional", "masks", "runtime"},
+    "__main__": {"", "_article", "_core"},
+    "_article": set(),
+    "_version": set(),
+    "functional": {"_core"},
+    "masks": {"_core"},
+    "reference": set(),
+    "runtime": {"_core"},
+}
+MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
+
+
+def text_of(path):
+    """A C file without comments and string literals; lines keep their numbers."""
+    pattern = r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\""
+    keep_lines = lambda match: '""' if match[0][0] == '"' else "\n" * match[0].count("\n")  # noqa: E731
+    return re.sub(pattern, keep_lines, path.read_text(), flags=re.DOTALL)
+
+
+def includes(path):
+    return re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", path.read_text(), re.MULTILINE)
+
+
+def id_of(path):
+    return str(path.relative_to(ROOT))
+
+
+every_c_file = pytest.mark.parametrize("path", C_FILES, ids=id_of)
+every_python_file = pytest.mark.parametrize("path", PYTHON_FILES, ids=id_of)
+
+
+def test_there_is_something_to_look_at():
+    assert {path.parent.name for path in C_FILES} == set(ROOMS)
+    assert len(HOME) == len(C_FILES), "two files of one name"
+    assert len(PYTHON_FILES) > 5
+
+
+# C
+
+
+@every_c_file
+def test_headers_are_included_along_the_arrows(path):
+    room = path.parent.name
+    for header in includes(path):
+        if header in HOME:
+            assert HOME[header] in C_ARROWS[room], f"{room} includes {header} of {HOME[header]}"
+            assert room != "core" or HOME[header] != "kernels" or header == "kernels.h"
+        for pattern, allowed in RESERVED.items():
+            if re.fullmatch(pattern, header):
+                assert allowed(path), f"{header} in {path.name}"
+                break
+
+
+@every_c_file
+def test_the_public_header_and_the_core_know_the_c_library_alone(path):
+    if path.parent.name not in ("include", "core"):
+        return
+    others = {header for header in includes(path) if header not in HOME}
+    system = {"pthread.h", "signal.h", "sched.h", "time.h", "unistd.h", "xmmintrin.h"}
+    library = {f"std{name}.h" for name in ("arg", "bool", "def", "int", "io", "lib")}
+    library |= {"errno.h", "fenv.h", "float.h", "limits.h", "math.h", "string.h"}
+    assert others <= library | (system if path.parent.name == "core" else set())
+
+
+@every_c_file
+def test_words_are_used_where_they_belong(path):
+    text = text_of(path)
+    for pattern, allowed in WORDS.items():
+        if not allowed(path):
+            found = re.findall(rf"(?<![\w.>])(?:{pattern})(?=\s*\()", text)
+            assert not found, f"{path.name} uses {', '.join(found)}"
+
+
+@every_c_file
+def test_other_files_see_prefixed_names_alone(path):
+    """A function that is not static, and is not a method of Python's, begins with attn_ or, in the binding, pyattn_."""
+    own = "pyattn_|PyInit_" if path.parent.name == "python" else "attn_"
+    for name, declaration, _ in functions_of(path):
+        assert re.match(r"\s*(static|ATTN_TEMPLATE)\b", declaration) or re.match(own, name), name
+
+
+@every_c_file
+def test_c_files_and_functions_are_small(path):
+    assert len(path.read_text().splitlines()) <= MOST_FILE_LINES
+    for name, _, lines in functions_of(path):
+        assert lines <= MOST_FUNCTION_LINES, f"{name} has {lines} lines"
+
+
+def functions_of(path):
+    """(name, declaration, number of lines) of each function whose opening brace stands alone."""
+    pattern = r"^(?P<head>[A-Za-z_][^;{}#]*?(?P<name>K\(\w+\)|\w+)\([^;{}]*\))\s*\n\{\n(?P<body>.*?)^\}"
+    for match in re.finditer(pattern, text_of(path), re.DOTALL | re.MULTILINE):
+        yield match["name"], match["head"], match[0].count("\n") + 1
+
+
+def test_functions_are_found():
+    names = {name for path in C_FILES for name, _, _ in functions_of(path)}
+    assert {"attn_parallel_for", "attn_arena_take", "attention", "K(softmax_row)"} <= names
+
+
+# Python
+
+
+def imports_of(path):
+    """The modules of pyattn that a file imports, "" for the package itself, and the top-level names of all others."""
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            submodules = node.module == "pyattn"
+            names = [f"pyattn.{alias.name}" for alias in node.names] if submodules else [node.module]
+        for name in names:
+            top, _, rest = name.partition(".")
+            (ours if top == "pyattn" else others).add(rest.partition(".")[0] if top == "pyattn" else top)
+    return ours, others
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT / "pyattn").with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+@every_python_file
+def test_modules_are_imported_along_the_arrows(path):
+    module = module_of(path)
+    assert module in PYTHON_ARROWS, f"say in PYTHON_ARROWS what {module} may import"
+    assert imports_of(path)[0] <= PYTHON_ARROWS[module]
+
+
+def test_the_arrows_lead_to_reference_from_few():
+    assert {module for module, targets in PYTHON_ARROWS.items() if "reference" in targets} <= MAY_IMPORT_REFERENCE
+
+
+@every_python_file
+def test_numpy_is_the_only_dependency(path):
+    assert imports_of(path)[1] <= {"numpy", *sys.stdlib_module_names}
+
+
+@every_python_file
+def test_python_files_and_functions_are_small(path):
+    """Docstrings are not counted."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0]
+            docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(node) else 0
+            lines = node.end_lineno - node.lineno + 1 - docstring
+            assert lines <= MOST_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+IMPORT = """
+import os, sys, threading
+import numpy
+before, tasks = set(sys.modules), os.listdir("/proc/self/task") if os.path.exists("/proc/self/task") else []
+import pyattn
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(new - set(sys.stdlib_module_names)))
+print(*sorted(name for name in sys.modules if name.startswith("pyattn.")))
+assert threading.active_count() == 1
+assert not tasks or len(os.listdir("/proc/self/task")) == len(tasks), "a thread"
+pyattn.attention([[1.0]], [[1.0]], [[1.0]])
+assert not tasks or len(os.listdir("/proc/self/task")) == len(tasks), "a thread for a call that needs none"
+"""
+
+
+def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
+    foreign, ours = run_python(IMPORT).stdout.splitlines()
+    assert set(foreign.split()) <= {"numpy", "pyattn"}
+    lazy = {
+        f"pyattn.{name}" for name in ("reference", "tracing", "plot", "comparing", "testing", "__main__", "_article")
+    }
+    assert not lazy & set(ours.split())
