@@ -107,7 +107,7 @@ for raises in (True, False):
 
 
 def test_a_handler_that_raises_stops_the_call_and_another_does_not():
-    run_python(HANDLER.format(rows=4 if SANITIZED else 16))
+    run_python(HANDLER.format(rows=1 if SANITIZED else 16))
 
 
 def test_another_thread_is_not_interrupted():

@@ -53,9 +53,11 @@ MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
 
 def text_of(path):
     """A C file without comments and string literals; lines keep their numbers."""
-    pattern = r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\""
-    keep_lines = lambda match: '""' if match[0][0] == '"' else "\n" * match[0].count("\n")  # noqa: E731
-    return re.sub(pattern, keep_lines, path.read_text(), flags=re.DOTALL)
+
+    def emptied(match):
+        return '""' if match[0].startswith('"') else "\n" * match[0].count("\n")
+
+    return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", emptied, path.read_text(), flags=re.DOTALL)
 
 
 def includes(path):

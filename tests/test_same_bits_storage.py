@@ -148,7 +148,7 @@ def test_lengths_of_any_integer_dtype(kind, arrays):
 
 @pytest.mark.parametrize("first", range(10))
 def test_drawn_cases(first, levels):
-    """Of the cases that are checked against exact numbers, every tenth: contiguous, more threads, other wide levels."""
+    """Of the cases that are checked against exact numbers, every third: contiguous, more threads, other wide levels."""
     wide = [level for level in levels if level != "scalar"] or levels
     for index in range(first, drawing.CASES, 30):
         case = drawing.draw(index)

@@ -53,6 +53,10 @@ static attn_status check_ranks(const attn_args *args, axis_places *at, int *rank
     for (int n = 0; n < 3; n++) {
         if (arrays[n]->axes < 2 || arrays[n]->axes > ATTN_MAX_AXES)
             FAIL("%s has %d axes, expected at least 2: (..., length, dim)", names[n], arrays[n]->axes);
+        for (int axis = 0; axis < arrays[n]->axes; axis++)
+            if (arrays[n]->shape[axis] < 0)
+                FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
+                     attn_shape_text(arrays[n]->axes, arrays[n]->shape));
         if (arrays[n]->axes > *rank) *rank = arrays[n]->axes;
         if (arrays[n]->dtype != args->query.dtype) FAIL("%s has another dtype than query", names[n]);
     }
@@ -338,6 +342,30 @@ attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, at
     const attn_status status = attn_check_inputs(args, &problem, error);
     if (status == ATTN_OK) attn_describe(args, &problem, shapes);
     return status;
+}
+
+static attn_status check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+                                attn_dtype dtype, attn_error *error)
+{
+    if (view->data == NULL) return ATTN_OK;
+    int same = view->axes == axes;
+    for (int n = 0; same && n < axes; n++) same = view->shape[n] == shape[n];
+    if (!same)
+        FAIL("%s has shape %s, expected %s", name, attn_shape_text(view->axes, view->shape),
+             attn_shape_text(axes, shape));
+    if (view->dtype != dtype) FAIL("%s must have query's dtype", name);
+    return ATTN_OK;
+}
+
+attn_status attn_check_results(const attn_args *args, const attn_problem *p, const attn_view *output,
+                               const attn_view *weights, const attn_view *lse, attn_error *error)
+{
+    attn_shapes want;
+    attn_status status;
+    attn_describe(args, p, &want);
+    if ((status = check_result("output", output, want.axes, want.output, p->dtype, error)) != ATTN_OK) return status;
+    status = check_result("weights", weights, want.weights_axes, want.weights, p->dtype, error);
+    return status != ATTN_OK ? status : check_result("lse", lse, want.lse_axes, want.lse, p->dtype, error);
 }
 
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,

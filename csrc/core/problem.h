@@ -33,6 +33,10 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn
 /* The shapes of the results of a checked problem. */
 void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);
 
+/* Shapes and dtypes of the results that a caller brought. */
+attn_status attn_check_results(const attn_args *args, const attn_problem *problem, const attn_view *output,
+                               const attn_view *weights, const attn_view *lse, attn_error *error);
+
 /* Fills output, weights and lse of a problem whose inputs are checked. */
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                attn_problem *problem, attn_error *error);

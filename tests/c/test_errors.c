@@ -52,6 +52,7 @@ static void claim_refused(const call *c, const char *sentence, int line)
 static void test_ranks_and_dtypes(void)
 {
     REFUSED("query has 1 axes, expected at least 2: (..., length, dim)", args->query = VIEW(ATTN_F32, 8));
+    REFUSED("query has shape (-1, 8), expected sizes of 0 or more", args->query = VIEW(ATTN_F32, -1, 8));
     REFUSED("key has 0 axes, expected at least 2: (..., length, dim)", args->key.axes = 0);
     REFUSED("value has 65 axes, expected at least 2: (..., length, dim)", args->value.axes = ATTN_MAX_AXES + 1);
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
@@ -143,6 +144,7 @@ static void test_ends_of_ranges(void)
     c.args.query = VIEW(ATTN_F32, 0, most);
     c.args.key = VIEW(ATTN_F32, most, most);
     c.args.value = VIEW(ATTN_F32, most, most);
+    c.output = VIEW(ATTN_F32, 0, most);
     CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, &error) == ATTN_OK, "no queries: %s", error.message);
 }
 
@@ -201,9 +203,14 @@ static void test_results(void)
 {
     static const ptrdiff_t apart[] = {768, 192, 64, 8};
     REFUSED("output must be given, in query's dtype", c.output.data = NULL);
-    REFUSED("output must be given, in query's dtype", c.output.dtype = ATTN_F64);
+    REFUSED("output must have query's dtype", c.output.dtype = ATTN_F64);
+    REFUSED("output has shape (2, 4, 3, 7), expected (2, 4, 3, 8)", c.output = VIEW(ATTN_F32, 2, 4, 3, 7));
     REFUSED("output's last axis must be contiguous", c.output.strides = apart);
-    REFUSED("the last axis of weights must be contiguous", c.weights = c.output; c.weights.strides = apart);
+    REFUSED("weights has shape (2, 4, 3, 8), expected (2, 4, 3, 3)", c.weights = c.output);
+    REFUSED("weights must have query's dtype", c.weights = VIEW(ATTN_F64, 2, 4, 3, 3));
+    REFUSED("the last axis of weights must be contiguous", c.weights = VIEW(ATTN_F32, 2, 4, 3, 3);
+            c.weights.strides = apart);
+    REFUSED("lse has shape (2, 4), expected (2, 4, 3)", c.lse = VIEW(ATTN_F32, 2, 4));
 }
 
 /* A shape with more axes than a message has room for is cut, and the message ends. */
