@@ -120,6 +120,24 @@ def test_masked_nan_never_leaks_in_decode(masked, poison, rows, arrays, level):
         assert_same_bits(rows_of(dirty, unaffected), rows_of(clean, unaffected))
 
 
+@pytest.mark.threads
+@pytest.mark.parametrize("poison", POISONS)
+def test_masked_nan_never_leaks_when_threads_share_the_keys(poison, dtype, level):
+    """A few queries and many keys: each thread has some of the keys, and none has all of a row."""
+    rng = np.random.default_rng(3)
+    query, key, value = (rng.standard_normal((n, 32)).astype(dtype) for n in (8, 8000, 8000))
+    keep = rng.random((8, 8000)) < 0.6
+    keep[3:, 5000] = False
+    clean = pyattn.attention(query, key, value, attn_mask=keep, num_threads=2, need_lse=True)
+    for poisoned in (key, value):
+        before, poisoned[5000] = poisoned[5000].copy(), poison
+        for threads in (1, 2, 3):
+            dirty = pyattn.attention(query, key, value, attn_mask=keep, num_threads=threads, need_lse=True)
+            assert_same_bits(dirty.output[3:], clean.output[3:], f"{threads} threads")
+            assert_same_bits(dirty.lse[3:], clean.lse[3:], f"{threads} threads")
+        poisoned[5000] = before
+
+
 def test_few_keys(dtype, level):
     """Fewer than a tile has, where other code may be at work."""
     rng = np.random.default_rng(2)

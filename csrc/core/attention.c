@@ -212,6 +212,7 @@ static void walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
         key_block key = {NULL, 0}, value = {NULL, 0};
+        if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
             if (from >= block->most_last || from + keys <= block->least_first) continue;

@@ -122,7 +122,7 @@ static int ask_host(const attn_job *job)
 int attn_should_stop(attn_job *job, int worker)
 {
     const int stopped = __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
-    if (!stopped && worker == 0 && attn_host.interrupted != NULL && job->looked++ > 0) { /* small jobs: no clock */
+    if (!stopped && worker == 0 && attn_host.interrupted != NULL && job->looked++ > 8) { /* small jobs: no clock */
         int64_t t = about_now();
         if (job->polled == 0) job->polled = t;
         if (t - job->polled > POLL_NS) {
