@@ -18,7 +18,8 @@ reports=$tree/build/reports
 # ASan: it writes to standard error, which --capture=sys leaves alone, and a subprocess that it stops fails its test.
 case $kind in
 address)
-    run=(env "LD_PRELOAD=$(gcc -print-file-name=libasan.so)"
+    # libstdc++ too: ASan looks for what throws C++ exceptions when it starts, and PyTorch throws some later.
+    run=(env "LD_PRELOAD=$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so.6)"
         "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$reports/asan"
         "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1")
     ;;
