@@ -1,5 +1,6 @@
 /* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
 #include "exp2.inc.h"
+#include "stream.inc.h"
 #include "score.inc.h"
 #include "softmax.inc.h"
 #include "value.inc.h"

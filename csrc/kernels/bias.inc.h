@@ -84,29 +84,43 @@ static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *
     }
 }
 
-/* Contiguous elements, LANES at a time: bool, or the kernel's own dtype. */
-ATTN_TEMPLATE vec K(bias_vector)(int is_bool, const char *at)
+/* y = x * log2(e) where some y may have left the range: bias_of_real, LANES at a time. */
+static inline vec K(bias_at_the_edge)(vec x, vec y)
 {
-    if (is_bool) return V(load_bool)(at);
     const vec least = V(splat)(-INFINITY), most = V(splat)(INFINITY);
-    vec x = V(load)((const real *)(const void *)at), y = V(mul)(x, V(splat)((real)1.4426950408889634));
     y = V(select)(V(eq)(y, least), V(select)(V(eq)(x, least), least, V(splat)(-REAL_MAX)), y);
     return V(select)(V(eq)(y, most), V(select)(V(eq)(x, most), most, V(splat)(REAL_MAX)), y);
 }
 
-/* A block of contiguous rows into the prefill layout: squares, transposed in registers. keys is a multiple of LANES. */
-ATTN_TEMPLATE void K(bias_squares)(int is_bool, int rows, int keys, const char *const *mask, real *bias,
+/* A block of contiguous rows, bool or of the kernel's own dtype, into the prefill layout: squares, transposed in
+ * registers. keys is a multiple of LANES. The rows lie far apart, each a stream of its own: what the next block of keys
+ * reads is fetched here. */
+ATTN_TEMPLATE void K(bias_squares)(const int is_bool, int rows, int keys, const char *const *mask, real *bias,
                                    ptrdiff_t key_out)
 {
     const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
-    for (int i = 0; i < rows; i += LANES)
+    for (int i = 0; i < rows; i += LANES) {
+        const char *lane[LANES];
+        for (int l = 0; l < LANES; l++) lane[l] = mask[i + l < rows ? i + l : rows - 1];
         for (int n = 0; n < keys; n += LANES) {
-            vec r[LANES];
-            for (int l = 0; l < LANES; l++)
-                r[l] = K(bias_vector)(is_bool, mask[i + l < rows ? i + l : rows - 1] + n * size);
+            vec r[LANES], check = V(splat)(0);
+            ATTN_UNROLL for (int l = 0; l < LANES; l++) {
+                const char *at = lane[l] + n * size;
+                __builtin_prefetch(at + ATTN_BLOCK_KEYS * size);
+                if (is_bool) {
+                    r[l] = V(load_bool)(at);
+                } else {
+                    r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)1.4426950408889634));
+                    check = V(fma)(r[l], V(splat)(0), check);
+                }
+            }
+            if (!is_bool && V(has_nan)(check))
+                for (int l = 0; l < LANES; l++)
+                    r[l] = K(bias_at_the_edge)(V(load)((const real *)(const void *)(lane[l] + n * size)), r[l]);
             V(transpose)(r);
             for (int c = 0; c < LANES; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
         }
+    }
 }
 
 /* One row for all queries: read once. */

@@ -4,32 +4,6 @@
  * same chain of fma over the features that the prefill tile computes. Scores are (rows, ATTN_BLOCK_KEYS).
  */
 
-/* Rows that are read soon, fetched in the order of memory: the machine's own prefetcher takes up a line that moves
- * forward, and does not take up one that jumps from row to row as the tiles below do. Measured on Zen 4, one thread: 28
- * GB/s; row by row in the tiles' order 11; none 9; a pure read 33.
- */
-typedef struct {
-    const char *at;
-    ptrdiff_t row_bytes, to_next_row, column;
-} K(row_stream);
-
-enum {
-    K(rows_ahead) = 16,
-    K(tile_lines) = LANES * LANES * sizeof(real) < 64 ? 1 : LANES * LANES * sizeof(real) / 64
-};
-
-static inline void K(stream_tile)(K(row_stream) * s)
-{
-    for (int line = 0; line < K(tile_lines); line++) {
-        __builtin_prefetch(s->at + s->column);
-        s->column += 64;
-        if (s->column >= s->row_bytes) {
-            s->at += s->to_next_row;
-            s->column = 0;
-        }
-    }
-}
-
 /* A square of keys, transposed: k[d] lane i = key[i][d]. Rows past `count` repeat the last one; nobody reads them. */
 ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, const real *key, ptrdiff_t key_stride,
                                   vec *k)
@@ -55,8 +29,7 @@ ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, cons
 ATTN_TEMPLATE void K(decode_tile)(const int R, int count, ptrdiff_t head_dim, const real *queries, const real *key,
                                   ptrdiff_t key_stride, real *scores)
 {
-    K(row_stream) soon = {(const char *)(key + K(rows_ahead) * key_stride), head_dim * (ptrdiff_t)sizeof(real),
-                          key_stride * (ptrdiff_t)sizeof(real), 0};
+    K(row_stream) soon = K(rows_soon)(key, key_stride, head_dim);
 
     for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t to = head_dim - from > ATTN_FOLD_FEATURES ? from + ATTN_FOLD_FEATURES : head_dim;
@@ -70,7 +43,7 @@ ATTN_TEMPLATE void K(decode_tile)(const int R, int count, ptrdiff_t head_dim, co
                 ATTN_UNROLL for (int i = 0; i < LANES; i++)
                     ATTN_UNROLL for (int r = 0; r < R; r++)
                         acc[r] = V(fma)(k[i], V(splat)(queries[r * head_dim + d + i]), acc[r]);
-                K(stream_tile)(&soon);
+                K(fetch_lines)(&soon, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
             }
         for (; d < to; d += LANES) {
             const int features = to - d < LANES ? (int)(to - d) : LANES;

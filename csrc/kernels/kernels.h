@@ -48,14 +48,14 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query, and maximum (lanes), in and out. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where the bias is (same layout, may be NULL); maximum (lanes)
+     * in and out. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, void *scores, void *maximum);
+                        ptrdiff_t key_stride, const void *bias, void *scores, void *maximum);
 
-    /* scores += bias (same layout, may be NULL); -inf where the bias is, or the key is outside [first, last) of its
-     * lane, counted from the block's first key. maximum (lanes) in and out. */
-    void (*mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, const void *bias, void *scores,
-                       void *maximum);
+    /* -inf to scores whose key is outside [first, last) of its lane, counted from the block's first key; maximum (lanes)
+     * in and out. */
+    void (*mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores, void *maximum);
 
     /* scores -> weights 2^(score - maximum); folds the block's sums into state.sum, sets state.maximum = maximum and
      * correction = what the earlier sums and outputs have to be multiplied with. */

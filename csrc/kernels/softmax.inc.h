@@ -1,14 +1,13 @@
 /* Masking and the online softmax of one block of scores (keys, vectors * LANES), a query in each lane. */
 
-static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, const void *bias,
-                          void *scores, void *maximum)
+static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores,
+                          void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     const vec dead = V(splat)(-INFINITY);
 
     for (int j = 0; j < vectors; j++) {
         real *s = (real *)scores + j * LANES, *best = (real *)maximum + j * LANES;
-        const real *b = bias ? (const real *)bias + j * LANES : NULL;
         real low[LANES], high[LANES];
         for (int i = 0; i < LANES; i++) {
             low[i] = (real)first[j * LANES + i];
@@ -20,10 +19,6 @@ static void K(mask_block)(int vectors, int keys, const int32_t *first, const int
         for (int n = 0; n < keys; n++) {
             const vec at = V(splat)((real)n);
             vec x = V(load)(s + n * width);
-            if (b) { /* chosen, not only added: the score of a masked key may be NaN */
-                vec y = V(load)(b + n * width);
-                x = V(select)(V(eq)(y, dead), dead, V(add)(x, y));
-            }
             x = V(select)(V(lt)(at, from), dead, V(select)(V(lt)(at, to), x, dead));
             V(store)(s + n * width, x);
             top = V(max)(x, top);

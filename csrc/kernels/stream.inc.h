@@ -1,0 +1,41 @@
+/* Rows of keys and values that are read soon, fetched meanwhile.
+ *
+ * Lines are asked for in the order of memory: the machine's own prefetcher takes up a line that moves forward, and does
+ * not take up one that jumps from row to row as the tiles do. Measured on Zen 4, one query of decode, one thread: 28
+ * GB/s; in the tiles' order 11; none 9; a pure read 33. On Zen 5, 16 queries: 3.7 ms without, 1.8 ms with.
+ * What is asked for may lie past the end of an array: that does no harm, nothing is read.
+ */
+
+enum { K(rows_ahead) = 16, K(line) = 64 / sizeof(real) };
+
+/* At once: where much arithmetic follows. */
+static inline void K(fetch_rows)(const real *row, ptrdiff_t stride, int rows, ptrdiff_t columns)
+{
+    for (int i = 0; i < rows; i++)
+        for (ptrdiff_t d = 0; d < columns; d += K(line)) __builtin_prefetch(row + (i + K(rows_ahead)) * stride + d);
+}
+
+/* A few lines at a time: where little does. */
+typedef struct {
+    const char *at;
+    ptrdiff_t row_bytes, to_next_row, column;
+} K(row_stream);
+
+/* From ROWS_AHEAD rows after `row` on, `columns` of each. */
+static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
+{
+    return (K(row_stream)){(const char *)(row + K(rows_ahead) * stride), columns * (ptrdiff_t)sizeof(real),
+                           stride * (ptrdiff_t)sizeof(real), 0};
+}
+
+static inline void K(fetch_lines)(K(row_stream) * s, ptrdiff_t lines)
+{
+    for (ptrdiff_t n = 0; n < lines; n++) {
+        __builtin_prefetch(s->at + s->column);
+        s->column += 64;
+        if (s->column >= s->row_bytes) {
+            s->at += s->to_next_row;
+            s->column = 0;
+        }
+    }
+}
