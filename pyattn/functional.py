@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
 from pyattn._core import attention
@@ -199,7 +201,9 @@ def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> Fl
 def _along(x: npt.ArrayLike, axis: int | tuple[int, ...] | None, *, logarithm: bool) -> FloatArray:
     """Bring the axes to the end, as one contiguous axis; compute; put them back."""
     array = _real_array(x, "x")
-    axes = tuple(range(array.ndim)) if axis is None else (axis,) if not isinstance(axis, tuple) else axis
+    if axis is None:
+        axis = tuple(range(array.ndim))
+    axes = normalize_axis_tuple(axis if isinstance(axis, tuple) else operator.index(axis), array.ndim)
     last = tuple(range(-len(axes), 0))
     moved = np.moveaxis(array, axes, last)
     kept = moved.shape[: moved.ndim - len(axes)]

@@ -161,8 +161,8 @@ def test_the_number_can_be_set_and_forgotten():
     [
         (0, ValueError, "num_threads is 0, expected 1 or more, or None"),
         (-1, ValueError, "num_threads is -1, expected 1 or more, or None"),
-        (1.5, TypeError, "integer"),
-        ("2", TypeError, "integer"),
+        (1.5, TypeError, "num_threads is of type float, expected an int"),
+        ("2", TypeError, "num_threads is of type str, expected an int"),
     ],
 )
 def test_a_wrong_number_is_named(number, kind, message):

@@ -139,7 +139,8 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     } else {
         const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
         memcpy(task->maximum, block->part.maximum, lanes);
-        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, bias, scores, task->maximum);
+        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, bias, scores,
+                       task->maximum);
         if (limited) {
             memcpy(task->maximum, block->part.maximum, lanes);
             k->mask_block(block->vectors, keys, first, last, scores, task->maximum);

@@ -142,7 +142,7 @@ static attn_status check_batch(const attn_args *args, const axis_places *at, int
 }
 
 /* The number of elements of every result must be a number of bytes that fits. */
-static attn_status check_sizes(attn_problem *p, attn_error *error)
+static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_error *error)
 {
     ptrdiff_t count = p->heads, weights;
     int over = 0;
@@ -154,8 +154,9 @@ static attn_status check_sizes(attn_problem *p, attn_error *error)
     over |= __builtin_mul_overflow(count, p->kv_len, &weights);
     over |= __builtin_mul_overflow(count, p->v_dim > 0 ? p->v_dim : 1, &count);
     if (over)
-        FAIL("the result is too large: %td batch entries, %td heads, %td queries, %td keys, v_dim %td", p->batches,
-             p->heads, p->q_len, p->kv_len, p->v_dim);
+        FAIL("the result is too large for memory: query %s, key %s, value %s",
+             attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
+             attn_shape_text(args->value.axes, args->value.shape));
     return ATTN_OK;
 }
 
@@ -241,8 +242,8 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
              p->q_len < p->kv_len ? wide : tall);
 
     if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
-        FAIL("query_start is %td and key_start %td, expected positions of 0 or more", args->query_start,
-             args->key_start);
+        FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
+             args->key_start, FAR);
     if (args->key_start % ATTN_BLOCK_KEYS != 0)
         FAIL("key_start is %td, expected a multiple of %d", args->key_start, (int)ATTN_BLOCK_KEYS);
 
@@ -265,7 +266,7 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error
     if ((status = check_lengths_and_dims(args, &at, p, error)) != ATTN_OK) return status;
     if ((status = check_heads(args, &at, p, error)) != ATTN_OK) return status;
     if ((status = check_batch(args, &at, rank, p, error)) != ATTN_OK) return status;
-    if ((status = check_sizes(p, error)) != ATTN_OK) return status;
+    if ((status = check_sizes(args, p, error)) != ATTN_OK) return status;
     if ((status = check_mask(args, p, error)) != ATTN_OK) return status;
     if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
     if ((status = check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->kv_len, p, &p->key_lengths,

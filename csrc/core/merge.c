@@ -5,7 +5,7 @@
 
 #include "arena.h"
 #include "error.h"
-#include "float_state.h"
+#include "parallel.h"
 
 static double real_at(attn_dtype dtype, const void *data, ptrdiff_t i)
 {
@@ -48,22 +48,47 @@ static void merge_row(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t row, ptrdiff_
     for (ptrdiff_t d = 0; d < dim; d++) store_real(dtype, output, row * dim + d, sum[d]);
 }
 
+typedef struct {
+    attn_dtype dtype;
+    ptrdiff_t parts, rows, dim, rows_per_task;
+    const void *const *outputs, *const *lses;
+    void *output, *lse;
+    char *scratch;
+    size_t worker_bytes;
+} merge_job;
+
+static void some_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
+{
+    const merge_job *m = context;
+    const ptrdiff_t from = task * m->rows_per_task, left = m->rows - from;
+    const ptrdiff_t to = left < m->rows_per_task ? m->rows : from + m->rows_per_task;
+    double *share = (double *)(void *)(m->scratch + (size_t)worker * m->worker_bytes);
+    if (attn_should_stop(job, worker)) return;
+    for (ptrdiff_t row = from; row < to; row++)
+        merge_row(m->dtype, m->parts, row, m->dim, m->outputs, m->lses, m->output, m->lse, share, share + m->parts);
+}
+
 attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows, ptrdiff_t dim,
                               const void *const *outputs, const void *const *lses, void *output, void *lse,
                               attn_error *error)
 {
+    enum { TASK_ELEMENTS = 1 << 15 };
+    const size_t row_elements = attn_plus((size_t)parts, attn_times((size_t)parts, (size_t)dim));
+    const size_t bytes = attn_padded(attn_times(attn_plus((size_t)parts, (size_t)dim), sizeof(double)));
     attn_arena arena;
-    const size_t bytes = attn_times(attn_plus((size_t)parts, (size_t)dim), sizeof(double));
     if (dtype != ATTN_F32 && dtype != ATTN_F64)
         return attn_fail(error, ATTN_INVALID, "outputs and lses must be float32 or float64");
-    if (!attn_arena_take(&arena, bytes))
-        return attn_fail(error, ATTN_NO_MEMORY, "merge_states needs %zu bytes of scratch memory", bytes);
+    if (rows == 0) return ATTN_OK;
 
-    const attn_float_state state = attn_float_enter();
-    double *share = (double *)(void *)arena.scratch;
-    for (ptrdiff_t row = 0; row < rows; row++)
-        merge_row(dtype, parts, row, dim, outputs, lses, output, lse, share, share + parts);
-    attn_float_leave(state);
+    merge_job job = {dtype, parts, rows, dim, 1, outputs, lses, output, lse, NULL, bytes};
+    if (row_elements < TASK_ELEMENTS) job.rows_per_task = TASK_ELEMENTS / (ptrdiff_t)(row_elements + 1) + 1;
+    const ptrdiff_t tasks = (rows - 1) / job.rows_per_task + 1;
+    const int workers = attn_workers(0, tasks);
+    if (!attn_arena_take(&arena, attn_times((size_t)workers, bytes)))
+        return attn_fail(error, ATTN_NO_MEMORY, "merge_states needs %zu bytes of scratch memory",
+                         attn_times((size_t)workers, bytes));
+    job.scratch = arena.scratch;
+    const attn_status status = attn_parallel_for(tasks, workers, some_rows, &job);
     attn_arena_give(&arena);
-    return ATTN_OK;
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

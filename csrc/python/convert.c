@@ -273,11 +273,31 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
     return 0;
 }
 
+/* A complaint about a value's type, in the argument's name; any other exception stays. */
+static int refuse_type(PyObject *object, const char *name, const char *expected)
+{
+    if (PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_Format(PyExc_TypeError, "%s is of type %s, expected %s", name, Py_TYPE(object)->tp_name, expected);
+    return -1;
+}
+
+int pyattn_number(PyObject *object, const char *name, double *number)
+{
+    *number = PyFloat_AsDouble(object);
+    return *number == -1 && PyErr_Occurred() ? refuse_type(object, name, "a number") : 0;
+}
+
+int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer)
+{
+    *integer = PyNumber_AsSsize_t(object, NULL); /* far too large is as good as the largest */
+    return *integer == -1 && PyErr_Occurred() ? refuse_type(object, name, "an int") : 0;
+}
+
 int pyattn_num_threads(PyObject *object)
 {
+    Py_ssize_t n;
     if (object == NULL || object == Py_None) return 0;
-    const Py_ssize_t n = PyNumber_AsSsize_t(object, PyExc_OverflowError);
-    if (n == -1 && PyErr_Occurred()) return -1;
+    if (pyattn_integer(object, "num_threads", &n) < 0) return -1;
     if (n < 1) {
         PyErr_Format(PyExc_ValueError, "num_threads is %zd, expected 1 or more, or None", n);
         return -1;

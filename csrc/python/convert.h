@@ -45,6 +45,10 @@ typedef struct {
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);
 
+/* A float, an int. Return -1 with an exception that names the argument. */
+int pyattn_number(PyObject *object, const char *name, double *number);
+int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer);
+
 /* None or an int of 1 or more, as the core's num_threads. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 

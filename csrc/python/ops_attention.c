@@ -134,8 +134,7 @@ static int window_side(PyObject *object, ptrdiff_t *side)
         *side = ATTN_UNBOUNDED;
         return 0;
     }
-    *side = PyNumber_AsSsize_t(object, PyExc_OverflowError);
-    if (*side == -1 && PyErr_Occurred()) return -1;
+    if (pyattn_integer(object, "window", side) < 0) return -1;
     if (*side < 0) {
         PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded",
                      *side);
@@ -176,8 +175,7 @@ static int convert_options(PyObject *const *values, attn_args *args)
     }
     if (given(values[SCALE])) {
         args->has_scale = 1;
-        args->scale = PyFloat_AsDouble(values[SCALE]);
-        if (args->scale == -1 && PyErr_Occurred()) return -1;
+        if (pyattn_number(values[SCALE], "scale", &args->scale) < 0) return -1;
     }
     if (convert_window(values[WINDOW], args) < 0) return -1;
     if ((n = choice(values[EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
@@ -186,8 +184,8 @@ static int convert_options(PyObject *const *values, attn_args *args)
     args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
     if ((args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
 
-    const double dropout = values[DROPOUT_P] ? PyFloat_AsDouble(values[DROPOUT_P]) : 0;
-    if (dropout == -1 && PyErr_Occurred()) return -1;
+    double dropout = 0;
+    if (values[DROPOUT_P] && pyattn_number(values[DROPOUT_P], "dropout_p", &dropout) < 0) return -1;
     if (!(dropout >= 0 && dropout <= 1)) {
         PyErr_Format(PyExc_ValueError, "dropout_p is %R, expected 0 <= dropout_p <= 1", values[DROPOUT_P]);
         return -1;
@@ -203,7 +201,8 @@ static int convert_options(PyObject *const *values, attn_args *args)
 static int stack_level(void)
 {
     PyObject *globals = PyEval_GetGlobals(), *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
-    const int wrapped = name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "pyattn.functional") == 0;
+    const int wrapped =
+        name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "pyattn.functional") == 0;
     return wrapped ? 2 : 1;
 }
 
