@@ -1,7 +1,8 @@
 /* softmax and log_softmax of a contiguous row.
  *
  * exp(x - m) = 2^((x - m) * log2(e)), with log2(e) in two parts so that the product's rounding does not grow with
- * |x - m|. The sum is 16 interleaved partial sums, folded in a fixed order: the same bits at every level.
+ * |x - m|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a fixed order, and then
+ * added up with what each addition loses: the same bits at every level, and as exact for 10^8 elements as for ten.
  */
 #if REAL_F32
 #define LOG2E_HIGH 0x1.715476p0f
@@ -14,7 +15,7 @@
 #define ROW_LOWEST -1023.0
 #define ROW_LOG log
 #endif
-enum { K(row_parts) = 16, K(row_vectors) = 16 / (REAL_F32 ? VF32_LANES : VF64_LANES) };
+enum { K(row_parts) = 16, K(row_vectors) = 16 / (REAL_F32 ? VF32_LANES : VF64_LANES), K(row_block) = 4096 };
 
 /* exp(t), t <= 0. */
 static inline vec K(exp_negative)(vec t)
@@ -27,16 +28,10 @@ static inline vec K(exp_negative)(vec t)
     return K(exp2_split)(n, f);
 }
 
-static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
+/* e = exp(x - shift) of n elements, stored unless y is NULL; returns their sum. */
+static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
 {
-    const real *in = x;
-    real *out = y, lanes[16], top = -INFINITY, sum = 0;
-
-    /* Pass 1: maximum. A NaN must not be lost: it comes back through exp. */
-    for (ptrdiff_t i = 0; i < n; i++) top = in[i] > top ? in[i] : top;
-    const vec shift = V(splat)(top);
-
-    /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
+    real lanes[16];
     vec part[16];
     for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
     for (ptrdiff_t i = 0; i < n; i += K(row_parts))
@@ -44,18 +39,37 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
             ptrdiff_t at = i + c * LANES;
             int count = n - at < LANES ? (n > at ? (int)(n - at) : 0) : LANES;
             if (count == 0) break;
-            vec e = K(exp_negative)(V(sub)(V(load_first)(in + at, count), shift));
+            vec e = K(exp_negative)(V(sub)(V(load_first)(x + at, count), shift));
             if (count < LANES) { /* lanes past the end must add nothing */
                 V(store)(lanes, e);
                 e = V(load_first)(lanes, count);
             }
             part[c] = V(add)(part[c], e);
-            if (!logarithm) V(store_first)(out + at, count, e);
+            if (y) V(store_first)(y + at, count, e);
         }
     for (int c = 0; c < K(row_vectors); c++) V(store)(lanes + c * LANES, part[c]);
     for (int width = 8; width > 0; width /= 2)
         for (int c = 0; c < width; c++) lanes[c] += lanes[c + width];
-    sum = lanes[0];
+    return lanes[0];
+}
+
+static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
+{
+    const real *in = x;
+    real *out = y, top = -INFINITY, sum = 0, lost = 0;
+
+    /* Pass 1: maximum. A NaN must not be lost: it comes back through exp. */
+    for (ptrdiff_t i = 0; i < n; i++) top = in[i] > top ? in[i] : top;
+
+    /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
+    for (ptrdiff_t i = 0; i < n; i += K(row_block)) {
+        const ptrdiff_t count = n - i < K(row_block) ? n - i : K(row_block);
+        const real block = K(exp_block)(count, in + i, V(splat)(top), logarithm ? NULL : out + i);
+        const real total = sum + block, share = total - sum; /* Knuth's two-sum */
+        lost += (sum - (total - share)) + (block - share);
+        sum = total;
+    }
+    sum += lost;
 
     /* Pass 3 */
     if (logarithm) {
