@@ -192,6 +192,9 @@ def test_the_drawings_are_right():
         ({"window": (1, "2")}, TypeError, "window is of type str, expected an int"),
         ({"scale": "1"}, TypeError, "scale is of type str, expected a number"),
         ({"scale": 1j}, TypeError, "scale is of type complex, expected a number"),
+        ({"scale": np.nan}, ValueError, "scale is nan, expected a finite number"),
+        ({"scale": -np.inf}, ValueError, "scale is -inf, expected a finite number"),
+        ({"scale": 10**400}, ValueError, "scale is too large, expected a number"),
         ({"dropout_p": "0"}, TypeError, "dropout_p is of type str, expected a number"),
         ({"num_threads": 0}, ValueError, "num_threads is 0, expected 1 or more, or None"),
         ({"num_threads": -2}, ValueError, "num_threads is -2, expected 1 or more, or None"),
@@ -214,9 +217,21 @@ def test_more_than_any_array_has_is_no_limit():
 
 
 @pytest.mark.parametrize("name", ["is_causal", "enable_gqa", "need_weights", "need_lse"])
-def test_flags_without_a_truth_pass_the_exception_on(name):
-    with pytest.raises(ValueError, match="truth value of an array"):
-        pyattn.attention(QUERY, KEY, VALUE, **{name: np.ones(2)})
+@pytest.mark.parametrize("given", ["False", "", None, 0.0, [True], np.ones(2)], ids=str)
+def test_flags_are_true_or_false(name, given):
+    kind = type(given).__name__ if not isinstance(given, np.ndarray) else "numpy.ndarray"
+    refuse(TypeError, f"{name} is of type {kind}, expected True or False", **{name: given})
+
+
+@pytest.mark.parametrize("yes", [True, 1, np.True_])
+def test_what_is_true(yes):
+    assert pyattn.attention(QUERY, KEY, VALUE, need_lse=yes).lse is not None
+
+
+@pytest.mark.parametrize("window", [(2, 1), [2, 1], np.array([2, 1]), range(2, 0, -1)], ids=str)
+def test_any_pair_is_a_window(window):
+    expected = pyattn.attention(QUERY, KEY, VALUE, window=(2, 1), align="upper_left")
+    assert np.array_equal(pyattn.attention(QUERY, KEY, VALUE, window=window, align="upper_left"), expected)
 
 
 # Dtypes
@@ -258,14 +273,15 @@ def test_an_integer_mask_has_two_meanings(dtype):
 @pytest.mark.parametrize("dtype", ["complex64", "U1", "datetime64[s]", "object"])
 def test_other_masks(dtype):
     message = (
-        f"attn_mask has dtype {np.dtype(dtype)}, expected bool (True = attend) or a float type (added to the scores)"
+        f"attn_mask has dtype {np.dtype(dtype)}, expected bool (True = attend) or a float type (added to the scores); "
+        "pass numpy.asarray(attn_mask, bool) or numpy.asarray(attn_mask, numpy.float32)"
     )
     refuse(TypeError, message, attn_mask=np.ones((3, 5)).astype(dtype))
 
 
 @pytest.mark.parametrize("given", [None, {}, object(), [[None]], [["a", None]], Ellipsis, print], ids=str)
 def test_objects_that_are_no_arrays(given):
-    message = f"is an object of type {type(given).__name__}, expected an array of floats"
+    message = f"is an object of type {type(given).__name__}, expected an array of numbers"
     refuse(TypeError, f"query {message}", given, KEY, VALUE)
     refuse(TypeError, f"value {message}", QUERY, KEY, given)
     if given is not None:

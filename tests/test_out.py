@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -150,3 +151,29 @@ def test_a_call_without_rows_writes_nothing():
     out = np.zeros((0, 4))
     assert pyattn.attention(empty, empty, empty, out=out) is out
     assert bits(out).size == 0
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_arrays_with_another_meaning_are_refused(arrays, dtype):
+    flat = [x[0, 0] for x in arrays]
+    for out in (np.ma.masked_all((40, 8), dtype), np.matrix(np.zeros((40, 8), dtype))):
+        with pytest.raises(
+            TypeError, match=r"^out is of type \w+, whose numbers mean something else; pass a numpy.ndarray"
+        ):
+            pyattn.attention(*flat, out=out)
+
+
+def test_converted_masks_and_arrays_stay_as_small_as_they_were(dtype):
+    """Broadcast axes are converted once: the other byte order, or another dtype, costs the memory of what is there."""
+    rng = np.random.default_rng(1)
+    query = rng.standard_normal((2, 3, 500, 4)).astype(dtype)
+    mask = np.broadcast_to(rng.standard_normal(500), (2, 3, 500, 500)).astype(np.float32)[:1, :1, :1]
+    swapped = np.broadcast_to(mask.astype(">f4"), (2, 3, 500, 500))
+    key = np.broadcast_to(query[0, 0].astype(np.float32).astype(">f4"), (2, 3, 500, 4))
+    tracemalloc.start()
+    output = pyattn.attention(query, key, key, attn_mask=swapped)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < output.nbytes + 500_000
+    plain = pyattn.attention(query, key.astype(dtype), key.astype(dtype), attn_mask=mask)
+    assert_same_bits(output, plain)

@@ -18,21 +18,25 @@ static int is_instance_of(PyObject *object, const char *module, const char *name
     return found;
 }
 
+int pyattn_is_other_array(PyObject *object)
+{
+    if (PyArray_CheckExact(object)) return 0;
+    const int masked = is_instance_of(object, "numpy.ma", "MaskedArray");
+    return masked != 0 ? masked : 2 * is_instance_of(object, "numpy", "matrix");
+}
+
 static PyArrayObject *plain_from_subclass(PyObject *object, const char *name)
 {
-    int found = is_instance_of(object, "numpy.ma", "MaskedArray");
-    if (found > 0)
+    const int other = pyattn_is_other_array(object);
+    if (other == 0) return (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object));
+    if (other == 1)
         PyErr_Format(PyExc_TypeError,
                      "%s is a masked array, whose mask would be lost; pass %s.filled(0) and the mask as attn_mask",
                      name, name);
-    if (found == 0) {
-        found = is_instance_of(object, "numpy", "matrix");
-        if (found > 0)
-            PyErr_Format(PyExc_TypeError,
-                         "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name,
-                         name);
-    }
-    return found == 0 ? (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object)) : NULL;
+    if (other == 2)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name, name);
+    return NULL;
 }
 
 /* The attribute, or NULL without an exception. New reference. */
@@ -66,7 +70,9 @@ static int refuse_foreign(PyObject *object, const char *name)
     if (device != NULL) type = optional_attribute(device, "type");
     Py_XDECREF(device);
     if (PyErr_Occurred()) return -1;
-    if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") != 0)
+    if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "meta") == 0)
+        PyErr_Format(PyExc_TypeError, "%s is a tensor without data (device 'meta'); pass one on the CPU", name);
+    else if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") != 0)
         PyErr_Format(PyExc_TypeError, "%s is a tensor on device '%U'; pass %s.cpu()", name, type, name);
     Py_XDECREF(type);
     return PyErr_Occurred() ? -1 : 0;
@@ -98,12 +104,13 @@ static PyObject *from_dlpack(PyObject *object)
     return array;
 }
 
-/* NumPy's own complaint, with the argument's name before it. */
+/* NumPy's or the owner's own complaint, with the argument's name before it. */
 static void name_complaint(const char *name)
 {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
-    PyErr_Format(type, "%s is not an array: %S", name, value ? value : Py_None);
+    PyErr_Format(PyErr_GivenExceptionMatches(type, PyExc_RuntimeError) ? PyExc_TypeError : type,
+                 "%s is not an array of float32 or float64: %S", name, value ? value : Py_None);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(trace);
@@ -118,7 +125,8 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
     const int dlpack = plain ? 0 : only_dlpack(object);
     if (dlpack < 0) return NULL;
     PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
-    if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError)))
+    if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
+                          PyErr_ExceptionMatches(PyExc_RuntimeError)))
         name_complaint(name);
     if (array != NULL && !PyArray_CheckExact(array)) Py_SETREF(array, PyArray_EnsureArray(Py_NewRef(array)));
     return (PyArrayObject *)array;
@@ -129,7 +137,7 @@ PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
     if (PyArray_CheckExact(object)) return (PyArrayObject *)Py_NewRef(object);
     PyArrayObject *array = PyArray_Check(object) ? plain_from_subclass(object, name) : from_foreign(object, name);
     if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT) {
-        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of floats", name,
+        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of numbers", name,
                      Py_TYPE(object)->tp_name);
         Py_CLEAR(array);
     }
@@ -139,12 +147,42 @@ PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
 /* Arrays ------------------------------------------------------------------------------------------------------------
  */
 
+/* A view of an array with other dimensions and strides. New reference. */
+static PyArrayObject *view_of(PyArrayObject *array, const npy_intp *dims, const npy_intp *strides)
+{
+    PyArray_Descr *descr = PyArray_DESCR(array);
+    Py_INCREF(descr);
+    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(
+        &PyArray_Type, descr, PyArray_NDIM(array), dims, strides, PyArray_DATA(array), 0, NULL);
+    if (view != NULL && PyArray_SetBaseObject(view, Py_NewRef((PyObject *)array)) < 0) Py_CLEAR(view);
+    return view;
+}
+
+/* Broadcast axes are converted once and broadcast again: a mask of a few kilobytes stays one. */
+static PyArrayObject *converted(PyArrayObject *array, int typenum)
+{
+    npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    const int axes = PyArray_NDIM(array);
+    for (int n = 0; n < axes; n++)
+        dims[n] = PyArray_STRIDE(array, n) == 0 && PyArray_DIM(array, n) > 1 ? 1 : PyArray_DIM(array, n);
+
+    PyArrayObject *narrow = view_of(array, dims, PyArray_STRIDES(array)), *wide = NULL;
+    if (narrow == NULL) return NULL;
+    Py_SETREF(narrow,
+              (PyArrayObject *)PyArray_FromArray(narrow, PyArray_DescrFromType(typenum),
+                                                 NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST));
+    if (narrow == NULL) return NULL;
+    for (int n = 0; n < axes; n++) strides[n] = dims[n] == PyArray_DIM(array, n) ? PyArray_STRIDE(narrow, n) : 0;
+    wide = view_of(narrow, PyArray_DIMS(array), strides);
+    Py_DECREF(narrow);
+    return wide;
+}
+
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum)
 {
     if (PyArray_TYPE(array) == typenum && PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array))
         return (PyArrayObject *)Py_NewRef((PyObject *)array);
-    return (PyArrayObject *)PyArray_FromArray(array, PyArray_DescrFromType(typenum),
-                                              NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST);
+    return converted(array, typenum);
 }
 
 int pyattn_real_type(PyArrayObject *array, const char *name)
@@ -278,6 +316,8 @@ static int refuse_type(PyObject *object, const char *name, const char *expected)
 {
     if (PyErr_ExceptionMatches(PyExc_TypeError))
         PyErr_Format(PyExc_TypeError, "%s is of type %s, expected %s", name, Py_TYPE(object)->tp_name, expected);
+    else if (PyErr_ExceptionMatches(PyExc_OverflowError))
+        PyErr_Format(PyExc_ValueError, "%s is too large, expected %s", name, expected);
     return -1;
 }
 

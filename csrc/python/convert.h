@@ -17,6 +17,9 @@
  * meaning (masked arrays, matrices, sparse arrays, tensors elsewhere). New reference. */
 PyArrayObject *pyattn_as_array(PyObject *object, const char *name);
 
+/* 1 for a masked array, 2 for a matrix: subclasses whose numbers mean something else. 0 for others, -1 on error. */
+int pyattn_is_other_array(PyObject *object);
+
 /* An array as the core reads it: this dtype, aligned, native byte order. New reference; a copy only if it must be. */
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
 

@@ -52,10 +52,16 @@ static void release(owned *o)
 
 static int given(PyObject *object) { return object != NULL && object != Py_None; }
 
-/* Truth of an optional flag; -1 with an exception. */
-static int flag(PyObject *object)
+/* Truth of an optional flag; -1 with an exception. Other objects have a truth too, 'False' for one: it is True. */
+static int flag(PyObject *const *values, int argument)
 {
-    return object == NULL || object == Py_False ? 0 : object == Py_True ? 1 : PyObject_IsTrue(object);
+    PyObject *object = values[argument];
+    if (object == NULL || object == Py_False) return 0;
+    if (object == Py_True) return 1;
+    if (PyLong_Check(object) || PyArray_IsScalar(object, Bool)) return PyObject_IsTrue(object);
+    PyErr_Format(PyExc_TypeError, "%s is of type %s, expected True or False", argument_names[argument],
+                 Py_TYPE(object)->tp_name);
+    return -1;
 }
 
 /* query, key, value: brought to one dtype, promoted as NumPy promotes. */
@@ -90,9 +96,11 @@ static int convert_mask(PyObject *object, owned *o)
         return -1;
     }
     if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
-        PyErr_Format(PyExc_TypeError,
-                     "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores)",
-                     PyArray_DESCR(o->mask));
+        PyErr_Format(
+            PyExc_TypeError,
+            "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores); pass "
+            "numpy.asarray(attn_mask, bool) or numpy.asarray(attn_mask, numpy.float32)",
+            PyArray_DESCR(o->mask));
         return -1;
     }
     PyArrayObject *array = pyattn_well_behaved(o->mask, type);
@@ -105,8 +113,9 @@ static int convert_lengths(PyObject *object, const char *name, PyArrayObject **l
 {
     if (!given(object)) return 0;
     if ((*lengths = pyattn_as_array(object, name)) == NULL) return -1;
-    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths))) {
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers", name, PyArray_DESCR(*lengths));
+    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths)) && PyArray_SIZE(*lengths) > 0) { /* [] is an array of floats */
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
+                     PyArray_DESCR(*lengths), name);
         return -1;
     }
     PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(
@@ -147,7 +156,8 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!given(object)) return 0;
-    if (!PyTuple_Check(object) && !PyList_Check(object)) {
+    if (PyLong_Check(object) || !PySequence_Check(object) ||
+        (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
         if (window_side(object, &args->window_left) < 0) return -1;
         args->window_right = args->window_left;
         return 0;
@@ -168,7 +178,7 @@ static int convert_window(PyObject *object, attn_args *args)
 static int convert_options(PyObject *const *values, attn_args *args)
 {
     int n;
-    if ((args->is_causal = flag(values[IS_CAUSAL])) < 0 || (args->enable_gqa = flag(values[ENABLE_GQA])) < 0) return -1;
+    if ((args->is_causal = flag(values, IS_CAUSAL)) < 0 || (args->enable_gqa = flag(values, ENABLE_GQA)) < 0) return -1;
     if (given(values[ALIGN])) {
         if ((n = choice(values[ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
         args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
@@ -176,6 +186,10 @@ static int convert_options(PyObject *const *values, attn_args *args)
     if (given(values[SCALE])) {
         args->has_scale = 1;
         if (pyattn_number(values[SCALE], "scale", &args->scale) < 0) return -1;
+        if (!Py_IS_FINITE(args->scale)) {
+            PyErr_Format(PyExc_ValueError, "scale is %R, expected a finite number", values[SCALE]);
+            return -1;
+        }
     }
     if (convert_window(values[WINDOW], args) < 0) return -1;
     if ((n = choice(values[EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
@@ -220,10 +234,12 @@ static int warn(const char *class_name, const char *format, Py_ssize_t a, Py_ssi
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
 {
     if (shapes->mask_looks_like_ones &&
-        warn("MaskWarning",
-             "attn_mask is a float mask of zeros and ones: it is added to the scores and masks nothing. If 1 means "
-             "attend, call attention(..., attn_mask=pyattn.masks.from_ones(attn_mask))",
-             0, 0) < 0)
+        warn(
+            "MaskWarning",
+            "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, "
+            "and masks nothing. If 1 means attend, call attention(..., "
+            "attn_mask=pyattn.masks.from_ones(attn_mask))",
+            0, 0) < 0)
         return -1;
     if (shapes->heads_look_like_length &&
         warn("ShapeWarning",
@@ -242,6 +258,13 @@ static int check_out(PyObject *object, const attn_shapes *shapes, const owned *o
 {
     if (!PyArray_Check(object)) {
         PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    const int masked = pyattn_is_other_array(object);
+    if (masked != 0) {
+        if (masked > 0)
+            PyErr_Format(PyExc_TypeError, "out is of type %s, whose numbers mean something else; pass a numpy.ndarray",
+                         Py_TYPE(object)->tp_name);
         return -1;
     }
     PyArrayObject *out = (PyArrayObject *)object;
@@ -282,7 +305,7 @@ static int writes_in_place(PyArrayObject *out, const owned *o)
 
 static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
 {
-    const int need_weights = flag(values[NEED_WEIGHTS]), need_lse = flag(values[NEED_LSE]);
+    const int need_weights = flag(values, NEED_WEIGHTS), need_lse = flag(values, NEED_LSE);
     if (need_weights < 0 || need_lse < 0) return -1;
     if (given(values[OUT])) {
         if (check_out(values[OUT], shapes, o) < 0) return -1;
