@@ -163,7 +163,7 @@ def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
         pyattn.attention(query, key.to_sparse(), value)
     with pytest.raises(TypeError, match="query has dtype float16, expected float32 or float64"):
         pyattn.attention(query.half(), key, value)
-    with pytest.raises(TypeError, match="^query is not an array of float32 or float64: .*BFloat16"):
+    with pytest.raises(TypeError, match=r"^query is not an array of float32 or float64: .*BFloat16"):
         pyattn.attention(query.bfloat16(), key, value)
-    with pytest.raises(TypeError, match="^value is not an array of float32 or float64: .*[Nn]egative"):
+    with pytest.raises(TypeError, match=r"^value is not an array of float32 or float64: .*[Nn]egative"):
         pyattn.attention(query, key, torch.ones(5, 2, dtype=torch.complex64).conj().imag)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from helpers import assert_same_bits
@@ -189,3 +191,25 @@ def test_ways_to_hide_the_same_keys(arrays, queries, level, dtype):
         assert_same_bits(attend(arrays, attn_mask=mask), said, mask.dtype)
     padded = attend(arrays, key_lengths=[900, 64])
     assert_same_bits(attend(arrays, attn_mask=pyattn.masks.padding([900, 64], KV_LEN)), padded)
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_that_are_shared_out_in_waves(causal, dtype):
+    """Few queries and many keys: the states of all chunks would take more memory than a call may."""
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((30, 4)).astype(dtype), rng.standard_normal((30_000, 4)).astype(dtype)
+    value = rng.standard_normal((30_000, 600)).astype(dtype)
+    value[29_990:] = np.nan
+    arguments = {"key_lengths": 29_990, "need_lse": True}
+    if causal:
+        arguments.update(is_causal=True, align="lower_right")
+    one = pyattn.attention(query, key, value, num_threads=1, **arguments)
+    assert np.isfinite(one.output).all()
+    for threads in (2, 3):
+        tracemalloc.start()
+        several = pyattn.attention(query, key, value, num_threads=threads, **arguments)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert_same_bits(several, one)
+        assert peak < 16e6

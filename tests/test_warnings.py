@@ -11,8 +11,8 @@ import pytest
 import pyattn
 
 MASK_MESSAGE = (
-    "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, and masks "
-    "nothing. If 1 means attend, call attention(..., attn_mask=pyattn.masks.from_ones(attn_mask))"
+    "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, and "
+    "masks nothing. If 1 means attend, call attention(..., attn_mask=pyattn.masks.from_ones(attn_mask))"
 )
 
 

@@ -41,8 +41,9 @@ typedef struct {
     ptrdiff_t groups, rows;        /* groups of heads in a batch entry; rows of a group */
     ptrdiff_t run, blocks_per_run; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
-    ptrdiff_t chunks, spans; /* spans > 1: a task takes some of the chunks, and states are folded later */
-    ptrdiff_t columns;       /* v_dim, padded to whole vectors */
+    ptrdiff_t chunks, spans;    /* spans > 1: a task takes some of the chunks, and states are folded later */
+    ptrdiff_t wave, wave_start; /* chunks that are shared out at a time; the first of those at hand */
+    ptrdiff_t columns;          /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
     int workers;
     /* bytes of one worker's scratch and of its parts */
@@ -78,6 +79,15 @@ ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *length
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 int attn_finish_block(attn_task *task, attn_block *block); /* returns 1 if a NaN came out */
 void attn_finish_weights(attn_task *task, attn_block *block);
+
+/* attention.c */
+ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
+void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
+void attn_fold_chunk(const attn_plan *plan, attn_block *block);
+void attn_redo_block(attn_task *task, int n, ptrdiff_t number);
+
+/* spans.c: tasks 0 .. tasks - 1 of a plan with spans > 1 */
+attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks);
 
 /* `count` elements that lie `step` bytes apart, made contiguous and padded with zeros. */
 void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size);

@@ -169,7 +169,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
  */
 
 /* The total so far and one more chunk. The first chunk becomes the total: folding into nothing gives the same bits. */
-static void fold_chunk(const attn_plan *plan, attn_block *block)
+void attn_fold_chunk(const attn_plan *plan, attn_block *block)
 {
     if (!block->part_begun) return;
     if (block->total_begun) {
@@ -203,7 +203,7 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
 }
 
 /* All query blocks of a task against the keys [from, to) of one chunk. */
-static void walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
+void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
@@ -249,15 +249,15 @@ static int walk_keys(attn_task *task)
         end = attn_chunk_end(task->plan->problem, key);
         if (end <= from) continue;
         if (attn_should_stop(task->job, task->worker)) return 0;
-        walk_chunk(task, key, end < to ? end : to);
-        for (int n = 0; n < task->count; n++) fold_chunk(task->plan, &task->blocks[n]);
+        attn_walk_chunk(task, key, end < to ? end : to);
+        for (int n = 0; n < task->count; n++) attn_fold_chunk(task->plan, &task->blocks[n]);
     }
     return 1;
 }
 
 /* A NaN came out where pairs were masked: it may be the 0 * NaN of a pair that was not to be touched. The block is done
  * once more, pair by pair. Its scratch is its own again after this. */
-static void redo_block(attn_task *task, int n, ptrdiff_t number)
+void attn_redo_block(attn_task *task, int n, ptrdiff_t number)
 {
     attn_task again = *task;
     again.blocks[0] = task->blocks[n];
@@ -272,7 +272,7 @@ static void redo_block(attn_task *task, int n, ptrdiff_t number)
 
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
  * then groups of heads, then batch entries. Returns the first block's number. */
-static ptrdiff_t begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
+ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
 {
     const attn_problem *p = plan->problem;
     const ptrdiff_t unit = number / plan->tasks_per_group;
@@ -297,71 +297,11 @@ static ptrdiff_t begin_task(const attn_plan *plan, ptrdiff_t number, int worker,
 static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     attn_task task;
-    const ptrdiff_t first = begin_task(context, number, worker, job, &task);
+    const ptrdiff_t first = attn_begin_task(context, number, worker, job, &task);
     if (!walk_keys(&task)) return;
     for (int n = 0; n < task.count; n++) {
-        if (attn_finish_block(&task, &task.blocks[n]) && task.blocks[n].masked) redo_block(&task, n, first + n);
+        if (attn_finish_block(&task, &task.blocks[n]) && task.blocks[n].masked) attn_redo_block(&task, n, first + n);
         if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
-    }
-}
-
-/* Where the state of one chunk of one block lies, when chunks are shared out. */
-typedef struct {
-    int begun, masked;
-} partial_mark;
-
-static char *partial_of(const attn_plan *plan, ptrdiff_t number, int block, ptrdiff_t chunk)
-{
-    const ptrdiff_t at = (number * plan->blocks_per_task + block) * plan->chunks + chunk;
-    return plan->partials + (size_t)at * (plan->state_bytes + ATTN_ALIGNMENT);
-}
-
-static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *job)
-{
-    const attn_plan *plan = context;
-    const ptrdiff_t span = number % plan->spans, whole = number / plan->spans;
-    attn_task task;
-    begin_task(plan, whole, worker, job, &task);
-
-    ptrdiff_t key = 0;
-    for (ptrdiff_t chunk = 0, end; chunk < plan->chunks * (span + 1) / plan->spans; chunk++, key = end) {
-        end = attn_chunk_end(plan->problem, key);
-        if (chunk < plan->chunks * span / plan->spans) continue;
-        if (attn_should_stop(job, worker)) return;
-        for (int n = 0; n < task.count; n++) {
-            char *memory = partial_of(plan, whole, n, chunk);
-            attn_lay_state(plan, memory + ATTN_ALIGNMENT, &task.blocks[n].part);
-            task.blocks[n].part_begun = task.blocks[n].masked = 0;
-        }
-        walk_chunk(&task, key, end);
-        for (int n = 0; n < task.count; n++)
-            *(partial_mark *)(void *)partial_of(plan, whole, n, chunk) =
-                (partial_mark){task.blocks[n].part_begun, task.blocks[n].masked};
-    }
-}
-
-static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *job)
-{
-    const attn_plan *plan = context;
-    attn_task task;
-    const ptrdiff_t first = begin_task(plan, number, worker, job, &task);
-
-    for (int n = 0; n < task.count; n++) {
-        attn_block *block = &task.blocks[n];
-        const attn_state part = block->part, total = block->total;
-        int masked = 0;
-        for (ptrdiff_t chunk = 0; chunk < plan->chunks; chunk++) {
-            char *memory = partial_of(plan, number, n, chunk);
-            const partial_mark *mark = (const partial_mark *)(void *)memory;
-            attn_lay_state(plan, memory + ATTN_ALIGNMENT, &block->part);
-            block->part_begun = mark->begun;
-            masked |= mark->masked;
-            fold_chunk(plan, block);
-        }
-        const int found_nan = attn_finish_block(&task, block);
-        block->part = part; /* its own memory, whatever the folding left */
-        block->total = total;
-        if (found_nan && masked) redo_block(&task, n, first + n);
     }
 }
 
@@ -381,8 +321,7 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
     if (plan.spans == 1) {
         status = attn_parallel_for(tasks, plan.workers, attend_whole, &plan);
     } else {
-        status = attn_parallel_for(tasks * plan.spans, plan.workers, attend_span, &plan);
-        if (status == ATTN_OK) status = attn_parallel_for(tasks, plan.workers, fold_spans, &plan);
+        status = attn_attend_spans(&plan, tasks);
     }
     attn_arena_give(&arena);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;

@@ -22,8 +22,6 @@ struct attn_job {
     void *context;
     ptrdiff_t tasks, next;    /* next: atomic */
     int stop;                 /* atomic */
-    int64_t polled;           /* worker 0's alone: when the host was last asked; 0: not on the clock yet */
-    int looked;               /* worker 0's alone */
     attn_float_state outside; /* worker 0's: the host gets its own floating-point state */
 };
 
@@ -66,13 +64,21 @@ static int64_t about_now(void)
 
 static int threads_set; /* atomic; 0: the default */
 
+/* 0 when the variable is not set, -1 when it is no number of threads. */
 static int from_environment(const char *name)
 {
     const char *text = getenv(name);
-    if (text == NULL) return 0;
+    if (text == NULL || *text == '\0') return 0;
     char *end;
     long n = strtol(text, &end, 10); /* OMP_NUM_THREADS may be a list: its first entry counts */
-    return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : 0;
+    return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : -1;
+}
+
+const char *attn_threads_complaint(void)
+{
+    return from_environment("PYATTN_NUM_THREADS") < 0
+               ? "PYATTN_NUM_THREADS is not a number from 1 to 1024, and is not heeded"
+               : NULL;
 }
 
 static int default_threads(void)
@@ -81,8 +87,8 @@ static int default_threads(void)
     int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (n == 0) {
         n = from_environment("PYATTN_NUM_THREADS");
-        if (n == 0) n = from_environment("OMP_NUM_THREADS");
-        if (n == 0) n = attn_usable_cpus();
+        if (n <= 0) n = from_environment("OMP_NUM_THREADS");
+        if (n <= 0) n = attn_usable_cpus();
         __atomic_store_n(&known, n, __ATOMIC_RELAXED);
     }
     return n;
@@ -119,17 +125,29 @@ static int ask_host(const attn_job *job)
     return stop;
 }
 
+/* Over all loops of a thread, for a call may be many short ones. Where looks come often, not each reads the clock. */
+static _Thread_local struct {
+    int64_t asked, read; /* when the host was asked, the clock read */
+    int skipped;
+} caller;
+
+static int time_to_ask(void)
+{
+    enum { OFTEN_NS = 1000000, MOST_SKIPPED = 4 };
+    if (caller.skipped++ < MOST_SKIPPED) return 0;
+    const int64_t t = about_now();
+    if (t - caller.read < OFTEN_NS) caller.skipped = 0;
+    caller.read = t;
+    if (t - caller.asked < POLL_NS) return 0;
+    caller.asked = t;
+    return 1;
+}
+
 int attn_should_stop(attn_job *job, int worker)
 {
-    const int stopped = __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
-    if (!stopped && worker == 0 && attn_host.interrupted != NULL && job->looked++ > 8) { /* small jobs: no clock */
-        int64_t t = about_now();
-        if (job->polled == 0) job->polled = t;
-        if (t - job->polled > POLL_NS) {
-            job->polled = t;
-            if (ask_host(job)) __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
-        }
-    }
+    if (worker == 0 && attn_host.interrupted != NULL && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED) &&
+        time_to_ask() && ask_host(job))
+        __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
 }
 

@@ -30,7 +30,7 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
 static void size_scratch(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
-    const size_t size = (size_t)k->size, rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)k->width;
+    const size_t size = (size_t)k->size, rows = (size_t)(plan->decode ? plan->rows : k->width);
     const size_t key_blocks = (size_t)ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
 
     plan->packed_bytes = attn_padded(attn_times((size_t)p->head_dim, rows * size));
@@ -59,23 +59,21 @@ static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
     plan->tasks_per_group = ceil_div(plan->blocks, plan->blocks_per_task);
 }
 
-/* Too few tasks for the workers: chunks are shared out too, when their states take less memory than the keys do. */
+/* Too few tasks for the workers: chunks are shared out too, as many at a time as WAVE_BYTES hold the states of. */
 static void cut_chunks(const attn_problem *p, attn_plan *plan)
 {
+    enum { WAVE_BYTES = 4 << 20 };
     const ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group;
     plan->chunks = p->kv_len == 0 ? 0 : ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
     plan->spans = 1;
     plan->partial_bytes = 0;
     if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
 
-    const ptrdiff_t states = tasks * plan->blocks_per_task * plan->chunks;
-    const size_t bytes = attn_times((size_t)states, plan->state_bytes + ATTN_ALIGNMENT);
-    const size_t key_bytes =
-        attn_times(attn_plus((size_t)p->head_dim, (size_t)plan->columns), (size_t)plan->kernels->size);
-    const size_t cache = attn_times((size_t)(p->batches * plan->groups), attn_times((size_t)p->kv_len, key_bytes));
-    if (bytes > cache / 2) return;
-    plan->spans = smaller(plan->chunks, ceil_div(4 * plan->workers, tasks));
-    plan->partial_bytes = bytes;
+    const size_t slot_bytes = attn_times((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
+    if (slot_bytes > WAVE_BYTES / 4) return; /* no room for more than two chunks */
+    plan->wave = smaller(plan->chunks, (ptrdiff_t)(WAVE_BYTES / slot_bytes) - 1);
+    plan->spans = smaller(plan->wave, ceil_div(4 * plan->workers, tasks));
+    plan->partial_bytes = (size_t)(plan->wave + 1) * slot_bytes;
 }
 
 /* Below some microseconds of work a second thread costs more than it gives. */
@@ -117,7 +115,7 @@ static void *next_part(char *memory, size_t *used, size_t bytes)
 
 static void lay_state(const attn_plan *plan, char *memory, size_t *used, attn_state *state)
 {
-    const size_t rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)plan->kernels->width;
+    const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const size_t size = (size_t)plan->kernels->size;
     state->maximum = next_part(memory, used, rows * size);
     state->sum = next_part(memory, used, rows * size);
@@ -133,7 +131,7 @@ void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state)
 size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
 {
     const size_t size = (size_t)plan->kernels->size;
-    const size_t rows = plan->decode ? ATTN_DECODE_ROWS : (size_t)plan->kernels->width;
+    const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     size_t used = 0;
 
     task->scores =

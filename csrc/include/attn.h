@@ -105,6 +105,7 @@ ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n,
  * affinity and cgroup allow. */
 ATTN_API void attn_set_num_threads(int num_threads);
 ATTN_API int attn_get_num_threads(void);
+ATTN_API const char *attn_threads_complaint(void); /* NULL, or what is wrong with PYATTN_NUM_THREADS */
 
 /* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
  * the last that this machine has; it returns ATTN_INVALID for any other. Levels are first chosen at first use: the

@@ -42,7 +42,7 @@
     "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
     "    a natural logarithm, -inf for a row with nothing to attend to.\n" \
     "empty_rows : {'zero', 'nan'}\n" \
-    "    What a row with nothing to attend to gives.\n" \
+    "    The output of a row with nothing to attend to. Its weights are 0, its lse is -inf.\n" \
     "layout : {'bhsd', 'bshd'}\n" \
     "    'bshd': query, key, value and the output are (..., length, heads, dim).\n" \
     "num_threads : int, optional\n" \
@@ -58,7 +58,8 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that do not go together; a missing `align`; lengths out of range; an `out` that does not fit.\n" \
+    "    Shapes that do not go together; a missing `align`; lengths out of range; a scale that is not finite; an `out` that does not\n" \
+    "    fit.\n" \
     "TypeError\n" \
     "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
     "    CPU or require grad. The message says what to pass instead.\n" \
@@ -75,6 +76,10 @@
     "Notes\n" \
     "-----\n" \
     "The formula is that of Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
+    "\n" \
+    "``query * scale`` is formed in the arrays' dtype, with denormals taken as 0: where its elements leave the range from\n" \
+    "1e-38 to 1e38 (float32), pass float64. A finite mask stays finite: what log2(e) times it would overflow is the dtype's\n" \
+    "largest number.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

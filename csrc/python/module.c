@@ -23,8 +23,10 @@ static int execute(PyObject *module)
     if (PyModule_AddStringConstant(module, "__version__", PYATTN_VERSION) < 0) return -1;
     if (PyModule_AddStringConstant(module, "_compiler", __VERSION__) < 0) return -1;
 
-    const char *complaint = attn_isa_complaint();
-    return complaint != NULL ? PyErr_WarnEx(PyExc_RuntimeWarning, complaint, 1) : 0;
+    const char *const complaints[] = {attn_isa_complaint(), attn_threads_complaint()};
+    for (size_t n = 0; n < sizeof complaints / sizeof *complaints; n++)
+        if (complaints[n] != NULL && PyErr_WarnEx(PyExc_RuntimeWarning, complaints[n], 1) < 0) return -1;
+    return 0;
 }
 
 static PyModuleDef_Slot slots[] = {

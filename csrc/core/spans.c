@@ -1,0 +1,106 @@
+/* Chunks shared out among workers: few queries, many keys.
+ *
+ * The state of every chunk is kept until those before it are folded, left to right, so that a row's arithmetic is what
+ * one worker's would be. This goes in waves of some chunks, so that memory does not grow with the number of keys.
+ */
+#include <string.h>
+
+#include "attend.h"
+
+/* A slot holds the state of one block, after this: slot 0 the total of the waves before, then one for each chunk. */
+typedef struct {
+    int begun, masked;
+} slot_mark;
+
+static char *slot_of(const attn_plan *plan, ptrdiff_t number, int block, ptrdiff_t slot)
+{
+    const ptrdiff_t at = (number * plan->blocks_per_task + block) * (plan->wave + 1) + slot;
+    return plan->partials + (size_t)at * (plan->state_bytes + ATTN_ALIGNMENT);
+}
+
+static slot_mark *mark_of(char *slot) { return (slot_mark *)(void *)slot; }
+
+static ptrdiff_t chunk_start(const attn_problem *p, ptrdiff_t chunk)
+{
+    return chunk == 0 ? 0 : chunk * ATTN_CHUNK_KEYS - p->key_start % ATTN_CHUNK_KEYS;
+}
+
+static ptrdiff_t wave_end(const attn_plan *plan)
+{
+    return plan->wave < plan->chunks - plan->wave_start ? plan->wave_start + plan->wave : plan->chunks;
+}
+
+/* Some chunks of the wave, for one super-block of queries. */
+static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const attn_plan *plan = context;
+    const ptrdiff_t span = number % plan->spans, whole = number / plan->spans;
+    const ptrdiff_t chunks = wave_end(plan) - plan->wave_start, to = chunks * (span + 1) / plan->spans;
+    attn_task task;
+    attn_begin_task(plan, whole, worker, job, &task);
+
+    for (ptrdiff_t n = chunks * span / plan->spans; n < to; n++) {
+        const ptrdiff_t key = chunk_start(plan->problem, plan->wave_start + n);
+        if (attn_should_stop(job, worker)) return;
+        for (int b = 0; b < task.count; b++) {
+            attn_lay_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].part);
+            task.blocks[b].part_begun = task.blocks[b].masked = 0;
+        }
+        attn_walk_chunk(&task, key, attn_chunk_end(plan->problem, key));
+        for (int b = 0; b < task.count; b++)
+            *mark_of(slot_of(plan, whole, b, n + 1)) = (slot_mark){task.blocks[b].part_begun, task.blocks[b].masked};
+    }
+}
+
+/* The total so far of one block and the wave's chunks. Leaves the total where it then lies. */
+static slot_mark fold_wave(const attn_plan *plan, ptrdiff_t number, int n, attn_block *block)
+{
+    char *slot = slot_of(plan, number, n, 0);
+    slot_mark total = plan->wave_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
+    attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->total);
+    block->total_begun = total.begun;
+    for (ptrdiff_t chunk = plan->wave_start; chunk < wave_end(plan); chunk++) {
+        slot = slot_of(plan, number, n, chunk - plan->wave_start + 1);
+        attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->part);
+        block->part_begun = mark_of(slot)->begun;
+        total.masked |= mark_of(slot)->masked;
+        attn_fold_chunk(plan, block);
+    }
+    total.begun = block->total_begun;
+    return total;
+}
+
+static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const attn_plan *plan = context;
+    attn_task task;
+    const ptrdiff_t first = attn_begin_task(plan, number, worker, job, &task);
+
+    for (int n = 0; n < task.count; n++) {
+        attn_block *block = &task.blocks[n];
+        const attn_state part = block->part, total = block->total;
+        const slot_mark mark = fold_wave(plan, number, n, block);
+        if (wave_end(plan) < plan->chunks) {
+            char *slot = slot_of(plan, number, n, 0);
+            *mark_of(slot) = mark;
+            if ((char *)block->total.maximum != slot + ATTN_ALIGNMENT)
+                memcpy(slot + ATTN_ALIGNMENT, block->total.maximum, plan->state_bytes);
+            continue;
+        }
+        const int found_nan = attn_finish_block(&task, block);
+        block->part = part; /* its own memory, whatever the folding left */
+        block->total = total;
+        if (found_nan && mark.masked) attn_redo_block(&task, n, first + n);
+    }
+}
+
+attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks)
+{
+    attn_status status = ATTN_OK;
+    for (plan->wave_start = 0; status == ATTN_OK && plan->wave_start < plan->chunks;
+         plan->wave_start = wave_end(plan)) {
+        status = attn_parallel_for(tasks * plan->spans, plan->workers, attend_span, plan);
+        if (status == ATTN_OK) status = attn_parallel_for(tasks, plan->workers, fold_spans, plan);
+    }
+    return status;
+}
