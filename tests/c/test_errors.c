@@ -102,24 +102,26 @@ static void test_sizes(void)
 static void test_sizes_that_overflow(void)
 {
     const ptrdiff_t huge = (ptrdiff_t)1 << 61;
-    REFUSED("the result is too large: 1 batch entries, 1 heads, 2305843009213693952 queries, 3 keys, v_dim 8",
+    REFUSED("the result is too large for memory: query (2305843009213693952, 8), key (3, 8), value (3, 8)",
             args->query = VIEW(ATTN_F32, huge, 8);
             args->key = args->value = VIEW(ATTN_F32, 3, 8));
-    REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 3 keys, v_dim 2305843009213693952",
+    REFUSED("the result is too large for memory: query (3, 8), key (3, 8), value (3, 2305843009213693952)",
             args->query = args->key = VIEW(ATTN_F32, 3, 8);
             args->value = VIEW(ATTN_F32, 3, huge));
-    REFUSED("the result is too large: 1 batch entries, 1 heads, 3 queries, 2305843009213693952 keys, v_dim 8",
-            args->query = VIEW(ATTN_F32, 3, 8);
-            args->key = args->value = VIEW(ATTN_F32, huge, 8));
-    REFUSED("the result is too large: 1 batch entries, 2305843009213693952 heads, 3 queries, 3 keys, v_dim 8",
-            args->query = VIEW(ATTN_F32, 1, huge, 3, 8);
-            args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
+    REFUSED(
+        "the result is too large for memory: query (3, 8), key (2305843009213693952, 8), value (2305843009213693952, 8)",
+        args->query = VIEW(ATTN_F32, 3, 8);
+        args->key = args->value = VIEW(ATTN_F32, huge, 8));
+    REFUSED(
+        "the result is too large for memory: query (1, 2305843009213693952, 3, 8), key (1, 1, 3, 8), value (1, 1, 3, 8)",
+        args->query = VIEW(ATTN_F32, 1, huge, 3, 8);
+        args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
     call c = a_call();
     attn_error error = {""};
     const attn_view batches = VIEW(ATTN_F32, huge, huge, 3, 8);
     c.args.query = c.args.key = c.args.value = batches;
     CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, &error) == ATTN_INVALID, "2^122 slices");
-    CLAIM(strncmp(error.message, "the result is too large: ", 25) == 0, "%s", error.message);
+    CLAIM(strncmp(error.message, "the result is too large for memory: ", 36) == 0, "%s", error.message);
 }
 
 /* Starts, windows and sizes at the end of their range are refused, or lead nowhere; under UBSan this sees overflows. */
@@ -193,8 +195,10 @@ static void test_visibility(void)
     REFUSED("window is (-2, -1), expected two sizes of 0 or more, or None for unbounded", args->window_left = -2);
     REFUSED("window is (0, -9), expected two sizes of 0 or more, or None for unbounded", args->window_left = 0;
             args->window_right = -9);
-    REFUSED("query_start is -1 and key_start 0, expected positions of 0 or more", args->query_start = -1);
-    REFUSED("query_start is 0 and key_start -64, expected positions of 0 or more", args->query_start = 0;
+    REFUSED("query_start is -1 and key_start 0, expected positions from 0 to 1152921504606846975",
+            args->query_start = -1);
+    REFUSED("query_start is 0 and key_start -64, expected positions from 0 to 1152921504606846975",
+            args->query_start = 0;
             args->key_start = -64);
     REFUSED("key_start is 100, expected a multiple of 64", args->key_start = 100);
 }
