@@ -9,9 +9,9 @@ ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, cons
                                   vec *k)
 {
     if (whole) {
-        ATTN_UNROLL for (int i = 0; i < LANES; i++) {
-            k[i] = V(load)(key);
-            key += key_stride;
+        ATTN_UNROLL for (int i = 0; i < LANES; i++) { /* addresses in fours: no more than there are registers */
+            k[i] = V(load)(key + i % 4 * key_stride);
+            if (i % 4 == 3) key += 4 * key_stride;
         }
     } else {
         for (int i = 0; i < LANES; i++) {
@@ -60,20 +60,43 @@ ATTN_TEMPLATE void K(decode_tile)(const int R, int count, ptrdiff_t head_dim, co
     }
 }
 
+/* A function each: in one, the compiler keeps the addresses of all of them, and no room for any. */
+static __attribute__((noinline)) void K(decode_tile_1)(int count, ptrdiff_t head_dim, const real *queries,
+                                                       const real *key, ptrdiff_t key_stride, real *scores)
+{
+    K(decode_tile)(1, count, head_dim, queries, key, key_stride, scores);
+}
+static __attribute__((noinline)) void K(decode_tile_2)(int count, ptrdiff_t head_dim, const real *queries,
+                                                       const real *key, ptrdiff_t key_stride, real *scores)
+{
+    K(decode_tile)(2, count, head_dim, queries, key, key_stride, scores);
+}
+static __attribute__((noinline)) void K(decode_tile_4)(int count, ptrdiff_t head_dim, const real *queries,
+                                                       const real *key, ptrdiff_t key_stride, real *scores)
+{
+    K(decode_tile)(4, count, head_dim, queries, key, key_stride, scores);
+}
+static __attribute__((noinline)) void K(decode_tile_8)(int count, ptrdiff_t head_dim, const real *queries,
+                                                       const real *key, ptrdiff_t key_stride, real *scores)
+{
+    K(decode_tile)(8, count, head_dim, queries, key, key_stride, scores);
+}
+
 static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
                              ptrdiff_t key_stride, void *scores)
 {
     for (int n = 0; n < keys; n += LANES) {
-        int count = keys - n < LANES ? keys - n : LANES, i = 0;
-#define TILE(R)                                                                                            \
-    K(decode_tile)(R, count, head_dim, (const real *)queries + i * head_dim,                               \
-                   (const real *)key + n * key_stride, key_stride, (real *)scores + i * ATTN_BLOCK_KEYS + n)
-        if (VEC_ACCUMULATORS >= 24)
-            for (; i + 8 <= rows; i += 8) TILE(8);
-        for (; i + 4 <= rows; i += 4) TILE(4);
-        for (; i + 2 <= rows; i += 2) TILE(2);
-        for (; i < rows; i++) TILE(1);
-#undef TILE
+        const int count = keys - n < LANES ? keys - n : LANES;
+        const real *k = (const real *)key + n * key_stride, *q = queries;
+        real *s = (real *)scores + n;
+        for (int i = 0, r; i < rows; i += r, q += r * head_dim, s += r * ATTN_BLOCK_KEYS) {
+            const int left = rows - i;
+            r = left >= 8 && VEC_ACCUMULATORS >= 24 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            (r == 8   ? K(decode_tile_8)
+             : r == 4 ? K(decode_tile_4)
+             : r == 2 ? K(decode_tile_2)
+                      : K(decode_tile_1))(count, head_dim, q, k, key_stride, s);
+        }
     }
 }
 

@@ -15,7 +15,7 @@ static inline void K(fetch_rows)(const real *row, ptrdiff_t stride, int rows, pt
         for (ptrdiff_t d = 0; d < columns; d += K(line)) __builtin_prefetch(row + (i + K(rows_ahead)) * stride + d);
 }
 
-/* A few lines at a time: where little does. */
+/* A few lines at a time: where little does. Contiguous rows are one long row. */
 typedef struct {
     const char *at;
     ptrdiff_t row_bytes, to_next_row, column;
@@ -24,15 +24,17 @@ typedef struct {
 /* From ROWS_AHEAD rows after `row` on, `columns` of each. */
 static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
 {
-    return (K(row_stream)){(const char *)(row + K(rows_ahead) * stride), columns * (ptrdiff_t)sizeof(real),
+    return (K(row_stream)){(const char *)(row + K(rows_ahead) * stride),
+                           stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
                            stride * (ptrdiff_t)sizeof(real), 0};
 }
 
-static inline void K(fetch_lines)(K(row_stream) * s, ptrdiff_t lines)
+/* Four lines at least. A row's last four may reach beyond it. */
+ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
 {
-    for (ptrdiff_t n = 0; n < lines; n++) {
-        __builtin_prefetch(s->at + s->column);
-        s->column += 64;
+    ATTN_UNROLL for (int n = 0; n < lines; n += 4) {
+        ATTN_UNROLL for (int i = 0; i < 4; i++) __builtin_prefetch(s->at + s->column + 64 * i);
+        s->column += 256;
         if (s->column >= s->row_bytes) {
             s->at += s->to_next_row;
             s->column = 0;
