@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
+import itertools
 import platform
 import sys
 from collections.abc import Sequence
@@ -148,60 +150,63 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     return None
 
 
+# threadpoolctl, which may be imported before, after or never
+
+
 def _register_with_threadpoolctl(threadpoolctl: ModuleType) -> None:
-    """Make threadpoolctl.threadpool_limits hold for pyattn, too."""
+    """Make threadpoolctl.threadpool_limits hold for pyattn, too; a version without `register` (3.2) is left alone."""
+    with contextlib.suppress(Exception):  # whatever is wrong here is no reason to fail someone else's import
 
-    class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
-        user_api = "pyattn"
-        internal_api = "pyattn"
-        filename_prefixes = ("_core",)
-        check_symbols = ("attn_get_num_threads", "attn_set_num_threads")
+        class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
+            user_api = "pyattn"
+            internal_api = "pyattn"
+            filename_prefixes = ("_core",)
+            check_symbols = ("attn_get_num_threads", "attn_set_num_threads")
 
-        def get_num_threads(self) -> int:
-            return int(self.dynlib.attn_get_num_threads())
+            def get_num_threads(self) -> int:
+                return int(self.dynlib.attn_get_num_threads())
 
-        def set_num_threads(self, num_threads: int) -> None:
-            self.dynlib.attn_set_num_threads(num_threads)
+            def set_num_threads(self, num_threads: int) -> None:
+                self.dynlib.attn_set_num_threads(num_threads)
 
-        def get_version(self) -> str:
-            return _core.__version__
+            def get_version(self) -> str:
+                return _core.__version__
 
-    threadpoolctl.register(PyattnController)
+        threadpoolctl.register(PyattnController)
 
 
 class _WatchForThreadpoolctl(importlib.abc.MetaPathFinder):
-    """Registers when threadpoolctl is imported, so that importing pyattn need not import it."""
+    """Registers whenever threadpoolctl is executed, so that importing pyattn need not import it.
+
+    It stays: a look at the spec is no import yet, and a reload forgets who registered.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "threadpoolctl":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _LoadAndRegister(spec.loader)
+        after = itertools.islice(itertools.dropwhile(lambda finder: finder is not self, sys.meta_path), 1, None)
+        found = (finder.find_spec(fullname, path, target) for finder in after if hasattr(finder, "find_spec"))
+        spec = next(filter(None, found), None)
+        if spec is not None and hasattr(type(spec.loader), "exec_module"):
+            _register_after_exec(spec.loader)
         return spec
 
 
-class _LoadAndRegister(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self.loader = loader
+def _register_after_exec(loader: Any) -> None:
+    """Replace the loader's next exec_module alone: the loader stays what it is, for runpy and whoever else asks it."""
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)
+        loader.exec_module(module)
+        if module.__name__ == "threadpoolctl":  # a zip file's loader loads others, too
+            _register_with_threadpoolctl(module)
 
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        _register_with_threadpoolctl(module)
-
-
-def _watch_threadpoolctl() -> None:
-    loaded = sys.modules.get("threadpoolctl")
-    if loaded is not None:
-        _register_with_threadpoolctl(loaded)
-    else:
-        sys.meta_path.insert(0, _WatchForThreadpoolctl())
+    with contextlib.suppress(TypeError):  # an object without a dict
+        vars(loader)["exec_module"] = exec_module
 
 
-_watch_threadpoolctl()
+sys.meta_path.insert(0, _WatchForThreadpoolctl())
+if "threadpoolctl" in sys.modules:
+    _register_with_threadpoolctl(sys.modules["threadpoolctl"])

@@ -204,8 +204,10 @@ def test_the_default_is_no_more_than_the_affinity_allows():
     assert int(run_python(script, PYATTN_NUM_THREADS=None, OMP_NUM_THREADS=None).stdout) == 1
 
 
+# threadpoolctl
+
+
 THREADPOOLCTL = """
-import {first}, {second}
 default = pyattn.get_num_threads()
 with threadpoolctl.threadpool_limits(limits=5, user_api="pyattn"):
     assert pyattn.get_num_threads() == 5
@@ -213,12 +215,43 @@ assert pyattn.get_num_threads() == default
 [info] = [info for info in threadpoolctl.threadpool_info() if info["user_api"] == "pyattn"]
 assert (info["num_threads"], info["version"]) == (default, pyattn.__version__), info
 """
+IMPORTS = {
+    "pyattn first": "import pyattn, threadpoolctl",
+    "threadpoolctl first": "import threadpoolctl, pyattn",
+    "after a look at the spec": "import pyattn, importlib.util\nimportlib.util.find_spec('threadpoolctl')\n"
+    "import threadpoolctl",
+    "reloaded": "import pyattn, importlib, threadpoolctl\nimportlib.reload(threadpoolctl)",
+    "reloaded, threadpoolctl first": "import threadpoolctl, importlib, pyattn\nimportlib.reload(threadpoolctl)",
+    "pyattn.runtime reloaded": "import pyattn, importlib\nimportlib.reload(pyattn.runtime)\nimport threadpoolctl",
+}
 
 
-@pytest.mark.parametrize("order", [("pyattn", "threadpoolctl"), ("threadpoolctl", "pyattn")], ids="-".join)
-def test_threadpoolctl_knows_pyattn(order):
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_threadpoolctl_knows_pyattn(imports):
     pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed")
-    run_python(THREADPOOLCTL.format(first=order[0], second=order[1]))
+    run_python(IMPORTS[imports] + THREADPOOLCTL)
+
+
+def test_threadpoolctl_is_imported_as_without_pyattn():
+    """Its loader is its own, and runs it as a script, too."""
+    pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed")
+    script = """
+import importlib.machinery, runpy, pyattn
+assert "threadpool_limits" in runpy.run_module("threadpoolctl", run_name="__main__")
+import threadpoolctl
+assert type(threadpoolctl.__loader__) is importlib.machinery.SourceFileLoader
+assert threadpoolctl.__spec__.loader is threadpoolctl.__loader__
+assert sorted(vars(threadpoolctl.__loader__)) == ["name", "path"]
+"""
+    run_python(script)
+
+
+@pytest.mark.parametrize("text", ["", "LibController = 3"])
+@pytest.mark.parametrize("imports", ["pyattn, threadpoolctl", "threadpoolctl, pyattn"])
+def test_a_threadpoolctl_without_register_is_left_alone(text, imports, tmp_path):
+    """As it was before 3.2."""
+    (tmp_path / "threadpoolctl.py").write_text(text)
+    run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport {imports}")
 
 
 # Threads that cannot be made, and arrays that change
