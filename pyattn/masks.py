@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import operator
+from typing import Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +19,17 @@ BoolArray = npt.NDArray[np.bool_]
 Align = Literal["upper_left", "lower_right"]
 
 
-def causal(q_len: int, kv_len: int | None = None, *, align: Align | None = None) -> BoolArray:
+def causal(q_len: SupportsIndex, kv_len: SupportsIndex | None = None, *, align: Align | None = None) -> BoolArray:
     """Make a causal mask: query i attends to no key after its own position.
 
     Parameters
     ----------
     q_len : int
+        Number of queries.
     kv_len : int, optional
-        Default: q_len.
+        Number of keys. Default: q_len.
     align : {'upper_left', 'lower_right'}, optional
-        As in `pyattn.attention`; must be said when the lengths differ.
+        As in `pyattn.attention`. Default: None; must be said when the lengths differ.
 
     Returns
     -------
@@ -35,6 +37,8 @@ def causal(q_len: int, kv_len: int | None = None, *, align: Align | None = None)
 
     Raises
     ------
+    TypeError
+        A length is not an integer.
     ValueError
         A negative length, or a missing `align`.
 
@@ -49,19 +53,25 @@ def causal(q_len: int, kv_len: int | None = None, *, align: Align | None = None)
 
 
 def window(
-    q_len: int, kv_len: int | None = None, *, left: int | None, right: int | None, align: Align | None = None
+    q_len: SupportsIndex,
+    kv_len: SupportsIndex | None = None,
+    *,
+    left: SupportsIndex | None,
+    right: SupportsIndex | None,
+    align: Align | None = None,
 ) -> BoolArray:
     """Make a sliding-window mask: query i attends to `left` keys before and `right` keys after its own position.
 
     Parameters
     ----------
     q_len : int
+        Number of queries.
     kv_len : int, optional
-        Default: q_len.
+        Number of keys. Default: q_len.
     left, right : int or None
-        Inclusive; None is unbounded.
+        How many keys on that side, inclusive; None is unbounded.
     align : {'upper_left', 'lower_right'}, optional
-        As in `pyattn.attention`; must be said when the lengths differ.
+        As in `pyattn.attention`. Default: None; must be said when the lengths differ.
 
     Returns
     -------
@@ -69,6 +79,8 @@ def window(
 
     Raises
     ------
+    TypeError
+        A length or side is not an integer.
     ValueError
         A negative length or side, or a missing `align`.
 
@@ -83,26 +95,27 @@ def window(
     return _band(q_len, kv_len, left, right, align, "window")
 
 
-def padding(lengths: npt.ArrayLike, kv_len: int | None = None) -> BoolArray:
+def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None) -> BoolArray:
     """Make a padding mask: key j of batch entry b is attended to when ``j < lengths[b]``.
 
     Parameters
     ----------
-    lengths : array_like of int, (batch,)
+    lengths : array_like of int, (...)
+        Number of keys of each batch entry; all batch axes, as `key_lengths` of `pyattn.attention`.
     kv_len : int, optional
-        Default: the largest length.
+        Number of keys that the mask has. Default: the largest length.
 
     Returns
     -------
-    ndarray of bool, (batch, 1, 1, kv_len)
+    ndarray of bool, (..., 1, 1, kv_len)
         Broadcasts over heads and queries.
 
     Raises
     ------
     TypeError
-        lengths are not integers.
+        lengths or kv_len are not integers.
     ValueError
-        lengths are not one-dimensional, or out of range.
+        lengths or kv_len are out of range.
 
     Examples
     --------
@@ -112,14 +125,12 @@ def padding(lengths: npt.ArrayLike, kv_len: int | None = None) -> BoolArray:
            [1, 1, 1]])
     """
     counts = _core.as_array(lengths, "lengths")
-    if counts.ndim != 1:
-        raise ValueError(f"lengths has shape {counts.shape}, expected (batch,)")
     if counts.size and not np.issubdtype(counts.dtype, np.integer):
         raise TypeError(f"lengths has dtype {counts.dtype}, expected integers")
-    most = int(counts.max(initial=0)) if kv_len is None else kv_len
+    most = int(counts.max(initial=0)) if kv_len is None else _count(kv_len, "kv_len")
     if counts.size and (counts.min() < 0 or counts.max() > most):
         raise ValueError(f"lengths go from {counts.min()} to {counts.max()}, expected 0 <= n <= {most}")
-    return (np.arange(most) < counts[:, None])[:, None, None, :]
+    return np.asarray(np.arange(most) < counts[..., None, None, None])
 
 
 def from_ones(mask: npt.ArrayLike) -> BoolArray:
@@ -156,13 +167,16 @@ def from_ones(mask: npt.ArrayLike) -> BoolArray:
 
 
 def _band(
-    q_len: int, kv_len: int | None, left: int | None, right: int | None, align: Align | None, what: str
+    q_len: SupportsIndex,
+    kv_len: SupportsIndex | None,
+    left: SupportsIndex | None,
+    right: SupportsIndex | None,
+    align: Align | None,
+    what: str,
 ) -> BoolArray:
     """Keys i + offset - left <= j <= i + offset + right."""
-    kv_len = q_len if kv_len is None else kv_len
-    for name, n in (("q_len", q_len), ("kv_len", kv_len), ("left", left), ("right", right)):
-        if n is not None and n < 0:
-            raise ValueError(f"{name} is {n}, expected 0 or more")
+    q_len = _count(q_len, "q_len")
+    kv_len = q_len if kv_len is None else _count(kv_len, "kv_len")
     if align not in (None, "upper_left", "lower_right"):
         raise ValueError(f"align is {align!r}, expected 'upper_left' or 'lower_right'")
     if align is None and q_len != kv_len:
@@ -170,7 +184,18 @@ def _band(
     distance = np.arange(kv_len) - np.arange(q_len)[:, None] - (kv_len - q_len if align == "lower_right" else 0)
     visible = np.ones((q_len, kv_len), np.bool_)
     if left is not None:
-        visible &= distance >= -left
+        visible &= distance >= -_count(left, "left")
     if right is not None:
-        visible &= distance <= right
+        visible &= distance <= _count(right, "right")
     return visible
+
+
+def _count(x: SupportsIndex, name: str) -> int:
+    """Read an integer that is not negative."""
+    try:
+        n = operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+    if n < 0:
+        raise ValueError(f"{name} is {n}, expected 0 or more")
+    return n

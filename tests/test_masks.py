@@ -59,6 +59,31 @@ def test_padding_hides_what_lies_behind_each_length(dtype, kv_len):
         assert mask[b, 0, 0, j] == (j < lengths[b])
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 2), (0, 3)], ids=str)
+def test_padding_of_any_batch_axes(shape):
+    lengths = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    mask = masks.padding(lengths, np.int64(6))
+    assert mask.dtype == np.bool_
+    np.testing.assert_array_equal(mask, (np.arange(6) < lengths[..., np.newaxis])[..., np.newaxis, np.newaxis, :])
+    np.testing.assert_array_equal(masks.padding(lengths.astype(np.uint8), 6), mask)
+
+
+def test_padding_of_several_batch_axes_says_what_key_lengths_says():
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((2, 3, 2, n, 4)) for n in (5, 7, 7))
+    lengths = rng.integers(0, 8, (2, 3))
+    np.testing.assert_array_equal(
+        pyattn.attention(query, key, value, attn_mask=masks.padding(lengths, 7)),
+        pyattn.attention(query, key, value, key_lengths=lengths),
+    )
+
+
+def test_numpy_integers_are_integers():
+    np.testing.assert_array_equal(masks.padding(2, np.int8(3)), [[[True, True, False]]])
+    np.testing.assert_array_equal(masks.causal(np.int8(4), np.uint64(4)), np.tri(4, dtype=bool))
+    np.testing.assert_array_equal(masks.window(4, left=np.int8(0), right=np.uint8(0)), np.eye(4, dtype=bool))
+
+
 def test_padding_of_no_batch():
     assert masks.padding([]).shape == (0, 1, 1, 0)
     assert masks.padding([], 3).shape == (0, 1, 1, 3)
@@ -83,14 +108,21 @@ def test_from_ones_reads_one_as_attend(dtype):
         (lambda: masks.causal(-1), ValueError, "q_len is -1, expected 0 or more"),
         (lambda: masks.causal(3, -5, align="upper_left"), ValueError, "kv_len is -5, expected 0 or more"),
         (lambda: masks.causal(3, align="left"), ValueError, "align is 'left', expected 'upper_left' or 'lower_right'"),
-        (lambda: masks.causal(3.5), TypeError, "'float' object cannot be interpreted as an integer"),
+        (lambda: masks.causal(2.5), TypeError, "q_len is of type float, expected an int"),
+        (lambda: masks.causal("2"), TypeError, "q_len is of type str, expected an int"),
+        (lambda: masks.causal(None), TypeError, "q_len is of type NoneType, expected an int"),
+        (lambda: masks.causal(2, 2.0), TypeError, "kv_len is of type float, expected an int"),
+        (lambda: masks.window(2.0, left=1, right=1), TypeError, "q_len is of type float, expected an int"),
+        (lambda: masks.window(3, left=1.5, right=0), TypeError, "left is of type float, expected an int"),
+        (lambda: masks.window(3, left=None, right="0"), TypeError, "right is of type str, expected an int"),
+        (lambda: masks.padding([1, 2], 2.5), TypeError, "kv_len is of type float, expected an int"),
+        (lambda: masks.padding([], -1), ValueError, "kv_len is -1, expected 0 or more"),
         (lambda: masks.window(3, 5, left=1, right=1), ValueError, "window with 3 queries and 5 keys needs align="),
         (lambda: masks.window(3, left=-1, right=0), ValueError, "left is -1, expected 0 or more"),
         (lambda: masks.window(3, left=None, right=-2), ValueError, "right is -2, expected 0 or more"),
         (lambda: masks.window(3, 1, 1), TypeError, "positional"),
         (lambda: masks.padding([3, 5], 4), ValueError, "lengths go from 3 to 5, expected 0 <= n <= 4"),
         (lambda: masks.padding([-1, 2]), ValueError, "lengths go from -1 to 2, expected 0 <= n <= 2"),
-        (lambda: masks.padding([[1, 2]]), ValueError, "lengths has shape (1, 2), expected (batch,)"),
         (lambda: masks.padding([1.0, 2.0]), TypeError, "lengths has dtype float64, expected integers"),
         (lambda: masks.padding([True]), TypeError, "lengths has dtype bool, expected integers"),
         (lambda: masks.from_ones([0.5, 1]), ValueError, "mask holds values other than 0 and 1; a mask that is added"),
