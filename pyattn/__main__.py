@@ -18,7 +18,7 @@ import pyattn
 from pyattn import _article as article
 
 Array = npt.NDArray[np.floating[Any]]
-OUTPUT_BOUND = 1e-6
+OUTPUT_BOUND = 1e-6  # on the outputs, against NumPy in float64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ----------
     arguments : sequence of str, optional
         Default: those of the command line.
+
+    Returns
+    -------
+    int
+        1 where a number of the worked example is not as expected, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
     commands = parser.add_subparsers(dest="command", metavar="{demo,info}")
@@ -44,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_info(as_json: bool) -> None:
-    """Print what `pyattn.show_config` knows."""
+    """Print what `pyattn.show_config` knows.
+
+    Parameters
+    ----------
+    as_json : bool
+        As JSON, not as lines of text.
+    """
     if as_json:
         print(json.dumps(pyattn.show_config(mode="dicts"), indent=2))
     else:
@@ -55,16 +66,24 @@ def show_info(as_json: bool) -> None:
 
 
 def show_article() -> bool:
-    """Print each step of the example beside what is expected, in both dtypes. Returns whether all of it is right."""
+    """Print each step of the example beside what is expected, in both dtypes.
+
+    Returns
+    -------
+    bool
+        Whether projections and scores are exact, softmax has all its digits and outputs are within `OUTPUT_BOUND`.
+    """
     print("The worked example: 3 inputs, scores not scaled")
     right = True
-    for dtype in (np.float32, np.float64):
+    for dtype, form in ((np.float32, "{:.4f}"), (np.float64, "{:.6f}")):  # digits that both have
         steps = _steps(dtype)
         outputs = _exact_outputs()
         right &= _show_step("scores", dtype, _texts(steps["scores"], "{:g}"), _texts(article.SCORES, "{:g}"))
         right &= _show_step("softmax", dtype, _texts(steps["softmax"], "{:.4e}"), article.SOFTMAX)
-        close = bool(np.abs(steps["outputs"] - outputs).max() <= OUTPUT_BOUND)
-        right &= _show_step("outputs", dtype, _texts(steps["outputs"], "{:.6f}"), _texts(outputs, "{:.6f}"), close)
+        difference = float(np.abs(steps["outputs"] - outputs).max())
+        close = difference <= OUTPUT_BOUND
+        right &= _show_step("outputs", dtype, _texts(steps["outputs"], form), _texts(outputs, form), close)
+        print(f"  largest difference from float64 NumPy: {difference:.1e} (at most {OUTPUT_BOUND:g} is right)")
         right &= all(np.array_equal(steps[name], expected) for name, expected in _PROJECTIONS.items())
     print("\nEvery number is as expected." if right else "\nWRONG: not every number is as expected.")
     return right

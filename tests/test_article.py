@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import pyattn
+from pyattn import __main__ as demo
 from pyattn import _article
 
 
@@ -59,3 +62,33 @@ def test_the_demo_shows_the_same_example(article):
         if hasattr(_article, name.upper()) and name != "softmax":
             np.testing.assert_array_equal(getattr(_article, name.upper()), matrix)
     assert [list(row) for row in _article.SOFTMAX] == five_digits(article["softmax"])
+
+
+# What the demo prints
+
+
+def test_the_demo_prints_what_it_says(level, capsys):
+    """Beside each number is the same number, and how far off the outputs are is told."""
+    assert demo.show_article()
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if re.fullmatch(r"[-+.e\d ]+", line)]
+    assert len(rows) == 18
+    for row in rows:
+        assert row[:3] == row[3:]
+    differences = re.findall(r"largest difference from float64 NumPy: (\S+) \(at most 1e-06 is right\)", printed)
+    assert len(differences) == 2
+    assert all(float(difference) <= 1e-6 for difference in differences)
+    assert "Every number is as expected." in printed
+
+
+@pytest.mark.parametrize("wrong", ["output", "softmax", "scores"])
+def test_the_demo_fails_when_a_number_differs(wrong, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "show_speed", lambda: None)
+    if wrong == "output":
+        monkeypatch.setattr(demo, "_exact_outputs", lambda: np.float64([[1.936622, 6.683105, 1.595068]] * 3))
+    elif wrong == "softmax":
+        monkeypatch.setattr(_article, "SOFTMAX", (("1.0000e+00",) * 3,) * 3)
+    else:
+        monkeypatch.setattr(_article, "SCORES", [[2, 4, 5], [4, 16, 12], [4, 12, 10]])
+    assert demo.main(["demo"]) == 1
+    assert "WRONG: not every number is as expected." in capsys.readouterr().out
