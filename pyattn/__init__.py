@@ -6,6 +6,9 @@
 (2, 2)
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from pyattn import masks, runtime
 from pyattn._version import __version__
 from pyattn.functional import (
@@ -37,3 +40,15 @@ __all__ = [
     "show_config",
     "softmax",
 ]
+
+_LAZY = ("reference",)  # submodules that are imported on first use
+
+if not TYPE_CHECKING:  # to a type checker a module's __getattr__ would mean that every name exists
+
+    def __getattr__(name):
+        if name in _LAZY:
+            return importlib.import_module(f"pyattn.{name}")
+        raise AttributeError(f"module 'pyattn' has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *_LAZY})

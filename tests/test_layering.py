@@ -217,3 +217,19 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
         f"pyattn.{name}" for name in ("reference", "tracing", "plot", "comparing", "testing", "__main__", "_article")
     }
     assert not lazy & set(ours.split())
+
+
+LAZY = """
+import sys, pyattn
+assert "reference" in dir(pyattn) and "attention" in dir(pyattn)
+assert not hasattr(pyattn, "missing") and "pyattn.reference" not in sys.modules
+assert pyattn.reference is sys.modules["pyattn.reference"]
+try:
+    pyattn.atention
+except AttributeError as error:
+    assert "atention" in str(error)
+"""
+
+
+def test_submodules_are_imported_on_first_use():
+    run_python(LAZY)
