@@ -1,5 +1,4 @@
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ __version__: str
 _compiler: str
 
 _Float = npt.NDArray[np.floating[Any]]
-_Window = int | tuple[int | None, int | None] | Sequence[int | None] | None
+_Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
 
 @overload
 def attention(
@@ -21,17 +20,17 @@ def attention(
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
-    scale: float | None = None,
+    scale: SupportsFloat | None = None,
     window: _Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: SupportsFloat = 0.0,
     enable_gqa: bool = False,
     need_weights: Literal[False] = False,
     need_lse: Literal[False] = False,
     empty_rows: Literal["zero", "nan"] = "zero",
     layout: Literal["bhsd", "bshd"] = "bhsd",
-    num_threads: int | None = None,
+    num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
 @overload
@@ -43,17 +42,17 @@ def attention(
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
-    scale: float | None = None,
+    scale: SupportsFloat | None = None,
     window: _Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: SupportsFloat = 0.0,
     enable_gqa: bool = False,
     need_weights: Literal[True],
     need_lse: bool = False,
     empty_rows: Literal["zero", "nan"] = "zero",
     layout: Literal["bhsd", "bshd"] = "bhsd",
-    num_threads: int | None = None,
+    num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> AttentionResult: ...
 @overload
@@ -65,28 +64,50 @@ def attention(
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
-    scale: float | None = None,
+    scale: SupportsFloat | None = None,
     window: _Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: SupportsFloat = 0.0,
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: Literal[True],
     empty_rows: Literal["zero", "nan"] = "zero",
     layout: Literal["bhsd", "bshd"] = "bhsd",
-    num_threads: int | None = None,
+    num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> AttentionResult: ...
+@overload
+def attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: _Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_lse: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> _Float | AttentionResult: ...
 def as_array(x: npt.ArrayLike, name: str, /) -> npt.NDArray[Any]: ...
 def as_real(x: npt.ArrayLike, name: str, /) -> _Float: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
 def merge_states(outputs: tuple[_Float, ...], lses: tuple[_Float, ...], output: _Float, lse: _Float, /) -> None: ...
-def set_num_threads(num_threads: int | None, /) -> None: ...
+def set_num_threads(num_threads: SupportsIndex | None, /) -> None: ...
 def get_num_threads() -> int: ...
 def isa() -> str: ...
 def _levels() -> list[str]: ...
 def _levels_compiled() -> list[str]: ...
 def _set_isa(name: str, /) -> None: ...
 def _fma_peak(seconds: float, /) -> float: ...
-def _read_speed(array: npt.NDArray[np.float32], num_threads: int | None, /) -> float: ...
+def _read_speed(array: npt.NDArray[np.float32], num_threads: SupportsIndex | None, /) -> float: ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 FloatArray = npt.NDArray[np.floating[Any]]
+Layout = Literal["bhsd", "bshd"]
 
 
 class MaskWarning(UserWarning):
@@ -36,7 +37,17 @@ class ShapeWarning(UserWarning):
 
 
 class AttentionResult(NamedTuple):
-    """What `attention` returns when more than the output is asked for; None for what was not."""
+    """What `attention` returns when more than the output is asked for; None for what was not.
+
+    Attributes
+    ----------
+    output : ndarray, (..., heads, L, v_dim)
+        (..., L, heads, v_dim) with ``layout="bshd"``.
+    weights : ndarray, (..., heads, L, S), or None
+        What each query gives to each key, in both layouts: rows sum to 1, or to 0 with nothing to attend to.
+    lse : ndarray, (..., heads, L), or None
+        Logsumexp of the scores, a natural logarithm, in both layouts; -inf with nothing to attend to.
+    """
 
     output: FloatArray
     weights: FloatArray | None
@@ -48,10 +59,10 @@ def scaled_dot_product_attention(
     key: npt.ArrayLike,
     value: npt.ArrayLike,
     attn_mask: npt.ArrayLike | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: SupportsFloat = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
+    scale: SupportsFloat | None = None,
     enable_gqa: bool = False,
 ) -> FloatArray:
     """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
@@ -66,21 +77,24 @@ def scaled_dot_product_attention(
     query : array_like, (..., L, head_dim)
         float32 or float64.
     key : array_like, (..., S, head_dim)
+        What scores are taken with; of query's dtype.
     value : array_like, (..., S, v_dim)
+        What is averaged; of query's dtype.
     attn_mask : array_like, optional
-        Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores.
+        Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores. Default: None, no mask.
     dropout_p : float
-        Only 0.0 so far.
+        Only 0.0 so far, the default.
     is_causal : bool
-        Query i attends to keys 0 to i.
+        Query i attends to keys 0 to i. Default: False.
     scale : float, optional
-        Default ``1 / sqrt(head_dim)``.
+        Default: ``1 / sqrt(head_dim)``.
     enable_gqa : bool
-        Query heads (axis -3) may be a multiple of key and value heads.
+        Query heads (axis -3) may be a multiple of key and value heads. Default: False.
 
     Returns
     -------
     ndarray, (..., L, v_dim)
+        Of query's dtype, in native byte order.
 
     Raises
     ------
@@ -100,14 +114,14 @@ def scaled_dot_product_attention(
            [0.3302, 0.6698]], dtype=float32)
     """
     arrays = [_core.as_array(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))]
-    dtype = arrays[0].dtype
-    for name, array in zip(("query", "key", "value"), arrays, strict=True):
-        if array.dtype != dtype or dtype not in (np.float32, np.float64):
+    dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
+    for name, array, own in zip(("query", "key", "value"), arrays, dtypes, strict=True):
+        if own != dtype or dtype not in (np.float32, np.float64):
             wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {name}.astype(numpy.{wanted})")
     if attn_mask is not None:
         attn_mask = _core.as_array(attn_mask, "attn_mask")
-        if attn_mask.dtype not in (np.bool_, np.float32, dtype):
+        if attn_mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
             raise TypeError(
                 f"attn_mask has dtype {attn_mask.dtype}, expected bool or {dtype}; "
                 f"pass attn_mask.astype(bool) (True = attend) or attn_mask.astype(numpy.{dtype})"
@@ -135,7 +149,7 @@ def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
         )
 
 
-def softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatArray:
+def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
     """``exp(x) / sum(exp(x))`` along an axis, without overflow.
 
     Parameters
@@ -143,7 +157,7 @@ def softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatA
     x : array_like
         float32 or float64; lists, bools and integers become float64.
     axis : int or tuple of ints or None
-        Axes to normalise over; None means all of them.
+        Axes to normalise over; None means all of them. Default: -1, the last.
 
     Returns
     -------
@@ -153,7 +167,7 @@ def softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatA
     Raises
     ------
     TypeError
-        x is not an array of real numbers.
+        x is not an array of real numbers, or axis is no integer.
     numpy.exceptions.AxisError
         There is no such axis.
 
@@ -167,7 +181,7 @@ def softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatA
     return _along(x, axis, logarithm=False)
 
 
-def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> FloatArray:
+def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
     """``x - log(sum(exp(x)))`` along an axis: the natural logarithm of `softmax`, without overflow.
 
     Parameters
@@ -175,7 +189,7 @@ def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> Fl
     x : array_like
         float32 or float64; lists, bools and integers become float64.
     axis : int or tuple of ints or None
-        Axes to normalise over; None means all of them.
+        Axes to normalise over; None means all of them. Default: -1, the last.
 
     Returns
     -------
@@ -185,7 +199,7 @@ def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> Fl
     Raises
     ------
     TypeError
-        x is not an array of real numbers.
+        x is not an array of real numbers, or axis is no integer.
     numpy.exceptions.AxisError
         There is no such axis.
 
@@ -198,12 +212,10 @@ def log_softmax(x: npt.ArrayLike, axis: int | tuple[int, ...] | None = -1) -> Fl
     return _along(x, axis, logarithm=True)
 
 
-def _along(x: npt.ArrayLike, axis: int | tuple[int, ...] | None, *, logarithm: bool) -> FloatArray:
+def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None, *, logarithm: bool) -> FloatArray:
     """Bring the axes to the end, as one contiguous axis; compute; put them back."""
-    array = _real_array(x, "x")
-    if axis is None:
-        axis = tuple(range(array.ndim))
-    axes = normalize_axis_tuple(axis if isinstance(axis, tuple) else operator.index(axis), array.ndim)
+    array = _core.as_real(x, "x")
+    axes = _axes(axis, array.ndim)
     last = tuple(range(-len(axes), 0))
     moved = np.moveaxis(array, axes, last)
     kept = moved.shape[: moved.ndim - len(axes)]
@@ -213,12 +225,26 @@ def _along(x: npt.ArrayLike, axis: int | tuple[int, ...] | None, *, logarithm: b
     return np.ascontiguousarray(result).reshape(array.shape)
 
 
-def _real_array(x: npt.ArrayLike, name: str) -> FloatArray:
-    """As float32 or float64, in native byte order; other meanings are refused as `attention` refuses them."""
-    return _core.as_real(x, name)
+def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> tuple[int, ...]:
+    """Count the axes from 0. A scalar has none, and 0 and -1 name all of them, as in SciPy."""
+    if axis is None:
+        return tuple(range(ndim))
+    if isinstance(axis, tuple):
+        return tuple(normalize_axis_tuple([_integer(one, f"axis[{n}]") for n, one in enumerate(axis)], ndim))
+    index = _integer(axis, "axis", "an int, a tuple of ints or None")
+    return () if ndim == 0 and index in (0, -1) else tuple(normalize_axis_tuple(index, ndim))
 
 
-def merge_states(outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]) -> tuple[FloatArray, FloatArray]:
+def _integer(x: SupportsIndex, name: str, expected: str = "an int") -> int:
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected {expected}") from None
+
+
+def merge_states(
+    outputs: Iterable[npt.ArrayLike], lses: Iterable[npt.ArrayLike], *, layout: Layout = "bhsd"
+) -> tuple[FloatArray, FloatArray]:
     """Combine attentions over disjoint parts of the keys into the attention over all of them.
 
     ``lse = log(sum_n exp(lse_n))`` and ``output = sum_n exp(lse_n - lse) * output_n``: what FlashAttention does between
@@ -227,20 +253,26 @@ def merge_states(outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 
     Parameters
     ----------
-    outputs : sequence of array_like, (..., L, v_dim)
-        The parts' outputs; or one array with the parts along its first axis.
-    lses : sequence of array_like, (..., L)
+    outputs : iterable of array_like, (..., heads, L, v_dim)
+        The parts' outputs; or one array with the parts along its first axis. Without heads: (..., L, v_dim).
+    lses : iterable of array_like, (..., heads, L)
         Their logsumexps (natural logarithm), as `attention` returns them with ``need_lse=True``.
+    layout : {'bhsd', 'bshd'}
+        That of the calls of `attention`, default 'bhsd'. 'bshd': outputs of three axes or more are
+        (..., L, heads, v_dim); lses stay (..., heads, L). Shapes cannot tell when L equals heads. For (batch, L, v_dim)
+        without heads, leave it out.
 
     Returns
     -------
-    output : ndarray, (..., L, v_dim)
-    lse : ndarray, (..., L)
+    output : ndarray
+        Of the shape of each of outputs.
+    lse : ndarray, (..., heads, L)
+        In both layouts.
 
     Raises
     ------
     ValueError
-        No parts, a different number of outputs and lses, or shapes that do not go together.
+        No parts, a different number of outputs and lses, shapes that do not go together, or another layout.
     TypeError
         A part is not an array of real numbers.
 
@@ -254,8 +286,9 @@ def merge_states(outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     >>> bool(np.allclose(output, whole.output)), bool(np.allclose(lse, whole.lse))
     (True, True)
     """
-    outs = [_real_array(x, f"outputs[{n}]") for n, x in enumerate(outputs)]
-    sums = [_real_array(x, f"lses[{n}]") for n, x in enumerate(lses)]
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    outs, sums = _real_arrays(outputs, "outputs"), _real_arrays(lses, "lses")
     if not outs or len(outs) != len(sums):
         raise ValueError(f"got {len(outs)} outputs and {len(sums)} lses, expected as many of both, at least one")
     shape = outs[0].shape
@@ -264,10 +297,36 @@ def merge_states(outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     for n, (out, lse) in enumerate(zip(outs, sums, strict=True)):
         if out.shape != shape:
             raise ValueError(f"outputs[{n}] has shape {out.shape} but outputs[0] has {shape}")
-        if lse.shape != shape[:-1]:
-            raise ValueError(f"lses[{n}] has shape {lse.shape}, expected {shape[:-1]}: outputs[{n}] is {shape}")
+        _check_lse(n, lse.shape, shape, layout)
+
+    swap = layout == "bshd" and len(shape) > 2  # the core wants lse as rows of the output
+    sums = [lse.swapaxes(-2, -1) for lse in sums] if swap else sums
     dtype = np.result_type(*outs, *sums)
     parts = [tuple(np.ascontiguousarray(x, dtype=dtype).reshape(x.shape) for x in xs) for xs in (outs, sums)]
     output, lse = np.empty(shape, dtype), np.empty(shape[:-1], dtype)
     _core.merge_states(parts[0], parts[1], output, lse)
-    return output, lse
+    return output, np.ascontiguousarray(lse.swapaxes(-2, -1)) if swap else lse
+
+
+def _real_arrays(xs: Iterable[npt.ArrayLike], name: str) -> list[FloatArray]:
+    try:
+        parts = iter(xs)
+    except TypeError:
+        kind = type(xs).__name__
+        raise TypeError(f"{name} is of type {kind}, expected a list of arrays; for one part, pass [{name}]") from None
+    return [_core.as_real(x, f"{name}[{n}]") for n, x in enumerate(parts)]
+
+
+def _check_lse(n: int, lse: tuple[int, ...], output: tuple[int, ...], layout: Layout) -> None:
+    expected = _lse_shape(output, layout)
+    if lse == expected:
+        return
+    other: Layout = "bhsd" if layout == "bshd" else "bshd"
+    offer = f"; if its axes are those of {other!r}, pass layout={other!r}" if lse == _lse_shape(output, other) else ""
+    raise ValueError(f"lses[{n}] has shape {lse}, expected {expected}: outputs[{n}] is {output}{offer}")
+
+
+def _lse_shape(output: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """(..., heads, L) of (..., L, heads, v_dim), or (..., L) of (..., L, v_dim)."""
+    swap = layout == "bshd" and len(output) > 2
+    return (*output[:-3], output[-2], output[-3]) if swap else output[:-1]

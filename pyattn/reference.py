@@ -68,11 +68,25 @@ def attention(
     query, key, value : array_like
         (..., heads, length, features), or (..., length, heads, features) with ``layout="bshd"``.
     attn_mask : array_like, optional
-        bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S).
+        bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S). Default: none.
+    is_causal : bool
+        Query i sees no key after its own position. Default: False.
+    align : {"upper_left", "lower_right"}, optional
+        Whether the first queries and keys stand beside each other (the default), or the last.
     scale : float, optional
         1 / sqrt(head_dim) unless given.
+    window : int or tuple, optional
+        (left, right), inclusive; one int is both; None = unbounded, the default.
+    key_lengths, query_lengths : array_like of int, optional
+        Broadcast to the axes before the heads. Default: all S keys, all L queries.
+    enable_gqa : bool
+        Axis -3 (with "bshd" -2) of arrays with three axes is heads, too. Default: False.
+    empty_rows : {"zero", "nan"}
+        Output of a row with nothing to attend to; "zero" by default.
+    layout : {"bhsd", "bshd"}
+        Of query, key, value and output; "bhsd" by default.
     dtype : dtype_like
-        Type of all arithmetic and of the result; `numpy.longdouble` to judge float64.
+        Type of all arithmetic and of the result, float64 by default; `numpy.longdouble` to judge float64.
 
     Returns
     -------
@@ -129,10 +143,17 @@ def operands(
     ----------
     query, key, value : array_like
         In `layout`; any leading axes that broadcast.
+    layout : {"bhsd", "bshd"}
+        "bshd": (..., length, heads, features). Default: "bhsd".
+    enable_gqa : bool
+        There are heads with three axes, too. Default: False.
+    dtype : dtype_like
+        What they become; float64 by default.
 
     Returns
     -------
     Operands
+        Read-only where they are broadcast.
     """
     arrays = [np.asarray(array) for array in (query, key, value)]
     rank = max(array.ndim for array in arrays)
@@ -168,14 +189,19 @@ def visible_pairs(
     ----------
     shape : tuple of int
         (..., heads, L, S), without the heads unless `has_heads`.
+    has_heads : bool
+        Whether axis -3 is heads; lengths then belong to the axes before it.
     mask : ndarray, optional
-        bool, or float where -inf hides a key.
+        bool, or float where -inf hides a key. Default: none.
+    is_causal : bool
+        Query i sees no key after its own position. Default: False.
     align : {"upper_left", "lower_right"}, optional
-        Whether the first queries and keys stand beside each other, or the last (each batch's own, by its lengths).
+        Whether the first queries and keys stand beside each other (the default), or the last (each batch's own, by its
+        lengths).
     window : int or tuple, optional
-        (left, right), inclusive; None = unbounded.
+        (left, right), inclusive; one int is both; None = unbounded, the default.
     key_lengths, query_lengths : array_like of int, optional
-        Broadcast to the axes before the heads.
+        Broadcast to the axes before the heads. Default: all S keys, all L queries.
 
     Returns
     -------
@@ -217,7 +243,11 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float
     Parameters
     ----------
     x : array_like
+        Real numbers.
     axis : int
+        Default: -1, the last.
+    dtype : dtype_like
+        Type of all arithmetic and of the result; float64 by default.
 
     Returns
     -------
@@ -236,11 +266,16 @@ def log_softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.f
     Parameters
     ----------
     x : array_like
+        Real numbers.
     axis : int
+        Default: -1, the last.
+    dtype : dtype_like
+        Type of all arithmetic and of the result; float64 by default.
 
     Returns
     -------
     ndarray
+        Of x's shape.
     """
     x = np.asarray(x).astype(dtype)
     with np.errstate(all="ignore"):
@@ -262,6 +297,8 @@ def merge_states(
         One (..., L, v_dim) for each part.
     lses : sequence of array_like
         One (..., L) for each part, natural logarithm.
+    dtype : dtype_like
+        Type of all arithmetic and of the result; float64 by default.
 
     Returns
     -------

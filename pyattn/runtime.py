@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from pyattn import _core
 __all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_config"]
 
 
-def set_num_threads(num_threads: int | None) -> None:
+def set_num_threads(num_threads: SupportsIndex | None) -> None:
     """Set how many threads a call uses that does not say so itself.
 
     Parameters
@@ -33,6 +33,8 @@ def set_num_threads(num_threads: int | None) -> None:
     ------
     ValueError
         num_threads is less than 1.
+    TypeError
+        num_threads is not an integer.
 
     Examples
     --------
@@ -51,6 +53,7 @@ def get_num_threads() -> int:
     Returns
     -------
     int
+        1 or more.
 
     Examples
     --------
@@ -84,6 +87,7 @@ def get_include() -> str:
     Returns
     -------
     str
+        A path, for ``-I``.
 
     Examples
     --------
@@ -97,11 +101,12 @@ def get_include() -> str:
 
 
 def _config() -> dict[str, Any]:
+    version = _core._compiler  # __VERSION__
     return {
         "pyattn": _core.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "compiler": _core._compiler,
+        "compiler": f"gcc {version}" if version[:1].isdigit() else version,  # others begin with their name
         "machine": platform.machine(),
         "isa": {"compiled": _core._levels_compiled(), "available": _core._levels(), "chosen": _core.isa()},
         "threads": _core.get_num_threads(),
@@ -118,11 +123,12 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     Parameters
     ----------
     mode : {'stdout', 'dicts'}
-        Print, or return a dict.
+        Print, the default, or return a dict.
 
     Returns
     -------
     dict or None
+        None where it was printed.
 
     Raises
     ------

@@ -92,7 +92,8 @@ def test_show_config_gives_dicts():
     assert config["pyattn"] == pyattn.__version__ == _core.__version__
     assert config["numpy"] == np.__version__
     assert config["python"] == platform.python_version()
-    assert config["compiler"] == _core._compiler != ""
+    assert re.match(r"[A-Za-z]", config["compiler"])
+    assert config["compiler"].endswith(_core._compiler)
     assert config["isa"] == {
         "compiled": _core._levels_compiled(),
         "available": list(LEVELS),
@@ -107,6 +108,17 @@ def test_show_config_prints(capsys):
     printed = capsys.readouterr().out
     for text in (pyattn.__version__, np.__version__, platform.python_version(), _core._compiler, *LEVELS):
         assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [("12.2.0", "gcc 12.2.0"), ("14.2.1 20250110 (Red Hat)", "gcc 14.2.1 20250110 (Red Hat)")]
+    + [(name, name) for name in ("Clang 18.1.3 (1ubuntu1)", "Apple LLVM 15.0.0", "Ubuntu Clang 14.0.0")],
+)
+def test_show_config_names_the_compiler(version, shown, monkeypatch):
+    """gcc's __VERSION__ is the number alone."""
+    monkeypatch.setattr(_core, "_compiler", version)
+    assert pyattn.show_config(mode="dicts")["compiler"] == shown
 
 
 def test_show_config_has_two_modes():

@@ -120,6 +120,72 @@ def test_nan_that_counts_is_not_lost():
         assert np.isnan(lse)
 
 
+# Layouts
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize(("q_len", "heads"), [(4, 4), (5, 2), (1, 3), (3, 1)])
+def test_layouts_give_the_same(q_len, heads, batch, dtype):
+    """Where L is the number of heads, too: shapes cannot tell there."""
+    rng = np.random.default_rng(0)
+    axes = ((q_len, heads, 8), (30, heads, 8), (30, heads, 5))
+    query, key, value = (rng.standard_normal(batch + shape).astype(dtype) for shape in axes)
+    said = {"layout": "bshd", "enable_gqa": True, "need_lse": True}
+    whole = pyattn.attention(query, key, value, **said)
+    parts = [pyattn.attention(query, key[..., s, :, :], value[..., s, :, :], **said) for s in np.s_[:7, 7:20, 20:]]
+    outputs, lses = [part.output for part in parts], [part.lse for part in parts]
+    output, lse = pyattn.merge_states(outputs, lses, layout="bshd")
+    tolerance = 50 * np.finfo(dtype).eps
+    np.testing.assert_allclose(output, whole.output, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(lse, whole.lse, rtol=tolerance)
+    assert output.flags.c_contiguous
+    assert lse.flags.c_contiguous
+    moved = pyattn.merge_states([out.swapaxes(-3, -2) for out in outputs], lses, layout="bhsd")
+    assert_same_bits(output, moved[0].swapaxes(-3, -2))
+    assert_same_bits(lse, moved[1])
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (0, 5)], ids=str)
+def test_without_heads_the_layouts_are_one(shape, dtype):
+    outputs, lses = np.random.default_rng(0).random((2, *shape)).astype(dtype), np.zeros((2, *shape[:-1]), dtype)
+    pairs = zip(pyattn.merge_states(outputs, lses, layout="bshd"), pyattn.merge_states(outputs, lses), strict=True)
+    for one, other in pairs:
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize(
+    ("output", "lse", "layout", "message"),
+    [
+        (
+            (2, 7, 3, 5),
+            (2, 3, 7),
+            "bhsd",
+            "lses[0] has shape (2, 3, 7), expected (2, 7, 3): outputs[0] is (2, 7, 3, 5); "
+            "if its axes are those of 'bshd', pass layout='bshd'",
+        ),
+        (
+            (2, 3, 7, 5),
+            (2, 3, 7),
+            "bshd",
+            "lses[0] has shape (2, 3, 7), expected (2, 7, 3): outputs[0] is (2, 3, 7, 5); "
+            "if its axes are those of 'bhsd', pass layout='bhsd'",
+        ),
+        (
+            (2, 3, 7, 5),
+            (3, 2, 7),
+            "bhsd",
+            "lses[0] has shape (3, 2, 7), expected (2, 3, 7): outputs[0] is (2, 3, 7, 5)",
+        ),
+        ((2, 3), (2,), "sbhd", "layout is 'sbhd', expected 'bhsd' or 'bshd'"),
+        ((2, 3), (2,), None, "layout is None, expected 'bhsd' or 'bshd'"),
+    ],
+    ids=str,
+)
+def test_layouts_are_checked(output, lse, layout, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pyattn.merge_states([np.ones(output)], [np.ones(lse)], layout=layout)
+
+
 # How parts are given
 
 
@@ -166,7 +232,9 @@ def test_memory_and_dtypes_do_not_matter():
         ([[[1.0]]], [np.ma.array([0.0])], TypeError, "lses[0] is a masked array"),
         ([[["a"]]], [[0.0]], TypeError, "outputs[0] has dtype <U1"),
         ([[[1.0]], None], [[0.0]] * 2, TypeError, "outputs[1] is an object of type NoneType"),
-        (3, [[0.0]], TypeError, "'int' object is not iterable"),
+        (3, 3, TypeError, "outputs is of type int, expected a list of arrays; for one part, pass [outputs]"),
+        (np.float64(3), [0.0], TypeError, "outputs is of type float64, expected a list of arrays"),
+        ([[1.0]], None, TypeError, "lses is of type NoneType, expected a list of arrays"),
     ],
     ids=str,
 )

@@ -124,6 +124,20 @@ def test_a_float32_mask_is_fine_for_float64():
     assert_same_bits(sdpa(*arrays, attn_mask=mask), sdpa(*arrays, attn_mask=mask.astype(np.float64)))
 
 
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_byte_order_is_no_dtype(kind, dtype):
+    """Of each array by itself; as files in the other order are read."""
+    arrays = make_arrays(*SHAPES["batch"], dtype=dtype)
+    arrays = [*arrays, make_mask(kind, arrays)]
+    expected = sdpa(*arrays)
+    swapped = [array if array is None else array.astype(array.dtype.newbyteorder()) for array in arrays]
+    assert_same_bits(sdpa(*swapped), expected)
+    for n in range(4):
+        result = sdpa(*arrays[:n], swapped[n], *arrays[n + 1 :])
+        assert_same_bits(result, expected)
+        assert result.dtype.isnative
+
+
 QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
 
 

@@ -79,7 +79,16 @@ def test_no_axis_is_all_axes(name, function, dtype):
     x = np.random.default_rng(0).standard_normal((4, 5, 6)).astype(dtype)
     np.testing.assert_array_equal(function(x, None), function(x.ravel()).reshape(x.shape))
     np.testing.assert_array_equal(function(x, ()), np.full_like(x, name == "softmax"))
-    assert function(3.0, None) == (name == "softmax")
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1, np.int64(0), ()], ids=str)
+def test_a_scalar_is_a_row_of_one(axis, name, function, dtype):
+    """As in SciPy."""
+    for scalar in (3.0, np.array(3, dtype)):
+        y = function(scalar, axis)
+        assert (y.shape, y.dtype) == ((), np.asarray(scalar).dtype)
+        assert y == (name == "softmax")
+    assert np.isnan(function(np.nan, axis))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)], ids=str)
@@ -188,12 +197,16 @@ def test_one_nan_or_minus_infinity_among_many(place, dtype, level):
     ("x", "axis", "kind", "message"),
     [
         ([1.0], 1, np.exceptions.AxisError, "axis 1 is out of bounds for array of dimension 1"),
-        (1.0, -1, np.exceptions.AxisError, "axis -1 is out of bounds for array of dimension 0"),
+        (1.0, 1, np.exceptions.AxisError, "axis 1 is out of bounds for array of dimension 0"),
+        (1.0, (0,), np.exceptions.AxisError, "axis 0 is out of bounds for array of dimension 0"),
         ([[1.0]], (0, 2), np.exceptions.AxisError, "axis 2 is out of bounds for array of dimension 2"),
         ([[1.0]], (0, 0), ValueError, "repeated axis"),
         ([[1.0]], (0, -2), ValueError, "repeated axis"),
-        ([1.0], 0.5, TypeError, "integer"),
-        ([1.0], "0", TypeError, "integer"),
+        ([1.0], 1.0, TypeError, "^axis is of type float, expected an int, a tuple of ints or None$"),
+        ([1.0], "0", TypeError, "^axis is of type str, expected an int, a tuple of ints or None$"),
+        ([[1.0]], [0, 1], TypeError, "^axis is of type list, expected an int, a tuple of ints or None$"),
+        ([[1.0]], (0, 1.0), TypeError, r"^axis\[1\] is of type float, expected an int$"),
+        (1.0, 0.0, TypeError, "^axis is of type float"),
         (["a"], -1, TypeError, "x has dtype <U1, expected float32 or float64"),
         ([1j], -1, TypeError, "x has dtype complex128, expected float32 or float64"),
         (np.float16([1]), -1, TypeError, "x has dtype float16, expected float32 or float64"),
