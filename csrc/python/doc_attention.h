@@ -15,11 +15,13 @@
     "    float32 or float64. Lists, bools and integers become float64; dtypes that differ are promoted as NumPy does.\n" \
     "    Anything NumPy can view is taken as it is, with any strides: torch CPU tensors, other DLPack or buffer objects.\n" \
     "key : array_like, (..., heads, S, head_dim)\n" \
+    "    What queries are compared with.\n" \
     "value : array_like, (..., heads, S, v_dim)\n" \
+    "    What is averaged, with v_dim features of its own.\n" \
     "attn_mask : array_like, optional\n" \
     "    Broadcasts to (..., heads, L, S) in every layout. bool: True = attend (`torch.nn.MultiheadAttention` means the\n" \
     "    opposite). Any float dtype: added to the scaled scores, in natural-log units. It is read in place, never expanded.\n" \
-    "is_causal : bool\n" \
+    "is_causal : bool, default False\n" \
     "    Query i sees no key after its own position. Combined with `attn_mask`.\n" \
     "align : {'upper_left', 'lower_right'}, optional\n" \
     "    Where causal masks and windows start when L != S. 'upper_left': query i stands at key i (torch, JAX).\n" \
@@ -34,16 +36,16 @@
     "    Number of keys, 0 <= n <= S, of each batch entry; broadcasts to the batch axes.\n" \
     "query_lengths : array_like of int, optional\n" \
     "    Number of queries, 0 <= n <= L, likewise; later rows have nothing to attend to.\n" \
-    "dropout_p : float\n" \
+    "dropout_p : float, default 0.0\n" \
     "    Only 0.0 so far.\n" \
-    "enable_gqa : bool\n" \
+    "enable_gqa : bool, default False\n" \
     "    Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too.\n" \
-    "need_weights, need_lse : bool\n" \
+    "need_weights, need_lse : bool, default False\n" \
     "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
     "    a natural logarithm, -inf for a row with nothing to attend to.\n" \
-    "empty_rows : {'zero', 'nan'}\n" \
+    "empty_rows : {'zero', 'nan'}, default 'zero'\n" \
     "    The output of a row with nothing to attend to. Its weights are 0, its lse is -inf.\n" \
-    "layout : {'bhsd', 'bshd'}\n" \
+    "layout : {'bhsd', 'bshd'}, default 'bhsd'\n" \
     "    'bshd': query, key, value and the output are (..., length, heads, dim).\n" \
     "num_threads : int, optional\n" \
     "    Default: `get_num_threads()`. The result does not depend on it, to the last bit.\n" \
