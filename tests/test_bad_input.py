@@ -134,7 +134,7 @@ def test_lengths(name, lengths, kind, message):
 def test_a_missing_align_draws_both(said, what):
     message = (
         f"{what} with 3 queries and 5 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
-        "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = visible:\n"
+        "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = up to the query's own position:\n"
         "  upper_left   lower_right\n"
         "    x . . .       x x x .\n"
         "    x x . .       x x x x"
@@ -145,7 +145,7 @@ def test_a_missing_align_draws_both(said, what):
 def test_a_missing_align_draws_more_queries_than_keys():
     message = (
         "is_causal=True with 5 queries and 3 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
-        "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = visible:\n"
+        "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = up to the query's own position:\n"
         "  upper_left   lower_right\n"
         "    x .           . .\n"
         "    x x           . .\n"

@@ -87,14 +87,14 @@ def test_a_mask_of_nothing_is_quiet():
         (
             (2, 600, 8, 4),
             "bhsd",
-            "query has 600 heads of length 8; if its axes are (batch, length, heads, dim), call "
-            "attention(..., layout='bshd')",
+            "the heads axis has size 600 and the length axis 8; if query's axes are (batch, length, heads, dim), "
+            "call attention(..., layout='bshd')",
         ),
         (
             (2, 8, 600, 4),
             "bshd",
-            "query has 600 heads of length 8; if its axes are (batch, heads, length, dim), call "
-            "attention(..., layout='bhsd')",
+            "the heads axis has size 600 and the length axis 8; if query's axes are (batch, heads, length, dim), "
+            "call attention(..., layout='bhsd')",
         ),
     ],
 )

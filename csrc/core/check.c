@@ -236,7 +236,7 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
              args->window_right);
     if ((args->is_causal || windowed) && p->q_len != p->kv_len && args->align == ATTN_ALIGN_UNSAID)
         FAIL("%s with %td queries and %td keys needs align='upper_left' (torch, JAX) or align='lower_right' "
-             "(FlashAttention; decoding with a cache). For %s, x = visible:\n%s",
+             "(FlashAttention; decoding with a cache). For %s, x = up to the query's own position:\n%s",
              args->is_causal ? "is_causal=True" : "window", p->q_len, p->kv_len,
              p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
              p->q_len < p->kv_len ? wide : tall);

@@ -242,13 +242,14 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
             0, 0) < 0)
         return -1;
     if (shapes->heads_look_like_length &&
-        warn("ShapeWarning",
-             layout == ATTN_LAYOUT_BHSD
-                 ? "query has %zd heads of length %zd; if its axes are (batch, length, heads, dim), call "
-                   "attention(..., layout='bshd')"
-                 : "query has %zd heads of length %zd; if its axes are (batch, heads, length, dim), call "
-                   "attention(..., layout='bhsd')",
-             shapes->heads, shapes->q_len) < 0)
+        warn(
+            "ShapeWarning",
+            layout == ATTN_LAYOUT_BHSD
+                ? "the heads axis has size %zd and the length axis %zd; if query's axes are (batch, length, heads, dim), call "
+                  "attention(..., layout='bshd')"
+                : "the heads axis has size %zd and the length axis %zd; if query's axes are (batch, heads, length, dim), call "
+                  "attention(..., layout='bhsd')",
+            shapes->heads, shapes->q_len) < 0)
         return -1;
     return 0;
 }

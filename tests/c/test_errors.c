@@ -177,14 +177,14 @@ static void test_masks_and_lengths(void)
 static void test_visibility(void)
 {
     REFUSED("is_causal=True with 3 queries and 5 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
-            "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = visible:\n"
+            "(FlashAttention; decoding with a cache). For 2 queries and 4 keys, x = up to the query's own position:\n"
             "  upper_left   lower_right\n"
             "    x . . .       x x x .\n"
             "    x x . .       x x x x",
             args->key = args->value = VIEW(ATTN_F32, 2, 4, 5, 8);
             args->is_causal = 1);
     REFUSED("window with 3 queries and 1 keys needs align='upper_left' (torch, JAX) or align='lower_right' "
-            "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = visible:\n"
+            "(FlashAttention; decoding with a cache). For 4 queries and 2 keys, x = up to the query's own position:\n"
             "  upper_left   lower_right\n"
             "    x .           . .\n"
             "    x x           . .\n"
