@@ -11,13 +11,14 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
-from pyattn._core import attention
+from pyattn._core import attention, linear
 
 __all__ = [
     "AttentionResult",
     "MaskWarning",
     "ShapeWarning",
     "attention",
+    "linear",
     "log_softmax",
     "merge_states",
     "scaled_dot_product_attention",

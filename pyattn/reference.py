@@ -16,7 +16,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Attended", "Operands", "attention", "log_softmax", "merge_states", "operands", "softmax", "visible_pairs"]
+__all__ = [
+    "Attended",
+    "Operands",
+    "attention",
+    "linear",
+    "log_softmax",
+    "merge_states",
+    "operands",
+    "softmax",
+    "visible_pairs",
+]
 
 Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
@@ -315,3 +325,41 @@ def merge_states(
         touched = np.where(lse[..., np.newaxis] == -np.inf, 0, o)
         output = (shares[..., np.newaxis] * touched).sum(axis=0) / np.where(empty, 1, total)[..., np.newaxis]
         return output, top + np.log(total)
+
+
+def linear(
+    x: npt.ArrayLike,
+    weight: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    residual: npt.ArrayLike | None = None,
+    dtype: npt.DTypeLike = np.float64,
+) -> Floats:
+    """Compute a linear layer, activation(x W^T + b) + residual.
+
+    Parameters
+    ----------
+    x : array_like, (..., inner)
+        Any dtype.
+    weight : array_like, (features, inner)
+        As torch.nn.Linear keeps it.
+    bias : array_like, (features,), optional
+        Default: none.
+    activation : {"relu"}, optional
+        Default: none.
+    residual : array_like, (..., features), optional
+        Added last. Default: none.
+    dtype : dtype_like
+        What is computed in. Default: float64.
+
+    Returns
+    -------
+    ndarray, (..., features)
+    """
+    y = np.asarray(x).astype(dtype) @ np.asarray(weight).astype(dtype).T
+    if bias is not None:
+        y = y + np.asarray(bias).astype(dtype)
+    if activation == "relu":
+        y = np.maximum(y, 0)
+    return np.asarray(y if residual is None else y + np.asarray(residual).astype(dtype))

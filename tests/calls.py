@@ -92,6 +92,14 @@ WORKING = {
     "softmax, axes": lambda: pyattn.softmax(Q, (0, 1)),
     "softmax, list": lambda: pyattn.softmax([1, 2, 3], None),
     "log_softmax": lambda: pyattn.log_softmax(K, 0),
+    "linear": lambda: pyattn.linear(Q, K),
+    "linear, everything": lambda: pyattn.linear(
+        Q, K, LSE[[0] * 5], activation="relu", residual=BIAS, num_threads=2, out=np.empty_like(BIAS)
+    ),
+    "linear, lists": lambda: pyattn.linear([[1, 2]], [[3, 4]], [5], residual=[[6]]),
+    "linear, copied": lambda: pyattn.linear(
+        Q.T, V[:3].T, residual=np.ones((2, 4), np.float32).T, out=np.empty((4, 2), "f")
+    ),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -157,6 +165,12 @@ MISTAKES = {
     "softmax axis": lambda: pyattn.softmax(Q, 2),
     "softmax axes": lambda: pyattn.log_softmax(Q, (0, 0)),
     "softmax dtype": lambda: pyattn.softmax(["a"]),
+    "linear, inner": lambda: pyattn.linear(Q, V),
+    "linear, bias": lambda: pyattn.linear(Q, K, LSE),
+    "linear, residual": lambda: pyattn.linear(Q, K, residual=Q),
+    "linear, activation": lambda: pyattn.linear(Q, K, activation="tanh"),
+    "linear, dtype": lambda: pyattn.linear(Q, K, V * 1j),
+    "linear, out": lambda: pyattn.linear(Q, K, out=FROZEN),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),

@@ -61,6 +61,7 @@ def calls(arrays):
         lambda: pyattn.softmax(far),
         lambda: pyattn.log_softmax(large),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
+        lambda: pyattn.linear(far, large[0]),
     ]
 
 

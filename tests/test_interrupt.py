@@ -23,6 +23,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode": "attend(endless(64, 64, 1, 64), endless(64, 64, 1 << 20, 64))",
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
+    "linear": "pyattn.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
 }

@@ -22,6 +22,8 @@ LARGE = {
     "large": "attend(WIDE, WIDE, WIDE)",
     "large, weights": "attend(WIDE, WIDE, WIDE, need_weights=True, need_lse=True, num_threads=2)",
     "large, decode": "attend(WIDE[:1], WIDE, WIDE, num_threads=2)",
+    "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
+    "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",
 }
@@ -94,7 +96,9 @@ def failures(calls):
 def test_every_entry_point():
     counts = failures(f"{{name: call for name, call in WORKING.items() if name not in {LEFT_OUT!r}}}")
     assert counts.keys() == WORKING.keys() - LEFT_OUT
-    computing = [name for name in counts if name.split(",")[0] in ("attention", "sdpa", "softmax", "merge_states")]
+    computing = [
+        name for name in counts if name.split(",")[0] in ("attention", "sdpa", "linear", "softmax", "merge_states")
+    ]
     assert all(counts[name] > 0 for name in computing)
 
 

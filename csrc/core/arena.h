@@ -33,4 +33,15 @@ static inline size_t attn_padded(size_t bytes)
     return attn_plus(bytes, ATTN_ALIGNMENT - 1) & ~(size_t)(ATTN_ALIGNMENT - 1);
 }
 
+/* Hands out parts of one piece of memory; from NULL it only counts. */
+static inline void *attn_next_part(char *memory, size_t *used, size_t bytes)
+{
+    char *at = memory == NULL ? NULL : memory + *used;
+    *used = attn_plus(*used, attn_padded(bytes));
+    return at;
+}
+
+static inline ptrdiff_t attn_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
+static inline ptrdiff_t attn_smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+
 #endif

@@ -7,6 +7,7 @@
 #ifndef ATTN_CORE_ATTEND_H
 #define ATTN_CORE_ATTEND_H
 
+#include "copy.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "problem.h"
@@ -88,8 +89,5 @@ void attn_redo_block(attn_task *task, int n, ptrdiff_t number);
 
 /* spans.c: tasks 0 .. tasks - 1 of a plan with spans > 1 */
 attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks);
-
-/* `count` elements that lie `step` bytes apart, made contiguous and padded with zeros. */
-void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size);
 
 #endif

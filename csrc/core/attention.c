@@ -14,18 +14,6 @@
 /* Keys and values ---------------------------------------------------------------------------------------------------
  */
 
-void attn_copy_row(char *to, const char *from, ptrdiff_t step, ptrdiff_t count, ptrdiff_t padded, int size)
-{
-    if (step == size || count <= 1) {
-        memcpy(to, from, (size_t)(count * size));
-    } else if (size == 4) {
-        for (ptrdiff_t d = 0; d < count; d++) memcpy(to + 4 * d, from + d * step, 4);
-    } else {
-        for (ptrdiff_t d = 0; d < count; d++) memcpy(to + 8 * d, from + d * step, 8);
-    }
-    memset(to + count * size, 0, (size_t)((padded - count) * size));
-}
-
 /* A block of keys or values as the kernels read it. */
 typedef struct {
     const void *data;
@@ -139,7 +127,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     } else {
         const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
         memcpy(task->maximum, block->part.maximum, lanes);
-        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, bias, scores,
+        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, bias, 0, scores,
                        task->maximum);
         if (limited) {
             memcpy(task->maximum, block->part.maximum, lanes);

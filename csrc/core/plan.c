@@ -3,14 +3,11 @@
 #include "attend.h"
 #include "dispatch.h"
 
-static ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
-static ptrdiff_t smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
-
 /* The first key of the next chunk. Chunks are counted from absolute key 0. */
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
 {
     ptrdiff_t absolute = problem->key_start + key;
-    return smaller(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
+    return attn_smaller(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
 }
 
 /* Rows a power of two apart fall into the same few sets of the first-level cache. */
@@ -23,7 +20,7 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
     plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
-    plan->blocks_per_run = plan->decode ? 1 : ceil_div(ceil_div(plan->run, k->lanes), ATTN_VECTORS);
+    plan->blocks_per_run = plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->run, k->lanes), ATTN_VECTORS);
     plan->blocks = plan->run == 0 ? 0 : plan->rows / plan->run * plan->blocks_per_run;
 }
 
@@ -31,7 +28,7 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size, rows = (size_t)(plan->decode ? plan->rows : k->width);
-    const size_t key_blocks = (size_t)ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
+    const size_t key_blocks = (size_t)attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
 
     plan->packed_bytes = attn_padded(attn_times((size_t)p->head_dim, rows * size));
     plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
@@ -49,14 +46,15 @@ static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
     const ptrdiff_t units = p->batches * plan->groups;
     const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
-    ptrdiff_t most = p->weights.data ? 1 : smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+    ptrdiff_t most = p->weights.data ? 1 : attn_smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
 
     plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
     while (most > 1 && attn_times((size_t)most, block_bytes) > (384 << 10)) most--;
-    while (most > 1 && plan->workers > 1 && units * ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers) most--;
-    plan->tasks_per_group = ceil_div(plan->blocks, most);
-    plan->blocks_per_task = plan->tasks_per_group ? ceil_div(plan->blocks, plan->tasks_per_group) : 1;
-    plan->tasks_per_group = ceil_div(plan->blocks, plan->blocks_per_task);
+    while (most > 1 && plan->workers > 1 && units * attn_ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers)
+        most--;
+    plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
+    plan->blocks_per_task = plan->tasks_per_group ? attn_ceil_div(plan->blocks, plan->tasks_per_group) : 1;
+    plan->tasks_per_group = attn_ceil_div(plan->blocks, plan->blocks_per_task);
 }
 
 /* Too few tasks for the workers: chunks are shared out too, as many at a time as WAVE_BYTES hold the states of. */
@@ -64,15 +62,15 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
 {
     enum { WAVE_BYTES = 4 << 20 };
     const ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group;
-    plan->chunks = p->kv_len == 0 ? 0 : ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
+    plan->chunks = p->kv_len == 0 ? 0 : attn_ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
     plan->spans = 1;
     plan->partial_bytes = 0;
     if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
 
     const size_t slot_bytes = attn_times((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
     if (slot_bytes > WAVE_BYTES / 4) return; /* no room for more than two chunks */
-    plan->wave = smaller(plan->chunks, (ptrdiff_t)(WAVE_BYTES / slot_bytes) - 1);
-    plan->spans = smaller(plan->wave, ceil_div(4 * plan->workers, tasks));
+    plan->wave = attn_smaller(plan->chunks, (ptrdiff_t)(WAVE_BYTES / slot_bytes) - 1);
+    plan->spans = attn_smaller(plan->wave, attn_ceil_div(4 * plan->workers, tasks));
     plan->partial_bytes = (size_t)(plan->wave + 1) * slot_bytes;
 }
 
@@ -85,7 +83,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     *plan = (attn_plan){.problem = p, .kernels = k};
 
     cut_rows(p, plan);
-    plan->columns = ceil_div(p->v_dim, k->lanes) * k->lanes;
+    plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
     plan->gather_queries = p->query.column != k->size && p->head_dim > 1;
     plan->copy_keys = (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && aliases(p->key.row));
     plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
@@ -105,21 +103,13 @@ size_t attn_plan_bytes(const attn_plan *plan)
     return attn_plus(attn_times((size_t)plan->workers, plan->worker_bytes), plan->partial_bytes);
 }
 
-/* Hands out parts of one piece of memory; from NULL it only counts. */
-static void *next_part(char *memory, size_t *used, size_t bytes)
-{
-    char *at = memory == NULL ? NULL : memory + *used;
-    *used = attn_plus(*used, attn_padded(bytes));
-    return at;
-}
-
 static void lay_state(const attn_plan *plan, char *memory, size_t *used, attn_state *state)
 {
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const size_t size = (size_t)plan->kernels->size;
-    state->maximum = next_part(memory, used, rows * size);
-    state->sum = next_part(memory, used, rows * size);
-    state->out = next_part(memory, used, attn_times((size_t)plan->columns, rows * size));
+    state->maximum = attn_next_part(memory, used, rows * size);
+    state->sum = attn_next_part(memory, used, rows * size);
+    state->out = attn_next_part(memory, used, attn_times((size_t)plan->columns, rows * size));
 }
 
 void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state)
@@ -135,20 +125,20 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     size_t used = 0;
 
     task->scores =
-        next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
-    task->bias = next_part(memory, &used, plan->problem->mask.data ? plan->scores_bytes : 0);
-    task->maximum = next_part(memory, &used, rows * size);
-    task->correction = next_part(memory, &used, rows * size);
-    task->dead = next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
-    task->key_copy = next_part(memory, &used, plan->key_bytes);
-    task->value_copy = next_part(memory, &used, plan->value_bytes);
-    task->query_rows = next_part(memory, &used, plan->query_bytes);
+        attn_next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
+    task->bias = attn_next_part(memory, &used, plan->problem->mask.data ? plan->scores_bytes : 0);
+    task->maximum = attn_next_part(memory, &used, rows * size);
+    task->correction = attn_next_part(memory, &used, rows * size);
+    task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
+    task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
+    task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
+    task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
         attn_block *block = &task->blocks[n];
-        block->packed = next_part(memory, &used, plan->packed_bytes);
+        block->packed = attn_next_part(memory, &used, plan->packed_bytes);
         lay_state(plan, memory, &used, &block->part);
         lay_state(plan, memory, &used, &block->total);
-        block->kept = plan->kept_bytes ? next_part(memory, &used, plan->kept_bytes) : NULL;
+        block->kept = plan->kept_bytes ? attn_next_part(memory, &used, plan->kept_bytes) : NULL;
     }
     return used;
 }

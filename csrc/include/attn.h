@@ -97,6 +97,25 @@ ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdif
                                        const void *const *outputs, const void *const *lses, void *output, void *lse,
                                        attn_error *error);
 
+typedef enum { ATTN_IDENTITY, ATTN_RELU } attn_activation;
+
+/* Arguments of a linear layer, y = activation(x . weight^T + bias) + residual. All arrays have one dtype, ATTN_F32 or
+ * ATTN_F64; zero-initialise what is left out. */
+typedef struct {
+    attn_view x;        /* (..., inner) */
+    attn_view weight;   /* (features, inner), read in place */
+    attn_view bias;     /* (features) */
+    attn_view residual; /* (..., features), with a contiguous last axis */
+    attn_activation activation;
+    int num_threads;
+} attn_linear_args;
+
+/* Checks every rule on the arguments; computes nothing. */
+ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
+
+/* Computes. y (..., features) has a contiguous last axis, and may be residual. */
+ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
+
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);

@@ -7,7 +7,9 @@
 #include "decode.inc.h"
 #include "bias.inc.h"
 #include "state.inc.h"
+#include "square.inc.h"
 #include "weights.inc.h"
+#include "linear.inc.h"
 #include "rowwise.inc.h"
 #include "measure.inc.h"
 
@@ -29,6 +31,8 @@ static const attn_kernels K(kernels) = {
     .finish_rows = K(finish_rows),
     .weights_block = K(weights_block),
     .decode_weights = K(decode_weights),
+    .linear_block = K(linear_block),
+    .linear_rows = K(linear_rows),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
     .fma_rounds = K(fma_rounds),

@@ -33,6 +33,9 @@ typedef enum { ATTN_MASK_BOOL, ATTN_MASK_F16, ATTN_MASK_F32, ATTN_MASK_F64, ATTN
 /* What bias_tile found. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
 
+/* What happens to a matrix product on its way out. */
+typedef enum { ATTN_KIND_IDENTITY, ATTN_KIND_RELU } attn_activation_kind;
+
 /* Running softmax of some rows: maximum (log2 units), sum of weights, unnormalised output (rows, out_stride). */
 typedef struct {
     void *maximum, *sum, *out;
@@ -49,9 +52,9 @@ typedef struct {
                          void *packed);
 
     /* scores (keys, lanes) = key . query + bias, and -inf where the bias is (same layout, may be NULL); maximum (lanes)
-     * in and out. */
+     * in and out. `adds`: to scores of features before these, of which there was a multiple of ATTN_FOLD_FEATURES. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, const void *bias, void *scores, void *maximum);
+                        ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
 
     /* -inf to scores whose key is outside [first, last) of its lane, counted from the block's first key; maximum (lanes)
      * in and out. */
@@ -97,6 +100,13 @@ typedef struct {
                           const attn_state *state, void *const *output);
     void (*decode_weights)(int rows, int keys, const void *weights, const void *seen, const attn_state *state,
                            void *const *output);
+
+    /* y[row] = activation(product + bias) + residual[row], over `features` reals; bias and residual may be NULL. The
+     * product has score_block's layout (features, vectors * lanes), or decode_scores's (rows, ATTN_BLOCK_KEYS). */
+    void (*linear_block)(int vectors, int rows, int features, const void *product, const void *bias,
+                         attn_activation_kind activation, const void *const *residual, void *const *y);
+    void (*linear_rows)(int rows, int features, const void *product, const void *bias,
+                        attn_activation_kind activation, const void *const *residual, void *const *y);
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);

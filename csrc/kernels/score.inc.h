@@ -29,30 +29,31 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
     }
 }
 
-/* The register tile: R keys x J vectors of queries over features [from, to). One chain of fma per score.
+/* The register tile: R keys x J vectors of queries over some features. One chain of fma per score.
  *
- *   packed  (head_dim, J * LANES)
- *   key     (R, head_dim)            row stride key_stride, read in place
+ *   packed  (features, J * LANES)
+ *   key     (R, features)            row stride key_stride, read in place
  *   bias    (R, J * LANES)           may be NULL
- *   scores  (R, J * LANES)           in when from > 0, out
+ *   scores  (R, J * LANES)           in when `adds`, out
  *   best    (J)                      running maximum, raised when `last`
  */
-ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t from, ptrdiff_t to, int last, const real *packed,
-                                 const real *key, ptrdiff_t key_stride, const real *bias, real *scores, vec *best)
+ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last,
+                                 const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
+                                 real *scores, vec *best)
 {
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec dead = V(splat)(-INFINITY);
     const int sparse = J == 1; /* so little arithmetic goes on better beside a few fetches at a time */
-    K(row_stream) soon = K(rows_soon)(key + from, key_stride, to - from);
+    K(row_stream) soon = K(rows_soon)(key, key_stride, features);
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
-    if (!sparse) K(fetch_rows)(key + from, key_stride, R, to - from);
-    for (ptrdiff_t d = from; d < to; d++) {
+    if (!sparse) K(fetch_rows)(key, key_stride, R, features);
+    for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
-        if (sparse && (d - from) % K(line) == 0) K(fetch_lines)(&soon, R);
+        if (sparse && d % K(line) == 0) K(fetch_lines)(&soon, R);
         ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);
         ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec k = V(splat)(key[r * key_stride + d]);
@@ -63,7 +64,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t from, ptrdi
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++) {
             real *out = scores + r * width + j * LANES;
-            vec s = from > 0 ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
+            vec s = adds ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
             if (bias) { /* chosen, not only added: the score of a masked key may be NaN */
                 const vec b = V(load)(bias + r * width + j * LANES);
                 s = V(select)(V(eq)(b, dead), dead, V(add)(s, b));
@@ -73,8 +74,8 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t from, ptrdi
         }
 }
 
-/* All keys of a block over features [from, to), R rows at a time and then what is left. */
-ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t from, ptrdiff_t to, int last, const real *packed,
+/* All keys of a block, R rows at a time and then what is left. */
+ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int adds, int last, const real *packed,
                                  const real *key, ptrdiff_t key_stride, const real *bias, real *scores, real *maximum)
 {
     enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
@@ -83,9 +84,9 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t from, ptrdiff_
     int n = 0;
 
     ATTN_UNROLL for (int j = 0; j < J; j++) best[j] = V(load)(maximum + j * LANES);
-#define TILE(N)                                                                                                   \
-    K(score_tile)((N), J, from, to, last, packed, key + n * key_stride, key_stride, bias ? bias + n * width : NULL, \
-                  scores + n * width, best)
+#define TILE(N)                                                                                                     \
+    K(score_tile)((N), J, features, adds, last, packed, key + n * key_stride, key_stride,                           \
+                  bias ? bias + n * width : NULL, scores + n * width, best)
     for (; n + R <= keys; n += R) TILE(R);
     for (; n + 2 <= keys; n += 2) TILE(2);
     for (; n < keys; n++) TILE(1);
@@ -94,18 +95,21 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t from, ptrdiff_
 }
 
 static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *bias, void *scores, void *maximum)
+                           ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
 {
-    ptrdiff_t from = 0;
+    const real *q = packed, *k = key;
     do { /* also once for head_dim 0: the scores are 0 */
-        ptrdiff_t to = head_dim - from > ATTN_FOLD_FEATURES ? from + ATTN_FOLD_FEATURES : head_dim;
-        int last = to == head_dim;
+        const int last = head_dim <= ATTN_FOLD_FEATURES;
+        const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;
         const void *add = last ? bias : NULL;
         switch (vectors) {
-        case 1: K(score_rows)(1, keys, from, to, last, packed, key, key_stride, add, scores, maximum); break;
-        case 2: K(score_rows)(2, keys, from, to, last, packed, key, key_stride, add, scores, maximum); break;
-        default: K(score_rows)(3, keys, from, to, last, packed, key, key_stride, add, scores, maximum); break;
+        case 1: K(score_rows)(1, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
+        case 2: K(score_rows)(2, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
+        default: K(score_rows)(3, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
         }
-        from = to;
-    } while (from < head_dim);
+        q += features * vectors * LANES;
+        k += features;
+        head_dim -= features;
+        adds = 1;
+    } while (head_dim > 0);
 }

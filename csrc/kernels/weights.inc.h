@@ -21,27 +21,23 @@ static inline void K(weight_factors)(int rows, const real *seen, const attn_stat
 
 /* One square: LANES rows of `count` keys. */
 ATTN_TEMPLATE void K(weights_square)(const int whole, int lanes, int count, const real *weights, ptrdiff_t width,
-                                     vec factor, void *const *output, ptrdiff_t at)
+                                     const real *factor, void *const *output, ptrdiff_t at)
 {
     vec r[LANES];
+    K(turn_square)(whole, count, weights, width, r);
     if (whole) {
-        ATTN_UNROLL for (int c = 0; c < LANES; c++) r[c] = K(final_weight)(V(load)(weights + c * width), factor);
+        ATTN_UNROLL for (int l = 0; l < LANES; l++)
+            V(store)((real *)output[l] + at, K(final_weight)(r[l], V(splat)(factor[l])));
     } else {
-        for (int c = 0; c < LANES; c++)
-            r[c] = c < count ? K(final_weight)(V(load)(weights + c * width), factor) : V(splat)(0);
-    }
-    V(transpose)(r);
-    if (whole) {
-        ATTN_UNROLL for (int l = 0; l < LANES; l++) V(store)((real *)output[l] + at, r[l]);
-    } else {
-        for (int l = 0; l < lanes; l++) V(store_first)((real *)output[l] + at, count, r[l]);
+        for (int l = 0; l < lanes; l++)
+            V(store_first)((real *)output[l] + at, count, K(final_weight)(r[l], V(splat)(factor[l])));
     }
 }
 
 /* LANES rows of a whole block. Rows a multiple of 4 KB apart share a set of the first-level cache, which is too small for
  * a line of each: they are put together elsewhere and leave one by one. Measured on Zen 5, 1,024 keys: weights cost 1.24
  * times the plain call and not 1.37; where rows do not share a set it would be slower. */
-static void K(weights_apart)(const real *weights, ptrdiff_t width, vec factor, void *const *output)
+static void K(weights_apart)(const real *weights, ptrdiff_t width, const real *factor, void *const *output)
 {
     real rows[LANES][ATTN_BLOCK_KEYS] __attribute__((aligned(64)));
     void *row[LANES];
@@ -65,18 +61,17 @@ static void K(weights_block)(int vectors, int rows, int keys, const void *weight
 
     for (int i = 0; i < rows; i += LANES) {
         const int lanes = rows - i < LANES ? rows - i : LANES;
-        const vec by = V(load_first)(factor + i, lanes);
         const real *from = (const real *)weights + i;
         int n = 0;
         if (lanes == LANES && keys == ATTN_BLOCK_KEYS && ((char *)output[i + 1] - (char *)output[i]) % 4096 == 0) {
-            K(weights_apart)(from, width, by, output + i);
+            K(weights_apart)(from, width, factor + i, output + i);
             continue;
         }
         if (lanes == LANES)
             for (; n + LANES <= keys; n += LANES)
-                K(weights_square)(1, LANES, LANES, from + n * width, width, by, output + i, n);
+                K(weights_square)(1, LANES, LANES, from + n * width, width, factor + i, output + i, n);
         for (; n < keys; n += LANES)
-            K(weights_square)(0, lanes, keys - n < LANES ? keys - n : LANES, from + n * width, width, by, output + i, n);
+            K(weights_square)(0, lanes, keys - n < LANES ? keys - n : LANES, from + n * width, width, factor + i, output + i, n);
     }
 }
 

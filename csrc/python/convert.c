@@ -152,8 +152,8 @@ static PyArrayObject *view_of(PyArrayObject *array, const npy_intp *dims, const 
 {
     PyArray_Descr *descr = PyArray_DESCR(array);
     Py_INCREF(descr);
-    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(
-        &PyArray_Type, descr, PyArray_NDIM(array), dims, strides, PyArray_DATA(array), 0, NULL);
+    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(array), dims,
+                                                                strides, PyArray_DATA(array), 0, NULL);
     if (view != NULL && PyArray_SetBaseObject(view, Py_NewRef((PyObject *)array)) < 0) Py_CLEAR(view);
     return view;
 }
@@ -221,6 +221,46 @@ PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dty
 {
     return (PyArrayObject *)PyArray_SimpleNew(axes, (const npy_intp *)shape,
                                               dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
+}
+
+int pyattn_check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like)
+{
+    if (!PyArray_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    const int other = pyattn_is_other_array(object);
+    if (other > 0)
+        PyErr_Format(PyExc_TypeError, "out is of type %s, whose numbers mean something else; pass a numpy.ndarray",
+                     Py_TYPE(object)->tp_name);
+    if (other != 0) return -1;
+    PyArrayObject *out = (PyArrayObject *)object;
+    int same = PyArray_NDIM(out) == axes;
+    for (int n = 0; same && n < axes; n++) same = PyArray_DIM(out, n) == shape[n];
+    if (!same) {
+        PyObject *expected = PyArray_IntTupleFromIntp(axes, (const npy_intp *)shape);
+        PyObject *given = PyArray_IntTupleFromIntp(PyArray_NDIM(out), PyArray_DIMS(out));
+        if (expected && given) PyErr_Format(PyExc_ValueError, "out has shape %R, expected %R", given, expected);
+        Py_XDECREF(expected);
+        Py_XDECREF(given);
+        return -1;
+    }
+    if (PyArray_TYPE(out) != PyArray_TYPE(like)) {
+        PyErr_Format(PyExc_ValueError, "out has dtype %S, expected %S", PyArray_DESCR(out), PyArray_DESCR(like));
+        return -1;
+    }
+    if (!PyArray_ISWRITEABLE(out)) {
+        PyErr_SetString(PyExc_ValueError, "out is read-only; pass an array that can be written");
+        return -1;
+    }
+    return 0;
+}
+
+int pyattn_has_contiguous_rows(PyArrayObject *array)
+{
+    const int last = PyArray_NDIM(array) - 1;
+    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array) &&
+           (last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array));
 }
 
 /* [low, high) of the addresses an array reaches; empty for an array without elements. */

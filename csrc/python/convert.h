@@ -30,6 +30,13 @@ attn_view pyattn_view(PyArrayObject *array);
 attn_dtype pyattn_dtype(int typenum);
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
+/* out= as it was given: a ValueError for what cannot be written, before anything is. It must have this shape and the
+ * dtype of `like`. Returns -1 with an exception. */
+int pyattn_check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like);
+
+/* 1 for an aligned array in native byte order with a contiguous last axis: one that the core writes into. */
+int pyattn_has_contiguous_rows(PyArrayObject *array);
+
 /* 1 when the memory of both, from the lowest to the highest address, has a byte in common. */
 int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b);
 
@@ -52,10 +59,13 @@ int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ss
 int pyattn_number(PyObject *object, const char *name, double *number);
 int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer);
 
+/* Given, and not None. */
+static inline int pyattn_given(PyObject *object) { return object != NULL && object != Py_None; }
+
 /* None or an int of 1 or more, as the core's num_threads. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 
-/* ops_attention.c, ops_rows.c, ops_runtime.c */
-extern PyMethodDef pyattn_attention_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+/* ops_attention.c, ops_linear.c, ops_rows.c, ops_runtime.c */
+extern PyMethodDef pyattn_attention_methods[], pyattn_linear_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

@@ -50,8 +50,6 @@ static void release(owned *o)
     Py_XDECREF(o->lse);
 }
 
-static int given(PyObject *object) { return object != NULL && object != Py_None; }
-
 /* Truth of an optional flag; -1 with an exception. Other objects have a truth too, 'False' for one: it is True. */
 static int flag(PyObject *const *values, int argument)
 {
@@ -85,7 +83,7 @@ static int convert_inputs(PyObject *const *values, owned *o)
 
 static int convert_mask(PyObject *object, owned *o)
 {
-    if (!given(object)) return 0;
+    if (!pyattn_given(object)) return 0;
     if ((o->mask = pyattn_as_array(object, "attn_mask")) == NULL) return -1;
     const int type = PyArray_TYPE(o->mask);
     if (PyTypeNum_ISINTEGER(type)) {
@@ -111,7 +109,7 @@ static int convert_mask(PyObject *object, owned *o)
 /* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
 static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
 {
-    if (!given(object)) return 0;
+    if (!pyattn_given(object)) return 0;
     if ((*lengths = pyattn_as_array(object, name)) == NULL) return -1;
     if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths)) && PyArray_SIZE(*lengths) > 0) { /* [] is an array of floats */
         PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
@@ -155,7 +153,7 @@ static int window_side(PyObject *object, ptrdiff_t *side)
 static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
-    if (!given(object)) return 0;
+    if (!pyattn_given(object)) return 0;
     if (PyLong_Check(object) || !PySequence_Check(object) ||
         (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
         if (window_side(object, &args->window_left) < 0) return -1;
@@ -179,11 +177,11 @@ static int convert_options(PyObject *const *values, attn_args *args)
 {
     int n;
     if ((args->is_causal = flag(values, IS_CAUSAL)) < 0 || (args->enable_gqa = flag(values, ENABLE_GQA)) < 0) return -1;
-    if (given(values[ALIGN])) {
+    if (pyattn_given(values[ALIGN])) {
         if ((n = choice(values[ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
         args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
     }
-    if (given(values[SCALE])) {
+    if (pyattn_given(values[SCALE])) {
         args->has_scale = 1;
         if (pyattn_number(values[SCALE], "scale", &args->scale) < 0) return -1;
         if (!Py_IS_FINITE(args->scale)) {
@@ -254,62 +252,23 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
     return 0;
 }
 
-/* out= as it was given: a ValueError for what cannot be written, before anything is. */
-static int check_out(PyObject *object, const attn_shapes *shapes, const owned *o)
-{
-    if (!PyArray_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
-        return -1;
-    }
-    const int masked = pyattn_is_other_array(object);
-    if (masked != 0) {
-        if (masked > 0)
-            PyErr_Format(PyExc_TypeError, "out is of type %s, whose numbers mean something else; pass a numpy.ndarray",
-                         Py_TYPE(object)->tp_name);
-        return -1;
-    }
-    PyArrayObject *out = (PyArrayObject *)object;
-    int same = PyArray_NDIM(out) == shapes->axes;
-    for (int n = 0; same && n < shapes->axes; n++) same = PyArray_DIM(out, n) == shapes->output[n];
-    if (!same) {
-        PyObject *expected = PyArray_IntTupleFromIntp(shapes->axes, (const npy_intp *)shapes->output);
-        PyObject *shape = PyArray_IntTupleFromIntp(PyArray_NDIM(out), PyArray_DIMS(out));
-        if (expected && shape) PyErr_Format(PyExc_ValueError, "out has shape %R, expected %R", shape, expected);
-        Py_XDECREF(expected);
-        Py_XDECREF(shape);
-        return -1;
-    }
-    if (PyArray_TYPE(out) != PyArray_TYPE(o->inputs[0])) {
-        PyErr_Format(PyExc_ValueError, "out has dtype %S, expected %S", PyArray_DESCR(out),
-                     PyArray_DESCR(o->inputs[0]));
-        return -1;
-    }
-    if (!PyArray_ISWRITEABLE(out)) {
-        PyErr_SetString(PyExc_ValueError, "out is read-only; pass an array that can be written");
-        return -1;
-    }
-    return 0;
-}
-
-/* The core can write into out itself: aligned, last axis contiguous, no byte shared with an input. */
+/* The core can write into out itself: no byte is shared with an input. */
 static int writes_in_place(PyArrayObject *out, const owned *o)
 {
-    const int last = PyArray_NDIM(out) - 1;
-    if (!PyArray_ISALIGNED(out) || !PyArray_ISNOTSWAPPED(out)) return 0;
-    if (PyArray_DIM(out, last) > 1 && PyArray_STRIDE(out, last) != PyArray_ITEMSIZE(out)) return 0;
-    for (int n = 0; n < 3; n++)
-        if (pyattn_may_overlap(out, o->inputs[n])) return 0;
-    return !(o->mask && pyattn_may_overlap(out, o->mask)) &&
-           !(o->key_lengths && pyattn_may_overlap(out, o->key_lengths)) &&
-           !(o->query_lengths && pyattn_may_overlap(out, o->query_lengths));
+    PyArrayObject *const inputs[] = {o->inputs[0], o->inputs[1],   o->inputs[2],
+                                     o->mask,      o->key_lengths, o->query_lengths};
+    int apart = pyattn_has_contiguous_rows(out);
+    for (size_t n = 0; n < sizeof inputs / sizeof *inputs; n++)
+        if (inputs[n] && pyattn_may_overlap(out, inputs[n])) apart = 0;
+    return apart;
 }
 
 static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
 {
     const int need_weights = flag(values, NEED_WEIGHTS), need_lse = flag(values, NEED_LSE);
     if (need_weights < 0 || need_lse < 0) return -1;
-    if (given(values[OUT])) {
-        if (check_out(values[OUT], shapes, o) < 0) return -1;
+    if (pyattn_given(values[OUT])) {
+        if (pyattn_check_out(values[OUT], shapes->axes, shapes->output, o->inputs[0]) < 0) return -1;
         if (writes_in_place((PyArrayObject *)values[OUT], o)) o->output = (PyArrayObject *)Py_NewRef(values[OUT]);
     }
     if (o->output == NULL && (o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return -1;
@@ -336,7 +295,7 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
 static PyObject *wrap(PyObject *const *values, const owned *o)
 {
     PyObject *output = (PyObject *)o->output;
-    if (given(values[OUT])) {
+    if (pyattn_given(values[OUT])) {
         if (output != values[OUT] && PyArray_CopyInto((PyArrayObject *)values[OUT], o->output) < 0) return NULL;
         output = values[OUT];
     }

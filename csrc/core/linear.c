@@ -1,0 +1,260 @@
+/* Linear layers: attention's own product of keys and queries, with the rows of the weight as keys.
+ *
+ * Rows of x are cut into blocks of lanes, and blocks into chunks, which are packed once and then meet every block of
+ * features. A few rows take decode's form, which reads the weight at the speed of memory. The weight is read in place;
+ * a copy of a part is made where its rows fall into the same few sets of the cache. No cut changes an element's sum.
+ */
+#include "linear.h"
+
+#include <string.h>
+
+#include "arena.h"
+#include "copy.h"
+#include "dispatch.h"
+#include "error.h"
+#include "parallel.h"
+
+enum {
+    MOST_BLOCKS = 8,         /* of a chunk */
+    CHUNK_BYTES = 1 << 22,   /* of packed rows, about */
+    TASKS_PER_WORKER = 4,    /* so that none waits long for the last */
+    WORTH_THREADS = 1000000, /* multiply-adds */
+    FEATURES = ATTN_BLOCK_KEYS
+};
+
+typedef struct {
+    const attn_product *product;
+    const attn_kernels *kernels;
+    int few; /* rows go through decode's form */
+    ptrdiff_t blocks, blocks_per_chunk, chunks;
+    ptrdiff_t feature_blocks, features_per_task, tasks_per_chunk; /* features_per_task: in blocks */
+    int copy_weight, gather;
+    ptrdiff_t weight_row; /* of a copied block, in bytes */
+    size_t packed_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
+    char *scratch;
+} linear_plan;
+
+/* A block of rows of the chunk at hand. */
+typedef struct {
+    int rows, vectors;
+    ptrdiff_t row;
+} row_block;
+
+/* One worker's scratch. */
+typedef struct {
+    ptrdiff_t *chunk; /* the one whose rows are packed here, + 1 */
+    char *packed, *panels, *weight, *rows, *maximum;
+} worker_memory;
+
+static char *row_at(const attn_rows *rows, ptrdiff_t n)
+{
+    char *at = rows->data;
+    for (int axis = rows->axes - 2; axis >= 0 && n > 0; axis--) {
+        at += n % rows->shape[axis] * rows->strides[axis];
+        n /= rows->shape[axis];
+    }
+    return at;
+}
+
+/* Addresses of `count` rows, at a column that is `offset` bytes into each. */
+static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
+{
+    for (int i = 0; i < count; i++) address[i] = row_at(rows, first + i) + offset;
+}
+
+/* The cut ---------------------------------------------------------------------------------------------------------- */
+
+static size_t lay_out(const linear_plan *plan, char *memory, worker_memory *w)
+{
+    size_t used = 0;
+    w->chunk = attn_next_part(memory, &used, sizeof *w->chunk);
+    w->packed = attn_next_part(memory, &used, attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes));
+    w->panels = attn_next_part(memory, &used, attn_times((size_t)plan->blocks_per_chunk, plan->panel_bytes));
+    w->weight = attn_next_part(memory, &used, plan->weight_bytes);
+    w->rows = attn_next_part(memory, &used, plan->row_bytes);
+    w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
+    return used;
+}
+
+static void cut_rows(const attn_product *p, linear_plan *plan)
+{
+    const attn_kernels *k = attn_kernels_for(p->dtype);
+    const size_t size = (size_t)k->size;
+    *plan = (linear_plan){.product = p, .kernels = k};
+
+    /* 1. rows into blocks and chunks */
+    plan->few = p->rows <= k->decode_rows;
+    const size_t lanes = plan->few ? (size_t)p->rows : (size_t)k->width;
+    plan->blocks = plan->few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
+    plan->packed_bytes = attn_padded(attn_times((size_t)p->inner, lanes * size));
+    plan->blocks_per_chunk = attn_smaller(MOST_BLOCKS, plan->blocks);
+    while (plan->blocks_per_chunk > 1 && attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
+        plan->blocks_per_chunk--;
+    plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
+
+    /* 2. scratch: a copied block's rows are an odd number of cache lines apart */
+    plan->gather = p->x.column != k->size && p->inner > 1;
+    plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
+    plan->copy_weight =
+        (p->weight_column != k->size && p->inner > 1) || (!plan->few && p->weight_row % 2048 == 0 && p->features > 1);
+    const ptrdiff_t part = plan->few ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
+    const size_t weight_row = attn_plus(attn_padded(attn_times((size_t)part, size)), ATTN_ALIGNMENT);
+    plan->weight_row = (ptrdiff_t)weight_row;
+    plan->weight_bytes = plan->copy_weight ? attn_times(weight_row, FEATURES) : 0;
+    plan->panel_bytes = FEATURES * (plan->few ? (size_t)k->decode_rows : (size_t)k->width) * size;
+}
+
+/* Features among tasks: enough for every worker, and no more than that calls for. */
+static int cut_features(linear_plan *plan, int num_threads)
+{
+    const attn_product *p = plan->product;
+    const size_t work = attn_times(attn_times((size_t)p->rows, (size_t)p->inner), (size_t)p->features);
+    int workers = attn_workers(work > WORTH_THREADS ? num_threads : 1, PTRDIFF_MAX);
+    plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
+    const ptrdiff_t wanted = workers == 1 ? 1 : attn_ceil_div((ptrdiff_t)TASKS_PER_WORKER * workers, plan->chunks);
+    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_smaller(wanted, plan->feature_blocks));
+    plan->tasks_per_chunk = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
+    return attn_workers(workers, plan->chunks * plan->tasks_per_chunk);
+}
+
+/* A task ----------------------------------------------------------------------------------------------------------- */
+
+/* Blocks are cut evenly in units of one vector, as attention's are. */
+static row_block block_of(const linear_plan *plan, ptrdiff_t number)
+{
+    const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
+    if (plan->few) return (row_block){(int)rows, 1, 0};
+    const ptrdiff_t from = vectors * number / plan->blocks, to = vectors * (number + 1) / plan->blocks;
+    return (row_block){(int)(attn_smaller(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
+}
+
+static void pack(const linear_plan *plan, const worker_memory *w, const row_block *block, char *packed)
+{
+    const attn_product *p = plan->product;
+    const int size = plan->kernels->size;
+    const size_t row_bytes = (size_t)p->inner * (size_t)size;
+    void *row[ATTN_MAX_WIDTH];
+
+    addresses_of(&p->x, block->row, block->rows, 0, row);
+    for (int i = 0; plan->gather && i < block->rows; i++) {
+        attn_copy_row(w->rows + (size_t)i * row_bytes, row[i], p->x.column, p->inner, p->inner, size);
+        row[i] = w->rows + (size_t)i * row_bytes;
+    }
+    if (plan->few)
+        for (int i = 0; i < block->rows; i++) memcpy(packed + (size_t)i * row_bytes, row[i], row_bytes);
+    else
+        plan->kernels->pack_queries(block->rows, block->vectors, p->inner, (const void *const *)row, 1, packed);
+}
+
+/* `features` rows of the weight over some of the inner axis: in place, or copied. Returns the rows' stride, in reals. */
+static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, ptrdiff_t feature, int features,
+                             ptrdiff_t from, ptrdiff_t inner, const char **part)
+{
+    const attn_product *p = plan->product;
+    *part = p->weight + feature * p->weight_row + from * p->weight_column;
+    if (!plan->copy_weight) return p->weight_row / plan->kernels->size;
+    const char *next =
+        from + inner < p->inner ? *part + inner * p->weight_column : p->weight + (feature + features) * p->weight_row;
+    for (int n = 0; n < features; n++) {
+        attn_copy_row(w->weight + n * plan->weight_row, *part + n * p->weight_row, p->weight_column, inner, inner,
+                      plan->kernels->size);
+        for (ptrdiff_t at = 0; at < inner * p->weight_column; at += 64)
+            __builtin_prefetch(next + n * p->weight_row + at);
+    }
+    *part = w->weight;
+    return plan->weight_row / plan->kernels->size;
+}
+
+/* The products of some features and a chunk's blocks: what is folded together meets all blocks while it is near. */
+static void multiply_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
+                              ptrdiff_t feature, int features)
+{
+    const attn_product *p = plan->product;
+    const attn_kernels *k = plan->kernels;
+    ptrdiff_t from = 0;
+    do { /* also once for an inner axis of 0: the products are 0 */
+        const ptrdiff_t inner = attn_smaller(plan->few ? p->inner : ATTN_FOLD_FEATURES, p->inner - from);
+        const char *weight;
+        const ptrdiff_t stride = weight_part(plan, w, feature, features, from, inner, &weight);
+        for (ptrdiff_t n = first; n < last; n++) {
+            const row_block block = block_of(plan, n);
+            const char *packed = w->packed + (size_t)(n - first) * plan->packed_bytes;
+            char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
+            if (plan->few)
+                k->decode_scores(block.rows, features, inner, packed, weight, stride, panel);
+            else
+                k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
+                               weight, stride, NULL, from > 0, panel, w->maximum);
+        }
+        from += inner;
+    } while (from < p->inner);
+}
+
+/* Their way out. */
+static void store_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
+                           ptrdiff_t feature, int features)
+{
+    const attn_product *p = plan->product;
+    const attn_kernels *k = plan->kernels;
+    const attn_activation_kind activation = (attn_activation_kind)p->activation;
+    const char *bias = p->bias ? p->bias + feature * k->size : NULL;
+    void *y[ATTN_MAX_WIDTH], *other[ATTN_MAX_WIDTH];
+    const void *const *residual = p->residual.data ? (const void *const *)other : NULL;
+
+    for (ptrdiff_t n = first; n < last; n++) {
+        const row_block block = block_of(plan, n);
+        const char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
+        addresses_of(&p->y, block.row, block.rows, feature * k->size, y);
+        if (residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, other);
+        if (plan->few)
+            k->linear_rows(block.rows, features, panel, bias, activation, residual, y);
+        else
+            k->linear_block(block.vectors, block.rows, features, panel, bias, activation, residual, y);
+    }
+}
+
+static void multiply_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const linear_plan *plan = context;
+    const ptrdiff_t chunk = number / plan->tasks_per_chunk, first = chunk * plan->blocks_per_chunk;
+    const ptrdiff_t last = attn_smaller(plan->blocks, first + plan->blocks_per_chunk);
+    const ptrdiff_t from = number % plan->tasks_per_chunk * plan->features_per_task * FEATURES;
+    const ptrdiff_t to = attn_smaller(plan->product->features, from + plan->features_per_task * FEATURES);
+    worker_memory w;
+
+    lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    if (*w.chunk != chunk + 1) {
+        for (ptrdiff_t n = first; n < last; n++) {
+            const row_block block = block_of(plan, n);
+            if (attn_should_stop(job, worker)) return;
+            pack(plan, &w, &block, w.packed + (size_t)(n - first) * plan->packed_bytes);
+        }
+        *w.chunk = chunk + 1;
+    }
+    for (ptrdiff_t feature = from; feature < to; feature += FEATURES) {
+        const int features = (int)attn_smaller(to - feature, FEATURES);
+        if (attn_should_stop(job, worker)) return;
+        multiply_features(plan, &w, first, last, feature, features);
+        store_features(plan, &w, first, last, feature, features);
+    }
+}
+
+attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *error)
+{
+    linear_plan plan;
+    worker_memory unused;
+    attn_arena arena;
+    if (p->rows == 0 || p->features == 0) return ATTN_OK;
+
+    cut_rows(p, &plan);
+    const int workers = cut_features(&plan, num_threads);
+    plan.worker_bytes = lay_out(&plan, NULL, &unused);
+    const size_t bytes = attn_times((size_t)workers, plan.worker_bytes);
+    if (!attn_arena_take(&arena, bytes))
+        return attn_fail(error, ATTN_NO_MEMORY, "linear needs %zu bytes of scratch memory", bytes);
+    plan.scratch = arena.scratch;
+    for (int n = 0; n < workers; n++) *(ptrdiff_t *)(void *)(plan.scratch + (size_t)n * plan.worker_bytes) = 0;
+    const attn_status status = attn_parallel_for(plan.chunks * plan.tasks_per_chunk, workers, multiply_task, &plan);
+    attn_arena_give(&arena);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}
