@@ -142,7 +142,7 @@ def _explain(failures):
     return f"\n  {lines}{more}\nreplay one with PYATTN_TEST_CASE=<index> python -m pytest tests/test_drawn.py"
 
 
-def test_the_draw_covers_what_it_must():
+def test_the_draw_covers_what_it_must(summary):
     """At least 2,000 cases, and not only tiny ones. Every level runs every case, so a cell's count holds at each."""
     cases = [drawing.draw(index) for index in range(drawing.CASES)]
     cells = Counter((case.mask, case.causal, case.dtype) for case in cases)
@@ -151,8 +151,18 @@ def test_the_draw_covers_what_it_must():
         "the smallest cell": (min(cells[cell] for cell in drawing.CELLS), 10),
         "L > 100 and S > 260": (sum(case.q_len > 100 and case.kv_len > 260 for case in cases), len(cases) / 4),
         "S > 1,000": (sum(case.kv_len > 1000 for case in cases), 300),
-        "two threads or more": (sum(case.num_threads > 1 for case in cases), 500),
+        "L > 100, S > 260, head_dim >= 64": (
+            sum(case.q_len > 100 and case.kv_len > 260 and case.head_dim >= 64 for case in cases),
+            150,
+        ),
+        "S > 260, head_dim > 128": (sum(case.kv_len > 260 and case.head_dim > 128 for case in cases), 40),
+        "num_threads of two or more": (sum(case.num_threads > 1 for case in cases), 500),
+        "two threads or more at work": (sum(case.runs_on_threads for case in cases), 500),
         "decode": (sum(case.q_len <= 16 and case.kv_len >= 300 for case in cases), 200),
+        "decode, head_dim >= 64": (
+            sum(case.q_len <= 16 and case.kv_len >= 300 and case.head_dim >= 64 for case in cases),
+            60,
+        ),
         "shared heads": (sum(case.heads != case.kv_heads for case in cases), 300),
         "v_dim is not head_dim": (sum(case.head_dim != case.v_dim for case in cases), 300),
         "head_dim > 128": (sum(case.head_dim > 128 for case in cases), 100),
@@ -164,6 +174,9 @@ def test_the_draw_covers_what_it_must():
         wanted[f"{axis} of 0"] = (sum(getattr(case, axis) == 0 for case in cases), 5)
         wanted[f"{axis} of 1"] = (sum(getattr(case, axis) == 1 for case in cases), 20)
     for n, array in enumerate(("query", "key", "value", "mask")):
-        for kind in drawing.STORAGE:
-            wanted[f"{kind} {array}"] = (sum(case.storage[n] == kind for case in cases), 50)
+        stored = Counter(case.storage[n] for case in cases)
+        wanted[f"{array} in its rarest storage"] = (min(stored[kind] for kind in drawing.STORAGE), 50)
+    summary["drawn cases: what they cover"] = [
+        f"{name:32} {count:5}  (at least {least:g})" for name, (count, least) in wanted.items()
+    ]
     assert {name: counts for name, counts in wanted.items() if counts[0] < counts[1]} == {}
