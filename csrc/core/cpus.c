@@ -21,39 +21,63 @@ static int affinity(void)
 }
 
 #if defined(__linux__)
-/* Quota over period of one control group, rounded up; 0 when there is none. */
-static int quota_of(const char *group)
+/* The numbers that a control group's file starts with, at most two; how many there are. */
+static int read_numbers(const char *group, const char *name, long long *first, long long *second)
 {
     char path[600];
-    long long quota, period;
     int found = 0;
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", group);
+    snprintf(path, sizeof path, "/sys/fs/cgroup%s/%s", group, name);
     FILE *file = fopen(path, "re");
     if (file != NULL) {
-        found = fscanf(file, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0;
+        found = fscanf(file, "%lld %lld", first, second);
         fclose(file);
     }
-    return found ? (int)((quota + period - 1) / period) : 0;
+    return found;
 }
 
-/* The tightest quota on the way from this process's group up to the root (version 2 of cgroups). */
-static int cgroup_quota(void)
+/* Quota over period of one control group, rounded up; 0 when there is none, which is "max" (version 2) or -1 (1). */
+static int quota_of(const char *group)
 {
-    char line[512], group[512] = "";
-    int least = 0;
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    if (file == NULL) return 0;
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "0::%500[^\n]", group) == 1) break;
-    fclose(file);
+    long long quota = 0, period = 0, unused;
+    if (read_numbers(group, "cpu.max", &quota, &period) != 2) {
+        read_numbers(group, "cpu.cfs_quota_us", &quota, &unused);
+        read_numbers(group, "cpu.cfs_period_us", &period, &unused);
+    }
+    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+}
 
+/* The tightest quota on the way from a group up to its hierarchy's root, the first `root` characters. */
+static int tightest_quota(char *group, size_t root)
+{
+    int least = 0;
     for (;;) {
-        int quota = quota_of(strcmp(group, "/") == 0 ? "" : group);
+        const int quota = quota_of(group);
         if (quota > 0 && (least == 0 || quota < least)) least = quota;
-        char *slash = strrchr(group, '/');
+        char *slash = strrchr(group + root, '/');
         if (slash == NULL) return least;
         *slash = '\0';
     }
+}
+
+/* Over this process's groups. Version 2 has one, "0::/group"; in version 1 the one of the controller cpu counts, as in
+ * "4:cpu,cpuacct:/group". In a container the name may be the host's: no files there, and the root is the container's. */
+static int cgroup_quota(void)
+{
+    char line[512], controllers[512] = ",", group[512] = "/cpu";
+    int least = 0;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        int quota = 0;
+        if (sscanf(line, "0::%500[^\n]", group + 4) == 1) {
+            quota = tightest_quota(group + 4, 0);
+        } else if (sscanf(line, "%*d:%500[^:]:%500[^\n]", controllers + 1, group + 4) == 2) {
+            if (strstr(strcat(controllers, ","), ",cpu,") != NULL) quota = tightest_quota(group, 4);
+        }
+        if (quota > 0 && (least == 0 || quota < least)) least = quota;
+    }
+    fclose(file);
+    return least;
 }
 #else
 static int cgroup_quota(void) { return 0; }
