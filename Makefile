@@ -1,4 +1,5 @@
-# Everything happens in .venv, which is made on first use. PYTHON is the interpreter it is made from (3.10 to 3.14).
+# Everything happens in .venv, which is made on first use. PYTHON is the interpreter it is made from (3.10 to 3.14): a
+# name or a path, without options.
 #
 #   make demo     the worked example, and a first comparison of speed
 #   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
@@ -19,9 +20,12 @@ ARGS ?=
 TORCH := $(shell sed -n 's/^peers = \["\(torch==[^"]*\)"\].*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml pyattn/_version.py $(shell find csrc -name '*.[ch]')
 
-# A stamp in .venv per thing done to it. The first one names the interpreter: another PYTHON makes .venv anew.
+# A stamp in .venv per thing done to it. The first one names the interpreter, by its version and a checksum of where it
+# is: another PYTHON makes .venv anew.
 python := .venv/bin/python
-venv := .venv/made-from-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+identify := import os, platform, sys, zlib; \
+	print(platform.python_version(), zlib.crc32(os.fsencode(os.path.realpath(sys.executable))), sep="-")
+venv := .venv/made-from-$(shell "$(PYTHON)" -c '$(identify)' 2>/dev/null)
 built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
@@ -56,10 +60,10 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 prerequisites:
-	@tools/check_prerequisites.sh $(PYTHON)
+	@tools/check_prerequisites.sh "$(PYTHON)"
 
 $(venv): | prerequisites
-	$(PYTHON) -m venv --clear .venv
+	"$(PYTHON)" -m venv --clear .venv
 	touch $@
 
 # Editable, so that Python files need no step and the extension lies where `python -m pyattn` looks first.

@@ -4,12 +4,14 @@
 #
 #   tools/check_prerequisites.sh [python]
 
-python=${1:-python3}
+python=${1-python3}
 
 need() {
     echo "pyattn needs $1. Fix: $2" >&2
     exit 1
 }
+
+[ -n "$python" ] || need "Python 3.10 to 3.14, and PYTHON is empty" "leave PYTHON= out, or make PYTHON=python3.13"
 
 command -v "$python" >/dev/null 2>&1 ||
     need "Python 3.10 to 3.14, and there is no '$python'" "apt install python3, or make PYTHON=<another one>"
@@ -18,7 +20,7 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 case $version in
 3.10 | 3.11 | 3.12 | 3.13 | 3.14) ;;
 *) need "Python 3.10 to 3.14, and '$python' is ${version:-not a Python that runs}" \
-    "apt install python3, or make PYTHON=<another one>" ;;
+    "install one of those, and name it: make PYTHON=python3.13" ;;
 esac
 
 # The compiler that setuptools will call: $CC, else the one this Python was built with. Both may hold options.
