@@ -1,4 +1,5 @@
-/* How a checked problem is cut into tasks, and what a task works with. Shared by plan.c, rows.c and attention.c.
+/* How a checked problem is cut into tasks, and what a task works with. attend.c and
+ * spans.c run the tasks, attention.c walks the keys of one, rows.c begins and ends its rows, plan.c makes the cut.
  *
  * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
  * head * q_len + query. Rows are cut into query blocks, neighbouring blocks into super-blocks, which walk the keys
@@ -84,6 +85,7 @@ void attn_finish_weights(attn_task *task, attn_block *block);
 /* attention.c */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
+int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when the work is no longer wanted */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block);
 void attn_redo_block(attn_task *task, int n, ptrdiff_t number);
 

@@ -1,4 +1,4 @@
-/* Attention: the loop nest over tasks, chunks, key blocks and query blocks.
+/* Attention: the loop nest over chunks, key blocks and query blocks of a task.
  *
  *     task         a super-block of query rows of one group of heads (decode: also some of the chunks)
  *       chunk      512 keys, its state started afresh, then folded into the total
@@ -7,9 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "arena.h"
 #include "attend.h"
-#include "error.h"
 
 /* Keys and values ---------------------------------------------------------------------------------------------------
  */
@@ -229,7 +227,7 @@ static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
 }
 
 /* All chunks, left to right. Returns 0 when the work is no longer wanted. */
-static int walk_keys(attn_task *task)
+int attn_walk_keys(attn_task *task)
 {
     ptrdiff_t from, to;
     visible_span(task, &from, &to);
@@ -251,7 +249,7 @@ void attn_redo_block(attn_task *task, int n, ptrdiff_t number)
     again.blocks[0] = task->blocks[n];
     again.count = again.careful = 1;
     attn_begin_block(&again, &again.blocks[0], number);
-    if (walk_keys(&again)) attn_finish_block(&again, &again.blocks[0]);
+    if (attn_walk_keys(&again)) attn_finish_block(&again, &again.blocks[0]);
     task->blocks[n] = again.blocks[0];
 }
 
@@ -280,46 +278,4 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->count = (int)(plan->blocks - first < plan->blocks_per_task ? plan->blocks - first : plan->blocks_per_task);
     for (int n = 0; n < task->count; n++) attn_begin_block(task, &task->blocks[n], first + n);
     return first;
-}
-
-static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *job)
-{
-    attn_task task;
-    const ptrdiff_t first = attn_begin_task(context, number, worker, job, &task);
-    if (!walk_keys(&task)) return;
-    for (int n = 0; n < task.count; n++) {
-        if (attn_finish_block(&task, &task.blocks[n]) && task.blocks[n].masked) attn_redo_block(&task, n, first + n);
-        if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
-    }
-}
-
-attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error)
-{
-    attn_plan plan;
-    attn_arena arena;
-    if (problem->batches == 0 || problem->heads == 0 || problem->q_len == 0) return ATTN_OK; /* no rows */
-    attn_make_plan(problem, num_threads, &plan);
-    if (!attn_arena_take(&arena, attn_plan_bytes(&plan))) /* before any thread starts */
-        return attn_fail(error, ATTN_NO_MEMORY, "attention needs %zu bytes of scratch memory", attn_plan_bytes(&plan));
-    plan.scratch = arena.scratch;
-    plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
-
-    const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
-    attn_status status;
-    if (plan.spans == 1) {
-        status = attn_parallel_for(tasks, plan.workers, attend_whole, &plan);
-    } else {
-        status = attn_attend_spans(&plan, tasks);
-    }
-    attn_arena_give(&arena);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
-}
-
-attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse, attn_error *error)
-{
-    attn_problem problem;
-    attn_status status = attn_check_inputs(args, &problem, error); /* all rules live in check.c */
-    if (status == ATTN_OK) status = attn_check_results(args, &problem, &output, &weights, &lse, error);
-    if (status == ATTN_OK) status = attn_check_outputs(args, output, weights, lse, &problem, error);
-    return status == ATTN_OK ? attn_attend(&problem, args->num_threads, error) : status;
 }

@@ -41,7 +41,7 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *proble
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                attn_problem *problem, attn_error *error);
 
-/* attention.c: computes a problem that is checked all through. */
+/* attend.c: computes a problem that is checked all through. */
 attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);
 
 /* Multiply-adds, about. In integers: a double would raise the caller's inexact flag. */
