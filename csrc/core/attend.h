@@ -1,5 +1,5 @@
-/* How a checked problem is cut into tasks, and what a task works with. attend.c and
- * spans.c run the tasks, attention.c walks the keys of one, rows.c begins and ends its rows, plan.c makes the cut.
+/* How a checked problem is cut into tasks, and what a task works with. plan.c makes the cut, attend.c and spans.c run
+ * the tasks, attention.c walks the keys of one, rows.c begins and ends its rows.
  *
  * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
  * head * q_len + query. Rows are cut into query blocks, neighbouring blocks into super-blocks, which walk the keys
