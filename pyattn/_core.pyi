@@ -108,7 +108,7 @@ def linear(
     *,
     activation: Literal["relu"] | None = None,
     residual: npt.ArrayLike | None = None,
-    num_threads: int | None = None,
+    num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...

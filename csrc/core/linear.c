@@ -15,10 +15,9 @@
 #include "parallel.h"
 
 enum {
-    MOST_BLOCKS = 8,         /* of a chunk */
-    CHUNK_BYTES = 1 << 22,   /* of packed rows, about */
-    TASKS_PER_WORKER = 4,    /* so that none waits long for the last */
-    WORTH_THREADS = 1000000, /* multiply-adds */
+    MOST_BLOCKS = 8,       /* of a chunk */
+    CHUNK_BYTES = 1 << 22, /* of packed rows, about */
+    TASKS_PER_WORKER = 4,  /* so that none waits long for the last */
     FEATURES = ATTN_BLOCK_KEYS
 };
 
@@ -96,7 +95,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     plan->gather = p->x.column != k->size && p->inner > 1;
     plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
     plan->copy_weight =
-        (p->weight_column != k->size && p->inner > 1) || (!plan->few && p->weight_row % 2048 == 0 && p->features > 1);
+        (p->weight_column != k->size && p->inner > 1) || (!plan->few && attn_aliases(p->weight_row) && p->features > 1);
     const ptrdiff_t part = plan->few ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
     const size_t weight_row = attn_plus(attn_padded(attn_times((size_t)part, size)), ATTN_ALIGNMENT);
     plan->weight_row = (ptrdiff_t)weight_row;
@@ -109,7 +108,7 @@ static int cut_features(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
     const size_t work = attn_times(attn_times((size_t)p->rows, (size_t)p->inner), (size_t)p->features);
-    int workers = attn_workers(work > WORTH_THREADS ? num_threads : 1, PTRDIFF_MAX);
+    int workers = attn_workers(work > ATTN_WORTH_THREADS ? num_threads : 1, PTRDIFF_MAX);
     plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
     const ptrdiff_t wanted = workers == 1 ? 1 : attn_ceil_div((ptrdiff_t)TASKS_PER_WORKER * workers, plan->chunks);
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_smaller(wanted, plan->feature_blocks));
@@ -158,8 +157,9 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
     for (int n = 0; n < features; n++) {
         attn_copy_row(w->weight + n * plan->weight_row, *part + n * p->weight_row, p->weight_column, inner, inner,
                       plan->kernels->size);
-        for (ptrdiff_t at = 0; at < inner * p->weight_column; at += 64)
-            __builtin_prefetch(next + n * p->weight_row + at);
+        if (p->weight_column == plan->kernels->size) /* else a row is spread over as many lines as it has elements */
+            for (ptrdiff_t at = 0; at < inner * p->weight_column; at += 64)
+                __builtin_prefetch(next + n * p->weight_row + at);
     }
     *part = w->weight;
     return plan->weight_row / plan->kernels->size;

@@ -50,7 +50,8 @@ static void merge_row(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t row, ptrdiff_
 
 typedef struct {
     attn_dtype dtype;
-    ptrdiff_t parts, rows, dim, rows_per_task;
+    attn_row_cut cut;
+    ptrdiff_t parts, dim;
     const void *const *outputs, *const *lses;
     void *output, *lse;
     char *scratch;
@@ -60,11 +61,9 @@ typedef struct {
 static void some_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const merge_job *m = context;
-    const ptrdiff_t from = task * m->rows_per_task, left = m->rows - from;
-    const ptrdiff_t to = left < m->rows_per_task ? m->rows : from + m->rows_per_task;
     double *share = (double *)(void *)(m->scratch + (size_t)worker * m->worker_bytes);
     if (attn_should_stop(job, worker)) return;
-    for (ptrdiff_t row = from; row < to; row++)
+    for (ptrdiff_t row = attn_first_row(&m->cut, task); row < attn_first_row(&m->cut, task + 1); row++)
         merge_row(m->dtype, m->parts, row, m->dim, m->outputs, m->lses, m->output, m->lse, share, share + m->parts);
 }
 
@@ -72,7 +71,6 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
                               const void *const *outputs, const void *const *lses, void *output, void *lse,
                               attn_error *error)
 {
-    enum { TASK_ELEMENTS = 1 << 15 };
     const size_t row_elements = attn_plus((size_t)parts, attn_times((size_t)parts, (size_t)dim));
     const size_t bytes = attn_padded(attn_times(attn_plus((size_t)parts, (size_t)dim), sizeof(double)));
     attn_arena arena;
@@ -80,15 +78,13 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
         return attn_fail(error, ATTN_INVALID, "outputs and lses must be float32 or float64");
     if (rows == 0) return ATTN_OK;
 
-    merge_job job = {dtype, parts, rows, dim, 1, outputs, lses, output, lse, NULL, bytes};
-    if (row_elements < TASK_ELEMENTS) job.rows_per_task = TASK_ELEMENTS / (ptrdiff_t)(row_elements + 1) + 1;
-    const ptrdiff_t tasks = (rows - 1) / job.rows_per_task + 1;
-    const int workers = attn_workers(0, tasks);
+    merge_job job = {dtype, attn_cut_rows(rows, row_elements), parts, dim, outputs, lses, output, lse, NULL, bytes};
+    const int workers = attn_workers(0, job.cut.tasks);
     if (!attn_arena_take(&arena, attn_times((size_t)workers, bytes)))
         return attn_fail(error, ATTN_NO_MEMORY, "merge_states needs %zu bytes of scratch memory",
                          attn_times((size_t)workers, bytes));
     job.scratch = arena.scratch;
-    const attn_status status = attn_parallel_for(tasks, workers, some_rows, &job);
+    const attn_status status = attn_parallel_for(job.cut.tasks, workers, some_rows, &job);
     attn_arena_give(&arena);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

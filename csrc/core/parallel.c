@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "arena.h"
 #include "float_state.h"
 #include "hooks.h"
 
@@ -110,6 +111,18 @@ int attn_workers(int num_threads, ptrdiff_t tasks)
     int n = num_threads > 0 ? num_threads : attn_get_num_threads();
     if (n > MOST_WORKERS) n = MOST_WORKERS;
     return tasks < n ? (tasks > 0 ? (int)tasks : 1) : n;
+}
+
+attn_row_cut attn_cut_rows(ptrdiff_t rows, size_t row_elements)
+{
+    enum { TASK_ELEMENTS = 1 << 15 };
+    const ptrdiff_t per_task = row_elements >= TASK_ELEMENTS ? 1 : TASK_ELEMENTS / (ptrdiff_t)(row_elements + 1) + 1;
+    return (attn_row_cut){rows, per_task, attn_ceil_div(rows, per_task)};
+}
+
+ptrdiff_t attn_first_row(const attn_row_cut *cut, ptrdiff_t task)
+{
+    return task < cut->tasks ? task * cut->per_task : cut->rows;
 }
 
 /* A loop ------------------------------------------------------------------------------------------------------------

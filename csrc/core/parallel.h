@@ -16,6 +16,17 @@ int attn_workers(int num_threads, ptrdiff_t tasks);
  * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED when the host said so. */
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
 
+/* Below so many multiply-adds, some microseconds of work, a second thread costs more than it gives. */
+enum { ATTN_WORTH_THREADS = 1000000 };
+
+/* Rows shared out among tasks, about as many elements to each; a task has those from attn_first_row of its own number
+ * up to that of the next. */
+typedef struct {
+    ptrdiff_t rows, per_task, tasks;
+} attn_row_cut;
+attn_row_cut attn_cut_rows(ptrdiff_t rows, size_t row_elements);
+ptrdiff_t attn_first_row(const attn_row_cut *cut, ptrdiff_t task);
+
 /* For long tasks: nonzero when the rest of the work is no longer wanted. Worker 0 asks the host, now and then. */
 int attn_should_stop(attn_job *job, int worker);
 

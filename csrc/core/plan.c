@@ -10,9 +10,6 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
     return attn_smaller(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
 }
 
-/* Rows a power of two apart fall into the same few sets of the first-level cache. */
-static int aliases(ptrdiff_t stride) { return stride != 0 && stride % 2048 == 0; }
-
 static void cut_rows(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
@@ -74,9 +71,6 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
     plan->partial_bytes = (size_t)(plan->wave + 1) * slot_bytes;
 }
 
-/* Below some microseconds of work a second thread costs more than it gives. */
-enum { WORTH_THREADS = 1000000 };
-
 void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
@@ -85,11 +79,11 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
     plan->gather_queries = p->query.column != k->size && p->head_dim > 1;
-    plan->copy_keys = (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && aliases(p->key.row));
+    plan->copy_keys = (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && attn_aliases(p->key.row));
     plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
-                        (!plan->decode && aliases(p->value.row));
+                        (!plan->decode && attn_aliases(p->value.row));
     size_scratch(p, plan);
-    cut_tasks(p, plan, attn_work(p) > WORTH_THREADS ? num_threads : 1);
+    cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);
 
     ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group * plan->spans;

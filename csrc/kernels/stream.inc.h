@@ -29,12 +29,13 @@ static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrd
                            stride * (ptrdiff_t)sizeof(real), 0};
 }
 
-/* Four lines at least. A row's last four may reach beyond it. */
+/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. */
 ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
 {
-    ATTN_UNROLL for (int n = 0; n < lines; n += 4) {
-        ATTN_UNROLL for (int i = 0; i < 4; i++) __builtin_prefetch(s->at + s->column + 64 * i);
-        s->column += 256;
+    const int group = lines < 4 ? lines : 4;
+    ATTN_UNROLL for (int n = 0; n < lines; n += group) {
+        ATTN_UNROLL for (int i = 0; i < group; i++) __builtin_prefetch(s->at + s->column + 64 * i);
+        s->column += 64 * group;
         if (s->column >= s->row_bytes) {
             s->at += s->to_next_row;
             s->column = 0;
