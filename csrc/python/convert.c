@@ -1,4 +1,4 @@
-/* ndarray <-> view, status -> exception, arguments. See convert.h. */
+/* ndarray <-> view, status -> exception. See convert.h. */
 #include "convert.h"
 
 _Static_assert(sizeof(npy_intp) == sizeof(ptrdiff_t), "shapes and strides are passed to the core as they are");
@@ -196,6 +196,25 @@ int pyattn_real_type(PyArrayObject *array, const char *name)
     return -1;
 }
 
+int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required, PyArrayObject **arrays)
+{
+    int type = NPY_FLOAT;
+    for (int n = 0; n < count; n++) {
+        if (n >= required && !pyattn_given(objects[n])) continue;
+        if ((arrays[n] = pyattn_as_array(objects[n], names[n])) == NULL) return -1;
+        const int own = pyattn_real_type(arrays[n], names[n]);
+        if (own < 0) return -1;
+        if (own == NPY_DOUBLE) type = NPY_DOUBLE;
+    }
+    for (int n = 0; n < count; n++) {
+        if (arrays[n] == NULL) continue;
+        PyArrayObject *array = pyattn_well_behaved(arrays[n], type);
+        Py_SETREF(arrays[n], array);
+        if (array == NULL) return -1;
+    }
+    return 0;
+}
+
 attn_dtype pyattn_dtype(int typenum)
 {
     switch (typenum) {
@@ -223,7 +242,41 @@ PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dty
                                               dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
 }
 
-int pyattn_check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like)
+int pyattn_has_contiguous_rows(PyArrayObject *array)
+{
+    const int last = PyArray_NDIM(array) - 1;
+    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array) &&
+           (last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array));
+}
+
+/* [low, high) of the addresses an array reaches; empty for an array without elements. */
+static void extent(PyArrayObject *array, const char **low, const char **high)
+{
+    const char *from = PyArray_BYTES(array), *to = from + PyArray_ITEMSIZE(array);
+    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
+        const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
+        if (PyArray_DIM(array, axis) == 0) to = from;
+        if (PyArray_DIM(array, axis) == 0) break;
+        if (reach < 0)
+            from += reach;
+        else
+            to += reach;
+    }
+    *low = from;
+    *high = to;
+}
+
+/* 1 when the memory of both, from the lowest to the highest address, has a byte in common. */
+static int may_overlap(PyArrayObject *a, PyArrayObject *b)
+{
+    const char *a_low, *a_high, *b_low, *b_high;
+    extent(a, &a_low, &a_high);
+    extent(b, &b_low, &b_high);
+    return a_low < b_high && b_low < a_high;
+}
+
+/* A ValueError for what cannot be written, before anything is. */
+static int check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like)
 {
     if (!PyArray_Check(object)) {
         PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
@@ -256,36 +309,21 @@ int pyattn_check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArray
     return 0;
 }
 
-int pyattn_has_contiguous_rows(PyArrayObject *array)
+PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count)
 {
-    const int last = PyArray_NDIM(array) - 1;
-    return PyArray_ISALIGNED(array) && PyArray_ISNOTSWAPPED(array) &&
-           (last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array));
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(inputs[0]));
+    if (!pyattn_given(out)) return pyattn_new_array(axes, shape, dtype);
+    if (check_out(out, axes, shape, inputs[0]) < 0) return NULL;
+    int apart = pyattn_has_contiguous_rows((PyArrayObject *)out);
+    for (int n = 0; n < count; n++)
+        if (inputs[n] && may_overlap((PyArrayObject *)out, inputs[n])) apart = 0;
+    return apart ? (PyArrayObject *)Py_NewRef(out) : pyattn_new_array(axes, shape, dtype);
 }
 
-/* [low, high) of the addresses an array reaches; empty for an array without elements. */
-static void extent(PyArrayObject *array, const char **low, const char **high)
+PyObject *pyattn_filled(PyObject *out, PyArrayObject *result)
 {
-    const char *from = PyArray_BYTES(array), *to = from + PyArray_ITEMSIZE(array);
-    for (int axis = 0; axis < PyArray_NDIM(array); axis++) {
-        const npy_intp reach = (PyArray_DIM(array, axis) - 1) * PyArray_STRIDE(array, axis);
-        if (PyArray_DIM(array, axis) == 0) to = from;
-        if (PyArray_DIM(array, axis) == 0) break;
-        if (reach < 0)
-            from += reach;
-        else
-            to += reach;
-    }
-    *low = from;
-    *high = to;
-}
-
-int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b)
-{
-    const char *a_low, *a_high, *b_low, *b_high;
-    extent(a, &a_low, &a_high);
-    extent(b, &b_low, &b_high);
-    return a_low < b_high && b_low < a_high;
+    if (!pyattn_given(out) || out == (PyObject *)result) return Py_NewRef((PyObject *)result);
+    return PyArray_CopyInto((PyArrayObject *)out, result) < 0 ? NULL : Py_NewRef(out);
 }
 
 PyObject *pyattn_raise(attn_status status, const attn_error *error)
@@ -296,91 +334,4 @@ PyObject *pyattn_raise(attn_status status, const attn_error *error)
                                                   : PyExc_ValueError;
     PyErr_SetString(type, error->message);
     return NULL;
-}
-
-/* Arguments ---------------------------------------------------------------------------------------------------------
- */
-
-static int intern_names(const pyattn_signature *s)
-{
-    for (int n = 0; n < s->count; n++)
-        if (s->interned[n] == NULL && (s->interned[n] = PyUnicode_InternFromString(s->names[n])) == NULL) return -1;
-    return 0;
-}
-
-/* The place of a keyword, -1 when it is none. Names in a caller's code are interned: comparing pointers mostly does. */
-static int find_name(const pyattn_signature *s, PyObject *keyword)
-{
-    for (int n = 0; n < s->count; n++)
-        if (s->interned[n] == keyword) return n;
-    for (int n = 0; n < s->count; n++)
-        if (PyUnicode_Compare(s->interned[n], keyword) == 0) return n;
-    return -1;
-}
-
-int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                 PyObject **values)
-{
-    if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
-    if (nargs > s->positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %d positional arguments but %zd were given", s->function,
-                     s->positional, nargs);
-        return -1;
-    }
-    for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
-
-    const Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    for (Py_ssize_t i = 0; i < keywords; i++) {
-        PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
-        const int place = find_name(s, keyword);
-        if (place < 0 || values[place] != NULL) {
-            PyErr_Format(PyExc_TypeError,
-                         place < 0 ? "%s() got an unexpected keyword argument '%U'"
-                                   : "%s() got multiple values for argument '%U'",
-                         s->function, keyword);
-            return -1;
-        }
-        values[place] = args[nargs + i];
-    }
-    for (int n = 0; n < s->required; n++)
-        if (values[n] == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", s->function, s->names[n],
-                         n + 1);
-            return -1;
-        }
-    return 0;
-}
-
-/* A complaint about a value's type, in the argument's name; any other exception stays. */
-static int refuse_type(PyObject *object, const char *name, const char *expected)
-{
-    if (PyErr_ExceptionMatches(PyExc_TypeError))
-        PyErr_Format(PyExc_TypeError, "%s is of type %s, expected %s", name, Py_TYPE(object)->tp_name, expected);
-    else if (PyErr_ExceptionMatches(PyExc_OverflowError))
-        PyErr_Format(PyExc_ValueError, "%s is too large, expected %s", name, expected);
-    return -1;
-}
-
-int pyattn_number(PyObject *object, const char *name, double *number)
-{
-    *number = PyFloat_AsDouble(object);
-    return *number == -1 && PyErr_Occurred() ? refuse_type(object, name, "a number") : 0;
-}
-
-int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer)
-{
-    *integer = PyNumber_AsSsize_t(object, NULL); /* far too large is as good as the largest */
-    return *integer == -1 && PyErr_Occurred() ? refuse_type(object, name, "an int") : 0;
-}
-
-int pyattn_num_threads(PyObject *object)
-{
-    Py_ssize_t n;
-    if (object == NULL || object == Py_None) return 0;
-    if (pyattn_integer(object, "num_threads", &n) < 0) return -1;
-    if (n < 1) {
-        PyErr_Format(PyExc_ValueError, "num_threads is %zd, expected 1 or more, or None", n);
-        return -1;
-    }
-    return n > 1024 ? 1024 : (int)n;
 }

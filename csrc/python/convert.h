@@ -26,19 +26,24 @@ PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
 /* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. */
 int pyattn_real_type(PyArrayObject *array, const char *name);
 
+/* Objects as arrays of one dtype, promoted as NumPy promotes, read as the core reads; NULL for one after the first
+ * `required` that is not given. Returns -1 with an exception; what is in arrays then is the caller's, too. */
+int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required,
+                    PyArrayObject **arrays);
+
 attn_view pyattn_view(PyArrayObject *array);
 attn_dtype pyattn_dtype(int typenum);
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
-/* out= as it was given: a ValueError for what cannot be written, before anything is. It must have this shape and the
- * dtype of `like`. Returns -1 with an exception. */
-int pyattn_check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like);
-
 /* 1 for an aligned array in native byte order with a contiguous last axis: one that the core writes into. */
 int pyattn_has_contiguous_rows(PyArrayObject *array);
 
-/* 1 when the memory of both, from the lowest to the highest address, has a byte in common. */
-int pyattn_may_overlap(PyArrayObject *a, PyArrayObject *b);
+/* The array that the core writes into, of the dtype of the first input: out itself where it was given (and fits, else an
+ * exception) and shares no memory with any input; else a new one. An input may be NULL. New reference. */
+PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count);
+
+/* What the caller gets: out, with the result in it, where it was given; else the result. New reference. */
+PyObject *pyattn_filled(PyObject *out, PyArrayObject *result);
 
 /* Raises what a status means; always returns NULL. */
 PyObject *pyattn_raise(attn_status status, const attn_error *error);

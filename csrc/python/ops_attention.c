@@ -62,25 +62,6 @@ static int flag(PyObject *const *values, int argument)
     return -1;
 }
 
-/* query, key, value: brought to one dtype, promoted as NumPy promotes. */
-static int convert_inputs(PyObject *const *values, owned *o)
-{
-    int type = NPY_FLOAT;
-    for (int n = 0; n < 3; n++) {
-        PyArrayObject *array = o->inputs[n] = pyattn_as_array(values[QUERY + n], argument_names[QUERY + n]);
-        if (array == NULL) return -1;
-        const int own = pyattn_real_type(array, argument_names[QUERY + n]);
-        if (own < 0) return -1;
-        if (own == NPY_DOUBLE) type = NPY_DOUBLE;
-    }
-    for (int n = 0; n < 3; n++) {
-        PyArrayObject *array = pyattn_well_behaved(o->inputs[n], type);
-        Py_SETREF(o->inputs[n], array);
-        if (array == NULL) return -1;
-    }
-    return 0;
-}
-
 static int convert_mask(PyObject *object, owned *o)
 {
     if (!pyattn_given(object)) return 0;
@@ -252,26 +233,14 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
     return 0;
 }
 
-/* The core can write into out itself: no byte is shared with an input. */
-static int writes_in_place(PyArrayObject *out, const owned *o)
-{
-    PyArrayObject *const inputs[] = {o->inputs[0], o->inputs[1],   o->inputs[2],
-                                     o->mask,      o->key_lengths, o->query_lengths};
-    int apart = pyattn_has_contiguous_rows(out);
-    for (size_t n = 0; n < sizeof inputs / sizeof *inputs; n++)
-        if (inputs[n] && pyattn_may_overlap(out, inputs[n])) apart = 0;
-    return apart;
-}
-
 static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
 {
     const int need_weights = flag(values, NEED_WEIGHTS), need_lse = flag(values, NEED_LSE);
     if (need_weights < 0 || need_lse < 0) return -1;
-    if (pyattn_given(values[OUT])) {
-        if (pyattn_check_out(values[OUT], shapes->axes, shapes->output, o->inputs[0]) < 0) return -1;
-        if (writes_in_place((PyArrayObject *)values[OUT], o)) o->output = (PyArrayObject *)Py_NewRef(values[OUT]);
-    }
-    if (o->output == NULL && (o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return -1;
+    PyArrayObject *const inputs[] = {o->inputs[0], o->inputs[1],   o->inputs[2],
+                                     o->mask,      o->key_lengths, o->query_lengths};
+    o->output = pyattn_result(values[OUT], shapes->axes, shapes->output, inputs, sizeof inputs / sizeof *inputs);
+    if (o->output == NULL) return -1;
     if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
         return -1;
     if (need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
@@ -294,12 +263,8 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
 /* The output alone, or AttentionResult(output, weights, lse). */
 static PyObject *wrap(PyObject *const *values, const owned *o)
 {
-    PyObject *output = (PyObject *)o->output;
-    if (pyattn_given(values[OUT])) {
-        if (output != values[OUT] && PyArray_CopyInto((PyArrayObject *)values[OUT], o->output) < 0) return NULL;
-        output = values[OUT];
-    }
-    if (o->weights == NULL && o->lse == NULL) return Py_NewRef(output);
+    PyObject *output = pyattn_filled(values[OUT], o->output);
+    if (output == NULL || (o->weights == NULL && o->lse == NULL)) return output;
 
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
@@ -309,6 +274,7 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
               : NULL;
     Py_XDECREF(class);
     Py_XDECREF(module);
+    Py_DECREF(output);
     return result;
 }
 
@@ -325,7 +291,9 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     if (convert_options(values, &args) < 0) goto done;
-    if (convert_inputs(values, &o) < 0 || convert_mask(values[ATTN_MASK], &o) < 0) goto done;
+    if (pyattn_as_reals(values + QUERY, argument_names + QUERY, 3, 3, o.inputs) < 0 ||
+        convert_mask(values[ATTN_MASK], &o) < 0)
+        goto done;
     if (convert_lengths(values[KEY_LENGTHS], "key_lengths", &o.key_lengths) < 0) goto done;
     if (convert_lengths(values[QUERY_LENGTHS], "query_lengths", &o.query_lengths) < 0) goto done;
 
