@@ -117,7 +117,7 @@ ATTN_TEMPLATE void K(bias_squares)(const int is_bool, int rows, int keys, const 
             if (!is_bool && V(has_nan)(check))
                 for (int l = 0; l < LANES; l++)
                     r[l] = K(bias_at_the_edge)(V(load)((const real *)(const void *)(lane[l] + n * size)), r[l]);
-            V(transpose)(r);
+            K(transpose)(r);
             for (int c = 0; c < LANES; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
         }
     }

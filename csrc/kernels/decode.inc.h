@@ -1,103 +1,130 @@
 /* Decode: a few rows of queries against a long cache, which is read once, at the speed of memory.
  *
- * A key lies in each lane: squares of LANES keys x LANES features are transposed in registers, and every score is the
- * same chain of fma over the features that the prefill tile computes. Scores are (rows, ATTN_BLOCK_KEYS).
+ * A key lies in each lane: squares of LANES keys x LANES features are turned in registers, and every score is the same
+ * chain of fma over the features that the prefill tile computes. Scores are (rows, ATTN_BLOCK_KEYS).
  */
 
-/* A square of keys, transposed: k[d] lane i = key[i][d]. Rows past `count` repeat the last one; nobody reads them. */
-ATTN_TEMPLATE void K(load_square)(const int whole, int count, int features, const real *key, ptrdiff_t key_stride,
-                                  vec *k)
+/* R rows against G groups of LANES keys over whole squares of features. In a group, every feature waits for the one
+ * before it; meanwhile the next group's square is turned.
+ *
+ *   query (R) pointers to `features` reals
+ *   key   (G * LANES, features)             row stride key_stride
+ *   acc   (G, R)                            in, out
+ */
+ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t features, const real *const *query,
+                                     const real *key, ptrdiff_t key_stride, K(row_stream) * soon, vec *acc)
 {
-    if (whole) {
-        ATTN_UNROLL for (int i = 0; i < LANES; i++) { /* addresses in fours: no more than there are registers */
-            k[i] = V(load)(key + i % 4 * key_stride);
-            if (i % 4 == 3) key += 4 * key_stride;
-        }
-    } else {
-        for (int i = 0; i < LANES; i++) {
-            k[i] = V(load_first)(key, features);
-            if (i + 1 < count) key += key_stride;
+    K(row_stream) stream = *soon;
+    vec sum[ATTN_DECODE_ROWS];
+    ATTN_UNROLL for (int n = 0; n < G * R; n++) sum[n] = acc[n];
+    for (ptrdiff_t d = 0; d < features; d += LANES) {
+        const real *at = key + d;
+        ATTN_UNROLL for (int g = 0; g < G; g++)
+        {
+            vec k[LANES];
+            at = K(load_turned)(at, key_stride, k);
+            ATTN_UNROLL for (int i = 0; i < LANES; i++)
+                ATTN_UNROLL for (int r = 0; r < R; r++)
+                    sum[g * R + r] = V(fma)(k[i], V(splat)(query[r][d + i]), sum[g * R + r]);
+            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
+            __asm__ volatile("" ::: "memory"); /* one square after the other: two have no room */
         }
     }
-    V(transpose)(k);
+    ATTN_UNROLL for (int n = 0; n < G * R; n++) acc[n] = sum[n];
+    *soon = stream;
 }
 
-/*   queries (R, head_dim)             times scale * log2(e)
- *   key     (count, head_dim)         1 <= count <= LANES
- *   scores  (R, ATTN_BLOCK_KEYS)      out: LANES of each row
- */
-ATTN_TEMPLATE void K(decode_tile)(const int R, int count, ptrdiff_t head_dim, const real *queries, const real *key,
+/* The same for up to LANES keys and features, G = 1. */
+ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const real *const *query, const real *key,
+                                  ptrdiff_t key_stride, vec *acc)
+{
+    vec k[LANES];
+    for (int i = 0; i < LANES; i++) k[i] = i < keys ? V(load_first)(key + i * key_stride, features) : V(splat)(0);
+    K(transpose)(k);
+    for (int i = 0; i < features; i++)
+        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r][i]), acc[r]);
+}
+
+/* Up to R rows against all keys of a block; spare rows repeat the last one. `squares` is decode_squares for G groups,
+ * `single` for one. */
+typedef void K(squares_of)(ptrdiff_t features, const real *const *query, const real *key, ptrdiff_t key_stride,
+                           K(row_stream) * soon, vec *acc);
+ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squares, K(squares_of) * single, int rows,
+                                  int keys, ptrdiff_t head_dim, const real *queries, const real *key,
                                   ptrdiff_t key_stride, real *scores)
 {
-    K(row_stream) soon = K(rows_soon)(key, key_stride, head_dim);
+    enum { NEAR = 16 << 10 }; /* bytes of keys beside each other: the nearest cache holds what is fetched, too */
+    const int most = G * LANES * head_dim * (ptrdiff_t)sizeof(real) <= NEAR ? G : 1;
+    for (int n = 0, groups; n < keys; n += groups * LANES) {
+        const int left = keys - n < LANES ? keys - n : LANES;
+        const real *k = key + n * key_stride;
+        K(row_stream) soon = K(rows_soon)(k, key_stride, head_dim, most * LANES);
+        groups = keys - n >= most * LANES ? most : 1;
 
-    for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
-        const ptrdiff_t to = head_dim - from > ATTN_FOLD_FEATURES ? from + ATTN_FOLD_FEATURES : head_dim;
-        ptrdiff_t d = from;
-        vec acc[ATTN_DECODE_ROWS], k[LANES];
-        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(splat)(0);
+        for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
+            const ptrdiff_t inner = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
+            const ptrdiff_t whole = left < LANES ? 0 : inner - inner % LANES;
+            const real *query[R];
+            vec acc[ATTN_DECODE_ROWS];
+            ATTN_UNROLL for (int r = 0; r < R; r++) query[r] = queries + (r < rows ? r : rows - 1) * head_dim + from;
+            ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = V(splat)(0);
 
-        if (count == LANES)
-            for (; d + LANES <= to; d += LANES) {
-                K(load_square)(1, LANES, LANES, key + d, key_stride, k);
-                ATTN_UNROLL for (int i = 0; i < LANES; i++)
-                    ATTN_UNROLL for (int r = 0; r < R; r++)
-                        acc[r] = V(fma)(k[i], V(splat)(queries[r * head_dim + d + i]), acc[r]);
-                K(fetch_lines)(&soon, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
+            if (whole > 0) (groups == G ? squares : single)(whole, query, k + from, key_stride, &soon, acc);
+            for (ptrdiff_t d = whole; d < inner; d += LANES) {
+                const real *at[R];
+                ATTN_UNROLL for (int r = 0; r < R; r++) at[r] = query[r] + d;
+                for (int g = 0; g < groups; g++)
+                    K(decode_edge)(R, left, inner - d < LANES ? (int)(inner - d) : LANES, at,
+                                   k + g * LANES * key_stride + from + d, key_stride, acc + g * R);
             }
-        for (; d < to; d += LANES) {
-            const int features = to - d < LANES ? (int)(to - d) : LANES;
-            K(load_square)(0, count, features, key + d, key_stride, k);
-            for (int i = 0; i < features; i++)
-                ATTN_UNROLL for (int r = 0; r < R; r++)
-                    acc[r] = V(fma)(k[i], V(splat)(queries[r * head_dim + d + i]), acc[r]);
-        }
-
-        ATTN_UNROLL for (int r = 0; r < R; r++) {
-            real *out = scores + r * ATTN_BLOCK_KEYS;
-            V(store)(out, from > 0 ? V(add)(V(load)(out), acc[r]) : acc[r]);
+            for (int g = 0; g < groups; g++)
+                for (int r = 0; r < rows; r++) {
+                    real *out = scores + r * ATTN_BLOCK_KEYS + n + g * LANES;
+                    V(store)(out, from > 0 ? V(add)(V(load)(out), acc[g * R + r]) : acc[g * R + r]);
+                }
         }
     }
 }
 
-/* A function each: in one, the compiler keeps the addresses of all of them, and no room for any. */
-static __attribute__((noinline)) void K(decode_tile_1)(int count, ptrdiff_t head_dim, const real *queries,
-                                                       const real *key, ptrdiff_t key_stride, real *scores)
-{
-    K(decode_tile)(1, count, head_dim, queries, key, key_stride, scores);
-}
-static __attribute__((noinline)) void K(decode_tile_2)(int count, ptrdiff_t head_dim, const real *queries,
-                                                       const real *key, ptrdiff_t key_stride, real *scores)
-{
-    K(decode_tile)(2, count, head_dim, queries, key, key_stride, scores);
-}
-static __attribute__((noinline)) void K(decode_tile_4)(int count, ptrdiff_t head_dim, const real *queries,
-                                                       const real *key, ptrdiff_t key_stride, real *scores)
-{
-    K(decode_tile)(4, count, head_dim, queries, key, key_stride, scores);
-}
-static __attribute__((noinline)) void K(decode_tile_8)(int count, ptrdiff_t head_dim, const real *queries,
-                                                       const real *key, ptrdiff_t key_stride, real *scores)
-{
-    K(decode_tile)(8, count, head_dim, queries, key, key_stride, scores);
-}
+/* Two groups are walked beside each other where the registers have room for it. */
+#define GROUPS(R) (2 * (R) <= VEC_ACCUMULATORS / 3 ? 2 : 1)
+
+/* A function each: the compiler gives out registers for all of a function at once. */
+#define DECODE_ROWS(R)                                                                                                 \
+    static __attribute__((noinline)) void K(decode_squares_##R)(ptrdiff_t features, const real *const *query,          \
+                                                                const real *key, ptrdiff_t key_stride,                 \
+                                                                K(row_stream) * soon, vec * acc)                       \
+    {                                                                                                                  \
+        K(decode_squares)(R, GROUPS(R), features, query, key, key_stride, soon, acc);                                  \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void K(decode_single_##R)(ptrdiff_t features, const real *const *query,           \
+                                                               const real *key, ptrdiff_t key_stride,                  \
+                                                               K(row_stream) * soon, vec * acc)                        \
+    {                                                                                                                  \
+        K(decode_squares)(R, 1, features, query, key, key_stride, soon, acc);                                          \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void K(decode_rows_##R)(int rows, int keys, ptrdiff_t head_dim,                   \
+                                                             const real *queries, const real *key,                     \
+                                                             ptrdiff_t key_stride, real *scores)                       \
+    {                                                                                                                  \
+        K(decode_rows)                                                                                                 \
+        (R, GROUPS(R), K(decode_squares_##R), K(decode_single_##R), rows, keys, head_dim, queries, key, key_stride,    \
+         scores);                                                                                                      \
+    }
+DECODE_ROWS(1)
+DECODE_ROWS(2)
+DECODE_ROWS(4)
+DECODE_ROWS(8)
+#undef DECODE_ROWS
+#undef GROUPS
 
 static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
                              ptrdiff_t key_stride, void *scores)
 {
-    for (int n = 0; n < keys; n += LANES) {
-        const int count = keys - n < LANES ? keys - n : LANES;
-        const real *k = (const real *)key + n * key_stride, *q = queries;
-        real *s = (real *)scores + n;
-        for (int i = 0, r; i < rows; i += r, q += r * head_dim, s += r * ATTN_BLOCK_KEYS) {
-            const int left = rows - i;
-            r = left >= 8 && VEC_ACCUMULATORS >= 24 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            (r == 8   ? K(decode_tile_8)
-             : r == 4 ? K(decode_tile_4)
-             : r == 2 ? K(decode_tile_2)
-                      : K(decode_tile_1))(count, head_dim, q, k, key_stride, s);
-        }
-    }
+    (rows > 4   ? K(decode_rows_8)
+     : rows > 2 ? K(decode_rows_4)
+     : rows > 1 ? K(decode_rows_2)
+                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, scores);
 }
 
 /* One row of mask_block: bias and limits over `keys` scores, in place. */
@@ -132,8 +159,7 @@ static inline void K(decode_row)(int keys, real *s, real *state_max, real *state
     int n = 0;
 
     for (; n + LANES <= keys; n += LANES) V(store)(s + n, K(exp2)(V(sub)(V(load)(s + n), V(splat)(shift))));
-    if (n < keys)
-        V(store_first)(s + n, keys - n, K(exp2)(V(sub)(V(load_first)(s + n, keys - n), V(splat)(shift))));
+    if (n < keys) V(store_first)(s + n, keys - n, K(exp2)(V(sub)(V(load_first)(s + n, keys - n), V(splat)(shift))));
     for (n = 0; n + 4 <= keys; n += 4) part += *(const quad *)(s + n);
     for (int c = 0; n + c < keys; c++) part[c] += s[n + c];
     real sum = (part[0] + part[1]) + (part[2] + part[3]);

@@ -23,7 +23,7 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
                 else if (features == LANES) r[i] = V(load)((const real *)lane[i] + d);
                 else r[i] = V(load_first)((const real *)lane[i] + d, features);
             }
-            V(transpose)(r);
+            K(transpose)(r);
             for (int i = 0; i < features; i++) V(store)(out + (d + i) * width, V(mul)(r[i], V(splat)(scale)));
         }
     }
@@ -44,7 +44,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec dead = V(splat)(-INFINITY);
     const int sparse = J == 1; /* so little arithmetic goes on better beside a few fetches at a time */
-    K(row_stream) soon = K(rows_soon)(key, key_stride, features);
+    K(row_stream) soon = K(rows_soon)(key, key_stride, features, R);
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)

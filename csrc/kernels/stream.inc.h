@@ -21,10 +21,11 @@ typedef struct {
     ptrdiff_t row_bytes, to_next_row, column;
 } K(row_stream);
 
-/* From ROWS_AHEAD rows after `row` on, `columns` of each. */
-static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
+/* `columns` of each row, from some rows after those that are walked beside `row`. */
+static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns, int beside)
 {
-    return (K(row_stream)){(const char *)(row + K(rows_ahead) * stride),
+    const ptrdiff_t ahead = beside + 8 < K(rows_ahead) ? K(rows_ahead) : beside + 8;
+    return (K(row_stream)){(const char *)(row + ahead * stride),
                            stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
                            stride * (ptrdiff_t)sizeof(real), 0};
 }
@@ -33,7 +34,8 @@ static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrd
 ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
 {
     const int group = lines < 4 ? lines : 4;
-    ATTN_UNROLL for (int n = 0; n < lines; n += group) {
+    ATTN_UNROLL for (int n = 0; n < lines; n += group)
+    {
         ATTN_UNROLL for (int i = 0; i < group; i++) __builtin_prefetch(s->at + s->column + 64 * i);
         s->column += 64 * group;
         if (s->column >= s->row_bytes) {

@@ -88,31 +88,32 @@ static inline vf64 vf64_load_bool(const char *p)
     return _mm256_and_pd(_mm256_castsi256_pd(zero), _mm256_set1_pd((double)-INFINITY));
 }
 
-/* r[i] lane j <-> r[j] lane i */
-static inline void vf64_transpose(vf64 r[4])
+/* A part is 16 bytes. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
+static inline void vf64_turn_inside(vf64 r[2])
 {
-    vf64 a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);
-    vf64 c = _mm256_unpacklo_pd(r[2], r[3]), d = _mm256_unpackhi_pd(r[2], r[3]);
-    r[0] = _mm256_permute2f128_pd(a, c, 0x20);
-    r[1] = _mm256_permute2f128_pd(b, d, 0x20);
-    r[2] = _mm256_permute2f128_pd(a, c, 0x31);
-    r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+    vf64 low = _mm256_unpacklo_pd(r[0], r[1]);
+    r[1] = _mm256_unpackhi_pd(r[0], r[1]);
+    r[0] = low;
 }
-
-static inline void vf32_transpose(vf32 r[8])
+static inline void vf64_turn_across(vf64 r[2])
 {
-    vf32 t[8];
-    ATTN_UNROLL for (int i = 0; i < 8; i += 4) { /* 4x4 inside each 128-bit half */
-        vf32 a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
-        vf32 c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
-        t[i] = _mm256_shuffle_ps(a, c, 0x44);
-        t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-        t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
-        t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
-    }
-    ATTN_UNROLL for (int i = 0; i < 4; i++) {
-        r[i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
-        r[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
-    }
+    vf64 low = _mm256_permute2f128_pd(r[0], r[1], 0x20);
+    r[1] = _mm256_permute2f128_pd(r[0], r[1], 0x31);
+    r[0] = low;
+}
+static inline void vf32_turn_inside(vf32 r[4])
+{
+    vf32 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
+    vf32 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm256_shuffle_ps(a, c, 0x44);
+    r[1] = _mm256_shuffle_ps(a, c, 0xee);
+    r[2] = _mm256_shuffle_ps(b, d, 0x44);
+    r[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+static inline void vf32_turn_across(vf32 r[2])
+{
+    vf32 low = _mm256_permute2f128_ps(r[0], r[1], 0x20);
+    r[1] = _mm256_permute2f128_ps(r[0], r[1], 0x31);
+    r[0] = low;
 }
 #endif

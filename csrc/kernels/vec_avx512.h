@@ -67,43 +67,39 @@ static inline vf64 vf64_load_bool(const char *p)
     return _mm512_maskz_mov_pd((__mmask8)_mm_testn_epi8_mask(bytes, bytes), _mm512_set1_pd((double)-INFINITY));
 }
 
-/* r[i] lane j <-> r[j] lane i */
-static inline void vf64_transpose(vf64 r[8])
+/* A part is 16 bytes. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
+static inline void vf64_turn_inside(vf64 r[2])
 {
-    vf64 t[8];
-    ATTN_UNROLL for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
-    }
-    ATTN_UNROLL for (int i = 0; i < 2; i++) {
-        vf64 a = _mm512_shuffle_f64x2(t[i], t[2 + i], 0x88), b = _mm512_shuffle_f64x2(t[4 + i], t[6 + i], 0x88);
-        vf64 c = _mm512_shuffle_f64x2(t[i], t[2 + i], 0xdd), d = _mm512_shuffle_f64x2(t[4 + i], t[6 + i], 0xdd);
-        r[i] = _mm512_shuffle_f64x2(a, b, 0x88);
-        r[i + 4] = _mm512_shuffle_f64x2(a, b, 0xdd);
-        r[i + 2] = _mm512_shuffle_f64x2(c, d, 0x88);
-        r[i + 6] = _mm512_shuffle_f64x2(c, d, 0xdd);
-    }
+    vf64 low = _mm512_unpacklo_pd(r[0], r[1]);
+    r[1] = _mm512_unpackhi_pd(r[0], r[1]);
+    r[0] = low;
 }
-
-static inline void vf32_transpose(vf32 r[16])
+static inline void vf64_turn_across(vf64 r[4])
 {
-    vf32 t[16];
-    ATTN_UNROLL for (int i = 0; i < 16; i += 4) { /* 4x4 inside each 128-bit lane */
-        vf32 a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
-        vf32 c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-        t[i] = _mm512_shuffle_ps(a, c, 0x44);
-        t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-        t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
-        t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
-    }
-    ATTN_UNROLL for (int i = 0; i < 4; i++) { /* 4x4 of the lanes */
-        vf32 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), b = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
-        vf32 c = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd), d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
-        r[i] = _mm512_shuffle_f32x4(a, b, 0x88);
-        r[i + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
-        r[i + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
-        r[i + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
-    }
+    vf64 a = _mm512_shuffle_f64x2(r[0], r[1], 0x88), b = _mm512_shuffle_f64x2(r[0], r[1], 0xdd);
+    vf64 c = _mm512_shuffle_f64x2(r[2], r[3], 0x88), d = _mm512_shuffle_f64x2(r[2], r[3], 0xdd);
+    r[0] = _mm512_shuffle_f64x2(a, c, 0x88);
+    r[1] = _mm512_shuffle_f64x2(b, d, 0x88);
+    r[2] = _mm512_shuffle_f64x2(a, c, 0xdd);
+    r[3] = _mm512_shuffle_f64x2(b, d, 0xdd);
+}
+static inline void vf32_turn_inside(vf32 r[4])
+{
+    vf32 a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
+    vf32 c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
+    r[0] = _mm512_shuffle_ps(a, c, 0x44);
+    r[1] = _mm512_shuffle_ps(a, c, 0xee);
+    r[2] = _mm512_shuffle_ps(b, d, 0x44);
+    r[3] = _mm512_shuffle_ps(b, d, 0xee);
+}
+static inline void vf32_turn_across(vf32 r[4])
+{
+    vf32 a = _mm512_shuffle_f32x4(r[0], r[1], 0x88), b = _mm512_shuffle_f32x4(r[0], r[1], 0xdd);
+    vf32 c = _mm512_shuffle_f32x4(r[2], r[3], 0x88), d = _mm512_shuffle_f32x4(r[2], r[3], 0xdd);
+    r[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+    r[1] = _mm512_shuffle_f32x4(b, d, 0x88);
+    r[2] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
 #undef FIRST

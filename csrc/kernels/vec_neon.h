@@ -106,14 +106,14 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
-/* r[i] lane j <-> r[j] lane i */
-static inline void vf64_transpose(vf64 r[2])
+/* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
+static inline void vf64_turn_inside(vf64 r[2])
 {
     vf64 low = vtrn1q_f64(r[0], r[1]);
     r[1] = vtrn2q_f64(r[0], r[1]);
     r[0] = low;
 }
-static inline void vf32_transpose(vf32 r[4])
+static inline void vf32_turn_inside(vf32 r[4])
 {
     vf64 a = vreinterpretq_f64_f32(vtrn1q_f32(r[0], r[1])), b = vreinterpretq_f64_f32(vtrn2q_f32(r[0], r[1]));
     vf64 c = vreinterpretq_f64_f32(vtrn1q_f32(r[2], r[3])), d = vreinterpretq_f64_f32(vtrn2q_f32(r[2], r[3]));
@@ -122,4 +122,6 @@ static inline void vf32_transpose(vf32 r[4])
     r[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
     r[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
+static inline void vf32_turn_across(vf32 r[1]) { (void)r; }
+static inline void vf64_turn_across(vf64 r[1]) { (void)r; }
 #endif

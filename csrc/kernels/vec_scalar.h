@@ -113,8 +113,8 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
-/* r[i] lane j <-> r[j] lane i */
-static inline void vf32_transpose(vf32 r[4])
+/* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
+static inline void vf32_turn_inside(vf32 r[4])
 {
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < i; j++) {
@@ -123,10 +123,12 @@ static inline void vf32_transpose(vf32 r[4])
             r[j][i] = x;
         }
 }
-static inline void vf64_transpose(vf64 r[2])
+static inline void vf64_turn_inside(vf64 r[2])
 {
     double x = r[0][1];
     r[0][1] = r[1][0];
     r[1][0] = x;
 }
+static inline void vf32_turn_across(vf32 r[1]) { (void)r; }
+static inline void vf64_turn_across(vf64 r[1]) { (void)r; }
 #endif
