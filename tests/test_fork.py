@@ -16,7 +16,7 @@ ROUNDS = 10 if SANITIZED else 50
 SECONDS = 120 if SANITIZED else 10
 
 COMMON = f"""
-import os, signal, threading, warnings
+import os, signal, threading, time, warnings
 import numpy as np, pyattn
 from helpers import bits
 
@@ -96,11 +96,42 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert pool.map(digest, [1, 2, 3, 1]) == [expected] * 4
 """
 
+IN_A_SIGNAL_HANDLER = """
+parent, children = os.getpid(), []
+
+def handle(signum, frame):
+    child = os.fork()
+    if child:
+        children.append(child)
+
+signal.signal(signal.SIGUSR1, handle)
+query, few = (rng.standard_normal((1, 4, length, 64), np.float32) for length in (3000, 1))
+long = np.broadcast_to(rng.standard_normal((1, 4, 3000, 64), np.float32)[:, :, None], (1, 4, 200, 3000, 64))
+calls = {
+    "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
+    "spans": lambda: pyattn.attention(few, *[long.reshape(1, 4, -1, 64)] * 2, num_threads=2),
+    "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
+}
+for name, call in calls.items():
+    expected = call()
+    for _ in range(4):
+        timer = threading.Timer(0.02, os.kill, (parent, signal.SIGUSR1))
+        timer.start()
+        same = np.array_equal(call(), expected)
+        if os.getpid() != parent:
+            os._exit(0 if same else 3)  # the child came out of the same call
+        timer.join()
+        time.sleep(0.01)
+        assert same, name
+assert len(children) == 12
+assert all(succeeded(child) for child in children)
+"""
+
 
 @pytest.mark.parametrize(
     "script",
-    [AGAIN_AND_AGAIN, BEFORE_USE, WHILE_OTHERS_WORK, MULTIPROCESSING],
-    ids=["again and again", "before use", "while others work", "multiprocessing"],
+    [AGAIN_AND_AGAIN, BEFORE_USE, WHILE_OTHERS_WORK, MULTIPROCESSING, IN_A_SIGNAL_HANDLER],
+    ids=["again and again", "before use", "while others work", "multiprocessing", "in a signal handler"],
 )
 def test_parent_and_child_get_the_same_bits(script):
     run_python(COMMON + script, timeout=2 * SECONDS)

@@ -136,3 +136,18 @@ thread.join()
 assert results and all(results)
 """
     run_python(script)
+
+
+def test_the_program_may_end_while_a_daemon_thread_computes():
+    """Its stack is gone then, and what its workers read must not be on it."""
+    script = """
+import threading, time
+import numpy as np, pyattn
+x = np.zeros((1, 8, 16384, 64), np.float32)
+def run(depth):
+    return max([0], key=lambda _: run(depth - 1) or 0) if depth else pyattn.attention(x, x, x, num_threads=3)
+threading.Thread(target=run, args=(60,), daemon=True).start()
+time.sleep(0.3)
+"""
+    for _ in range(3):
+        run_python(script)

@@ -9,7 +9,7 @@ static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *
     const ptrdiff_t first = attn_begin_task(context, number, worker, job, &task);
     if (!attn_walk_keys(&task)) return;
     for (int n = 0; n < task.count; n++) {
-        if (attn_finish_block(&task, &task.blocks[n]) && task.blocks[n].masked) attn_redo_block(&task, n, first + n);
+        attn_end_block(&task, n, first + n, task.blocks[n].masked);
         if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
     }
 }
@@ -27,11 +27,12 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
 
     const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
     attn_status status;
-    if (plan.spans == 1) {
-        status = attn_parallel_for(tasks, plan.workers, attend_whole, &plan);
-    } else {
-        status = attn_attend_spans(&plan, tasks);
-    }
+    int forks;
+    do { /* folding spans changes what was folded: a child begins with the first of them */
+        forks = attn_forks();
+        status = plan.spans == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
+                                 : attn_attend_spans(&plan, tasks);
+    } while (status == ATTN_OK && attn_forks() != forks);
     attn_arena_give(&arena);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

@@ -58,7 +58,9 @@ typedef struct {
 typedef struct {
     const attn_plan *plan;
     attn_job *job;
-    int worker, careful, count;
+    int worker, count;
+    int careful;   /* pair by pair, and with values times `factor` */
+    double factor; /* 1 unless careful */
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     const char *key, *value;
@@ -79,7 +81,7 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
-int attn_finish_block(attn_task *task, attn_block *block); /* returns 1 if a NaN came out */
+uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* a bit a row; returns the odd ones */
 void attn_finish_weights(attn_task *task, attn_block *block);
 
 /* attention.c */
@@ -87,7 +89,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
 int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when the work is no longer wanted */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block);
-void attn_redo_block(attn_task *task, int n, ptrdiff_t number);
+void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked); /* writes the output of block n */
 
 /* spans.c: tasks 0 .. tasks - 1 of a plan with spans > 1 */
 attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks);

@@ -54,18 +54,22 @@ static void block_limits(const attn_block *block, ptrdiff_t from, int keys, int3
     }
 }
 
-static void mark_dead(const attn_plan *plan, const attn_block *block, int keys, const int32_t *first,
-                      const int32_t *last, const void *bias, unsigned char *dead)
+/* Pairs that are not to be touched. Returns whether there are any. */
+static int mark_dead(const attn_plan *plan, const attn_block *block, int keys, const int32_t *first,
+                     const int32_t *last, const void *bias, unsigned char *dead)
 {
     const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1,
                     key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
+    int any = 0;
     for (int r = 0; r < block->rows; r++)
         for (int n = 0; n < keys; n++) {
             const ptrdiff_t at = r * row + n * key;
             const int cut = bias && (plan->kernels->size == 4 ? ((const float *)bias)[at] == -INFINITY
                                                               : ((const double *)bias)[at] == (double)-INFINITY);
             dead[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
+            any |= dead[at];
         }
+    return any;
 }
 
 static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
@@ -109,7 +113,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         if (kind == ATTN_TILE_MIXED) bias = task->bias;
     }
     const int limited = from < block->most_first || from + keys > block->least_last;
-    if (limited || bias || plan->decode) block_limits(block, from, keys, first, last);
+    if (limited || bias || plan->decode || task->careful) block_limits(block, from, keys, first, last);
     if (limited || bias) block->masked = 1;
     if (!block->part_begun) begin_state(plan, block, &block->part);
     if (block->kept) {
@@ -140,10 +144,9 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     /* 3. values */
     const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, step = plan->decode ? 1 : block->vectors * k->lanes;
     const int vectors = (int)(plan->columns / k->lanes);
-    if (task->careful && (limited || bias)) {
-        mark_dead(plan, block, keys, first, last, bias, task->dead);
+    if (task->careful && (mark_dead(plan, block, keys, first, last, bias, task->dead) || task->factor != 1)) {
         k->value_block_careful(block->rows, keys, vectors, scores, task->dead, row, step, value.data, value.stride,
-                               task->correction, !block->part_begun, block->part.out, plan->columns);
+                               task->factor, task->correction, !block->part_begun, block->part.out, plan->columns);
     } else {
         k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
                        !block->part_begun, block->part.out, plan->columns);
@@ -241,16 +244,28 @@ int attn_walk_keys(attn_task *task)
     return 1;
 }
 
-/* A NaN came out where pairs were masked: it may be the 0 * NaN of a pair that was not to be touched. The block is done
- * once more, pair by pair. Its scratch is its own again after this. */
-void attn_redo_block(attn_task *task, int n, ptrdiff_t number)
+/* The block once more, pair by pair, with values times `factor`; writes `rows`, and returns those that are still odd. */
+static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double factor, uint64_t rows)
 {
     attn_task again = *task;
     again.blocks[0] = task->blocks[n];
     again.count = again.careful = 1;
+    again.factor = factor;
     attn_begin_block(&again, &again.blocks[0], number);
-    if (attn_walk_keys(&again)) attn_finish_block(&again, &again.blocks[0]);
+    if (attn_walk_keys(&again)) rows = attn_finish_block(&again, &again.blocks[0], rows);
     task->blocks[n] = again.blocks[0];
+    return rows;
+}
+
+/* A row came out odd, as NaN or infinity. Where pairs were masked, it may be the 0 * NaN of one that was not to be
+ * touched. Else a sum of values may have overflowed, though no value did; with small ones it does not. A row that is
+ * odd after that has met a NaN or an infinity. */
+void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
+{
+    const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;
+    uint64_t odd = attn_finish_block(task, &task->blocks[n], ~(uint64_t)0);
+    if (odd && masked) odd = redo_block(task, n, number, 1, odd);
+    if (odd) redo_block(task, n, number, small, odd);
 }
 
 /* Tasks -------------------------------------------------------------------------------------------------------------
@@ -269,6 +284,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->job = job;
     task->worker = worker;
     task->careful = 0;
+    task->factor = 1;
     task->batch = unit / plan->groups;
     task->group = unit % plan->groups;
     task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->kv_len);

@@ -7,10 +7,24 @@
 static ptrdiff_t last_size(const attn_view *view) { return view->shape[view->axes - 1]; }
 static ptrdiff_t last_stride(const attn_view *view) { return view->strides[view->axes - 1]; }
 
-static attn_rows rows_of(const attn_view *view)
+/* Axes that follow one another in memory are one axis: a row is then found without a division for each. */
+static void rows_of(const attn_view *view, attn_rows *rows)
 {
-    if (view->data == NULL) return (attn_rows){.data = NULL};
-    return (attn_rows){view->data, view->axes, view->shape, view->strides, last_stride(view)};
+    rows->data = view->data;
+    rows->axes = 0;
+    if (view->data == NULL) return;
+    rows->column = last_stride(view);
+    for (int n = 0; n < view->axes - 1; n++) {
+        const int last = rows->axes - 1;
+        if (view->shape[n] == 1) continue;
+        if (last >= 0 && rows->strides[last] == view->shape[n] * view->strides[n]) {
+            rows->shape[last] *= view->shape[n];
+            rows->strides[last] = view->strides[n];
+        } else {
+            rows->shape[rows->axes] = view->shape[n];
+            rows->strides[rows->axes++] = view->strides[n];
+        }
+    }
 }
 
 /* The number of x's rows; -1 when they, or the bytes of the result, do not fit. */
@@ -71,26 +85,31 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error)
+attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error)
 {
     const attn_view *x = &args->x, *weight = &args->weight;
     attn_status status = attn_check_linear(args, error);
     if (status == ATTN_OK) status = check_rows("y", &y, x, weight->shape[0], error);
     if (status != ATTN_OK) return status;
 
-    attn_product product = {
-        .dtype = x->dtype,
-        .rows = count_rows(x, weight->shape[0]),
-        .inner = last_size(x),
-        .features = weight->shape[0],
-        .x = rows_of(x),
-        .residual = rows_of(&args->residual),
-        .y = rows_of(&y),
-        .weight = weight->data,
-        .bias = args->bias.data,
-        .weight_row = weight->strides[0],
-        .weight_column = weight->strides[1],
-        .activation = args->activation,
-    };
-    return attn_multiply(&product, args->num_threads, error);
+    product->dtype = x->dtype;
+    product->rows = count_rows(x, weight->shape[0]);
+    product->inner = last_size(x);
+    product->features = weight->shape[0];
+    rows_of(x, &product->x);
+    rows_of(&args->residual, &product->residual);
+    rows_of(&y, &product->y);
+    product->weight = weight->data;
+    product->bias = args->bias.data;
+    product->weight_row = weight->strides[0];
+    product->weight_column = weight->strides[1];
+    product->activation = args->activation;
+    return ATTN_OK;
+}
+
+attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error)
+{
+    attn_product product;
+    const attn_status status = attn_lay_linear(args, y, &product, error);
+    return status == ATTN_OK ? attn_multiply(&product, args->num_threads, error) : status;
 }

@@ -48,11 +48,11 @@ typedef struct {
 static char *row_at(const attn_rows *rows, ptrdiff_t n)
 {
     char *at = rows->data;
-    for (int axis = rows->axes - 2; axis >= 0 && n > 0; axis--) {
+    for (int axis = rows->axes - 1; axis > 0; axis--) {
         at += n % rows->shape[axis] * rows->strides[axis];
         n /= rows->shape[axis];
     }
-    return at;
+    return rows->axes > 0 ? at + n * rows->strides[0] : at;
 }
 
 /* Addresses of `count` rows, at a column that is `offset` bytes into each. */

@@ -4,11 +4,12 @@
 
 #include "attn.h"
 
-/* The rows of an array: all axes but the last, whose elements lie `column` bytes apart. data == NULL: not given. */
+/* The rows of an array: all axes but the last, as few as they can be walked as, whose elements lie `column` bytes apart.
+ * data == NULL: not given. */
 typedef struct {
     char *data;
     int axes;
-    const ptrdiff_t *shape, *strides;
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
     ptrdiff_t column;
 } attn_rows;
 
@@ -20,6 +21,9 @@ typedef struct {
     ptrdiff_t weight_row, weight_column;
     attn_activation activation;
 } attn_product;
+
+/* check_linear.c: fills `product`; all rules on the arguments and on y. Nothing in it points to a shape of the caller's. */
+attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error);
 
 attn_status attn_multiply(const attn_product *product, int num_threads, attn_error *error);
 

@@ -30,12 +30,12 @@ static struct {
     pthread_mutex_t busy; /* held for the whole of a loop */
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake, done;
-    int threads;         /* workers alive; worker 0 is the caller and not among them */
-    unsigned generation; /* counts loops; written under the lock, also read outside */
-    int invited;
-    int running; /* invited and not through yet; written under the lock, also read outside */
+    int threads; /* workers alive; the caller is not among them */
+    int open;    /* invitations to the loop that nobody has taken; written under the lock, also read outside */
+    int joined;  /* taken ones: the next worker's number is one more */
+    int running; /* joined and not through; written under the lock, also read outside */
+    int forks;   /* how often this process is a child that a fork made */
     attn_job *job;
-    unsigned seen_at_start[MOST_WORKERS + 1]; /* by worker */
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
@@ -176,33 +176,31 @@ static void work(attn_job *job, int worker)
     attn_float_leave(state);
 }
 
-/* Waits for a loop that this worker has not seen yet: awake for a while, then asleep. */
-static attn_job *next_job(int worker, unsigned *seen)
+/* Waits for a loop to join: awake for a while, then asleep. Gives this worker its number in it. */
+static attn_job *next_job(int *worker)
 {
     for (int64_t until = now() + SPIN_NS; now() < until;)
-        if (__atomic_load_n(&pool.generation, __ATOMIC_RELAXED) != *seen) break;
+        if (__atomic_load_n(&pool.open, __ATOMIC_RELAXED) > 0) break;
 
     pthread_mutex_lock(&pool.lock);
-    while (pool.generation == *seen) pthread_cond_wait(&pool.wake, &pool.lock);
-    *seen = pool.generation;
-    attn_job *job = worker <= pool.invited ? pool.job : NULL;
+    while (pool.open == 0) pthread_cond_wait(&pool.wake, &pool.lock);
+    __atomic_store_n(&pool.open, pool.open - 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&pool.running, pool.running + 1, __ATOMIC_RELAXED);
+    *worker = ++pool.joined;
+    attn_job *job = pool.job;
     pthread_mutex_unlock(&pool.lock);
     return job;
 }
 
-/* The argument is the worker's number. A worker starts as one that has seen every earlier loop: `busy` is held while it
- * is made, so the first generation it can be invited to is the next. */
-static void *worker_main(void *argument)
+static void *worker_main(void *unused)
 {
-    const int worker = (int)(uintptr_t)argument;
-    unsigned seen = pool.seen_at_start[worker];
-
-    for (;;) {
-        attn_job *job = next_job(worker, &seen);
-        if (job == NULL) continue;
+    (void)unused;
+    for (int worker;;) {
+        attn_job *job = next_job(&worker);
         work(job, worker);
         pthread_mutex_lock(&pool.lock);
-        if (__atomic_sub_fetch(&pool.running, 1, __ATOMIC_RELAXED) == 0) pthread_cond_signal(&pool.done);
+        __atomic_store_n(&pool.running, pool.running - 1, __ATOMIC_RELAXED);
+        if (pool.running == 0) pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
     }
     return NULL;
@@ -210,20 +208,21 @@ static void *worker_main(void *argument)
 
 static void forget_threads(void)
 {
+    pool.forks++;
     pthread_mutex_init(&pool.busy, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.done, NULL);
-    pool.threads = pool.invited = pool.running = 0;
-    pool.job = NULL;
+    pool.threads = pool.open = pool.running = 0;
 }
 
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
 
 /* Brings the pool to `wanted` workers if it can; whatever it has is then used. Called with `busy` held. Workers block
- * all signals: a handler runs where the program expects it. */
+ * all signals but faults: a handler runs where the program expects it. */
 static void grow(int wanted)
 {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* a worker's own: its handler may say where */
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -234,21 +233,23 @@ static void grow(int wanted)
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     sigfillset(&all);
+    for (size_t n = 0; n < sizeof faults / sizeof *faults; n++) sigdelset(&all, faults[n]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.threads < wanted) {
-        const int worker = pool.threads + 1;
         pthread_t thread;
-        pool.seen_at_start[worker] = pool.generation;
-        if (pthread_create(&thread, &attributes, worker_main, (void *)(uintptr_t)worker) != 0) break;
+        if (pthread_create(&thread, &attributes, worker_main, NULL) != 0) break;
         pool.threads++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
 
-/* Until every invited worker is through, still asking the host whether to stop. */
+/* Until every worker that joined is through, still asking the host whether to stop. Who has not joined need not. */
 static void wait_for_workers(attn_job *job)
 {
+    pthread_mutex_lock(&pool.lock);
+    __atomic_store_n(&pool.open, 0, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&pool.lock);
     for (int64_t until = now() + SPIN_NS; now() < until;)
         if (__atomic_load_n(&pool.running, __ATOMIC_RELAXED) == 0) break;
 
@@ -263,26 +264,33 @@ static void wait_for_workers(attn_job *job)
         attn_should_stop(job, 0);
         pthread_mutex_lock(&pool.lock);
     }
-    pool.job = NULL;
     pthread_mutex_unlock(&pool.lock);
 }
+
+int attn_forks(void) { return pool.forks; }
 
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
     attn_job job = {.body = body, .context = context, .tasks = tasks};
+    const int forks = pool.forks;
 
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
         grow(workers - 1);
         pthread_mutex_lock(&pool.lock);
         pool.job = &job;
-        pool.invited = workers - 1 < pool.threads ? workers - 1 : pool.threads;
-        __atomic_store_n(&pool.running, pool.invited, __ATOMIC_RELAXED);
-        __atomic_store_n(&pool.generation, pool.generation + 1, __ATOMIC_RELAXED);
-        pthread_cond_broadcast(&pool.wake);
+        pool.joined = 0;
+        const int open = workers - 1 < pool.threads ? workers - 1 : pool.threads;
+        __atomic_store_n(&pool.open, open, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&pool.lock);
+        for (int n = 0; n < open; n++) pthread_cond_signal(&pool.wake);
         work(&job, 0);
         wait_for_workers(&job);
-        pthread_mutex_unlock(&pool.busy);
+        if (pool.forks == forks) {
+            pthread_mutex_unlock(&pool.busy);
+        } else { /* the host forked when it was asked, and this is the child: what its workers had begun is lost */
+            job.next = 0;
+            work(&job, 0);
+        }
     } else {
         work(&job, 0);
     }

@@ -13,8 +13,12 @@ typedef void (*attn_body)(void *context, ptrdiff_t task, int worker, attn_job *j
 int attn_workers(int num_threads, ptrdiff_t tasks);
 
 /* Runs tasks 0, 1, 2 ... on up to `workers` threads, the calling one among them. One loop at a time has the pool: a
- * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED when the host said so. */
+ * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED when the host said so. A
+ * task may be run twice: a child that is forked in the midst of a loop begins it anew. */
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
+
+/* For loops whose tasks overwrite what an earlier loop left: changed when this process is a new child by now. */
+int attn_forks(void);
 
 /* Below so many multiply-adds, some microseconds of work, a second thread costs more than it gives. */
 enum { ATTN_WORTH_THREADS = 1000000 };

@@ -147,7 +147,7 @@ static void store_lse(const attn_problem *p, const attn_state *state, int r, voi
         *(double *)lse = natural_log(((const double *)state->maximum)[r], ((const double *)state->sum)[r], DBL_MAX);
 }
 
-int attn_finish_block(attn_task *task, attn_block *block)
+uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
@@ -159,7 +159,10 @@ int attn_finish_block(attn_task *task, attn_block *block)
         for (int r = 0; r < block->rows; r++) store_lse(p, &block->total, r, output[r]);
     }
     row_addresses(task, &p->output, block, output);
-    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, p->empty, output);
+    for (int r = 0; r < block->rows; r++)
+        if (!(rows >> r & 1)) output[r] = NULL;
+    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, task->factor, p->empty,
+                                      output);
 }
 
 void attn_finish_weights(attn_task *task, attn_block *block)

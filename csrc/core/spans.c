@@ -78,7 +78,6 @@ static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *jo
 
     for (int n = 0; n < task.count; n++) {
         attn_block *block = &task.blocks[n];
-        const attn_state part = block->part, total = block->total;
         const slot_mark mark = fold_wave(plan, number, n, block);
         if (wave_end(plan) < plan->chunks) {
             char *slot = slot_of(plan, number, n, 0);
@@ -87,10 +86,7 @@ static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *jo
                 memcpy(slot + ATTN_ALIGNMENT, block->total.maximum, plan->state_bytes);
             continue;
         }
-        const int found_nan = attn_finish_block(&task, block);
-        block->part = part; /* its own memory, whatever the folding left */
-        block->total = total;
-        if (found_nan && mark.masked) attn_redo_block(&task, n, first + n);
+        attn_end_block(&task, n, first + n, mark.masked);
     }
 }
 

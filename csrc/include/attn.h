@@ -141,7 +141,8 @@ ATTN_API double attn_measure_fma(double seconds);
 ATTN_API double attn_measure_read(const float *data, ptrdiff_t count, int num_threads);
 
 /* What the core asks of its host. NULL members keep the defaults: malloc, free, never interrupted. `interrupted` is
- * called now and then by the calling thread alone; nonzero stops the call with ATTN_INTERRUPTED. */
+ * called now and then by the calling thread alone; nonzero stops the call with ATTN_INTERRUPTED. It may fork: the child
+ * begins the call anew, which comes out right unless the call writes into its own input. */
 typedef struct {
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory);

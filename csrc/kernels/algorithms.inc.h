@@ -1,5 +1,6 @@
 /* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
 #include "exp2.inc.h"
+#include "rowwise.inc.h"
 #include "stream.inc.h"
 #include "square.inc.h"
 #include "score.inc.h"
@@ -10,7 +11,6 @@
 #include "state.inc.h"
 #include "weights.inc.h"
 #include "linear.inc.h"
-#include "rowwise.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {

@@ -136,24 +136,11 @@ static inline void K(decode_mask)(int keys, int first, int last, const real *bia
     }
 }
 
-/* The maximum of `keys` scores and of what was there before, in any order: it is exact. */
-static inline real K(decode_maximum)(int keys, const real *s, real before)
-{
-    real lanes[LANES];
-    vec top = V(splat)(before);
-    int n = 0;
-    for (; n + LANES <= keys; n += LANES) top = V(max)(V(load)(s + n), top);
-    V(store)(lanes, top);
-    for (int i = 0; i < LANES; i++) before = lanes[i] > before ? lanes[i] : before;
-    for (; n < keys; n++) before = s[n] > before ? s[n] : before;
-    return before;
-}
-
 /* softmax_block for one row. The four partial sums are the same four: keys 0, 4, 8 ... in the first, and so on. */
 static inline void K(decode_row)(int keys, real *s, real *state_max, real *state_sum, real *correction)
 {
     typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real))));
-    const real top = K(decode_maximum)(keys, s, *state_max), shift = top == -INFINITY ? 0 : top;
+    const real top = K(row_maximum)(keys, s, *state_max), shift = top == -INFINITY ? 0 : top;
     real lanes[LANES];
     quad part = {0};
     int n = 0;

@@ -71,10 +71,11 @@ typedef struct {
                         ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
                         int begins, void *out, ptrdiff_t out_stride);
 
-    /* The same where dead[i * row_stride + j * key_stride] pairs are not touched: 0 * NaN stays out. */
+    /* The same where dead[i * row_stride + j * key_stride] pairs are not touched: 0 * NaN stays out. Values count
+     * `factor` times, a power of two: a small one keeps sums of the largest from overflowing. */
     void (*value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
                                 ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride,
-                                const void *correction, int begins, void *out, ptrdiff_t out_stride);
+                                double factor, const void *correction, int begins, void *out, ptrdiff_t out_stride);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. */
     void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
@@ -89,10 +90,10 @@ typedef struct {
     /* total = total + part, where columns is a multiple of lanes. An empty state has maximum -inf, sum 0, out 0. */
     void (*fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total);
 
-    /* output row = state.out / state.sum, `empty` where nothing was attended to. Returns 1 if a NaN (or an
-     * infinity) was written to a row that is not empty. */
-    int (*finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double empty,
-                       void *const *output);
+    /* output row = state.out / state.sum / factor, `empty` where nothing was attended to; no row where output is NULL.
+     * Returns a bit for each row that is not empty and to which a NaN or an infinity was written. */
+    uint64_t (*finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double factor,
+                            double empty, void *const *output);
 
     /* output row [key] = weights * 2^(seen - state.maximum) / state.sum; `seen` (rows) is the maximum that the weights
      * of this block were computed with. Prefill layout, and decode layout. */

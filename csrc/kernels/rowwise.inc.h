@@ -28,25 +28,39 @@ static inline vec K(exp_negative)(vec t)
     return K(exp2_split)(n, f);
 }
 
+/* The largest of n reals and of `before`, in any order: it is exact. A NaN is passed over. */
+static inline real K(row_maximum)(ptrdiff_t n, const real *x, real before)
+{
+    real lanes[LANES];
+    vec top = V(splat)(before);
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES) top = V(max)(V(load)(x + i), top);
+    V(store)(lanes, top);
+    for (int c = 0; c < LANES; c++) before = lanes[c] > before ? lanes[c] : before;
+    for (; i < n; i++) before = x[i] > before ? x[i] : before;
+    return before;
+}
+
 /* e = exp(x - shift) of n elements, stored unless y is NULL; returns their sum. */
 static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
 {
     real lanes[16];
     vec part[16];
+    ptrdiff_t i = 0;
     for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
-    for (ptrdiff_t i = 0; i < n; i += K(row_parts))
-        for (int c = 0; c < K(row_vectors); c++) {
-            ptrdiff_t at = i + c * LANES;
-            int count = n - at < LANES ? (n > at ? (int)(n - at) : 0) : LANES;
-            if (count == 0) break;
-            vec e = K(exp_negative)(V(sub)(V(load_first)(x + at, count), shift));
-            if (count < LANES) { /* lanes past the end must add nothing */
-                V(store)(lanes, e);
-                e = V(load_first)(lanes, count);
-            }
+    for (; i + K(row_parts) <= n; i += K(row_parts))
+        ATTN_UNROLL for (int c = 0; c < K(row_vectors); c++) {
+            const vec e = K(exp_negative)(V(sub)(V(load)(x + i + c * LANES), shift));
             part[c] = V(add)(part[c], e);
-            if (y) V(store_first)(y + at, count, e);
+            if (y) V(store)(y + i + c * LANES, e);
         }
+    for (int c = 0; i < n; c++, i += LANES) {
+        const int count = n - i < LANES ? (int)(n - i) : LANES;
+        V(store)(lanes, K(exp_negative)(V(sub)(V(load_first)(x + i, count), shift)));
+        const vec e = V(load_first)(lanes, count); /* lanes past the end add nothing */
+        part[c] = V(add)(part[c], e);
+        if (y) V(store_first)(y + i, count, e);
+    }
     for (int c = 0; c < K(row_vectors); c++) V(store)(lanes + c * LANES, part[c]);
     for (int width = 8; width > 0; width /= 2)
         for (int c = 0; c < width; c++) lanes[c] += lanes[c + width];
@@ -59,7 +73,7 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
     real *out = y, top = -INFINITY, sum = 0, lost = 0;
 
     /* Pass 1: maximum. A NaN must not be lost: it comes back through exp. */
-    for (ptrdiff_t i = 0; i < n; i++) top = in[i] > top ? in[i] : top;
+    top = K(row_maximum)(n, in, top);
 
     /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
     for (ptrdiff_t i = 0; i < n; i += K(row_block)) {

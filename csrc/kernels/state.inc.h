@@ -20,10 +20,11 @@ static void K(fold_state)(int rows, ptrdiff_t columns, const attn_state *part, c
     }
 }
 
-/* v_dim reals of one row, times `by`; what was written, times zero, is added to `check`. */
-ATTN_TEMPLATE vec K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real *into, vec check)
+/* v_dim reals of one row, times `by`. Returns whether any of them is NaN or infinite: zero times those is NaN. */
+ATTN_TEMPLATE int K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real *into)
 {
     const vec none = V(splat)(0);
+    vec check = none;
     ptrdiff_t d = 0;
     for (; d + LANES <= v_dim; d += LANES) {
         vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* no -0: its sign tells what was flushed on the way */
@@ -35,26 +36,26 @@ ATTN_TEMPLATE vec K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real 
         V(store_first)(into + d, (int)(v_dim - d), y);
         check = V(fma)(y, none, check);
     }
-    return check;
+    return V(has_nan)(check);
 }
 
-/* Zero times a NaN or an infinity is NaN: one look at the end finds them, and an infinity only costs a second try. */
-static int K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double empty,
-                          void *const *output)
+static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double factor,
+                               double empty, void *const *output)
 {
+    const vec by = V(splat)((real)(1 / factor));
     real inverse[ATTN_MAX_WIDTH];
-    vec check = V(splat)(0);
+    uint64_t odd = 0;
     for (int i = 0; i < rows; i += LANES) {
         int lanes = rows - i < LANES ? rows - i : LANES;
         vec sum = V(load_first)((const real *)state->sum + i, lanes);
-        V(store_first)(inverse + i, lanes, V(div)(V(splat)(1), sum));
+        V(store_first)(inverse + i, lanes, V(div)(by, sum));
     }
     for (int i = 0; i < rows; i++) {
+        if (output[i] == NULL) continue;
         if (((const real *)state->sum)[i] == 0)
             for (ptrdiff_t d = 0; d < v_dim; d++) ((real *)output[i])[d] = (real)empty;
-        else
-            check = K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i],
-                                  check);
+        else if (K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i]))
+            odd |= (uint64_t)1 << i;
     }
-    return V(has_nan)(check);
+    return odd;
 }

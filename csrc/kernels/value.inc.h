@@ -78,15 +78,16 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
  * gets the bits that value_block gives it. */
 static void K(value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
                                    ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value,
-                                   ptrdiff_t value_stride, const void *correction, int begins, void *out,
-                                   ptrdiff_t out_stride)
+                                   ptrdiff_t value_stride, double factor, const void *correction, int begins,
+                                   void *out, ptrdiff_t out_stride)
 {
+    const vec times = V(splat)((real)factor);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < vectors; j++) {
             vec acc = V(splat)(0);
             for (int n = 0; n < keys; n++) {
                 const ptrdiff_t at = i * row_stride + n * key_stride;
-                vec v = V(load)((const real *)value + n * value_stride + j * LANES);
+                vec v = V(mul)(V(load)((const real *)value + n * value_stride + j * LANES), times);
                 if (dead[at]) v = V(signed_zero)(v);
                 acc = V(fma)(V(splat)(((const real *)weights)[at]), v, acc);
             }

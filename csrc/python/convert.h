@@ -70,6 +70,13 @@ static inline int pyattn_given(PyObject *object) { return object != NULL && obje
 /* None or an int of 1 or more, as the core's num_threads. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 
+/* gil.c: Py_BEGIN_ALLOW_THREADS for calls that ask whether Ctrl-C was pressed; and whether this thread should ask. */
+#define PYATTN_BEGIN_ALLOW_THREADS                                                                                     \
+    pyattn_note_thread();                                                                                              \
+    Py_BEGIN_ALLOW_THREADS
+void pyattn_note_thread(void);
+int pyattn_is_main_thread(void);
+
 /* ops_attention.c, ops_linear.c, ops_rows.c, ops_runtime.c */
 extern PyMethodDef pyattn_attention_methods[], pyattn_linear_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 

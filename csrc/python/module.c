@@ -2,9 +2,12 @@
 #define PYATTN_IMPORTS_NUMPY
 #include "convert.h"
 
-/* The core asks, without the GIL, whether Ctrl-C was pressed. Only the main thread ever finds a signal. */
+/* The core asks, without the GIL, whether Ctrl-C was pressed. Only the main thread ever finds a signal; another one must
+ * not ask: a daemon thread that wants the GIL when the interpreter ends is ended there, and its workers would go on with
+ * the stack of a dead thread. */
 static int interrupted(void)
 {
+    if (!pyattn_is_main_thread()) return 0;
     const PyGILState_STATE state = PyGILState_Ensure();
     const int raised = PyErr_CheckSignals() < 0;
     PyGILState_Release(state);

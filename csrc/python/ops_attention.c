@@ -256,7 +256,7 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
 
     if (status != ATTN_OK) return status;
     if (attn_work(problem) < WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
-    Py_BEGIN_ALLOW_THREADS status = attn_attend(problem, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_attend(problem, args->num_threads, error);
     Py_END_ALLOW_THREADS return status;
 }
 

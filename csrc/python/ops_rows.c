@@ -52,7 +52,7 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_DIM(x, axes - 1), rows = n > 0 ? PyArray_SIZE(x) / n : 0;
-    Py_BEGIN_ALLOW_THREADS status =
+    PYATTN_BEGIN_ALLOW_THREADS status =
         attn_softmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(y), logarithm, 0, &error);
     Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
     Py_DECREF(y);
@@ -102,7 +102,7 @@ static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t 
     const void **lses = NULL, **outputs = data_of(args[0], parts, PyArray_TYPE(output), size);
     PyObject *result = NULL;
     if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
-    Py_BEGIN_ALLOW_THREADS status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs,
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs,
                                                       lses, PyArray_DATA(output), PyArray_DATA(lse), &error);
     Py_END_ALLOW_THREADS result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 done:
