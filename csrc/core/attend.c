@@ -5,12 +5,15 @@
 
 static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
+    const attn_plan *plan = context;
     attn_task task;
-    const ptrdiff_t first = attn_begin_task(context, number, worker, job, &task);
-    if (!attn_walk_keys(&task)) return;
-    for (int n = 0; n < task.count; n++) {
-        attn_end_block(&task, n, first + n, task.blocks[n].masked);
-        if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
+    for (ptrdiff_t part = 0; part < plan->in_order; part++) {
+        const ptrdiff_t first = attn_begin_task(plan, attn_task_of(plan, number, part), worker, job, &task);
+        if (!attn_walk_keys(&task)) return;
+        for (int n = 0; n < task.count; n++) {
+            attn_end_block(&task, n, first + n, task.blocks[n].masked);
+            if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
+        }
     }
 }
 
@@ -25,7 +28,7 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
     plan.scratch = arena.scratch;
     plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
 
-    const ptrdiff_t tasks = problem->batches * plan.groups * plan.tasks_per_group;
+    const ptrdiff_t tasks = problem->batches * plan.groups / plan.in_order * plan.tasks_per_group;
     attn_status status;
     int forks;
     do { /* folding spans changes what was folded: a child begins with the first of them */

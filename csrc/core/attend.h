@@ -45,11 +45,13 @@ typedef struct {
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
     ptrdiff_t chunks, spans;    /* spans > 1: a task takes some of the chunks, and states are folded later */
     ptrdiff_t wave, wave_start; /* chunks that are shared out at a time; the first of those at hand */
+    ptrdiff_t in_order;         /* groups whose weights are averaged: one task takes them one after the other; else 1 */
     ptrdiff_t columns;          /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
     int workers;
     /* bytes of one worker's scratch and of its parts */
     size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes;
+    size_t weights_row_bytes; /* of a row of weights before it is averaged; 0 where it is not */
     size_t worker_bytes, partial_bytes;
     char *scratch, *partials;
 } attn_plan;
@@ -66,6 +68,7 @@ typedef struct {
     const char *key, *value;
     void *scores, *bias, *maximum, *correction, *key_copy, *value_copy, *query_rows;
     unsigned char *dead;
+    char *weights; /* of a block's rows, when they are averaged */
     attn_block blocks[ATTN_MOST_BLOCKS];
 } attn_task;
 
@@ -82,9 +85,10 @@ ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *length
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* a bit a row; returns the odd ones */
-void attn_finish_weights(attn_task *task, attn_block *block);
+void attn_finish_weights(attn_task *task, const attn_block *block);
 
 /* attention.c */
+ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* one of the parts that go in order */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
 int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when the work is no longer wanted */

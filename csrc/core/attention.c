@@ -271,6 +271,12 @@ void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 /* Tasks -------------------------------------------------------------------------------------------------------------
  */
 
+ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
+{
+    const ptrdiff_t unit = number / plan->tasks_per_group;
+    return (unit * plan->in_order + part) * plan->tasks_per_group + number % plan->tasks_per_group;
+}
+
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
  * then groups of heads, then batch entries. Returns the first block's number. */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)

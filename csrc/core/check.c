@@ -280,6 +280,7 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error
     p->has_scale = args->has_scale;
     p->scale = args->scale;
     p->empty = args->empty;
+    p->average = args->average_weights && p->has_heads;
     resolve(&args->query, &at, p, &p->query);
     resolve(&args->key, &at, p, &p->key);
     resolve(&args->value, &at, p, &p->value);
@@ -321,16 +322,18 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     memcpy(shapes->output, p->batch_shape, batch_bytes);
     memcpy(shapes->weights, p->batch_shape, batch_bytes);
     memcpy(shapes->lse, p->batch_shape, batch_bytes);
-    shapes->axes = shapes->weights_axes = n + p->has_heads + 2;
+    shapes->axes = n + p->has_heads + 2;
+    shapes->weights_axes = shapes->axes - p->average;
     shapes->lse_axes = shapes->axes - 1;
     if (p->has_heads) {
         shapes->output[n + length_first] = p->heads;
-        shapes->weights[n] = shapes->lse[n] = p->heads;
+        if (!p->average) shapes->weights[n] = p->heads;
+        shapes->lse[n] = p->heads;
     }
     shapes->output[n + (p->has_heads && !length_first)] = p->q_len;
     shapes->output[shapes->axes - 1] = p->v_dim;
-    shapes->weights[shapes->axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
-    shapes->weights[shapes->axes - 1] = p->kv_len;
+    shapes->weights[shapes->weights_axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
+    shapes->weights[shapes->weights_axes - 1] = p->kv_len;
     shapes->mask_looks_like_ones = looks_like_ones(p);
     shapes->heads_look_like_length = p->has_heads && p->heads > 512 && p->q_len <= 64;
     shapes->heads = p->heads;
@@ -373,7 +376,7 @@ attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_vie
                                attn_problem *p, attn_error *error)
 {
     const axis_places at = places_of(args->layout, p->has_heads);
-    const axis_places weights_at = places_of(ATTN_LAYOUT_BHSD, p->has_heads);
+    const axis_places weights_at = places_of(ATTN_LAYOUT_BHSD, p->has_heads && !p->average);
     const axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
     const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
 

@@ -35,13 +35,18 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
     plan->kept_bytes = p->weights.data ? attn_times(key_blocks, plan->kept_block_bytes) : 0;
+    plan->in_order = p->weights.data && p->average ? plan->groups : 1;
+    plan->weights_row_bytes = 0;
+    if (p->weights.data && p->average) { /* an odd number of cache lines */
+        plan->weights_row_bytes = attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT;
+    }
 }
 
 /* How many blocks walk the keys together: as many as keep a worker's states within some 256 KB, and leave every worker
  * several tasks. */
 static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
-    const ptrdiff_t units = p->batches * plan->groups;
+    const ptrdiff_t units = p->batches * plan->groups / plan->in_order;
     const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
     ptrdiff_t most = p->weights.data ? 1 : attn_smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
 
@@ -86,7 +91,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);
 
-    ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group * plan->spans;
+    ptrdiff_t tasks = p->batches * plan->groups / plan->in_order * plan->tasks_per_group * plan->spans;
     plan->workers = attn_workers(plan->workers, tasks);
     attn_task unused;
     plan->worker_bytes = attn_lay_out(plan, NULL, &unused);
@@ -127,6 +132,7 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
+    task->weights = attn_next_part(memory, &used, attn_times(rows, plan->weights_row_bytes));
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
         attn_block *block = &task->blocks[n];
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);

@@ -23,7 +23,7 @@ typedef struct {
     double scale, empty;
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
     ptrdiff_t key_start, offset;
-    int lower_right;
+    int lower_right, average; /* average: weights over heads */
     attn_operand query, key, value, mask, key_lengths, query_lengths, output, weights, lse;
 } attn_problem;
 

@@ -165,26 +165,40 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
                                       output);
 }
 
-void attn_finish_weights(attn_task *task, attn_block *block)
+/* The rows' weights, as many keys at a time as a block has. `row` is advanced. */
+static void write_weights(const attn_plan *plan, const attn_block *block, void **row)
+{
+    const ptrdiff_t kv_len = plan->problem->kv_len;
+    const int size = plan->kernels->size;
+    for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < kv_len; n++) {
+        const attn_kept *kept = attn_kept_of(plan, block, n);
+        const ptrdiff_t keys = attn_smaller(kv_len - n * ATTN_BLOCK_KEYS, ATTN_BLOCK_KEYS);
+        if (kept->keys > 0 && plan->decode)
+            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, row);
+        else if (kept->keys > 0)
+            plan->kernels->weights_block(block->vectors, block->rows, kept->keys, kept->weights, kept->seen,
+                                         &block->total, row);
+        for (int r = 0; r < block->rows; r++) {
+            memset((char *)row[r] + (ptrdiff_t)kept->keys * size, 0, (size_t)((keys - kept->keys) * size));
+            row[r] = (char *)row[r] + keys * size;
+        }
+    }
+}
+
+void attn_finish_weights(attn_task *task, const attn_block *block)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const int size = plan->kernels->size;
-    void *output[ATTN_MAX_WIDTH];
+    void *output[ATTN_MAX_WIDTH], *row[ATTN_MAX_WIDTH];
 
     row_addresses(task, &p->weights, block, output);
-
-    for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) {
-        const attn_kept *kept = attn_kept_of(plan, block, n);
-        const ptrdiff_t left = p->kv_len - n * ATTN_BLOCK_KEYS, keys = left < ATTN_BLOCK_KEYS ? left : ATTN_BLOCK_KEYS;
-        if (kept->keys > 0 && plan->decode)
-            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, output);
-        else if (kept->keys > 0)
-            plan->kernels->weights_block(block->vectors, block->rows, kept->keys, kept->weights, kept->seen,
-                                         &block->total, output);
-        for (int r = 0; r < block->rows; r++) {
-            memset((char *)output[r] + (ptrdiff_t)kept->keys * size, 0, (size_t)((keys - kept->keys) * size));
-            output[r] = (char *)output[r] + keys * size;
-        }
+    if (!p->average) {
+        write_weights(plan, block, output);
+        return;
     }
+    for (int r = 0; r < block->rows; r++) row[r] = task->weights + (size_t)r * plan->weights_row_bytes;
+    write_weights(plan, block, row);
+    for (int r = 0; r < block->rows; r++) /* rows of a group go head by head: the order of the sum */
+        plan->kernels->share_row(p->kv_len, task->weights + (size_t)r * plan->weights_row_bytes, 1 / (double)p->heads,
+                                 place_of(task, block->row + r).head == 0, output[r]);
 }

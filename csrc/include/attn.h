@@ -69,8 +69,9 @@ typedef struct {
     ptrdiff_t query_start, key_start;
     attn_layout layout;
     int enable_gqa;
-    double empty;    /* what a row with nothing to attend to gives: 0, or NaN */
-    int num_threads; /* 0: as attn_set_num_threads says */
+    double empty;        /* what a row with nothing to attend to gives: 0, or NaN */
+    int average_weights; /* weights, if asked for, are their mean over heads: (..., q_len, kv_len) */
+    int num_threads;     /* 0: as attn_set_num_threads says */
 } attn_args;
 
 /* What the results look like, and what a caller may want to warn about. */

@@ -31,6 +31,7 @@ static const attn_kernels K(kernels) = {
     .finish_rows = K(finish_rows),
     .weights_block = K(weights_block),
     .decode_weights = K(decode_weights),
+    .share_row = K(share_row),
     .linear_block = K(linear_block),
     .linear_rows = K(linear_rows),
     .softmax_row = K(softmax_row),

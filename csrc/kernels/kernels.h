@@ -102,6 +102,9 @@ typedef struct {
     void (*decode_weights)(int rows, int keys, const void *weights, const void *seen, const attn_state *state,
                            void *const *output);
 
+    /* y = x * share, or y + x * share unless it begins: a row's part of the mean over heads. */
+    void (*share_row)(ptrdiff_t n, const void *x, double share, int begins, void *y);
+
     /* y[row] = activation(product + bias) + residual[row], over `features` reals; bias and residual may be NULL. The
      * product has score_block's layout (features, vectors * lanes), or decode_scores's (rows, ATTN_BLOCK_KEYS). */
     void (*linear_block)(int vectors, int rows, int features, const void *product, const void *bias,

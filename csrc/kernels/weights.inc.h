@@ -89,3 +89,18 @@ static void K(decode_weights)(int rows, int keys, const void *weights, const voi
         }
     }
 }
+
+static void K(share_row)(ptrdiff_t n, const void *x, double share, int begins, void *y)
+{
+    const vec by = V(splat)((real)share), none = V(splat)(0);
+    const real *from = x;
+    real *into = y;
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        V(store)(into + i, V(fma)(V(load)(from + i), by, begins ? none : V(load)(into + i)));
+    if (i < n) {
+        const int count = (int)(n - i);
+        const vec before = begins ? none : V(load_first)(into + i, count);
+        V(store_first)(into + i, count, V(fma)(V(load_first)(from + i, count), by, before));
+    }
+}
