@@ -1,5 +1,5 @@
-/* The only file that allocates. One arena of moderate size is kept between calls, so that a loop of calls does not pay
- * for fresh pages each time; whoever finds it taken allocates.
+/* The only file that allocates. A few arenas of moderate size are kept between calls, so that a loop of calls does not
+ * pay for fresh pages each time; whoever finds none that is large enough allocates.
  */
 #include "arena.h"
 
@@ -9,34 +9,62 @@
 #include "attn.h"
 #include "hooks.h"
 
-enum { KEPT_MOST = 8 << 20 };
+enum { KEPT_MOST = 8 << 20, KEPT = 3 }; /* bytes of one; how many: a call takes two within one another */
 
 attn_hooks attn_host = {malloc, free, NULL};
 
-/* The kept arena: its first bytes say how large it is. */
+/* A kept arena: its first bytes say how large it is. */
 typedef struct {
     size_t bytes;
 } kept_header;
-static void *kept;
+static void *kept[KEPT];
+
+/* What is in a slot, which is then empty. */
+static void *take_slot(int slot) { return __atomic_exchange_n(&kept[slot], NULL, __ATOMIC_ACQ_REL); }
+
+/* Into any empty slot; 0 when there is none. */
+static int keep(void *base)
+{
+    for (int slot = 0; slot < KEPT; slot++) {
+        void *empty = NULL;
+        if (__atomic_compare_exchange_n(&kept[slot], &empty, base, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return 1;
+    }
+    return 0;
+}
 
 void attn_set_hooks(const attn_hooks *hooks)
 {
-    void *old = __atomic_exchange_n(&kept, NULL, __ATOMIC_ACQ_REL);
-    if (old != NULL) attn_host.release(old);
+    for (int slot = 0; slot < KEPT; slot++) {
+        void *old = take_slot(slot);
+        if (old != NULL) attn_host.release(old);
+    }
     attn_host.allocate = hooks->allocate ? hooks->allocate : malloc;
     attn_host.release = hooks->release ? hooks->release : free;
     attn_host.interrupted = hooks->interrupted;
 }
 
+/* A kept arena that is large enough; one that is not makes room for it. */
+static void *find(size_t bytes)
+{
+    void *small = NULL;
+    for (int slot = 0; slot < KEPT; slot++) {
+        void *base = take_slot(slot);
+        if (base == NULL) continue;
+        if (((kept_header *)base)->bytes >= bytes) {
+            if (small != NULL && !keep(small)) attn_host.release(small);
+            return base;
+        }
+        if (small != NULL && !keep(small)) attn_host.release(small);
+        small = base;
+    }
+    if (small != NULL) attn_host.release(small);
+    return NULL;
+}
+
 int attn_arena_take(attn_arena *arena, size_t bytes)
 {
     const size_t overhead = sizeof(kept_header) + ATTN_ALIGNMENT;
-    void *base = __atomic_exchange_n(&kept, NULL, __ATOMIC_ACQ_REL);
-
-    if (base != NULL && ((kept_header *)base)->bytes < bytes) {
-        attn_host.release(base);
-        base = NULL;
-    }
+    void *base = find(bytes);
     if (base == NULL) {
         if (bytes > SIZE_MAX / 2 || (base = attn_host.allocate(bytes + overhead)) == NULL) return 0;
         ((kept_header *)base)->bytes = bytes;
@@ -49,7 +77,5 @@ int attn_arena_take(attn_arena *arena, size_t bytes)
 
 void attn_arena_give(attn_arena *arena)
 {
-    void *base = arena->base;
-    if (arena->bytes <= KEPT_MOST) base = __atomic_exchange_n(&kept, base, __ATOMIC_ACQ_REL);
-    if (base != NULL) attn_host.release(base);
+    if (arena->bytes > KEPT_MOST || !keep(arena->base)) attn_host.release(arena->base);
 }

@@ -117,7 +117,7 @@ static attn_status check_heads(const attn_args *args, const axis_places *at, att
     p->key_group = key > 0 ? p->heads / key : 1;
     p->value_group = value > 0 ? p->heads / value : 1;
     if (p->heads == 0) p->key_group = p->value_group = 1;
-    p->group = common_divisor(p->key_group, p->value_group);
+    p->group = args->average_weights ? 1 : common_divisor(p->key_group, p->value_group); /* heads go in order then */
     return ATTN_OK;
 }
 

@@ -35,11 +35,9 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
     plan->kept_bytes = p->weights.data ? attn_times(key_blocks, plan->kept_block_bytes) : 0;
-    plan->in_order = p->weights.data && p->average ? plan->groups : 1;
-    plan->weights_row_bytes = 0;
-    if (p->weights.data && p->average) { /* an odd number of cache lines */
-        plan->weights_row_bytes = attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT;
-    }
+    const int average = p->weights.data && p->average;
+    plan->in_order = average ? plan->groups : 1; /* rows an odd number of cache lines apart */
+    plan->weights_row_bytes = average ? attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
 /* How many blocks walk the keys together: as many as keep a worker's states within some 256 KB, and leave every worker

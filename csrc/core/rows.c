@@ -198,7 +198,7 @@ void attn_finish_weights(attn_task *task, const attn_block *block)
     }
     for (int r = 0; r < block->rows; r++) row[r] = task->weights + (size_t)r * plan->weights_row_bytes;
     write_weights(plan, block, row);
-    for (int r = 0; r < block->rows; r++) /* rows of a group go head by head: the order of the sum */
+    for (int r = 0; r < block->rows; r++) /* head by head: the order of the sum */
         plan->kernels->share_row(p->kv_len, task->weights + (size_t)r * plan->weights_row_bytes, 1 / (double)p->heads,
                                  place_of(task, block->row + r).head == 0, output[r]);
 }

@@ -117,6 +117,33 @@ ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error 
 /* Computes. y (..., features) has a contiguous last axis, and may be residual. */
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
 
+/* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
+ *
+ *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)      output = heads . out_weight^T + out_bias
+ *
+ * All arrays but the mask and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ */
+typedef struct {
+    attn_view query, key, value; /* (..., length, inner), of the same leading axes */
+    attn_view q_weight;          /* (heads * head_dim, inner), read in place, as all weights */
+    attn_view k_weight;          /* (kv_heads * head_dim, inner) */
+    attn_view v_weight;          /* (kv_heads * v_head_dim, inner) */
+    attn_view q_bias, k_bias, v_bias;
+    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair behind all others */
+    int add_zero;                     /* a pair of zeros behind that */
+    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the heads side by side are the output */
+    ptrdiff_t heads, kv_heads;
+    attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are not looked at */
+} attn_multihead_args;
+
+/* Checks every rule and gives the shapes of the results; computes nothing. */
+ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
+
+/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out; weights as attn_attention's, may be
+ * left out. */
+ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
+                                    attn_error *error);
+
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
