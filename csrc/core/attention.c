@@ -273,8 +273,8 @@ void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
 {
-    const ptrdiff_t unit = number / plan->tasks_per_group;
-    return (unit * plan->in_order + part) * plan->tasks_per_group + number % plan->tasks_per_group;
+    const ptrdiff_t unit = attn_over(number, plan->tasks_per_group);
+    return number + (unit * (plan->in_order - 1) + part) * plan->tasks_per_group;
 }
 
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
@@ -282,8 +282,8 @@ ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
 {
     const attn_problem *p = plan->problem;
-    const ptrdiff_t unit = number / plan->tasks_per_group;
-    const ptrdiff_t first = (plan->tasks_per_group - 1 - number % plan->tasks_per_group) * plan->blocks_per_task;
+    const ptrdiff_t unit = attn_over(number, plan->tasks_per_group), block = number - unit * plan->tasks_per_group;
+    const ptrdiff_t first = (plan->tasks_per_group - 1 - block) * plan->blocks_per_task;
 
     attn_lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, task);
     task->plan = plan;
@@ -291,12 +291,12 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->worker = worker;
     task->careful = 0;
     task->factor = 1;
-    task->batch = unit / plan->groups;
-    task->group = unit % plan->groups;
+    task->batch = attn_over(unit, plan->groups);
+    task->group = unit - task->batch * plan->groups;
     task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->kv_len);
     task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
-    task->key = attn_part(p, &p->key, task->batch, task->group * p->group / p->key_group);
-    task->value = attn_part(p, &p->value, task->batch, task->group * p->group / p->value_group);
+    task->key = attn_part(p, &p->key, task->batch, attn_over(task->group * p->group, p->key_group));
+    task->value = attn_part(p, &p->value, task->batch, attn_over(task->group * p->group, p->value_group));
     task->count = (int)(plan->blocks - first < plan->blocks_per_task ? plan->blocks - first : plan->blocks_per_task);
     for (int n = 0; n < task->count; n++) attn_begin_block(task, &task->blocks[n], first + n);
     return first;

@@ -23,6 +23,7 @@ struct attn_job {
     void *context;
     ptrdiff_t tasks, next;    /* next: atomic */
     int stop;                 /* atomic */
+    int alone;                /* one worker: it counts in plain steps */
     attn_float_state outside; /* worker 0's: the host gets its own floating-point state */
 };
 
@@ -169,7 +170,7 @@ static void work(attn_job *job, int worker)
     const attn_float_state state = attn_float_enter();
     if (worker == 0) job->outside = state;
     for (;;) {
-        ptrdiff_t task = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        ptrdiff_t task = job->alone ? job->next++ : __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (task >= job->tasks || __atomic_load_n(&job->stop, __ATOMIC_RELAXED)) break;
         job->body(job->context, task, worker, job);
     }
@@ -292,6 +293,7 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
             work(&job, 0);
         }
     } else {
+        job.alone = 1;
         work(&job, 0);
     }
     return job.stop ? ATTN_INTERRUPTED : ATTN_OK;

@@ -13,12 +13,12 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
 static void cut_rows(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
-    plan->groups = p->heads / p->group;
+    plan->groups = attn_over(p->heads, p->group);
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
     plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_run = plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->run, k->lanes), ATTN_VECTORS);
-    plan->blocks = plan->run == 0 ? 0 : plan->rows / plan->run * plan->blocks_per_run;
+    plan->blocks = plan->run == 0 ? 0 : attn_over(plan->rows, plan->run) * plan->blocks_per_run;
 }
 
 static void size_scratch(const attn_problem *p, attn_plan *plan)
@@ -77,7 +77,9 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
 void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
-    *plan = (attn_plan){.problem = p, .kernels = k};
+    plan->problem = p;
+    plan->kernels = k;
+    plan->wave = plan->wave_start = 0;
 
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;

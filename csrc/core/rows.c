@@ -32,7 +32,8 @@ typedef struct {
 static row_place place_of(const attn_task *task, ptrdiff_t row)
 {
     const attn_problem *p = task->plan->problem;
-    return (row_place){task->group * p->group + row / p->q_len, row % p->q_len};
+    const ptrdiff_t head = attn_over(row, p->q_len);
+    return (row_place){task->group * p->group + head, row - head * p->q_len};
 }
 
 /* Addresses of a block's rows in one array. */
@@ -101,19 +102,19 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    const ptrdiff_t run = number / plan->blocks_per_run, part = number % plan->blocks_per_run;
+    const ptrdiff_t run = attn_over(number, plan->blocks_per_run), part = number - run * plan->blocks_per_run;
     const double scale = p->has_scale ? p->scale : 1 / sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
     const double factor = scale * 1.4426950408889634;
     void *query[ATTN_MAX_WIDTH];
 
     /* 1. which rows: a run is cut evenly in units of one vector, never into a nearly empty block */
-    const ptrdiff_t units = plan->decode ? 1 : (plan->run + k->lanes - 1) / k->lanes;
+    const ptrdiff_t units = plan->decode ? 1 : attn_ceil_div(plan->run, k->lanes);
     const ptrdiff_t lanes = plan->decode ? plan->run : k->lanes;
-    const ptrdiff_t from = units * part / plan->blocks_per_run * lanes;
-    const ptrdiff_t to = clamp(units * (part + 1) / plan->blocks_per_run * lanes, 0, plan->run);
+    const ptrdiff_t from = attn_over(units * part, plan->blocks_per_run) * lanes;
+    const ptrdiff_t to = clamp(attn_over(units * (part + 1), plan->blocks_per_run) * lanes, 0, plan->run);
     block->row = run * plan->run + from;
     block->rows = (int)(to - from);
-    block->vectors = plan->decode ? 0 : (block->rows + k->lanes - 1) / k->lanes;
+    block->vectors = plan->decode ? 0 : (int)attn_ceil_div(block->rows, k->lanes);
     block->part_begun = block->total_begun = block->masked = 0;
 
     /* 2. what they see */
