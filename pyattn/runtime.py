@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import importlib.machinery
 import itertools
 import platform
@@ -181,7 +180,7 @@ def _register_with_threadpoolctl(threadpoolctl: ModuleType) -> None:
         threadpoolctl.register(PyattnController)
 
 
-class _WatchForThreadpoolctl(importlib.abc.MetaPathFinder):
+class _WatchForThreadpoolctl:  # a MetaPathFinder in all but name: importing importlib.abc takes longer than pyattn
     """Registers whenever threadpoolctl is executed, so that importing pyattn need not import it.
 
     It stays: a look at the spec is no import yet, and a reload forgets who registered.

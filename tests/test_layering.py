@@ -195,6 +195,7 @@ def test_python_files_and_functions_are_small(path):
             assert lines <= MOST_FUNCTION_LINES, f"{node.name} has {lines} lines"
 
 
+SLOW = {"importlib.resources", "numpy.random", "tempfile", "zipfile"}  # each takes longer than all of pyattn's modules
 IMPORT = """
 import os, sys, threading
 import numpy
@@ -203,6 +204,7 @@ import pyattn
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - set(sys.stdlib_module_names)))
 print(*sorted(name for name in sys.modules if name.startswith("pyattn.")))
+print(*sorted(set(sys.modules) - before))
 assert threading.active_count() == 1
 assert not tasks or len(os.listdir("/proc/self/task")) == len(tasks), "a thread"
 pyattn.attention([[1.0]], [[1.0]], [[1.0]])
@@ -211,12 +213,13 @@ assert not tasks or len(os.listdir("/proc/self/task")) == len(tasks), "a thread 
 
 
 def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
-    foreign, ours = run_python(IMPORT).stdout.splitlines()
+    foreign, ours, new = run_python(IMPORT).stdout.splitlines()
     assert set(foreign.split()) <= {"numpy", "pyattn"}
     lazy = {
         f"pyattn.{name}" for name in ("reference", "tracing", "plot", "comparing", "testing", "__main__", "_article")
     }
     assert not lazy & set(ours.split())
+    assert not SLOW & set(new.split())
 
 
 LAZY = """
