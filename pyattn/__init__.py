@@ -9,7 +9,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from pyattn import masks, runtime
+from pyattn import masks, nn, runtime
 from pyattn._version import __version__
 from pyattn.functional import (
     AttentionResult,
@@ -22,10 +22,12 @@ from pyattn.functional import (
     scaled_dot_product_attention,
     softmax,
 )
+from pyattn.nn import Linear
 from pyattn.runtime import get_include, get_num_threads, set_num_threads, show_config
 
 __all__ = [
     "AttentionResult",
+    "Linear",
     "MaskWarning",
     "ShapeWarning",
     "__version__",
@@ -36,6 +38,7 @@ __all__ = [
     "log_softmax",
     "masks",
     "merge_states",
+    "nn",
     "runtime",
     "scaled_dot_product_attention",
     "set_num_threads",

@@ -13,15 +13,26 @@ import pyattn
 
 
 def public_functions():
-    """Their syntax trees."""
-    for path in sorted((ROOT / "pyattn").glob("*.py")):
+    """Syntax trees of functions, methods and constructors; the docstring of a constructor is that of its class."""
+    for path in sorted((ROOT / "pyattn").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT / "pyattn").with_suffix("").parts)
         for node in ast.parse(path.read_text()).body:
-            overload = "overload" in map(ast.unparse, getattr(node, "decorator_list", ()))
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not overload:
-                yield pytest.param(node, id=f"{path.stem}.{node.name}")
+            if isinstance(node, ast.FunctionDef) and is_public(node):
+                yield pytest.param(node, ast.get_docstring(node), id=f"{module}.{node.name}")
+            elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                for method in (part for part in node.body if isinstance(part, ast.FunctionDef)):
+                    if is_public(method) or method.name == "__init__":
+                        docstring = ast.get_docstring(node if method.name == "__init__" else method)
+                        yield pytest.param(method, docstring, id=f"{module}.{node.name}.{method.name}")
 
 
-every_function = pytest.mark.parametrize("function", list(public_functions()))
+def is_public(node):
+    """What only has `*args` says in words what it takes, and a property is documented as an attribute."""
+    decorators = set(map(ast.unparse, node.decorator_list))
+    return not node.name.startswith("_") and not decorators & {"overload", "property"} and node.args.vararg is None
+
+
+every_function = pytest.mark.parametrize(("function", "docstring"), list(public_functions()))
 
 
 def sections_of(docstring):
@@ -45,16 +56,17 @@ def entries_of(lines):
 
 
 @every_function
-def test_parameters_are_documented(function):
-    arguments = function.args.args + function.args.kwonlyargs
-    documented = entries_of(sections_of(ast.get_docstring(function)).get("Parameters", []))
+def test_parameters_are_documented(function, docstring):
+    arguments = [arg for arg in function.args.args + function.args.kwonlyargs if arg.arg not in ("self", "cls")]
+    documented = entries_of(sections_of(docstring).get("Parameters", []))
     assert list(documented) == [argument.arg for argument in arguments]
     for name, (kind, description) in documented.items():
         assert kind, f"{name} has no type"
         assert description, f"{name} has no description"
 
-    defaults = [None] * (len(function.args.args) - len(function.args.defaults)) + function.args.defaults
-    for argument, default in zip(arguments, defaults + function.args.kw_defaults, strict=True):
+    defaults = function.args.defaults + function.args.kw_defaults
+    defaults = [None] * (len(arguments) - len(defaults)) + defaults
+    for argument, default in zip(arguments, defaults, strict=True):
         kind, description = documented[argument.arg]
         if default is not None:
             assert re.search(r"default|unless given", description, re.IGNORECASE), f"{argument.arg} has which default?"
@@ -63,9 +75,15 @@ def test_parameters_are_documented(function):
 
 
 @every_function
-def test_results_are_documented(function):
+def test_results_are_documented(function, docstring):
     if function.returns is not None and ast.unparse(function.returns) != "None":
-        assert sections_of(ast.get_docstring(function)).get("Returns")
+        section = "Yields" if ast.unparse(function.returns).startswith("Iterator[") else "Returns"
+        assert sections_of(docstring).get(section)
+
+
+def test_methods_are_found():
+    found = {parameter.id for parameter in public_functions()}
+    assert {"functional.softmax", "nn.linear.Linear.__init__", "nn.linear.Linear.forward"} <= found
 
 
 def test_the_result_of_attention_documents_its_fields():

@@ -1,0 +1,13 @@
+"""Layers with parameters: `torch.nn` for NumPy.
+
+>>> from pyattn import nn
+>>> nn.Linear(3, 2)
+Linear(in_features=3, out_features=2, bias=True)
+"""
+
+from pyattn.nn import init
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.state import IncompatibleKeys
+
+__all__ = ["IncompatibleKeys", "Linear", "Module", "init"]

@@ -1,0 +1,98 @@
+"""What dtypes modules take: one of float32 and float64 throughout, as strictly as torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+
+__all__ = ["as_float_dtype", "as_input", "check_parameter"]
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Read the dtype of a module to be.
+
+    Parameters
+    ----------
+    dtype : dtype
+        float32 or float64. None, which NumPy reads as float64 and torch as float32, is neither.
+
+    Returns
+    -------
+    dtype
+        In native byte order.
+
+    Raises
+    ------
+    TypeError
+        dtype is something else.
+    """
+    found = np.dtype(dtype).newbyteorder("=")
+    if dtype is None or found not in _FLOATS:
+        name = None if dtype is None else found
+        raise TypeError(f"dtype is {name}, expected numpy.float32 or numpy.float64")
+    return found
+
+
+def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read an argument of a module, as strictly as torch: its dtype is that of the weights.
+
+    Parameters
+    ----------
+    x : array_like
+        The argument.
+    name : str
+        What messages call it.
+    dtype : dtype
+        That of the module's weights.
+
+    Returns
+    -------
+    ndarray
+        Without a copy where NumPy can view x.
+
+    Raises
+    ------
+    TypeError
+        x has another dtype, or is no array of numbers.
+    """
+    array = _core.as_array(x, name)
+    if array.dtype == dtype:
+        return array
+    given, wanted = array.dtype.newbyteorder("="), dtype.newbyteorder("=")
+    if given == wanted:
+        return array
+    fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
+    other = f", or make the module with dtype=numpy.{given}" if given in _FLOATS else ""
+    raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted} as the module's weights; pass {fix}{other}")
+
+
+def check_parameter(value: Any, name: str) -> None:
+    """Refuse what can be no parameter.
+
+    Parameters
+    ----------
+    value : object
+        An ndarray of float32 or float64, in any byte order.
+    name : str
+        What messages call it.
+
+    Raises
+    ------
+    TypeError
+        value is something else.
+    """
+    if not isinstance(value, np.ndarray):
+        kind = type(value).__name__
+        raise TypeError(f"{name} is a parameter and takes an array of float32 or float64, not one of type {kind}")
+    _core.as_array(value, name)  # refuses masked arrays and matrices
+    if value.dtype.newbyteorder("=") not in _FLOATS:
+        raise TypeError(
+            f"{name} has dtype {value.dtype}, and a parameter has float32 or float64; "
+            f"assign {name}.astype(numpy.float32)"
+        )

@@ -1,0 +1,397 @@
+"""Fill arrays with the numbers that layers begin with: `torch.nn.init` for NumPy.
+
+Every function fills its array in place and returns it. `rng` is what `numpy.random.default_rng` takes: None for other
+numbers each time, an int or SeedSequence for the same ones, or a Generator, which moves on. The same `rng` gives the
+same numbers in float32 and float64, rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from pyattn.functional import FloatArray
+
+if TYPE_CHECKING:  # numpy.random is imported by the first draw
+    from numpy.random import Generator, SeedSequence
+
+__all__ = [
+    "calculate_gain",
+    "constant_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "ones_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]
+
+RNG: TypeAlias = "int | SeedSequence | Generator | None"
+FanMode = Literal["fan_in", "fan_out"]
+
+_GAINS = {"sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+_GAINS |= dict.fromkeys(["linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))], 1.0)
+
+
+def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = None) -> FloatArray:
+    """Fill an array from the uniform distribution over a <= x <= b.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats
+        Is written to.
+    a, b : float
+        The bounds. Default: 0.0 and 1.0.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only, or a > b.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> nn.init.uniform_(np.empty(3), -1, 1, rng=0).round(4)
+    array([ 0.2739, -0.4604, -0.9181])
+    """
+    _check_writable(tensor)
+    if not 0 <= b - a < math.inf:
+        raise ValueError(f"a is {a} and b is {b}, expected finite bounds with a <= b")
+    tensor[...] = np.random.default_rng(rng).uniform(a, b, tensor.shape)
+    return tensor
+
+
+def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG = None) -> FloatArray:
+    """Fill an array from the normal distribution.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats
+        Is written to.
+    mean : float
+        Default: 0.0.
+    std : float
+        Standard deviation, 0 or more. Default: 1.0.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only, or std is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> nn.init.normal_(np.empty(3), std=0.02, rng=0).round(4)
+    array([ 0.0025, -0.0026,  0.0128])
+    """
+    _check_writable(tensor)
+    if not std >= 0:
+        raise ValueError(f"std is {std}, expected 0 or more")
+    tensor[...] = np.random.default_rng(rng).normal(mean, std, tensor.shape)
+    return tensor
+
+
+def constant_(tensor: FloatArray, val: float) -> FloatArray:
+    """Fill an array with one number.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats
+        Is written to.
+    val : float
+        The number.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> nn.init.constant_(np.empty(2), 0.5)
+    array([0.5, 0.5])
+    """
+    _check_writable(tensor)
+    tensor[...] = val
+    return tensor
+
+
+def zeros_(tensor: FloatArray) -> FloatArray:
+    """Fill an array with 0.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats
+        Is written to.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+    """
+    return constant_(tensor, 0.0)
+
+
+def ones_(tensor: FloatArray) -> FloatArray:
+    """Fill an array with 1.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats
+        Is written to.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+    """
+    return constant_(tensor, 1.0)
+
+
+def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
+    """Fill a weight from the uniform distribution within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0.
+
+    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats, (fan_out, fan_in, ...)
+        Is written to.
+    gain : float
+        A factor, 0 or more; see `calculate_gain`. Default: 1.0.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only or has less than 2 axes, or gain is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> bool(abs(nn.init.xavier_uniform_(np.empty((50, 100)))).max() <= 0.2)
+    True
+    """
+    bound = math.sqrt(3) * _xavier_std(tensor, gain)
+    return uniform_(tensor, -bound, bound, rng=rng)
+
+
+def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
+    """Fill a weight from the normal distribution with ``std = gain * sqrt(2 / (fan_in + fan_out))``.
+
+    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats, (fan_out, fan_in, ...)
+        Is written to.
+    gain : float
+        A factor, 0 or more; see `calculate_gain`. Default: 1.0.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only or has less than 2 axes, or gain is negative.
+    """
+    return normal_(tensor, 0.0, _xavier_std(tensor, gain), rng=rng)
+
+
+def kaiming_uniform_(
+    tensor: FloatArray,
+    a: float = 0,
+    mode: FanMode = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    *,
+    rng: RNG = None,
+) -> FloatArray:
+    """Fill a weight from the uniform distribution within ``gain * sqrt(3 / fan)`` of 0.
+
+    He et al. (2015). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats, (fan_out, fan_in, ...)
+        Is written to.
+    a : float
+        The negative slope of 'leaky_relu'. Default: 0.
+    mode : {'fan_in', 'fan_out'}
+        Which fan: 'fan_in', the default, keeps the variance forwards, 'fan_out' backwards.
+    nonlinearity : str
+        What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only or has less than 2 axes; another mode or nonlinearity.
+    """
+    bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound, rng=rng)
+
+
+def kaiming_normal_(
+    tensor: FloatArray,
+    a: float = 0,
+    mode: FanMode = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    *,
+    rng: RNG = None,
+) -> FloatArray:
+    """Fill a weight from the normal distribution with ``std = gain / sqrt(fan)``.
+
+    He et al. (2015). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+
+    Parameters
+    ----------
+    tensor : ndarray of floats, (fan_out, fan_in, ...)
+        Is written to.
+    a : float
+        The negative slope of 'leaky_relu'. Default: 0.
+    mode : {'fan_in', 'fan_out'}
+        Which fan: 'fan_in', the default, keeps the variance forwards, 'fan_out' backwards.
+    nonlinearity : str
+        What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray
+        tensor.
+
+    Raises
+    ------
+    TypeError
+        tensor is no array of floats.
+    ValueError
+        tensor is read-only or has less than 2 axes; another mode or nonlinearity.
+    """
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), rng=rng)
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """Tell the factor on a weight that makes up for what a nonlinearity does to the variance.
+
+    Parameters
+    ----------
+    nonlinearity : str
+        'linear', 'sigmoid', 'tanh', 'relu', 'leaky_relu' or 'selu'; torch's names of convolutions are linear.
+    param : float, optional
+        The negative slope of 'leaky_relu'. Default: 0.01.
+
+    Returns
+    -------
+    float
+        1 for 'linear'.
+
+    Raises
+    ------
+    ValueError
+        There is no such nonlinearity, or param is no number.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> nn.init.calculate_gain("tanh")
+    1.6666666666666667
+    """
+    if nonlinearity in _GAINS:
+        return _GAINS[nonlinearity]
+    if nonlinearity != "leaky_relu":
+        raise ValueError(f"nonlinearity is {nonlinearity!r}, expected one of {', '.join([*_GAINS, 'leaky_relu'])}")
+    slope: Any = 0.01 if param is None else param
+    if isinstance(slope, bool) or not isinstance(slope, (int, float, np.integer, np.floating)):
+        raise ValueError(f"param is {slope!r}, expected the negative slope of 'leaky_relu', a number")
+    return math.sqrt(2 / (1 + float(slope) ** 2))
+
+
+def _check_writable(tensor: Any) -> None:
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"tensor is of type {type(tensor).__name__}, expected a numpy.ndarray, which is written to")
+    if tensor.dtype.kind != "f":
+        raise TypeError(f"tensor has dtype {tensor.dtype}, expected floats")
+    if not tensor.flags.writeable:
+        raise ValueError("tensor is read-only; pass a copy")
+
+
+def _fans(tensor: FloatArray) -> tuple[int, int]:
+    """fan_in and fan_out: how many numbers go into an output, and how many outputs a number goes into."""
+    _check_writable(tensor)
+    if tensor.ndim < 2:
+        raise ValueError(f"tensor has shape {tensor.shape}, expected 2 axes or more: (fan_out, fan_in, ...)")
+    further = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * further, tensor.shape[0] * further
+
+
+def _xavier_std(tensor: FloatArray, gain: float) -> float:
+    fan_in, fan_out = _fans(tensor)
+    if not gain >= 0:
+        raise ValueError(f"gain is {gain}, expected 0 or more")
+    return gain * math.sqrt(2 / max(1, fan_in + fan_out))  # without a fan there is nothing to fill
+
+
+def _kaiming_std(tensor: FloatArray, a: float, mode: str, nonlinearity: str) -> float:
+    fan_in, fan_out = _fans(tensor)
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"mode is {mode!r}, expected 'fan_in' or 'fan_out'")
+    fan = fan_in if mode == "fan_in" else fan_out
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))

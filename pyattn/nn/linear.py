@@ -1,0 +1,180 @@
+"""The linear layer as a module."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import functional
+from pyattn.functional import FloatArray
+from pyattn.nn import init
+from pyattn.nn.dtypes import as_float_dtype, as_input
+from pyattn.nn.init import RNG
+from pyattn.nn.module import Module
+
+__all__ = ["Linear"]
+
+_Self = TypeVar("_Self", bound="Linear")
+
+
+class Linear(Module):
+    """``y = x @ weight.T + bias``: `torch.nn.Linear` for NumPy.
+
+    Parameters
+    ----------
+    in_features : int
+        Size of the last axis of an input.
+    out_features : int
+        Size of the last axis of an output.
+    bias : bool
+        With a bias, the default.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    weight : ndarray, (out_features, in_features)
+        At first drawn from the uniform distribution within ``1 / sqrt(in_features)`` of 0.
+    bias : ndarray, (out_features,), or None
+        At first drawn as weight is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> linear = nn.Linear(3, 2, rng=0)
+    >>> linear
+    Linear(in_features=3, out_features=2, bias=True)
+    >>> linear(np.zeros((5, 3), np.float32)).shape
+    (5, 2)
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None
+
+    def __init__(
+        self,
+        in_features: SupportsIndex,
+        out_features: SupportsIndex,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = _size(in_features, "in_features")
+        self.out_features = _size(out_features, "out_features")
+        kind = as_float_dtype(dtype)
+        self.weight = np.empty((self.out_features, self.in_features), kind)
+        self.register_parameter("bias", np.empty(self.out_features, kind) if bias else None)
+        self.reset_parameters(rng)
+
+    @classmethod
+    def from_arrays(cls: type[_Self], weight: FloatArray, bias: FloatArray | None = None) -> _Self:
+        """Make a layer whose parameters are these arrays: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        weight : ndarray, (out_features, in_features)
+            float32 or float64.
+        bias : ndarray, (out_features,), optional
+            Of weight's dtype. Default: None, without one.
+
+        Returns
+        -------
+        Linear
+            With `weight` and `bias` themselves.
+
+        Raises
+        ------
+        TypeError
+            They are no arrays of float32 or float64, or their dtypes differ.
+        ValueError
+            Their shapes do not go together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> weight = np.eye(2)
+        >>> linear = nn.Linear.from_arrays(weight)
+        >>> weight[0, 1] = 10
+        >>> linear(np.array([1.0, 2.0]))
+        array([21.,  2.])
+        """
+        linear = cls.__new__(cls)
+        linear.register_parameter("weight", weight)
+        linear.register_parameter("bias", bias)
+        if weight.ndim != 2:
+            raise ValueError(f"weight has shape {weight.shape}, expected 2 axes: (out_features, in_features)")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias has shape {bias.shape}, expected {weight.shape[:1]}: weight has {weight.shape}")
+        if bias is not None and bias.dtype.newbyteorder("=") != weight.dtype.newbyteorder("="):
+            raise TypeError(f"bias has dtype {bias.dtype}, expected {weight.dtype} as weight")
+        linear.out_features, linear.in_features = weight.shape
+        return linear
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw weight, then bias anew, into the arrays that are there.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        generator = np.random.default_rng(rng)
+        bound = 1 / math.sqrt(max(1, self.in_features))
+        init.uniform_(self.weight, -bound, bound, rng=generator)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound, rng=generator)
+
+    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
+        """Compute ``input @ weight.T + bias``.
+
+        Parameters
+        ----------
+        input : array_like, (..., in_features)
+            Of the weight's dtype.
+
+        Returns
+        -------
+        ndarray, (..., out_features)
+            Of the same dtype.
+
+        Raises
+        ------
+        TypeError
+            input has another dtype.
+        ValueError
+            Its last axis has another size.
+        """
+        x = as_input(input, "input", self.weight.dtype)
+        if x.shape[-1:] != self.weight.shape[-1:]:
+            raise ValueError(f"input has shape {x.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
+        return functional.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, as torch does.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def _size(x: SupportsIndex, name: str) -> int:
+    try:
+        n = operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+    if n < 0:
+        raise ValueError(f"{name} is {n}, expected 0 or more")
+    return n

@@ -1,0 +1,399 @@
+"""What every layer is: parameters and other modules by name, their state in and out, training or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn.functional import FloatArray
+from pyattn.nn.dtypes import as_float_dtype, check_parameter
+from pyattn.nn.state import IncompatibleKeys, write_state
+
+__all__ = ["Module"]
+
+_Self = TypeVar("_Self", bound="Module")  # typing.Self begins with Python 3.11
+
+
+class Module:
+    """Base of all layers: `torch.nn.Module` for NumPy.
+
+    A float array that is assigned to an attribute becomes a parameter, and a module becomes a part of this one; both
+    keep their order. Parameters are plain arrays and nothing is derived from them ahead of a call, so whatever is
+    written to one, through whichever view, counts in the next call. A call leaves nothing behind in the module: threads
+    may share one.
+
+    Attributes
+    ----------
+    training : bool
+        What `train` and `eval` set. True at first, as in torch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> class Scale(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.factor = np.full(2, 3.0)
+    ...
+    ...     def forward(self, x):
+    ...         return self.factor * x
+    >>> scale = Scale()
+    >>> scale.factor[1] = 5.0
+    >>> scale(np.ones(2))
+    array([3., 5.])
+    >>> scale.state_dict()
+    {'factor': array([3., 5.])}
+    """
+
+    # Defaults of the class: __init__ has nothing to do. The values themselves are ordinary attributes. Tuples, because
+    # what copy.copy makes must not share a list of names with its original.
+    training: bool = True
+    _parameter_names: tuple[str, ...] = ()
+    _module_names: tuple[str, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call `forward`."""
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the module's output: to be defined by each kind of module."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+    # Registration
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; arrays of floats are registered as parameters, and modules as parts."""
+        if name in self._parameter_names or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+            self.register_parameter(name, value)
+        elif name in self._module_names or isinstance(value, Module):
+            self._register_module(name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute, and forget it as a parameter or part."""
+        object.__delattr__(self, name)
+        for names in ("_parameter_names", "_module_names"):
+            if name in getattr(self, names):
+                object.__setattr__(self, names, tuple(other for other in getattr(self, names) if other != name))
+
+    def register_parameter(self, name: str, param: FloatArray | None) -> None:
+        """Make an array a parameter, as assigning it does; None keeps the place of one that is left out.
+
+        Parameters
+        ----------
+        name : str
+            The attribute.
+        param : ndarray or None
+            float32 or float64, taken as it is, without a copy. None is in no `state_dict`; an array may follow.
+
+        Raises
+        ------
+        TypeError
+            param is something else.
+        KeyError
+            The name is empty, has a dot, or belongs to something else.
+        """
+        if param is not None:
+            check_parameter(param, name)
+        self._register("_parameter_names", name, param)
+
+    def _register_module(self, name: str, module: Module | None) -> None:
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"{name} is a module, and is of type {type(module).__name__} now; `del` it first")
+        self._register("_module_names", name, module)
+
+    def _register(self, names: str, name: str, value: Any) -> None:
+        known: tuple[str, ...] = getattr(self, names)
+        if name not in known:
+            if not name or "." in name:
+                raise KeyError(f"the name {name!r} cannot be registered: it is empty or has a dot")
+            if name in self._parameter_names or name in self._module_names or hasattr(Module, name):
+                raise KeyError(f"{name} is something else already, and cannot be registered")
+        object.__setattr__(self, name, value)
+        if name not in known:
+            object.__setattr__(self, names, (*known, name))
+
+    # What it consists of
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, FloatArray]]:
+        """Go through the parameters, the module's own first, then those of its parts.
+
+        Parameters
+        ----------
+        prefix : str
+            Stands before each name, with a dot. Default: ``""``, nothing.
+        recurse : bool
+            With those of its parts, the default.
+        remove_duplicate : bool
+            An array that has several names comes once, under the first. Default: True.
+
+        Yields
+        ------
+        (str, ndarray)
+            The name, such as ``'out_proj.weight'``, and the array itself.
+        """
+        seen: set[int] = set()
+        walk = self._walk(prefix, set() if remove_duplicate else None) if recurse else [(prefix, self)]
+        for path, module in walk:
+            for name in module._parameter_names:
+                array = module.__dict__[name]
+                if array is None or (remove_duplicate and id(array) in seen):
+                    continue
+                seen.add(id(array))
+                yield f"{path}.{name}" if path else name, array
+
+    def parameters(self, recurse: bool = True) -> Iterator[FloatArray]:
+        """Go through the parameters, each array once.
+
+        Parameters
+        ----------
+        recurse : bool
+            With those of its parts, the default.
+
+        Yields
+        ------
+        ndarray
+            The array itself.
+        """
+        for _, array in self.named_parameters(recurse=recurse):
+            yield array
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Go through the module itself, its parts, their parts and so on, each once.
+
+        Parameters
+        ----------
+        prefix : str
+            Stands before each name, with a dot. Default: ``""``, nothing.
+
+        Yields
+        ------
+        (str, Module)
+            The name, ``''`` for the module itself.
+        """
+        yield from self._walk(prefix, set())
+
+    def modules(self) -> Iterator[Module]:
+        """Go through the module itself, its parts, their parts and so on, each once.
+
+        Yields
+        ------
+        Module
+            The module itself first.
+        """
+        for _, module in self.named_modules():
+            yield module
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Go through the module's own parts, each once.
+
+        Yields
+        ------
+        (str, Module)
+            The attribute, and what it holds.
+        """
+        seen = set()
+        for name in self._module_names:
+            module = self.__dict__[name]
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def children(self) -> Iterator[Module]:
+        """Go through the module's own parts, each once.
+
+        Yields
+        ------
+        Module
+            What its attributes hold.
+        """
+        for _, module in self.named_children():
+            yield module
+
+    def _walk(self, path: str, seen: set[int] | None) -> Iterator[tuple[str, Module]]:
+        """Itself first, then its parts in order; a module in `seen` is passed over."""
+        if seen is not None:
+            if id(self) in seen:
+                return
+            seen.add(id(self))
+        yield path, self
+        for name in self._module_names:
+            module = self.__dict__[name]
+            if module is not None:
+                yield from module._walk(f"{path}.{name}" if path else name, seen)
+
+    # State
+
+    def state_dict(self) -> dict[str, FloatArray]:
+        """Collect the parameters by name.
+
+        Returns
+        -------
+        dict of str to ndarray
+            In order of registration. The arrays are the parameters themselves, not copies, as in torch.
+        """
+        return dict(self.named_parameters(remove_duplicate=False))
+
+    def load_state_dict(self, state_dict: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
+        """Write values into the parameters.
+
+        The arrays stay the same and get other numbers, converted to their dtype: every view of them sees the change.
+        Nothing is written unless everything fits.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to array_like
+            Real numbers of any dtype. That of a torch module will do, and so will what `numpy.load` opens.
+        strict : bool
+            Every parameter has a value, and every value a parameter; the default.
+
+        Returns
+        -------
+        IncompatibleKeys
+            Lists of missing_keys and unexpected_keys.
+
+        Raises
+        ------
+        ValueError
+            Keys are missing or unexpected, or a shape is another; the message lists all of them.
+        TypeError
+            state_dict is no mapping, or a value has no real numbers.
+
+        Examples
+        --------
+        >>> from pyattn import nn
+        >>> linear = nn.Linear(2, 1)
+        >>> linear.load_state_dict({"weight": [[1, 2]], "bias": [3]})
+        IncompatibleKeys(missing_keys=[], unexpected_keys=[])
+        >>> linear.weight
+        array([[1., 2.]], dtype=float32)
+        >>> linear.load_state_dict({"weight": [[1], [2]], "scale": 1})
+        Traceback (most recent call last):
+        ValueError: this state does not fit Linear:
+        - bias is missing
+        - scale is unexpected
+        - weight has shape (2, 1), expected (1, 2)
+        """
+        return write_state(self.state_dict(), state_dict, strict, type(self).__name__)
+
+    # Mode and dtype
+
+    def train(self: _Self, mode: bool = True) -> _Self:
+        """Set `training` of the module and all of its parts: whether dropout is at work.
+
+        Parameters
+        ----------
+        mode : bool
+            True, the default, for training.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        ValueError
+            mode is not a bool.
+        """
+        if not isinstance(mode, bool):
+            raise ValueError(f"mode is {mode!r}, expected True or False")
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self: _Self) -> _Self:
+        """Do as ``train(False)`` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
+        return self.train(False)
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The dtype of the parameters; None where they have several, or there are none."""
+        dtypes = {array.dtype.newbyteorder("=") for array in self.parameters()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    def to(self: _Self, dtype: npt.DTypeLike) -> _Self:
+        """Convert all parameters. Those of another dtype are replaced: older views no longer belong to the module.
+
+        Parameters
+        ----------
+        dtype : dtype
+            float32 or float64.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        TypeError
+            dtype is something else.
+
+        Examples
+        --------
+        >>> from pyattn import nn
+        >>> nn.Linear(2, 3).to("float64").dtype
+        dtype('float64')
+        """
+        wanted = as_float_dtype(dtype)
+        places = [(module, name) for module in self.modules() for name in module._parameter_names]
+        arrays = {id(array): array.astype(wanted, copy=False) for array in self.parameters()}
+        for module, name in places:
+            array = module.__dict__[name]
+            if array is not None and array.dtype != wanted:
+                setattr(module, name, arrays[id(array)])
+        return self
+
+    def float(self: _Self) -> _Self:
+        """Do as ``to(numpy.float32)`` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
+        return self.to(np.float32)
+
+    def double(self: _Self) -> _Self:
+        """Do as ``to(numpy.float64)`` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+        """
+        return self.to(np.float64)
+
+    # What it looks like
+
+    def extra_repr(self) -> str:
+        """Tell what stands in the brackets of the module's repr: to be defined by each kind of module.
+
+        Returns
+        -------
+        str
+            Of one line or more.
+        """
+        return ""
+
+    def __repr__(self) -> str:
+        """As torch's: what `extra_repr` says, then a line or more for each part."""
+        extra = self.extra_repr()
+        parts = [f"({name}): {self.__dict__[name]!r}".replace("\n", "\n  ") for name in self._module_names]
+        lines = [*extra.splitlines(), *parts]
+        inside = extra if not parts and len(lines) <= 1 else "\n  " + "\n  ".join(lines) + "\n"
+        return f"{type(self).__name__}({inside})"

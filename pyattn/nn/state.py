@@ -1,0 +1,98 @@
+"""Values into parameters: all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.functional import FloatArray
+
+__all__ = ["IncompatibleKeys", "write_state"]
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `Module.load_state_dict` did not find and did not need; both empty when it is strict.
+
+    Attributes
+    ----------
+    missing_keys : list of str
+        The module's parameters that the state has no value for.
+    unexpected_keys : list of str
+        Values that the module has no parameter for.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def write_state(
+    own: dict[str, FloatArray], state: Mapping[str, npt.ArrayLike], strict: bool, owner: str
+) -> IncompatibleKeys:
+    """Write a state's values into parameters: see `Module.load_state_dict`.
+
+    Parameters
+    ----------
+    own : dict of str to ndarray
+        The parameters.
+    state : mapping of str to array_like
+        The values.
+    strict : bool
+        Both have the same keys.
+    owner : str
+        What messages call the module.
+
+    Returns
+    -------
+    IncompatibleKeys
+        Keys of one alone.
+
+    Raises
+    ------
+    ValueError
+        Something does not fit; the message lists all that does not.
+    TypeError
+        state is no mapping, or a value has no real numbers.
+    """
+    keys = _keys_of(state)
+    report = IncompatibleKeys([key for key in own if key not in keys], [key for key in keys if key not in own])
+    problems = []
+    if strict:
+        problems += [f"{key} is missing" for key in report.missing_keys]
+        problems += [f"{key} is unexpected" for key in report.unexpected_keys]
+    values = {key: _real_values(state[key], key) for key in own if key in keys}
+    for key, value in values.items():
+        if value.shape != own[key].shape:
+            problems.append(f"{key} has shape {value.shape}, expected {own[key].shape}")
+        elif not own[key].flags.writeable:
+            problems.append(f"{key} is read-only in the module; assign a copy of it first")
+    if problems:
+        raise ValueError("\n- ".join([f"this state does not fit {owner}:", *problems]))
+
+    converted = [_separate(value.astype(own[key].dtype, copy=False), own) for key, value in values.items()]
+    for key, value in zip(values, converted, strict=True):
+        own[key][...] = value
+    return report
+
+
+def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:
+    """In their order; an error names what is probably meant."""
+    if isinstance(state, Mapping) or (hasattr(state, "keys") and hasattr(state, "__getitem__")):
+        return dict.fromkeys(state.keys())
+    fix = "; pass its state_dict()" if hasattr(state, "state_dict") else ""
+    raise TypeError(f"state_dict is of type {type(state).__name__}, expected a mapping of names to arrays{fix}")
+
+
+def _real_values(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
+    array = _core.as_array(value, key)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{key} has dtype {array.dtype}, expected real numbers")
+    return array
+
+
+def _separate(value: FloatArray, own: dict[str, FloatArray]) -> FloatArray:
+    """Copy what lies in the module's own memory: a parameter may be written before its old values are read."""
+    return value.copy() if any(np.may_share_memory(value, array) for array in own.values()) else value
