@@ -50,7 +50,7 @@ PYTHON_ARROWS = {
     "runtime": {"_core"},
 }
 # File: what it needs besides NumPy, and imports inside functions.
-OPTIONAL: dict[str, set[str]] = {}
+OPTIONAL = {"nn/storage.py": {"safetensors"}}
 MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
 
 

@@ -9,5 +9,6 @@ from pyattn.nn import init
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.state import IncompatibleKeys
+from pyattn.nn.storage import load, save
 
-__all__ = ["IncompatibleKeys", "Linear", "Module", "init"]
+__all__ = ["IncompatibleKeys", "Linear", "Module", "init", "load", "save"]

@@ -1,0 +1,143 @@
+"""save and load: both kinds of file, there and back, read by others, and no code in them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+from nets import KEYS, Net, X
+
+from pyattn import nn
+
+ENDINGS = (".npz", ".safetensors")
+every_ending = pytest.mark.parametrize("ending", ENDINGS)
+
+ARRAYS = {
+    "plain": np.arange(6.0).reshape(2, 3),
+    "single": np.ones(3, np.float32),
+    "half": np.ones(2, np.float16),
+    "scalar": np.array(2.5),
+    "empty": np.ones((0, 3)),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "reversed": np.arange(6.0)[::-2],
+    "swapped": np.arange(3, dtype=">f8"),
+    "integers": np.arange(3),
+    "bools": np.array([True, False]),
+    "file": np.zeros(1),  # numpy.savez has an argument of this name
+    "dotted.name.0": np.zeros(1),
+}
+
+
+@every_ending
+def test_a_module_there_and_back(ending, tmp_path):
+    source, target = Net(rng=1), Net(rng=2)
+    path = tmp_path / f"net{ending}"
+    nn.save(source, path)
+    state = nn.load(str(path))
+    assert sorted(state) == sorted(KEYS)
+    target.load_state_dict(state)
+    assert_same_bits(target(X), source(X))
+
+
+@every_ending
+def test_arrays_keep_their_bits_shape_and_dtype(ending, tmp_path):
+    path = tmp_path / f"arrays{ending}"
+    nn.save(ARRAYS, path)
+    loaded = nn.load(path)
+    assert set(loaded) == set(ARRAYS)
+    for key, array in ARRAYS.items():
+        assert loaded[key].shape == array.shape, key
+        assert loaded[key].dtype == array.dtype.newbyteorder("="), key
+        np.testing.assert_array_equal(loaded[key], array, err_msg=key)
+        assert loaded[key].flags.writeable
+
+
+def test_npz_keeps_the_order(tmp_path):
+    nn.save(ARRAYS, tmp_path / "arrays.npz")
+    assert list(nn.load(tmp_path / "arrays.npz")) == list(ARRAYS)
+
+
+@every_ending
+def test_a_file_that_is_there_is_replaced(ending, tmp_path):
+    path = tmp_path / f"net{ending}"
+    nn.save(ARRAYS, path)
+    nn.save({"one": [1.0]}, path)
+    assert list(nn.load(path)) == ["one"]
+
+
+def test_numpy_reads_and_writes_the_same_npz(tmp_path):
+    net = Net()
+    nn.save(net, tmp_path / "ours.npz")
+    with np.load(tmp_path / "ours.npz", allow_pickle=False) as file:
+        assert list(file) == KEYS
+        assert_same_bits(file["first.weight"], net.first.weight)
+    np.savez_compressed(tmp_path / "theirs.npz", **net.state_dict())
+    assert_same_bits(nn.load(tmp_path / "theirs.npz")["first.weight"], net.first.weight)
+
+
+@pytest.mark.peers
+def test_torch_reads_and_writes_the_same_safetensors(tmp_path, torch):
+    from safetensors.torch import load_file, save_file
+
+    linear, theirs = nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    nn.save(linear, tmp_path / "ours.safetensors")
+    theirs.load_state_dict(load_file(tmp_path / "ours.safetensors"))
+    assert_same_bits(theirs.weight.detach().numpy(), linear.weight)
+    save_file(torch.nn.Linear(4, 3).state_dict(), tmp_path / "theirs.safetensors")
+    linear.load_state_dict(nn.load(tmp_path / "theirs.safetensors"))
+    assert not np.array_equal(theirs.weight.detach().numpy(), linear.weight)
+
+
+@pytest.mark.peers
+@every_ending
+def test_tensors_can_be_saved(ending, tmp_path, torch):
+    theirs = torch.nn.Linear(4, 3)
+    nn.save(theirs.state_dict(), tmp_path / f"theirs{ending}")
+    assert_same_bits(nn.load(tmp_path / f"theirs{ending}")["weight"], theirs.weight.detach().numpy())
+
+
+def test_pickled_objects_are_not_loaded(tmp_path):
+    np.savez(tmp_path / "evil.npz", weight=np.array([print], object))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        nn.load(tmp_path / "evil.npz")
+
+
+@pytest.mark.parametrize("path", ["weights", "weights.npy", "weights.pt", ".npz", "weights.NPZ"])
+def test_other_endings_are_refused(path, tmp_path):
+    for call in (lambda: nn.save({}, tmp_path / path), lambda: nn.load(tmp_path / path)):
+        with pytest.raises(ValueError, match=r"^path ends in '.*', expected '.npz' or '.safetensors'$"):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+@every_ending
+@pytest.mark.parametrize(
+    ("obj", "message"),
+    [
+        ([1.0], "obj is of type list, expected a Module or a mapping of names to arrays"),
+        ({"weight": np.array([print], object)}, "weight has dtype object, expected numbers"),
+        ({"weight": "text"}, "weight has dtype <U4, expected numbers"),
+        ({"weight": np.ma.ones(2)}, "weight is a masked array"),
+    ],
+    ids=["list", "objects", "text", "masked"],
+)
+def test_what_cannot_be_saved_is_refused_and_no_file_begun(obj, message, ending, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        nn.save(obj, tmp_path / f"file{ending}")
+    assert not list(tmp_path.iterdir())
+
+
+@every_ending
+def test_a_missing_file_is_an_oserror(ending, tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        nn.load(tmp_path / f"missing{ending}")
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.delitem(sys.modules, "safetensors.numpy", raising=False)
+    for call in (lambda: nn.save({}, tmp_path / "x.safetensors"), lambda: nn.load(tmp_path / "x.safetensors")):
+        with pytest.raises(ImportError, match=r"need the package safetensors .*; pip install pyattn\[safetensors\]"):
+            call()
