@@ -46,7 +46,7 @@ __all__ = [
     "softmax",
 ]
 
-_LAZY = ("reference",)  # submodules that are imported on first use
+_LAZY = ("interop", "reference")  # submodules that are imported on first use
 
 if not TYPE_CHECKING:  # to a type checker a module's __getattr__ would mean that every name exists
 

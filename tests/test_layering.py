@@ -44,13 +44,14 @@ PYTHON_ARROWS = {
     "_article": set(),
     "_version": set(),
     "functional": {"_core"},
+    "interop": {"interop", "nn"},
     "masks": {"_core"},
     "nn": {"_core", "functional", "nn"},  # of _core the reading of arrays alone
     "reference": set(),
     "runtime": {"_core"},
 }
 # File: what it needs besides NumPy, and imports inside functions.
-OPTIONAL = {"nn/storage.py": {"safetensors"}}
+OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}
 MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
 
 
@@ -223,7 +224,8 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
     foreign, ours, new = run_python(IMPORT).stdout.splitlines()
     assert set(foreign.split()) <= {"numpy", "pyattn"}
     lazy = {
-        f"pyattn.{name}" for name in ("reference", "tracing", "plot", "comparing", "testing", "__main__", "_article")
+        f"pyattn.{name}"
+        for name in ("reference", "tracing", "plot", "comparing", "testing", "interop", "__main__", "_article")
     }
     assert not lazy & set(ours.split())
     assert not SLOW & set(new.split())

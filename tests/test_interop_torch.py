@@ -1,0 +1,167 @@
+"""pyattn.interop.torch: modules there and back, with copies and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits, run_python
+
+import pyattn
+from pyattn import nn
+
+pytestmark = pytest.mark.peers
+
+LAZY = """
+import sys, pyattn
+assert "interop" in dir(pyattn) and "torch" in dir(pyattn.interop)
+assert not hasattr(pyattn.interop, "tensorflow")
+pyattn.interop.torch.to_torch, pyattn.interop.torch.from_torch
+assert "torch" not in sys.modules
+pyattn.interop.torch.to_torch(pyattn.Linear(1, 1))
+assert "torch" in sys.modules
+"""
+
+
+@pytest.fixture
+def interop(torch):
+    return pyattn.interop.torch
+
+
+@pytest.fixture
+def x(dtype):
+    return np.random.default_rng(0).standard_normal((5, 4)).astype(dtype)
+
+
+def call(theirs, torch, x):
+    with torch.no_grad():
+        return theirs(torch.from_numpy(x)).numpy()
+
+
+def test_torch_is_imported_by_the_first_call(torch):
+    run_python(LAZY)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_there_and_back(bias, share, dtype, x, torch, interop):
+    theirs = torch.nn.Linear(4, 3, bias=bias, dtype=getattr(torch, dtype))
+    ours = interop.from_torch(theirs, share=share)
+    assert type(ours) is nn.Linear
+    assert ours.dtype == dtype
+    assert repr(ours) == repr(theirs)
+    np.testing.assert_allclose(ours(x), call(theirs, torch, x), rtol=0, atol=1e-5 if dtype == "float32" else 1e-13)
+    back = interop.to_torch(ours, share=share)
+    assert type(back) is torch.nn.Linear
+    assert list(back.state_dict()) == list(theirs.state_dict())
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor)
+        assert (back.state_dict()[key].data_ptr() == tensor.data_ptr()) == share
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in back.parameters())
+
+
+def test_a_copy_is_independent(dtype, x, torch, interop):
+    theirs = torch.nn.Linear(4, 3, dtype=getattr(torch, dtype))
+    ours = interop.from_torch(theirs)
+    before = ours(x)
+    with torch.no_grad():
+        theirs.weight.zero_()
+    assert_same_bits(ours(x), before)
+    back = interop.to_torch(ours)
+    ours.weight[...] = 0
+    assert back.weight.abs().sum() > 0
+
+
+def test_shared_weights_see_writes_of_both_sides(dtype, x, torch, interop):
+    theirs = torch.nn.Linear(4, 3, dtype=getattr(torch, dtype))
+    ours = interop.from_torch(theirs, share=True)
+    with torch.no_grad():
+        theirs.weight.mul_(2)
+    np.testing.assert_allclose(ours(x), call(theirs, torch, x), rtol=0, atol=1e-5)
+    ours.load_state_dict({"weight": np.ones((3, 4)), "bias": [1, 2, 3]})
+    assert theirs.weight.sum() == 12
+    assert theirs.bias.tolist() == [1, 2, 3]
+
+
+def test_an_optimiser_of_torch_trains_a_shared_module(dtype, x, torch, interop):
+    ours = nn.Linear(4, 3, dtype=dtype, rng=0)
+    theirs = interop.to_torch(ours, share=True)
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    before = ours(x)
+    for _ in range(3):
+        optimiser.zero_grad()
+        theirs(torch.from_numpy(x)).square().sum().backward()
+        optimiser.step()
+    assert np.square(ours(x)).sum() < np.square(before).sum()
+    np.testing.assert_allclose(ours(x), call(theirs, torch, x), rtol=0, atol=1e-5)
+
+
+def test_strides_of_torch_are_shared_too(torch, interop):
+    theirs = torch.nn.Linear(4, 3)
+    theirs.weight = torch.nn.Parameter(torch.randn(8, 6)[::2, ::2].T)
+    ours = interop.from_torch(theirs, share=True)
+    assert ours.weight.strides == (8, 48)
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_allclose(ours(x), call(theirs, torch, x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["read-only", "byte-swapped", "reversed"])
+def test_arrays_that_torch_cannot_view_are_copied_or_refused(kind, torch, interop):
+    weight = np.arange(12.0).reshape(3, 4)
+    if kind == "read-only":
+        weight.flags.writeable = False
+    ours = nn.Linear.from_arrays({"byte-swapped": weight.astype(">f8"), "reversed": weight[::-1]}.get(kind, weight))
+    np.testing.assert_array_equal(interop.to_torch(ours).weight.detach().numpy(), ours.weight)
+    with pytest.raises(ValueError, match=r"weight is read-only, byte-swapped or has negative strides: .*share=False"):
+        interop.to_torch(ours, share=True)
+
+
+def test_the_mode_is_kept(torch, interop):
+    for mode in (True, False):
+        assert interop.from_torch(torch.nn.Linear(2, 2).train(mode)).training is mode
+        assert interop.to_torch(nn.Linear(2, 2).train(mode)).training is mode
+
+
+def test_a_part_that_is_a_linear_layer_by_another_name(torch, interop):
+    """The output projection of torch's multi-head attention is of a subclass."""
+    part = torch.nn.MultiheadAttention(4, 2).out_proj
+    assert type(part) is not torch.nn.Linear
+    assert_same_bits(interop.from_torch(part).weight, part.weight.detach().numpy())
+
+
+def test_parametrizations_are_copied_and_not_shared(torch, interop):
+    theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3))
+    assert_same_bits(interop.from_torch(theirs).weight, theirs.weight.detach().numpy())
+    with pytest.raises(ValueError, match=r"module has parametrizations, .*: pass share=False"):
+        interop.from_torch(theirs, share=True)
+
+
+def test_nothing_is_drawn(torch, interop):
+    """Neither side's random numbers move on."""
+    state = torch.get_rng_state()
+    interop.to_torch(nn.Linear(4, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_other_modules_are_refused(torch, interop):
+    class Twice(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class OurTwice(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    for theirs in (Twice(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.ones(2), None):
+        with pytest.raises(TypeError, match=r"module is of type .*, and from_torch knows torch.nn's Linear"):
+            interop.from_torch(theirs)
+    for ours in (OurTwice(2, 2), nn.Module(), np.ones(2), torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=r"module is of type .*, and to_torch knows pyattn.nn's Linear"):
+            interop.to_torch(ours)
+
+
+def test_dtypes_and_devices_that_numpy_lacks_are_refused(torch, interop):
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(TypeError, match=rf"weight has dtype {dtype}, .*; pass module.float\(\)"):
+            interop.from_torch(torch.nn.Linear(2, 2, dtype=dtype))
+    with pytest.raises(TypeError, match=r"weight is on device 'meta'; pass module.cpu\(\)"):
+        interop.from_torch(torch.nn.Linear(2, 2, device="meta"))
