@@ -135,7 +135,7 @@ def test_c_files_and_functions_are_small(path):
 
 def functions_of(path):
     """(name, declaration, number of lines) of each function whose opening brace stands alone."""
-    pattern = r"^(?P<head>[A-Za-z_][^;{}#]*?(?P<name>K\(\w+\)|\w+)\([^;{}]*\))\s*\n\{\n(?P<body>.*?)^\}"
+    pattern = r"^(?P<head>[A-Za-z_][^;{}#]*?(?P<name>K\(\w+\)|\w+)\([^;{}#]*\))\s*\n\{\n(?P<body>.*?)^\}"
     for match in re.finditer(pattern, text_of(path), re.DOTALL | re.MULTILINE):
         yield match["name"], match["head"], match[0].count("\n") + 1
 
