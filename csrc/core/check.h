@@ -1,0 +1,47 @@
+/* Where the axes of an array lie, for the rules on inputs (check.c) and on results (results.c). */
+#ifndef ATTN_CORE_CHECK_H
+#define ATTN_CORE_CHECK_H
+
+#include "problem.h"
+
+#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+
+/* Axes are counted from the right, the last is 1. An axis that is not there has size 1. */
+static inline ptrdiff_t attn_size_of(const attn_view *view, int axis)
+{
+    return axis <= view->axes ? view->shape[view->axes - axis] : 1;
+}
+/* 0 where the axis is broadcast. */
+static inline ptrdiff_t attn_stride_of(const attn_view *view, int axis)
+{
+    return axis <= view->axes && view->shape[view->axes - axis] != 1 ? view->strides[view->axes - axis] : 0;
+}
+
+/* Where the named axes lie, counted from the right. */
+typedef struct {
+    int length, heads, batch; /* batch: the rightmost batch axis; heads is 0 when there is none */
+} attn_axis_places;
+
+/* Where the axes of query, key, value and output lie. */
+static inline attn_axis_places attn_places_of(attn_layout layout, int has_heads)
+{
+    attn_axis_places at = {.length = 2, .heads = has_heads ? 3 : 0, .batch = 3 + has_heads};
+    if (has_heads && layout == ATTN_LAYOUT_BSHD) {
+        at.length = 3;
+        at.heads = 2;
+    }
+    return at;
+}
+
+/* An array as the problem's operand: its strides by what they are for. */
+static inline void attn_resolve(const attn_view *view, const attn_axis_places *at, const attn_problem *p,
+                                attn_operand *operand)
+{
+    operand->data = view->data;
+    operand->column = attn_stride_of(view, 1);
+    operand->row = attn_stride_of(view, at->length);
+    operand->head = at->heads ? attn_stride_of(view, at->heads) : 0;
+    for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(view, at->batch + p->batch_axes - 1 - n);
+}
+
+#endif

@@ -1,0 +1,110 @@
+/* What the results look like, what a caller may want to be warned of, and what results a caller may bring. */
+#include <string.h>
+
+#include "check.h"
+#include "error.h"
+
+/* A float mask whose first and last row (of the first slice) hold zeros and ones, and not zeros alone. */
+static int looks_like_ones(const attn_problem *p)
+{
+    if (p->mask.data == NULL || p->mask_dtype == ATTN_BOOL || p->q_len == 0 || p->kv_len == 0) return 0;
+    if (p->batches == 0 || p->heads == 0) return 0;
+    const ptrdiff_t columns = p->mask.column == 0 ? 1 : p->kv_len < 2048 ? p->kv_len : 2048;
+    int ones = 0;
+    for (int last = 0; last < 2; last++) {
+        const char *at = p->mask.data + (last ? (p->q_len - 1) * p->mask.row : 0);
+        for (ptrdiff_t j = 0; j < columns; j++, at += p->mask.column) {
+            double x;
+            switch (p->mask_dtype) {
+            case ATTN_F16:
+                x = *(const uint16_t *)(const void *)at == 0x3c00  ? 1
+                    : *(const uint16_t *)(const void *)at & 0x7fff ? 2
+                                                                   : 0;
+                break;
+            case ATTN_F32: x = *(const float *)(const void *)at; break;
+            case ATTN_F64: x = *(const double *)(const void *)at; break;
+            default: x = (double)*(const long double *)(const void *)at; break;
+            }
+            if (x != 0 && x != 1) return 0;
+            ones |= x == 1;
+        }
+    }
+    return ones;
+}
+
+void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *shapes)
+{
+    const int n = p->batch_axes, length_first = p->has_heads && args->layout == ATTN_LAYOUT_BSHD;
+    const size_t batch_bytes = (size_t)n * sizeof *p->batch_shape;
+    memcpy(shapes->output, p->batch_shape, batch_bytes);
+    memcpy(shapes->weights, p->batch_shape, batch_bytes);
+    memcpy(shapes->lse, p->batch_shape, batch_bytes);
+    shapes->axes = n + p->has_heads + 2;
+    shapes->weights_axes = shapes->axes - p->average;
+    shapes->lse_axes = shapes->axes - 1;
+    if (p->has_heads) {
+        shapes->output[n + length_first] = p->heads;
+        if (!p->average) shapes->weights[n] = p->heads;
+        shapes->lse[n] = p->heads;
+    }
+    shapes->output[n + (p->has_heads && !length_first)] = p->q_len;
+    shapes->output[shapes->axes - 1] = p->v_dim;
+    shapes->weights[shapes->weights_axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
+    shapes->weights[shapes->weights_axes - 1] = p->kv_len;
+    shapes->mask_looks_like_ones = looks_like_ones(p);
+    shapes->heads_look_like_length = p->has_heads && p->heads > 512 && p->q_len <= 64;
+    shapes->heads = p->heads;
+    shapes->q_len = p->q_len;
+}
+
+attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, attn_error *error)
+{
+    attn_problem problem;
+    const attn_status status = attn_check_inputs(args, &problem, error);
+    if (status == ATTN_OK) attn_describe(args, &problem, shapes);
+    return status;
+}
+
+static attn_status check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+                                attn_dtype dtype, attn_error *error)
+{
+    if (view->data == NULL) return ATTN_OK;
+    int same = view->axes == axes;
+    for (int n = 0; same && n < axes; n++) same = view->shape[n] == shape[n];
+    if (!same)
+        FAIL("%s has shape %s, expected %s", name, attn_shape_text(view->axes, view->shape),
+             attn_shape_text(axes, shape));
+    if (view->dtype != dtype) FAIL("%s must have query's dtype", name);
+    return ATTN_OK;
+}
+
+attn_status attn_check_results(const attn_args *args, const attn_problem *p, const attn_view *output,
+                               const attn_view *weights, const attn_view *lse, attn_error *error)
+{
+    attn_shapes want;
+    attn_status status;
+    attn_describe(args, p, &want);
+    if ((status = check_result("output", output, want.axes, want.output, p->dtype, error)) != ATTN_OK) return status;
+    status = check_result("weights", weights, want.weights_axes, want.weights, p->dtype, error);
+    return status != ATTN_OK ? status : check_result("lse", lse, want.lse_axes, want.lse, p->dtype, error);
+}
+
+attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+                               attn_problem *p, attn_error *error)
+{
+    const attn_axis_places at = attn_places_of(args->layout, p->has_heads);
+    const attn_axis_places weights_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads && !p->average);
+    const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
+
+    if (output.data == NULL || output.dtype != p->dtype) FAIL("output must be given, in query's dtype");
+    const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* else strides say nothing */
+    if (written && p->v_dim > 1 && attn_stride_of(&output, 1) != size) FAIL("output's last axis must be contiguous");
+    if (written && weights.data != NULL && p->kv_len > 1 && attn_stride_of(&weights, 1) != size)
+        FAIL("the last axis of weights must be contiguous");
+    attn_resolve(&output, &at, p, &p->output);
+    p->weights.data = p->lse.data = NULL;
+    if (weights.data != NULL) attn_resolve(&weights, &weights_at, p, &p->weights);
+    if (lse.data != NULL) attn_resolve(&lse, &lse_at, p, &p->lse);
+    return ATTN_OK;
+}
