@@ -17,6 +17,7 @@ LIBM = ctypes.CDLL(None)
 UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
 # Invalid, division by zero, overflow, underflow. Not inexact, which any division raises, the interpreter's own too.
 FLAGS = {"x86_64": 0x1D, "aarch64": 0x0F}.get(platform.machine())
+INEXACT = {"x86_64": 0x20, "aarch64": 0x10}.get(platform.machine())
 needs_fenv = pytest.mark.skipif(
     UPWARD is None, reason=f"fenv.h's constants for {platform.machine()} are not known here"
 )
@@ -110,6 +111,38 @@ def test_flags_stay_up(arrays, level):
         LIBM.feraiseexcept(FLAGS)
         call()
         assert LIBM.fetestexcept(FLAGS) == FLAGS
+    LIBM.feclearexcept(FLAGS)
+
+
+@needs_fenv
+@pytest.mark.parametrize("columns", [1, 70])
+@pytest.mark.parametrize("queries", [1, 70])
+def test_what_a_mask_holds_raises_no_flag(queries, columns, arrays, level):
+    """Inexact neither: numbers that the query's dtype lacks, and a NaN that would complain of being looked at."""
+    query, key, value = arrays[0][:, :queries], *arrays[1:]
+    tenth, huge, tiny = np.longdouble(1) / 10, np.longdouble(2) ** 16000, np.longdouble(2) ** -16400
+    signalling = np.array(0x7FA00000, np.uint32).view(np.float32), np.array(0x7FF4 << 48, np.uint64).view(np.float64)
+    masks = [
+        np.broadcast_to(number, (queries, columns)) for number in (tenth, huge, tiny, np.float64(0.1), *signalling)
+    ]
+    raised = []
+    for mask in masks:
+        LIBM.feclearexcept(FLAGS | INEXACT)
+        pyattn.attention(query, key, value, attn_mask=mask)
+        raised.append(LIBM.fetestexcept(FLAGS | INEXACT))
+    LIBM.feclearexcept(FLAGS | INEXACT)
+    assert raised == [0] * len(masks)
+
+
+@needs_fenv
+def test_flags_of_both_units_stay_up(arrays):
+    mask = np.full(70, np.longdouble(1) / 10)
+    for flag in (1 << bit for bit in range(8) if FLAGS >> bit & 1):
+        LIBM.feclearexcept(FLAGS)
+        LIBM.feraiseexcept(flag)
+        before = LIBM.fetestexcept(FLAGS)
+        pyattn.attention(*arrays, attn_mask=mask)
+        assert LIBM.fetestexcept(FLAGS) == before
     LIBM.feclearexcept(FLAGS)
 
 

@@ -115,6 +115,21 @@ def test_where_heads_begin_to_look_like_lengths(heads, length, warns):
     assert [warning.category for warning in caught] == [pyattn.ShapeWarning] * warns
 
 
+@pytest.mark.parametrize("keys", [2, 50, 64, 4000])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_one_token_of_many_heads_against_a_cache_is_quiet(keys, layout):
+    """A thousand heads are no lengths where there are more keys than queries: heads of keys are never more."""
+    arrays = make_arrays((1, 1024, 1, 8), (1, 1024, keys, 8), (1, 1024, keys, 8))
+    pyattn.attention(*(array.swapaxes(1, 2) if layout == "bshd" else array for array in arrays), layout=layout)
+
+
+def test_swapped_axes_warn_of_shared_heads_too():
+    """8 query heads, 2 key heads, 600 tokens, as (batch, length, heads, dim)."""
+    arrays = make_arrays((1, 600, 8, 4), (1, 600, 2, 4), (1, 600, 2, 4))
+    with pytest.warns(pyattn.ShapeWarning):
+        pyattn.attention(*arrays)
+
+
 def test_three_axes_have_no_heads_to_swap():
     pyattn.attention(*make_arrays(*[(600, 8, 4)] * 3))
 

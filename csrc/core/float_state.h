@@ -8,9 +8,29 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-typedef unsigned attn_float_state;
-static inline attn_float_state attn_float_save(void) { return _mm_getcsr(); }
-static inline void attn_float_leave(attn_float_state before) { _mm_setcsr(before); }
+typedef struct {
+    unsigned sse;
+    uint16_t x87; /* its flags: what a mask of long doubles raises */
+} attn_float_state;
+static inline uint16_t attn_x87_flags(void)
+{
+    uint16_t status;
+    __asm__ volatile("fnstsw %0" : "=a"(status));
+    return status & 0x3f;
+}
+static inline attn_float_state attn_float_save(void)
+{
+    return (attn_float_state){.sse = _mm_getcsr(), .x87 = attn_x87_flags()};
+}
+static inline void attn_float_leave(attn_float_state before)
+{
+    _mm_setcsr(before.sse);
+    if (attn_x87_flags() == before.x87) return; /* what follows takes its time */
+    uint32_t environment[7];                    /* status is the second word */
+    __asm__ volatile("fnstenv %0" : "=m"(environment));
+    environment[1] = (environment[1] & ~(uint32_t)0x3f) | before.x87;
+    __asm__ volatile("fldenv %0" : : "m"(environment));
+}
 /* All exceptions masked, to nearest, flush to zero, denormals are zero. */
 static inline void attn_float_flush(void) { _mm_setcsr(0x1f80 | 0x8040); }
 #elif defined(__aarch64__)

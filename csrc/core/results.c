@@ -1,8 +1,32 @@
 /* What the results look like, what a caller may want to be warned of, and what results a caller may bring. */
+#include <float.h>
 #include <string.h>
 
 #include "check.h"
 #include "error.h"
+
+/* 0 for a zero of a float mask, 1 for a one, 2 for any other number. The bits are looked at: the conversion of a long
+ * double, or the comparison of a signalling NaN, would raise the caller's floating-point flags. */
+static int zero_or_one(const char *at, attn_dtype dtype)
+{
+    enum { LONG_BYTES = LDBL_MANT_DIG == 64 ? 10 : sizeof(long double) }; /* the rest of x86's sixteen is padding */
+    static const long double long_zero = 0, long_minus_zero = -0.0L, long_one = 1;
+    uint16_t half;
+    uint32_t single;
+    uint64_t twice;
+    switch (dtype) {
+    case ATTN_F16: memcpy(&half, at, sizeof half); return (half & 0x7fff) == 0 ? 0 : half == 0x3c00 ? 1 : 2;
+    case ATTN_F32:
+        memcpy(&single, at, sizeof single);
+        return (single & 0x7fffffff) == 0 ? 0 : single == 0x3f800000 ? 1 : 2;
+    case ATTN_F64:
+        memcpy(&twice, at, sizeof twice);
+        return (twice & INT64_MAX) == 0 ? 0 : twice == (uint64_t)0x3ff << 52 ? 1 : 2;
+    default:
+        if (memcmp(at, &long_one, LONG_BYTES) == 0) return 1;
+        return memcmp(at, &long_zero, LONG_BYTES) == 0 || memcmp(at, &long_minus_zero, LONG_BYTES) == 0 ? 0 : 2;
+    }
+}
 
 /* A float mask whose first and last row (of the first slice) hold zeros and ones, and not zeros alone. */
 static int looks_like_ones(const attn_problem *p)
@@ -10,26 +34,20 @@ static int looks_like_ones(const attn_problem *p)
     if (p->mask.data == NULL || p->mask_dtype == ATTN_BOOL || p->q_len == 0 || p->kv_len == 0) return 0;
     if (p->batches == 0 || p->heads == 0) return 0;
     const ptrdiff_t columns = p->mask.column == 0 ? 1 : p->kv_len < 2048 ? p->kv_len : 2048;
-    int ones = 0;
+    int seen = 0;
     for (int last = 0; last < 2; last++) {
         const char *at = p->mask.data + (last ? (p->q_len - 1) * p->mask.row : 0);
-        for (ptrdiff_t j = 0; j < columns; j++, at += p->mask.column) {
-            double x;
-            switch (p->mask_dtype) {
-            case ATTN_F16:
-                x = *(const uint16_t *)(const void *)at == 0x3c00  ? 1
-                    : *(const uint16_t *)(const void *)at & 0x7fff ? 2
-                                                                   : 0;
-                break;
-            case ATTN_F32: x = *(const float *)(const void *)at; break;
-            case ATTN_F64: x = *(const double *)(const void *)at; break;
-            default: x = (double)*(const long double *)(const void *)at; break;
-            }
-            if (x != 0 && x != 1) return 0;
-            ones |= x == 1;
-        }
+        for (ptrdiff_t j = 0; j < columns && seen < 2; j++, at += p->mask.column)
+            seen |= zero_or_one(at, p->mask_dtype);
     }
-    return ones;
+    return seen == 1;
+}
+
+/* Probably (..., length, heads, dim): hundreds of heads, but as few queries and keys as there may be heads, and query's
+ * a multiple of key's. One new token against a cache has more keys than queries. */
+static int heads_look_like_length(const attn_problem *p)
+{
+    return p->has_heads && p->heads > 512 && p->q_len <= 64 && p->kv_len > 0 && p->q_len % p->kv_len == 0;
 }
 
 void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *shapes)
@@ -52,7 +70,7 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     shapes->weights[shapes->weights_axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
     shapes->weights[shapes->weights_axes - 1] = p->kv_len;
     shapes->mask_looks_like_ones = looks_like_ones(p);
-    shapes->heads_look_like_length = p->has_heads && p->heads > 512 && p->q_len <= 64;
+    shapes->heads_look_like_length = heads_look_like_length(p);
     shapes->heads = p->heads;
     shapes->q_len = p->q_len;
 }
