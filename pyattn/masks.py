@@ -18,6 +18,9 @@ __all__ = ["causal", "from_ones", "padding", "window"]
 BoolArray = npt.NDArray[np.bool_]
 Align = Literal["upper_left", "lower_right"]
 
+_MOST = 2**62
+"""No axis is as long; numpy.arange of 2**63 - 1 is empty."""
+
 
 def causal(q_len: SupportsIndex, kv_len: SupportsIndex | None = None, *, align: Align | None = None) -> BoolArray:
     """Make a causal mask: query i attends to no key after its own position.
@@ -95,7 +98,7 @@ def window(
     return _band(q_len, kv_len, left, right, align, "window")
 
 
-def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None) -> BoolArray:
+def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None, *, heads: bool = True) -> BoolArray:
     """Make a padding mask: key j of batch entry b is attended to when ``j < lengths[b]``.
 
     Parameters
@@ -104,11 +107,13 @@ def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None) -> Bool
         Number of keys of each batch entry; all batch axes, as `key_lengths` of `pyattn.attention`.
     kv_len : int, optional
         Number of keys that the mask has. Default: the largest length.
+    heads : bool
+        Whether the arrays have a heads axis: those of four axes or more do. Default: True.
 
     Returns
     -------
     ndarray of bool, (..., 1, 1, kv_len)
-        Broadcasts over heads and queries.
+        Broadcasts over heads and queries. With ``heads=False`` (..., 1, kv_len).
 
     Raises
     ------
@@ -125,12 +130,14 @@ def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None) -> Bool
            [1, 1, 1]])
     """
     counts = _core.as_array(lengths, "lengths")
-    if counts.size and not np.issubdtype(counts.dtype, np.integer):
+    if counts.size and counts.dtype.kind not in "iu":
         raise TypeError(f"lengths has dtype {counts.dtype}, expected integers")
-    most = int(counts.max(initial=0)) if kv_len is None else _count(kv_len, "kv_len")
-    if counts.size and (counts.min() < 0 or counts.max() > most):
-        raise ValueError(f"lengths go from {counts.min()} to {counts.max()}, expected 0 <= n <= {most}")
-    return np.asarray(np.arange(most) < counts[..., None, None, None])
+    least, largest = (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
+    most = min(max(0, largest), _MOST) if kv_len is None else _size(kv_len, "kv_len")
+    if least < 0 or largest > most:
+        raise ValueError(f"lengths go from {least} to {largest}, expected 0 <= n <= {most}")
+    ends = counts.astype(np.int64)[..., None, None]
+    return np.asarray(np.arange(most) < (ends[..., None] if heads else ends))
 
 
 def from_ones(mask: npt.ArrayLike) -> BoolArray:
@@ -175,27 +182,38 @@ def _band(
     what: str,
 ) -> BoolArray:
     """Keys i + offset - left <= j <= i + offset + right."""
-    q_len = _count(q_len, "q_len")
-    kv_len = q_len if kv_len is None else _count(kv_len, "kv_len")
+    q_len = _size(q_len, "q_len")
+    kv_len = q_len if kv_len is None else _size(kv_len, "kv_len")
     if align not in (None, "upper_left", "lower_right"):
         raise ValueError(f"align is {align!r}, expected 'upper_left' or 'lower_right'")
     if align is None and q_len != kv_len:
         raise ValueError(f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' or 'lower_right'")
-    distance = np.arange(kv_len) - np.arange(q_len)[:, None] - (kv_len - q_len if align == "lower_right" else 0)
-    visible = np.ones((q_len, kv_len), np.bool_)
-    if left is not None:
-        visible &= distance >= -_count(left, "left")
-    if right is not None:
-        visible &= distance <= _count(right, "right")
+    far = q_len + kv_len  # as good as unbounded
+    left = far if left is None else min(_count(left, "left"), far)
+    right = far if right is None else min(_count(right, "right"), far)
+    keys, positions = np.arange(kv_len), np.arange(q_len) + (kv_len - q_len if align == "lower_right" else 0)
+    visible = np.asarray(np.greater_equal.outer(positions + right, keys))  # bools at once: distances take 8 bytes each
+    if left < far:
+        visible &= np.less_equal.outer(positions - left, keys)
     return visible
 
 
+def _size(x: SupportsIndex, name: str) -> int:
+    """Read the size of an axis."""
+    n = _count(x, name)
+    if n > _MOST:
+        raise ValueError(f"{name} is {n}, more than any axis has")
+    return n
+
+
 def _count(x: SupportsIndex, name: str) -> int:
-    """Read an integer that is not negative."""
+    """Read an integer that is not negative. True is likelier a mistake than a 1."""
     try:
-        n = operator.index(x)
+        n = None if isinstance(x, bool) else operator.index(x)
     except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+        n = None
+    if n is None:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int")
     if n < 0:
         raise ValueError(f"{name} is {n}, expected 0 or more")
     return n

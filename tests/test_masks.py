@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from itertools import product
 
 import bounds
@@ -78,6 +79,19 @@ def test_padding_of_several_batch_axes_says_what_key_lengths_says():
     )
 
 
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_padding_without_heads_says_what_key_lengths_says(batch):
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((batch, n, 4)) for n in (5, 7, 7))
+    lengths = rng.integers(0, 8, batch)
+    mask = masks.padding(lengths, 7, heads=False)
+    assert mask.shape == (batch, 1, 7)
+    np.testing.assert_array_equal(
+        pyattn.attention(query, key, value, attn_mask=mask), pyattn.attention(query, key, value, key_lengths=lengths)
+    )
+    np.testing.assert_array_equal(mask, masks.padding(lengths, 7, heads=True).squeeze(-3))
+
+
 def test_numpy_integers_are_integers():
     np.testing.assert_array_equal(masks.padding(2, np.int8(3)), [[[True, True, False]]])
     np.testing.assert_array_equal(masks.causal(np.int8(4), np.uint64(4)), np.tri(4, dtype=bool))
@@ -96,6 +110,37 @@ def test_from_ones_reads_one_as_attend(dtype):
     assert mask.dtype == np.bool_
     np.testing.assert_array_equal(mask, ones != 0)
     assert masks.from_ones(1.0).shape == ()
+
+
+@pytest.mark.parametrize("far", [3, 2**31, 2**63, 10**30])
+def test_beyond_the_array_a_side_is_unbounded(far):
+    for align in ALIGNS:
+        np.testing.assert_array_equal(
+            masks.window(5, 3, left=far + 5, right=far + 5, align=align), np.ones((5, 3), bool)
+        )
+        np.testing.assert_array_equal(
+            masks.window(5, 3, left=far + 5, right=0, align=align), masks.causal(5, 3, align=align)
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [
+        (lambda n: masks.causal(n), 1.1),
+        (lambda n: masks.window(n, left=None, right=3), 1.1),
+        (lambda n: masks.window(n, left=3, right=3), 2.1),
+        (lambda n: masks.padding(np.full(n, n)), 1.1),
+    ],
+    ids=["causal", "one side", "window", "padding"],
+)
+def test_masks_are_made_of_bools_alone(make, most):
+    """Of n * n numbers of eight bytes none is made on the way."""
+    tracemalloc.start()
+    size = make(1500).nbytes
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 1500**2
+    assert peak <= most * size
 
 
 # Mistakes
@@ -125,6 +170,25 @@ def test_from_ones_reads_one_as_attend(dtype):
         (lambda: masks.padding([-1, 2]), ValueError, "lengths go from -1 to 2, expected 0 <= n <= 2"),
         (lambda: masks.padding([1.0, 2.0]), TypeError, "lengths has dtype float64, expected integers"),
         (lambda: masks.padding([True]), TypeError, "lengths has dtype bool, expected integers"),
+        (
+            lambda: masks.padding(np.array([3], "m8[s]")),
+            TypeError,
+            "lengths has dtype timedelta64[s], expected integers",
+        ),
+        (
+            lambda: masks.padding(np.array([2**63], "u8")),
+            ValueError,
+            "lengths go from 9223372036854775808 to 9223372036854775808, expected 0 <= n <= 4611686018427387904",
+        ),
+        (
+            lambda: masks.padding(np.array([2**64 - 1, 2], "u8"), 5),
+            ValueError,
+            "lengths go from 2 to 18446744073709551615",
+        ),
+        (lambda: masks.padding([1], 2**63), ValueError, "kv_len is 9223372036854775808, more than any axis has"),
+        (lambda: masks.causal(2**63 - 1), ValueError, "q_len is 9223372036854775807, more than any axis has"),
+        (lambda: masks.causal(True), TypeError, "q_len is of type bool, expected an int"),
+        (lambda: masks.window(3, left=True, right=0), TypeError, "left is of type bool, expected an int"),
         (lambda: masks.from_ones([0.5, 1]), ValueError, "mask holds values other than 0 and 1; a mask that is added"),
         (lambda: masks.from_ones([0, -np.inf]), ValueError, "mask holds values other than 0 and 1"),
         (lambda: masks.from_ones([0, np.nan]), ValueError, "mask holds values other than 0 and 1"),
