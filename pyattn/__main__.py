@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -247,5 +248,16 @@ def _text(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
+def _main() -> int:
+    """Run `main` in a pipe whose reader may have seen enough, as `head` has after some lines."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere when Python ends
+        return 128 + 13  # what a shell says of a program that SIGPIPE has ended
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())
