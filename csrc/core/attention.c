@@ -72,6 +72,11 @@ static int mark_dead(const attn_plan *plan, const attn_block *block, int keys, c
     return any;
 }
 
+_Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (int)ATTN_F16 &&
+                   (int)ATTN_MASK_F32 == (int)ATTN_F32 && (int)ATTN_MASK_F64 == (int)ATTN_F64 &&
+                   (int)ATTN_MASK_LONG == (int)ATTN_LONG_DOUBLE,
+               "the kernels' numbers for dtypes are attn.h's");
+
 static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;

@@ -190,6 +190,9 @@ static void multiply_features(const linear_plan *plan, const worker_memory *w, p
     } while (from < p->inner);
 }
 
+_Static_assert((int)ATTN_KIND_IDENTITY == (int)ATTN_IDENTITY && (int)ATTN_KIND_RELU == (int)ATTN_RELU,
+               "the kernels' numbers for activations are attn.h's");
+
 /* Their way out. */
 static void store_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
                            ptrdiff_t feature, int features)

@@ -40,16 +40,17 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->weights_row_bytes = average ? attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
-/* How many blocks walk the keys together: as many as keep a worker's states within some 256 KB, and leave every worker
- * several tasks. */
+/* How many blocks walk the keys together: as many as have packed queries and states of TASK_BYTES at most, and leave
+ * every worker several tasks. */
 static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
+    enum { TASK_BYTES = 384 << 10 };
     const ptrdiff_t units = p->batches * plan->groups / plan->in_order;
     const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
     ptrdiff_t most = p->weights.data ? 1 : attn_smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
 
     plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
-    while (most > 1 && attn_times((size_t)most, block_bytes) > (384 << 10)) most--;
+    while (most > 1 && attn_times((size_t)most, block_bytes) > TASK_BYTES) most--;
     while (most > 1 && plan->workers > 1 && units * attn_ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers)
         most--;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
