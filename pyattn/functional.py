@@ -114,24 +114,25 @@ def scaled_dot_product_attention(
     array([[1.    , 0.    ],
            [0.3302, 0.6698]], dtype=float32)
     """
-    arrays = [_core.as_array(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))]
+    given = {"query": query, "key": key, "value": value}
+    arrays = [_core.as_array(x, name) for name, x in given.items()]
     dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
-    for name, array, own in zip(("query", "key", "value"), arrays, dtypes, strict=True):
+    for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
         if own != dtype or dtype not in (np.float32, np.float64):
             wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
-            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {name}.astype(numpy.{wanted})")
-    if attn_mask is not None:
-        attn_mask = _core.as_array(attn_mask, "attn_mask")
-        if attn_mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
-            raise TypeError(
-                f"attn_mask has dtype {attn_mask.dtype}, expected bool or {dtype}; "
-                f"pass attn_mask.astype(bool) (True = attend) or attn_mask.astype(numpy.{dtype})"
-            )
+            fix = _core.cast(x, name, f"numpy.{wanted}")
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
+    mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
+    if mask is not None and mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
+        flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
+        raise TypeError(
+            f"attn_mask has dtype {mask.dtype}, expected bool or {dtype}; pass {flags} (True = attend) or {numbers}"
+        )
     if not enable_gqa:
         _require_equal_heads(arrays)
     return attention(
         *arrays,
-        attn_mask=attn_mask,
+        attn_mask=mask,
         dropout_p=dropout_p,
         is_causal=is_causal,
         align="upper_left",
@@ -141,8 +142,10 @@ def scaled_dot_product_attention(
 
 
 def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
-    """Without enable_gqa torch broadcasts the heads axis like any other."""
-    heads = [x.shape[-3] if x.ndim > 3 else 1 for x in arrays]
+    """Without enable_gqa torch broadcasts the heads axis like any other. It is one when any array has four axes."""
+    if max(x.ndim for x in arrays) < 4:
+        return
+    heads = [x.shape[-3] if x.ndim >= 3 else 1 for x in arrays]
     if len({h for h in heads if h != 1}) > 1:
         raise ValueError(
             f"query, key and value have {heads[0]}, {heads[1]} and {heads[2]} heads (axis -3), which do not broadcast; "
@@ -156,7 +159,7 @@ def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | 
     Parameters
     ----------
     x : array_like
-        float32 or float64; lists, bools and integers become float64.
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
     axis : int or tuple of ints or None
         Axes to normalise over; None means all of them. Default: -1, the last.
 
@@ -188,7 +191,7 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
     Parameters
     ----------
     x : array_like
-        float32 or float64; lists, bools and integers become float64.
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
     axis : int or tuple of ints or None
         Axes to normalise over; None means all of them. Default: -1, the last.
 

@@ -25,8 +25,8 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
     Parameters
     ----------
     num_threads : int or None
-        1 or more. None restores the default: the environment variable PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else
-        the CPUs that affinity and cgroup leave to this process.
+        1 or more; above 1024 it is 1024. None restores the default: the environment variable PYATTN_NUM_THREADS, else
+        OMP_NUM_THREADS, else the CPUs that affinity and cgroup leave to this process.
 
     Raises
     ------

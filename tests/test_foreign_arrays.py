@@ -113,6 +113,37 @@ def test_an_exception_in_a_conversion_comes_through():
         pyattn.attention(QUERY, Failing(), VALUE)
 
 
+class OddError(TypeError):
+    """Takes two arguments, as JAX's complaint about tracers takes something else than a message."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+@pytest.mark.parametrize(
+    ("complaint", "kind"),
+    [
+        (OddError("this", "that"), TypeError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "no text"), ValueError),
+        (ValueError("no number"), ValueError),
+        (RuntimeError("not now"), TypeError),
+        (NotImplementedError("not yet"), TypeError),
+    ],
+    ids=lambda argument: type(argument).__name__,
+)
+def test_a_complaint_of_the_owner_is_told_in_the_arguments_name(complaint, kind):
+    class Complaining:
+        def __array__(self, dtype=None, copy=None):
+            raise complaint
+
+    with pytest.raises(kind) as caught:
+        pyattn.attention(QUERY, Complaining(), VALUE)
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"key is not an array of float32 or float64: {complaint}"
+    assert caught.value.__cause__ is complaint
+    assert complaint.__traceback__ is not None
+
+
 # PyTorch
 
 
@@ -161,9 +192,18 @@ def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
     query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         pyattn.attention(query, key.to_sparse(), value)
-    with pytest.raises(TypeError, match="query has dtype float16, expected float32 or float64"):
+    half = r"^query has dtype float16, expected float32 or float64; pass numpy\.asarray\(query, numpy\.float32\)$"
+    with pytest.raises(TypeError, match=half):
         pyattn.attention(query.half(), key, value)
-    with pytest.raises(TypeError, match=r"^query is not an array of float32 or float64: .*BFloat16"):
-        pyattn.attention(query.bfloat16(), key, value)
-    with pytest.raises(TypeError, match=r"^value is not an array of float32 or float64: .*[Nn]egative"):
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        with pytest.raises(
+            TypeError, match=r"^query is not an array of float32 or float64: .*; pass query\.float\(\)$"
+        ):
+            pyattn.attention(query.to(dtype), key, value)
+        pyattn.attention(query.to(dtype).float(), key, value)
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(attn_mask, bool\) if nonzero means attend"):
+        pyattn.attention(query, key, value, attn_mask=torch.ones(3, 5, dtype=torch.int64))
+    with pytest.raises(
+        TypeError, match=r"^value is not an array of float32 or float64: .*[Nn]egative.*numpy\(\) instead\.$"
+    ):
         pyattn.attention(query, key, torch.ones(5, 2, dtype=torch.complex64).conj().imag)

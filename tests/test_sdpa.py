@@ -146,7 +146,12 @@ QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
     [
         ((QUERY, KEY.astype("f8"), VALUE), {}, TypeError, "key has dtype float64, expected float32; pass key.astype("),
         ((QUERY.astype("f8"), KEY, VALUE), {}, TypeError, "key has dtype float32, expected float64; pass key.astype("),
-        ((QUERY, KEY, [[1, 2]] * 5), {}, TypeError, "value has dtype int64, expected float32; pass value.astype("),
+        (
+            (QUERY, KEY, [[1, 2]] * 5),
+            {},
+            TypeError,
+            "value has dtype int64, expected float32; pass numpy.asarray(value, numpy.float32)",
+        ),
         ((QUERY.astype("f2"), KEY, VALUE), {}, TypeError, "query has dtype float16, expected float32; pass query."),
         ((QUERY.astype("i4"), KEY, VALUE), {}, TypeError, "query has dtype int32, expected float32; pass query."),
         (
@@ -204,3 +209,46 @@ def test_shared_heads_must_be_said():
     with pytest.raises(ValueError, match=re.escape(message)):
         sdpa(*arrays)
     assert_same_bits(sdpa(*arrays, enable_gqa=True), pyattn.attention(*arrays))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1, 4, 5, 8), (2, 7, 8), (2, 7, 8)),
+        ((4, 5, 8), (3, 2, 7, 8), (3, 2, 7, 8)),
+        ((4, 5, 8), (2, 7, 8), (3, 1, 7, 8)),
+        ((1, 4, 5, 8), (7, 8), (2, 7, 8)),
+    ],
+    ids=str,
+)
+def test_shared_heads_must_be_said_for_arrays_of_fewer_axes_too(shapes, torch):
+    """Where any array has four axes, axis -3 of each is heads; PyTorch broadcasts it as any other."""
+    arrays = make_arrays(*shapes)
+    with pytest.raises(ValueError, match=r"heads \(axis -3\), which do not broadcast; if query heads share keys, pass"):
+        sdpa(*arrays)
+    with pytest.raises(RuntimeError):
+        torch_sdpa(torch, arrays)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "shapes",
+    [((1, 4, 5, 8), (4, 7, 8), (1, 7, 8)), ((4, 5, 8), (3, 1, 7, 8), (3, 4, 7, 8)), ((5, 8), (3, 2, 7, 8), (7, 8))],
+    ids=str,
+)
+def test_heads_that_broadcast_need_not_be_said(shapes, torch):
+    arrays = make_arrays(*shapes)
+    np.testing.assert_allclose(sdpa(*arrays), torch_sdpa(torch, arrays), rtol=1e-4, atol=1e-6)
+
+
+def test_the_fix_fits_what_was_given():
+    """A list has no astype."""
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(query, numpy\.float32\)$"):
+        sdpa([[1, 2, 3, 4]], KEY, VALUE)
+    message = (
+        "attn_mask has dtype int64, expected bool or float32; pass numpy.asarray(attn_mask, bool) (True = attend) or "
+        "numpy.asarray(attn_mask, numpy.float32)"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        sdpa(QUERY, KEY, VALUE, [[1] * 5] * 3)

@@ -67,17 +67,21 @@ int pyattn_number(PyObject *object, const char *name, double *number)
     return *number == -1 && PyErr_Occurred() ? refuse_type(object, name, "a number") : 0;
 }
 
-int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer)
+int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer)
 {
+    if (PyBool_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s is of type bool, expected %s", name, expected);
+        return -1;
+    }
     *integer = PyNumber_AsSsize_t(object, NULL); /* far too large is as good as the largest */
-    return *integer == -1 && PyErr_Occurred() ? refuse_type(object, name, "an int") : 0;
+    return *integer == -1 && PyErr_Occurred() ? refuse_type(object, name, expected) : 0;
 }
 
 int pyattn_num_threads(PyObject *object)
 {
     Py_ssize_t n;
     if (object == NULL || object == Py_None) return 0;
-    if (pyattn_integer(object, "num_threads", &n) < 0) return -1;
+    if (pyattn_integer(object, "num_threads", "an int", &n) < 0) return -1;
     if (n < 1) {
         PyErr_Format(PyExc_ValueError, "num_threads is %zd, expected 1 or more, or None", n);
         return -1;

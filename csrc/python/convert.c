@@ -3,150 +3,6 @@
 
 _Static_assert(sizeof(npy_intp) == sizeof(ptrdiff_t), "shapes and strides are passed to the core as they are");
 
-/* Objects that only look like arrays ------------------------------------------------------------------------------- */
-
-/* 1 when the object is an instance of numpy.<module>.<name>; -1 on error. */
-static int is_instance_of(PyObject *object, const char *module, const char *name)
-{
-    PyObject *imported = PyImport_ImportModule(module);
-    if (imported == NULL) return -1;
-    PyObject *type = PyObject_GetAttrString(imported, name);
-    Py_DECREF(imported);
-    if (type == NULL) return -1;
-    const int found = PyObject_IsInstance(object, type);
-    Py_DECREF(type);
-    return found;
-}
-
-int pyattn_is_other_array(PyObject *object)
-{
-    if (PyArray_CheckExact(object)) return 0;
-    const int masked = is_instance_of(object, "numpy.ma", "MaskedArray");
-    return masked != 0 ? masked : 2 * is_instance_of(object, "numpy", "matrix");
-}
-
-static PyArrayObject *plain_from_subclass(PyObject *object, const char *name)
-{
-    const int other = pyattn_is_other_array(object);
-    if (other == 0) return (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object));
-    if (other == 1)
-        PyErr_Format(PyExc_TypeError,
-                     "%s is a masked array, whose mask would be lost; pass %s.filled(0) and the mask as attn_mask",
-                     name, name);
-    if (other == 2)
-        PyErr_Format(PyExc_TypeError,
-                     "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name, name);
-    return NULL;
-}
-
-/* The attribute, or NULL without an exception. New reference. */
-static PyObject *optional_attribute(PyObject *object, const char *name)
-{
-    PyObject *value = PyObject_GetAttrString(object, name);
-    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
-    return value;
-}
-
-/* Tensors that need a word from their owner first, and sparse arrays. Returns -1 with a TypeError. */
-static int refuse_foreign(PyObject *object, const char *name)
-{
-    PyObject *attribute = optional_attribute(object, "toarray");
-    if (PyErr_Occurred()) return -1;
-    if (attribute != NULL) {
-        Py_DECREF(attribute);
-        PyErr_Format(PyExc_TypeError, "%s is a sparse array; pass %s.toarray()", name, name);
-        return -1;
-    }
-    attribute = optional_attribute(object, "requires_grad");
-    if (PyErr_Occurred()) return -1;
-    if (attribute != NULL) {
-        const int needs = PyObject_IsTrue(attribute);
-        Py_DECREF(attribute);
-        if (needs > 0) PyErr_Format(PyExc_TypeError, "%s is a tensor that requires grad; pass %s.detach()", name, name);
-        if (needs != 0) return -1;
-    }
-    PyObject *device = optional_attribute(object, "device"), *type = NULL;
-    if (PyErr_Occurred()) return -1;
-    if (device != NULL) type = optional_attribute(device, "type");
-    Py_XDECREF(device);
-    if (PyErr_Occurred()) return -1;
-    if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "meta") == 0)
-        PyErr_Format(PyExc_TypeError, "%s is a tensor without data (device 'meta'); pass one on the CPU", name);
-    else if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") != 0)
-        PyErr_Format(PyExc_TypeError, "%s is a tensor on device '%U'; pass %s.cpu()", name, type, name);
-    Py_XDECREF(type);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* 1 when the attribute is there, -1 on error (which PyObject_HasAttr would swallow, MemoryError included). */
-static int has_attribute(PyObject *object, const char *name)
-{
-    PyObject *value = optional_attribute(object, name);
-    const int found = value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
-    Py_XDECREF(value);
-    return found;
-}
-
-/* 1 for a DLPack object that NumPy cannot read in any other way; -1 on error. */
-static int only_dlpack(PyObject *object)
-{
-    int found = PyObject_CheckBuffer(object) ? 0 : has_attribute(object, "__dlpack__");
-    if (found == 1 && (found = has_attribute(object, "__array__")) >= 0) found = !found;
-    return found;
-}
-
-static PyObject *from_dlpack(PyObject *object)
-{
-    PyObject *numpy = PyImport_ImportModule("numpy");
-    if (numpy == NULL) return NULL;
-    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
-    Py_DECREF(numpy);
-    return array;
-}
-
-/* NumPy's or the owner's own complaint, with the argument's name before it. */
-static void name_complaint(const char *name)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_Format(PyErr_GivenExceptionMatches(type, PyExc_RuntimeError) ? PyExc_TypeError : type,
-                 "%s is not an array of float32 or float64: %S", name, value ? value : Py_None);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-}
-
-static PyArrayObject *from_foreign(PyObject *object, const char *name)
-{
-    const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
-                      PyLong_CheckExact(object);
-    if (!plain && refuse_foreign(object, name) < 0) return NULL;
-
-    const int dlpack = plain ? 0 : only_dlpack(object);
-    if (dlpack < 0) return NULL;
-    PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
-    if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
-                          PyErr_ExceptionMatches(PyExc_RuntimeError)))
-        name_complaint(name);
-    if (array != NULL && !PyArray_CheckExact(array)) Py_SETREF(array, PyArray_EnsureArray(Py_NewRef(array)));
-    return (PyArrayObject *)array;
-}
-
-PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
-{
-    if (PyArray_CheckExact(object)) return (PyArrayObject *)Py_NewRef(object);
-    PyArrayObject *array = PyArray_Check(object) ? plain_from_subclass(object, name) : from_foreign(object, name);
-    if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT) {
-        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of numbers", name,
-                     Py_TYPE(object)->tp_name);
-        Py_CLEAR(array);
-    }
-    return array;
-}
-
-/* Arrays ------------------------------------------------------------------------------------------------------------
- */
-
 /* A view of an array with other dimensions and strides. New reference. */
 static PyArrayObject *view_of(PyArrayObject *array, const npy_intp *dims, const npy_intp *strides)
 {
@@ -185,14 +41,17 @@ PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum)
     return converted(array, typenum);
 }
 
-int pyattn_real_type(PyArrayObject *array, const char *name)
+int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
 {
     const int type = PyArray_TYPE(array);
     if (type == NPY_FLOAT) return NPY_FLOAT;
     if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
-    PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %s%s.astype(numpy.%s)", name,
-                 PyArray_DESCR(array), name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
-                 type == NPY_LONGDOUBLE || type == NPY_CDOUBLE ? "float64" : "float32");
+    PyObject *fix = pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
+                                type == NPY_LONGDOUBLE || type == NPY_CDOUBLE ? "numpy.float64" : "numpy.float32");
+    if (fix != NULL)
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %U", name,
+                     PyArray_DESCR(array), fix);
+    Py_XDECREF(fix);
     return -1;
 }
 
@@ -202,7 +61,7 @@ int pyattn_as_reals(PyObject *const *objects, const char *const *names, int coun
     for (int n = 0; n < count; n++) {
         if (n >= required && !pyattn_given(objects[n])) continue;
         if ((arrays[n] = pyattn_as_array(objects[n], names[n])) == NULL) return -1;
-        const int own = pyattn_real_type(arrays[n], names[n]);
+        const int own = pyattn_real_type(arrays[n], objects[n], names[n]);
         if (own < 0) return -1;
         if (own == NPY_DOUBLE) type = NPY_DOUBLE;
     }

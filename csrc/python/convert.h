@@ -13,9 +13,16 @@
 
 #include "attn.h"
 
+/* Multiply-adds, about, from which on a call lets other threads have the interpreter. */
+enum { PYATTN_WORTH_THE_GIL = 200000 };
+
 /* Any object as a plain ndarray of bools, integers or floats; a TypeError that says what to do for what has another
  * meaning (masked arrays, matrices, sparse arrays, tensors elsewhere). New reference. */
 PyArrayObject *pyattn_as_array(PyObject *object, const char *name);
+
+/* How the caller may write a cast of an object named `name`, of a part of it (".real", or ""): with its own astype, or
+ * through numpy.asarray where it has none. `type` is like "numpy.float32". New reference to a str. */
+PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type);
 
 /* 1 for a masked array, 2 for a matrix: subclasses whose numbers mean something else. 0 for others, -1 on error. */
 int pyattn_is_other_array(PyObject *object);
@@ -23,8 +30,9 @@ int pyattn_is_other_array(PyObject *object);
 /* An array as the core reads it: this dtype, aligned, native byte order. New reference; a copy only if it must be. */
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
 
-/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. */
-int pyattn_real_type(PyArrayObject *array, const char *name);
+/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. `object` is what
+ * the caller gave for it. */
+int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name);
 
 /* Objects as arrays of one dtype, promoted as NumPy promotes, read as the core reads; NULL for one after the first
  * `required` that is not given. Returns -1 with an exception; what is in arrays then is the caller's, too. */
@@ -60,14 +68,15 @@ typedef struct {
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);
 
-/* A float, an int. Return -1 with an exception that names the argument. */
+/* A float; an int, which True is not (it is likelier a mistake than a 1). Return -1 with an exception that names the
+ * argument; `expected` is like "an int". */
 int pyattn_number(PyObject *object, const char *name, double *number);
-int pyattn_integer(PyObject *object, const char *name, Py_ssize_t *integer);
+int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer);
 
 /* Given, and not None. */
 static inline int pyattn_given(PyObject *object) { return object != NULL && object != Py_None; }
 
-/* None or an int of 1 or more, as the core's num_threads. Returns -1 with an exception. */
+/* None or an int of 1 or more (above 1024 it is 1024), as the core's num_threads. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 
 /* gil.c: Py_BEGIN_ALLOW_THREADS for calls that ask whether Ctrl-C was pressed; and whether this thread should ask. */

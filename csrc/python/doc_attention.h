@@ -12,7 +12,7 @@
     "Parameters\n" \
     "----------\n" \
     "query : array_like, (..., heads, L, head_dim)\n" \
-    "    float32 or float64. Lists, bools and integers become float64; dtypes that differ are promoted as NumPy does.\n" \
+    "    float32 or float64. Bools, integers and lists of Python's numbers become float64; dtypes that differ are promoted.\n" \
     "    Anything NumPy can view is taken as it is, with any strides: torch CPU tensors, other DLPack or buffer objects.\n" \
     "key : array_like, (..., heads, S, head_dim)\n" \
     "    What queries are compared with.\n" \
@@ -48,7 +48,7 @@
     "layout : {'bhsd', 'bshd'}, default 'bhsd'\n" \
     "    'bshd': query, key, value and the output are (..., length, heads, dim).\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads()`. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads()`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, optional\n" \
     "    Array for the output, of its shape and dtype. It may overlap an input.\n" \
     "\n" \
@@ -73,7 +73,7 @@
     "MaskWarning\n" \
     "    A float mask holds zeros and ones only, which masks nothing.\n" \
     "ShapeWarning\n" \
-    "    The heads and length axes look swapped.\n" \
+    "    The heads and length axes look swapped: hundreds of heads, and few queries and keys.\n" \
     "\n" \
     "Notes\n" \
     "-----\n" \

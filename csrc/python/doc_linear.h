@@ -8,7 +8,8 @@
     "Parameters\n" \
     "----------\n" \
     "x : array_like, (..., inner)\n" \
-    "    float32 or float64, any strides. Lists, bools and integers become float64; dtypes that differ are promoted.\n" \
+    "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
+    "    are promoted.\n" \
     "weight : array_like, (features, inner)\n" \
     "    As torch.nn.Linear keeps it. It is read in place, and nothing packed is kept of it.\n" \
     "bias : array_like, (features,), optional\n" \
@@ -17,7 +18,7 @@
     "residual : array_like, (..., features), optional\n" \
     "    Added last, as around a Transformer's sublayer.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads()`. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads()`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, (..., features), optional\n" \
     "    Array for the result, of its dtype. It may overlap an input.\n" \
     "\n" \

@@ -68,10 +68,15 @@ static int convert_mask(PyObject *object, owned *o)
     if ((o->mask = pyattn_as_array(object, "attn_mask")) == NULL) return -1;
     const int type = PyArray_TYPE(o->mask);
     if (PyTypeNum_ISINTEGER(type)) {
-        PyErr_Format(PyExc_TypeError,
-                     "attn_mask has dtype %S; pass attn_mask.astype(bool) if nonzero means attend, or "
-                     "attn_mask.astype(numpy.float32) if it is to be added to the scores",
-                     PyArray_DESCR(o->mask));
+        PyObject *flags = pyattn_cast(object, "attn_mask", "", "bool");
+        PyObject *numbers = flags ? pyattn_cast(object, "attn_mask", "", "numpy.float32") : NULL;
+        if (numbers != NULL)
+            PyErr_Format(PyExc_TypeError,
+                         "attn_mask has dtype %S; pass %U if nonzero means attend, or %U if it is to be added to the "
+                         "scores",
+                         PyArray_DESCR(o->mask), flags, numbers);
+        Py_XDECREF(flags);
+        Py_XDECREF(numbers);
         return -1;
     }
     if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
@@ -87,11 +92,23 @@ static int convert_mask(PyObject *object, owned *o)
     return array == NULL ? -1 : 0;
 }
 
+/* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
+static int check_largest(PyArrayObject *lengths, const char *name)
+{
+    const int type = PyArray_TYPE(lengths);
+    if (PyArray_SIZE(lengths) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
+    PyObject *largest = PyArray_Max(lengths, NPY_RAVEL_AXIS, NULL);
+    const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
+    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, more than any axis has", name, largest);
+    Py_XDECREF(largest);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
 static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
 {
     if (!pyattn_given(object)) return 0;
-    if ((*lengths = pyattn_as_array(object, name)) == NULL) return -1;
+    if ((*lengths = pyattn_as_array(object, name)) == NULL || check_largest(*lengths, name) < 0) return -1;
     if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths)) && PyArray_SIZE(*lengths) > 0) { /* [] is an array of floats */
         PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
                      PyArray_DESCR(*lengths), name);
@@ -116,13 +133,13 @@ static int choice(PyObject *object, const char *name, const char *zero, const ch
 }
 
 /* One side of a window: None, or how many keys it reaches. */
-static int window_side(PyObject *object, ptrdiff_t *side)
+static int window_side(PyObject *object, const char *expected, ptrdiff_t *side)
 {
     if (object == Py_None) {
         *side = ATTN_UNBOUNDED;
         return 0;
     }
-    if (pyattn_integer(object, "window", side) < 0) return -1;
+    if (pyattn_integer(object, "window", expected, side) < 0) return -1;
     if (*side < 0) {
         PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded",
                      *side);
@@ -137,7 +154,7 @@ static int convert_window(PyObject *object, attn_args *args)
     if (!pyattn_given(object)) return 0;
     if (PyLong_Check(object) || !PySequence_Check(object) ||
         (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
-        if (window_side(object, &args->window_left) < 0) return -1;
+        if (window_side(object, "an int or (left, right)", &args->window_left) < 0) return -1;
         args->window_right = args->window_left;
         return 0;
     }
@@ -147,7 +164,8 @@ static int convert_window(PyObject *object, attn_args *args)
     }
     for (int n = 0; n < 2; n++) {
         PyObject *side = PySequence_GetItem(object, n);
-        const int failed = side == NULL || window_side(side, n == 0 ? &args->window_left : &args->window_right) < 0;
+        ptrdiff_t *const to = n == 0 ? &args->window_left : &args->window_right;
+        const int failed = side == NULL || window_side(side, "an int or None for a side", to) < 0;
         Py_XDECREF(side);
         if (failed) return -1;
     }
@@ -249,13 +267,12 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
 
 static attn_status compute(const attn_args *args, attn_problem *problem, const owned *o, attn_error *error)
 {
-    enum { WORTH_THE_GIL = 200000 };
     const attn_view none = {.data = NULL}, output = pyattn_view(o->output);
     const attn_view weights = o->weights ? pyattn_view(o->weights) : none, lse = o->lse ? pyattn_view(o->lse) : none;
     attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
 
     if (status != ATTN_OK) return status;
-    if (attn_work(problem) < WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
+    if (attn_work(problem) < PYATTN_WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_attend(problem, args->num_threads, error);
     Py_END_ALLOW_THREADS return status;
 }

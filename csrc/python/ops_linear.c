@@ -1,6 +1,7 @@
 /* pyattn.linear: parse, convert, drop the GIL, call, wrap. */
 #include "convert.h"
 
+#include "arena.h"
 #include "linear.h"
 
 #include "doc_linear.h"
@@ -59,12 +60,11 @@ static int make_result(PyObject *const *values, const attn_linear_args *args, ow
 /* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
 static attn_status compute(const attn_linear_args *args, const owned *o, attn_error *error)
 {
-    enum { WORTH_THE_GIL = 100000 };
-    const double work = (double)PyArray_SIZE(o->y) * (double)PyArray_DIM(o->arrays[WEIGHT], 1);
+    const size_t work = attn_times((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
     attn_product product;
     attn_status status = attn_lay_linear(args, pyattn_view(o->y), &product, error);
     if (status != ATTN_OK) return status;
-    if (work < WORTH_THE_GIL) return attn_multiply(&product, args->num_threads, error);
+    if (work < PYATTN_WORTH_THE_GIL) return attn_multiply(&product, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_multiply(&product, args->num_threads, error);
     Py_END_ALLOW_THREADS return status;
 }

@@ -1,4 +1,4 @@
-/* pyattn._core.softmax_rows and merge_states: what functional.py wraps. */
+/* pyattn._core.softmax_rows and merge_states: what functional.py wraps, and what it needs of the conversions. */
 #include "convert.h"
 
 /* The (object, name) that as_array and as_real take; the name, or NULL with an exception. */
@@ -24,10 +24,19 @@ static PyObject *as_real(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     (void)self;
     if (name == NULL) return NULL;
     PyArrayObject *array = pyattn_as_array(args[0], name), *real = NULL;
-    const int type = array == NULL ? -1 : pyattn_real_type(array, name);
+    const int type = array == NULL ? -1 : pyattn_real_type(array, args[0], name);
     if (type >= 0) real = pyattn_well_behaved(array, type);
     Py_XDECREF(array);
     return (PyObject *)real;
+}
+
+/* cast(x, name, dtype): how its caller may write a cast, for messages. */
+static PyObject *cast(PyObject *self, PyObject *args)
+{
+    PyObject *object;
+    const char *name, *dtype;
+    (void)self;
+    return PyArg_ParseTuple(args, "Oss", &object, &name, &dtype) ? pyattn_cast(object, name, "", dtype) : NULL;
 }
 
 /* softmax_rows(x, logarithm): the last axis of a C-contiguous float array; a new array. */
@@ -114,6 +123,7 @@ done:
 PyMethodDef pyattn_rows_methods[] = {
     {"as_array", (PyCFunction)(void (*)(void))as_array, METH_FASTCALL,
      "as_array($module, x, name, /)\n--\n\nAn object as a plain array, by the rules of attention."},
+    {"cast", cast, METH_VARARGS, "cast($module, x, name, dtype, /)\n--\n\nHow to write a cast of x, for messages."},
     {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
      "as_real($module, x, name, /)\n--\n\nAn object as an array of float32 or float64, by the rules of attention."},
     {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,

@@ -1,0 +1,232 @@
+/* Objects that are no plain ndarrays: taken as arrays, or refused with what to pass instead. See convert.h. */
+#include "convert.h"
+
+/* 1 when the object is an instance of numpy.<module>.<name>; -1 on error. */
+static int is_instance_of(PyObject *object, const char *module, const char *name)
+{
+    PyObject *imported = PyImport_ImportModule(module);
+    if (imported == NULL) return -1;
+    PyObject *type = PyObject_GetAttrString(imported, name);
+    Py_DECREF(imported);
+    if (type == NULL) return -1;
+    const int found = PyObject_IsInstance(object, type);
+    Py_DECREF(type);
+    return found;
+}
+
+int pyattn_is_other_array(PyObject *object)
+{
+    if (PyArray_CheckExact(object)) return 0;
+    const int masked = is_instance_of(object, "numpy.ma", "MaskedArray");
+    return masked != 0 ? masked : 2 * is_instance_of(object, "numpy", "matrix");
+}
+
+/* The attribute, or NULL without an exception. New reference. */
+static PyObject *optional_attribute(PyObject *object, const char *name)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return value;
+}
+
+/* 1 when the attribute is there, -1 on error (which PyObject_HasAttr would swallow, MemoryError included). */
+static int has_attribute(PyObject *object, const char *name)
+{
+    PyObject *value = optional_attribute(object, name);
+    const int found = value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
+    Py_XDECREF(value);
+    return found;
+}
+
+PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type)
+{
+    const int own = has_attribute(object, "astype");
+    if (own < 0) return NULL;
+    if (own) return PyUnicode_FromFormat("%s%s.astype(%s)", name, part, type);
+    if (*part == '\0') return PyUnicode_FromFormat("numpy.asarray(%s, %s)", name, type);
+    return PyUnicode_FromFormat("numpy.asarray(%s)%s.astype(%s)", name, part, type);
+}
+
+/* A TypeError for a masked array or matrix; `name` is how the caller would write it. Returns 0 for any other. */
+static int refuse_other(PyObject *object, const char *name)
+{
+    const int other = pyattn_is_other_array(object);
+    if (other == 1 && (strcmp(name, "key") == 0 || strcmp(name, "value") == 0))
+        PyErr_Format(
+            PyExc_TypeError,
+            "%s is a masked array, whose mask would be lost; pass %s.filled(0) and, to leave out masked rows of "
+            "(..., length, dim), attn_mask=~numpy.ma.getmaskarray(%s).any(axis=-1)[..., None, :]",
+            name, name, name);
+    else if (other == 1)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a masked array, whose mask would be lost; pass %s.filled(...) with the number that masked "
+                     "places are to hold",
+                     name, name);
+    if (other == 2)
+        PyErr_Format(PyExc_TypeError,
+                     "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name, name);
+    return other == 0 ? 0 : -1;
+}
+
+/* "name[1][0]", as long as there is room. */
+static void place_text(const char *name, const Py_ssize_t *place, int depth, char *text, size_t size)
+{
+    size_t end = (size_t)snprintf(text, size, "%.50s", name);
+    for (int n = 0; n <= depth && size - end > 24; n++)
+        end += (size_t)snprintf(text + end, size - end, "[%zd]", place[n]);
+}
+
+/* The same for what a list or tuple holds, at any depth: NumPy would take the numbers alone. Numbers are passed over
+ * quickly; the place is written out only where there is something to say. */
+static int refuse_other_items(PyObject *list, const char *name, Py_ssize_t *place, int depth)
+{
+    for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(list); n++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(list, n);
+        const int nested = PyList_Check(item) || PyTuple_Check(item);
+        if (!nested && (PyArray_CheckExact(item) || !PyArray_Check(item))) continue;
+        place[depth] = n;
+        Py_INCREF(item); /* what refuse_other imports may let another thread change the list */
+        int refused = 0;
+        if (!nested) {
+            char text[200];
+            place_text(name, place, depth, text, sizeof text);
+            refused = refuse_other(item, text);
+        } else if (depth + 1 < NPY_MAXDIMS) {
+            refused = refuse_other_items(item, name, place, depth + 1);
+        }
+        Py_DECREF(item);
+        if (refused < 0) return -1;
+    }
+    return 0;
+}
+
+/* Tensors that need a word from their owner first, and sparse arrays. Returns -1 with a TypeError. */
+static int refuse_foreign(PyObject *object, const char *name)
+{
+    PyObject *attribute = optional_attribute(object, "toarray");
+    if (PyErr_Occurred()) return -1;
+    if (attribute != NULL) {
+        Py_DECREF(attribute);
+        PyErr_Format(PyExc_TypeError, "%s is a sparse array; pass %s.toarray()", name, name);
+        return -1;
+    }
+    attribute = optional_attribute(object, "requires_grad");
+    if (PyErr_Occurred()) return -1;
+    if (attribute != NULL) {
+        const int needs = PyObject_IsTrue(attribute);
+        Py_DECREF(attribute);
+        if (needs > 0) PyErr_Format(PyExc_TypeError, "%s is a tensor that requires grad; pass %s.detach()", name, name);
+        if (needs != 0) return -1;
+    }
+    PyObject *device = optional_attribute(object, "device"), *type = NULL;
+    if (PyErr_Occurred()) return -1;
+    if (device != NULL) type = optional_attribute(device, "type");
+    Py_XDECREF(device);
+    if (PyErr_Occurred()) return -1;
+    if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "meta") == 0)
+        PyErr_Format(PyExc_TypeError, "%s is a tensor without data (device 'meta'); pass one on the CPU", name);
+    else if (type != NULL && PyUnicode_Check(type) && PyUnicode_CompareWithASCIIString(type, "cpu") != 0)
+        PyErr_Format(PyExc_TypeError, "%s is a tensor on device '%U'; pass %s.cpu()", name, type, name);
+    Py_XDECREF(type);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* 1 for a DLPack object that NumPy cannot read in any other way; -1 on error. */
+static int only_dlpack(PyObject *object)
+{
+    int found = PyObject_CheckBuffer(object) ? 0 : has_attribute(object, "__dlpack__");
+    if (found == 1 && (found = has_attribute(object, "__array__")) >= 0) found = !found;
+    return found;
+}
+
+static PyObject *from_dlpack(PyObject *object)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    if (numpy == NULL) return NULL;
+    PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
+    Py_DECREF(numpy);
+    return array;
+}
+
+/* "; pass NAME.float()" for a tensor of a dtype that NumPy lacks, as bfloat16; else "". NULL with an exception. */
+static PyObject *tensor_fix(PyObject *object, const char *name)
+{
+    PyObject *dtype = optional_attribute(object, "dtype"), *size = NULL;
+    int narrow = 0;
+    if (dtype != NULL) size = optional_attribute(dtype, "itemsize");
+    if (size != NULL && PyLong_Check(size)) narrow = PyLong_AsLong(size) < 4;
+    Py_XDECREF(dtype);
+    Py_XDECREF(size);
+    if (narrow && !PyErr_Occurred()) narrow = has_attribute(object, "float");
+    if (PyErr_Occurred()) return NULL;
+    return narrow ? PyUnicode_FromFormat("; pass %s.float()", name) : PyUnicode_FromString("");
+}
+
+/* The exception that is set becomes the cause of a TypeError or ValueError that names the argument. Not one of its own
+ * class: such a class may take other arguments than a message. */
+static void name_complaint(PyObject *object, const char *name)
+{
+    PyObject *type, *cause, *trace, *value;
+    PyErr_Fetch(&type, &cause, &trace);
+    PyErr_NormalizeException(&type, &cause, &trace);
+    if (PyErr_GivenExceptionMatches(type, PyExc_MemoryError)) { /* there was none for the exception */
+        PyErr_Restore(type, cause, trace);
+        return;
+    }
+    if (trace != NULL) PyException_SetTraceback(cause, trace);
+    PyObject *fix = tensor_fix(object, name);
+    if (fix != NULL)
+        PyErr_Format(PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError : PyExc_TypeError,
+                     "%s is not an array of float32 or float64: %S%U", name, cause, fix);
+    Py_XDECREF(fix);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyException_SetContext(value, Py_NewRef(cause));
+    PyException_SetCause(value, cause);
+    PyErr_Restore(type, value, trace);
+}
+
+/* What NumPy makes of it. A subclass comes from __array__, and is refused as if it had been given. */
+static PyArrayObject *from_any(PyObject *object, const char *name, int dlpack)
+{
+    PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
+    if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
+                          PyErr_ExceptionMatches(PyExc_RuntimeError)))
+        name_complaint(object, name);
+    if (array == NULL || PyArray_CheckExact(array)) return (PyArrayObject *)array;
+    char text[100];
+    snprintf(text, sizeof text, "numpy.asanyarray(%.60s)", name);
+    const int refused = refuse_other(array, text);
+    Py_SETREF(array, refused < 0 ? NULL : PyArray_EnsureArray(Py_NewRef(array)));
+    return (PyArrayObject *)array;
+}
+
+static PyArrayObject *from_foreign(PyObject *object, const char *name)
+{
+    const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
+                      PyLong_CheckExact(object);
+    Py_ssize_t place[NPY_MAXDIMS];
+    if ((PyList_Check(object) || PyTuple_Check(object)) && refuse_other_items(object, name, place, 0) < 0) return NULL;
+    if (!plain && refuse_foreign(object, name) < 0) return NULL;
+    const int dlpack = plain ? 0 : only_dlpack(object);
+    return dlpack < 0 ? NULL : from_any(object, name, dlpack);
+}
+
+PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
+{
+    PyArrayObject *array;
+    if (PyArray_CheckExact(object)) return (PyArrayObject *)Py_NewRef(object);
+    if (PyArray_Check(object))
+        array = refuse_other(object, name) < 0 ? NULL : (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object));
+    else
+        array = from_foreign(object, name);
+    if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT) {
+        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of numbers", name,
+                     Py_TYPE(object)->tp_name);
+        Py_CLEAR(array);
+    }
+    return array;
+}
