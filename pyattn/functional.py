@@ -262,9 +262,8 @@ def merge_states(
     lses : iterable of array_like, (..., heads, L)
         Their logsumexps (natural logarithm), as `attention` returns them with ``need_lse=True``.
     layout : {'bhsd', 'bshd'}
-        That of the calls of `attention`, default 'bhsd'. 'bshd': outputs of three axes or more are
-        (..., L, heads, v_dim); lses stay (..., heads, L). Shapes cannot tell when L equals heads. For (batch, L, v_dim)
-        without heads, leave it out.
+        That of the calls of `attention`, default 'bhsd'. 'bshd': outputs are (..., L, heads, v_dim), three axes or
+        more; lses stay (..., heads, L). Shapes cannot tell when L equals heads. Without heads, leave it out, as there.
 
     Returns
     -------
@@ -298,12 +297,17 @@ def merge_states(
     shape = outs[0].shape
     if not shape:
         raise ValueError("outputs[0] is a scalar, expected (..., L, v_dim)")
+    swap = layout == "bshd"  # the core wants lse as rows of the output
+    if swap and len(shape) < 3:
+        raise ValueError(
+            f"outputs[0] has shape {shape}, expected at least 3 axes: (..., L, heads, v_dim); without heads, leave "
+            "layout out"
+        )
     for n, (out, lse) in enumerate(zip(outs, sums, strict=True)):
         if out.shape != shape:
             raise ValueError(f"outputs[{n}] has shape {out.shape} but outputs[0] has {shape}")
         _check_lse(n, lse.shape, shape, layout)
 
-    swap = layout == "bshd" and len(shape) > 2  # the core wants lse as rows of the output
     sums = [lse.swapaxes(-2, -1) for lse in sums] if swap else sums
     dtype = np.result_type(*outs, *sums)
     parts = [tuple(np.ascontiguousarray(x, dtype=dtype).reshape(x.shape) for x in xs) for xs in (outs, sums)]

@@ -132,7 +132,7 @@ def attention(
 
     if empty_rows == "nan":
         output = np.where(empty, np.nan, output)
-    return Attended(output.swapaxes(-3, -2) if layout == "bshd" and has_heads else output, weights, lse)
+    return Attended(output.swapaxes(-3, -2) if layout == "bshd" else output, weights, lse)
 
 
 def operands(
@@ -164,11 +164,18 @@ def operands(
     -------
     Operands
         Read-only where they are broadcast.
+
+    Raises
+    ------
+    ValueError
+        "bshd" where there are no heads.
     """
     arrays = [np.asarray(array) for array in (query, key, value)]
     rank = max(array.ndim for array in arrays)
     has_heads = rank >= 4 or (enable_gqa and rank == 3)
-    if layout == "bshd" and has_heads:
+    if layout == "bshd":
+        if not has_heads:
+            raise ValueError("layout='bshd' without a heads axis")
         arrays = [array.swapaxes(-3, -2) if array.ndim >= 3 else array for array in arrays]
     arrays = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
     if has_heads:

@@ -123,6 +123,7 @@ MISTAKES = {
     "batch": lambda: attend(BATCH[0], np.stack([K] * 3), V),
     "heads": lambda: attend(HEADS[0], HEADS[1][:, :3], HEADS[2]),
     "bshd axes": lambda: attend(HEADS[0], K, V, layout="bshd"),
+    "bshd without heads": lambda: attend(layout="bshd"),
     "layouts": lambda: attend(HEADS[0][:, :2], HEADS[1][:, :3], HEADS[1][:, :3]),
     "mask axes": lambda: attend(attn_mask=MASK[None]),
     "mask of integers": lambda: attend(attn_mask=MASK.astype(int).tolist()),

@@ -18,9 +18,9 @@ import pyattn
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ((zeros(), KEY, VALUE), "query has 0 axes, expected at least 2: (..., length, dim)"),
-        ((QUERY, zeros(4), VALUE), "key has 1 axes, expected at least 2: (..., length, dim)"),
-        ((QUERY, KEY, 1.0), "value has 0 axes, expected at least 2: (..., length, dim)"),
+        ((zeros(), KEY, VALUE), "query has shape (), expected at least 2 axes: (..., length, dim)"),
+        ((QUERY, zeros(4), VALUE), "key has shape (4,), expected at least 2 axes: (..., length, dim)"),
+        ((QUERY, KEY, 1.0), "value has shape (), expected at least 2 axes: (..., length, dim)"),
         (
             (QUERY, zeros(5, 3), VALUE),
             "key has head_dim 3 but query has 4; both are (..., length, dim). Given: query (3, 4), key (5, 3)",
@@ -66,6 +66,43 @@ def test_shapes_are_named_in_the_layout_given():
     refuse(ValueError, message, enable_gqa=True)
 
 
+@pytest.mark.parametrize("arrays", [(QUERY, KEY, VALUE), BATCH, (BATCH[0], KEY, VALUE)], ids=["2", "3", "both"])
+def test_bshd_needs_an_axis_for_heads(arrays):
+    message = (
+        "layout='bshd' with fewer than 4 axes: there is no heads axis. If axis -2 holds heads, pass enable_gqa=True; "
+        f"if not, leave layout out. Given: query {arrays[0].shape}, key {arrays[1].shape}, value {arrays[2].shape}"
+    )
+    refuse(ValueError, message, *arrays, layout="bshd")
+    with pytest.raises(ValueError, match="heads"):
+        pyattn.reference.attention(*arrays, layout="bshd")
+
+
+@pytest.mark.parametrize(("length", "heads"), [(6, 6), (3, 6), (1, 2)])
+def test_what_the_message_on_bshd_offers_is_right(length, heads):
+    """Each head by itself, as a loop over axis -2 has them."""
+    query, key, value = (np.random.default_rng(n).random((length, heads, 4)) for n in range(3))
+    refuse(ValueError, "layout='bshd' with fewer than 4 axes", query, key, value, layout="bshd")
+    whole = pyattn.attention(query, key, value, layout="bshd", enable_gqa=True)
+    for h in range(heads):
+        np.testing.assert_array_equal(whole[:, h], pyattn.attention(query[:, h], key[:, h], value[:, h]))
+
+
+@pytest.mark.parametrize(("layout", "other"), [("bhsd", "pass layout='bshd'"), ("bshd", "leave layout='bshd' out")])
+def test_heads_that_do_not_fit_may_be_lengths(layout, other):
+    """Of 2 queries and 601 keys with 8 heads each, the other layout is offered; where it does not fit, it is not."""
+    axes = "(..., length, heads, dim)" if layout == "bhsd" else "(..., heads, length, dim)"
+    arrays = zeros(1, 2, 8, 8), zeros(1, 601, 8, 8), zeros(1, 601, 8, 8)
+    if layout == "bshd":
+        arrays = [array.swapaxes(1, 2) for array in arrays]
+    with pytest.raises(ValueError, match=rf"; if the axes are {re.escape(axes)}, {re.escape(other)}$"):
+        pyattn.attention(*arrays, layout=layout)
+    pyattn.attention(*arrays, layout="bshd" if layout == "bhsd" else "bhsd")
+    for wrong in (zeros(1, 601, 7, 8), zeros(1, 601, 3, 8)):
+        wrong = wrong.swapaxes(1, 2) if layout == "bshd" else wrong
+        with pytest.raises(ValueError, match=r"\)$"):
+            pyattn.attention(arrays[0], wrong, wrong, layout=layout)
+
+
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -80,6 +117,20 @@ def test_shapes_are_named_in_the_layout_given():
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_masks_that_do_not_broadcast(shape, message, dtype):
     refuse(ValueError, message, attn_mask=np.zeros(shape, dtype))
+
+
+@pytest.mark.parametrize(
+    ("mask", "axis"),
+    [((2, 1, 1, 5), -3), ((2, 1, 3, 5), -3), ((1, 2, 3, 5), -4), ((2, 3, 1, 5), -2), ((1, 2, 3, 4), None)],
+)
+def test_a_mask_with_an_axis_too_many_is_told_which(mask, axis):
+    mask = np.ones(mask, bool)
+    hint = "" if axis is None else f"; attn_mask.squeeze({axis}) does"
+    message = f"attn_mask has shape {mask.shape}, which does not broadcast to (2, 3, 5): (..., q_len, kv_len){hint}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pyattn.attention(*BATCH, attn_mask=mask)
+    if axis is not None:
+        pyattn.attention(*BATCH, attn_mask=mask.squeeze(axis))
 
 
 def test_masks_are_heads_first_in_every_layout():
@@ -119,6 +170,17 @@ def test_lengths_of_any_integer_dtype(dtype):
     np.testing.assert_array_equal(
         pyattn.attention(*BATCH, key_lengths=lengths), pyattn.attention(*BATCH, key_lengths=[2, 5])
     )
+
+
+def test_lengths_are_checked_wherever_they_lie():
+    """The last of many, in any order of axes, read backwards."""
+    arrays = zeros(4, 3, 2, 3, 4), zeros(4, 3, 2, 5, 4), zeros(4, 3, 2, 5, 2)
+    for place in np.ndindex(4, 3):
+        lengths = np.full((4, 3), 5)
+        lengths[place] = 6
+        for given in (lengths, np.asfortranarray(lengths), lengths[::-1, ::-1]):
+            refuse(ValueError, "key_lengths holds 6, expected 0 <= n <= 5", *arrays, key_lengths=given)
+    refuse(ValueError, "key_lengths holds 6, expected 0 <= n <= 5", *arrays, key_lengths=[[6]])
 
 
 # Alignment
@@ -269,6 +331,15 @@ def test_sizes_whose_product_overflows(arrays, arguments):
     assert peak_bytes() - before < 1 << 24
     assert re.search("too large|too big|[Uu]nable to allocate|scratch memory", str(caught.value))
     pyattn.attention(QUERY, KEY, VALUE)
+
+
+def test_lengths_are_looked_at_once_whatever_the_batch():
+    """One length for 2**45 batch entries: looking at it for each would take a year."""
+    arrays = endless(2**45, 1, 1), *[endless(1, 1, 1)] * 2
+    refuse(ValueError, "key_lengths holds 2, expected 0 <= n <= 1", *arrays, key_lengths=2)
+    for lengths in (1, [1], np.broadcast_to(np.int64(1), 1)):
+        with pytest.raises(MemoryError):
+            pyattn.attention(*arrays, key_lengths=lengths, query_lengths=1)
 
 
 def test_nothing_of_a_huge_size_is_fine():

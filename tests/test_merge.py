@@ -146,11 +146,14 @@ def test_layouts_give_the_same(q_len, heads, batch, dtype):
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 5), (0, 5)], ids=str)
-def test_without_heads_the_layouts_are_one(shape, dtype):
-    outputs, lses = np.random.default_rng(0).random((2, *shape)).astype(dtype), np.zeros((2, *shape[:-1]), dtype)
-    pairs = zip(pyattn.merge_states(outputs, lses, layout="bshd"), pyattn.merge_states(outputs, lses), strict=True)
-    for one, other in pairs:
-        assert_same_bits(one, other)
+def test_without_heads_there_is_no_other_layout(shape):
+    """As of attention, whose outputs these are."""
+    message = f"outputs[0] has shape {shape}, expected at least 3 axes: (..., L, heads, v_dim); without heads, leave"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pyattn.merge_states([np.ones(shape)], [np.ones(shape[:-1])], layout="bshd")
+    with pytest.raises(ValueError, match="layout='bshd' with fewer than 4 axes"):
+        pyattn.attention(*[np.ones((3, 5))] * 3, layout="bshd")
+    pyattn.merge_states([np.ones(shape)], [np.ones(shape[:-1])])
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
         ((QUERY, KEY, VALUE), {"dropout_p": 0.1}, NotImplementedError, "dropout_p > 0 is not there yet"),
         ((QUERY, VALUE, KEY), {}, ValueError, "key has head_dim 2 but query has 4"),
         ((QUERY, KEY[:4], VALUE), {}, ValueError, "value has length 5 but key has 4"),
-        ((QUERY[0], KEY, VALUE), {}, ValueError, "query has 1 axes, expected at least 2"),
+        ((QUERY[0], KEY, VALUE), {}, ValueError, "query has shape (4,), expected at least 2 axes"),
     ],
     ids=lambda argument: argument[:24] if isinstance(argument, str) else "",
 )

@@ -157,6 +157,12 @@ def test_the_number_can_be_set_and_forgotten():
     assert pyattn.get_num_threads() == default
 
 
+@pytest.mark.parametrize("number", [1024, 1025, 10**30])
+def test_there_are_1024_threads_at_most(number):
+    pyattn.set_num_threads(number)
+    assert pyattn.get_num_threads() == 1024
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "message"),
     [
@@ -164,6 +170,7 @@ def test_the_number_can_be_set_and_forgotten():
         (-1, ValueError, "num_threads is -1, expected 1 or more, or None"),
         (1.5, TypeError, "num_threads is of type float, expected an int"),
         ("2", TypeError, "num_threads is of type str, expected an int"),
+        (True, TypeError, "num_threads is of type bool, expected an int"),
     ],
 )
 def test_a_wrong_number_is_named(number, kind, message):

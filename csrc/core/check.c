@@ -1,4 +1,5 @@
 /* All rules on the shapes, dtypes and values of an attention call. Each mistake is named where it can be seen. */
+#include <stdio.h>
 #include <string.h>
 
 #include "check.h"
@@ -22,8 +23,11 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
 
     *rank = 0;
     for (int n = 0; n < 3; n++) {
-        if (arrays[n]->axes < 2 || arrays[n]->axes > ATTN_MAX_AXES)
-            FAIL("%s has %d axes, expected at least 2: (..., length, dim)", names[n], arrays[n]->axes);
+        if (arrays[n]->axes > ATTN_MAX_AXES)
+            FAIL("%s has %d axes, expected at most %d", names[n], arrays[n]->axes, (int)ATTN_MAX_AXES);
+        if (arrays[n]->axes < 2)
+            FAIL("%s has shape %s, expected at least 2 axes: (..., length, dim)", names[n],
+                 attn_shape_text(arrays[n]->axes, arrays[n]->shape));
         for (int axis = 0; axis < arrays[n]->axes; axis++)
             if (arrays[n]->shape[axis] < 0)
                 FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
@@ -36,6 +40,11 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
     const int has_heads = *rank >= 4 || args->enable_gqa;
     const int length_first = has_heads && args->layout == ATTN_LAYOUT_BSHD;
     *at = attn_places_of(args->layout, has_heads);
+    if (!has_heads && args->layout == ATTN_LAYOUT_BSHD)
+        FAIL("layout='bshd' with fewer than 4 axes: there is no heads axis. If axis -2 holds heads, pass "
+             "enable_gqa=True; if not, leave layout out. Given: query %s, key %s, value %s",
+             attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
+             attn_shape_text(args->value.axes, args->value.shape));
     for (int n = 0; n < 3; n++)
         if (arrays[n]->axes < 3 && has_heads && (length_first || args->enable_gqa))
             FAIL("%s has shape %s, expected at least 3 axes: %s", names[n],
@@ -71,6 +80,24 @@ static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b)
     return a;
 }
 
+/* The heads of the result, or -1 where those of key and value do not go into query's. */
+static ptrdiff_t heads_of(ptrdiff_t query, ptrdiff_t key, ptrdiff_t value)
+{
+    const ptrdiff_t heads = query == 1 ? broadcast(key, value) : query;
+    if (heads > 0 && (key == 0 || value == 0)) return -1;
+    return (key > 0 && heads % key != 0) || (value > 0 && heads % value != 0) ? -1 : heads;
+}
+
+/* What to add when heads and lengths would go together in the other layout. */
+static const char *layout_hint(const attn_args *args, const attn_axis_places *at)
+{
+    const ptrdiff_t heads = heads_of(attn_size_of(&args->query, at->length), attn_size_of(&args->key, at->length),
+                                     attn_size_of(&args->value, at->length));
+    if (heads < 0 || attn_size_of(&args->key, at->heads) != attn_size_of(&args->value, at->heads)) return "";
+    return args->layout == ATTN_LAYOUT_BHSD ? "; if the axes are (..., length, heads, dim), pass layout='bshd'"
+                                            : "; if the axes are (..., heads, length, dim), leave layout='bshd' out";
+}
+
 static attn_status check_heads(const attn_args *args, const attn_axis_places *at, attn_problem *p, attn_error *error)
 {
     p->heads = p->group = p->key_group = p->value_group = 1;
@@ -78,13 +105,13 @@ static attn_status check_heads(const attn_args *args, const attn_axis_places *at
 
     const ptrdiff_t query = attn_size_of(&args->query, at->heads), key = attn_size_of(&args->key, at->heads);
     const ptrdiff_t value = attn_size_of(&args->value, at->heads);
-    p->heads = query == 1 ? broadcast(key, value) : query;
-    if (p->heads < 0 || (p->heads > 0 && (key == 0 || value == 0)) || (key > 0 && p->heads % key != 0) ||
-        (value > 0 && p->heads % value != 0))
+    p->heads = heads_of(query, key, value);
+    if (p->heads < 0)
         FAIL("query has %td heads, key %td and value %td; query heads must be a multiple of key and value heads (axis "
-             "%d, %s). Given: query %s, key %s, value %s",
+             "%d, %s). Given: query %s, key %s, value %s%s",
              query, key, value, -at->heads, axes_text(at), attn_shape_text(args->query.axes, args->query.shape),
-             attn_shape_text(args->key.axes, args->key.shape), attn_shape_text(args->value.axes, args->value.shape));
+             attn_shape_text(args->key.axes, args->key.shape), attn_shape_text(args->value.axes, args->value.shape),
+             layout_hint(args, at));
     p->key_group = key > 0 ? p->heads / key : 1;
     p->value_group = value > 0 ? p->heads / value : 1;
     if (p->heads == 0) p->key_group = p->value_group = 1;
@@ -131,6 +158,29 @@ static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_erro
     return ATTN_OK;
 }
 
+/* Does a shape of `axes` sizes, without the one at `left_out`, broadcast to another? */
+static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int rank, const ptrdiff_t *expected)
+{
+    for (int n = axes - 1, at = rank - 1; n >= 0; n--) {
+        if (n == left_out) continue;
+        if (at < 0 || (shape[n] != 1 && shape[n] != expected[at])) return 0;
+        at--;
+    }
+    return 1;
+}
+
+/* What to add when the mask has an axis of size 1 too many, as one for heads where there are none. */
+static const char *squeeze_hint(const attn_view *mask, int rank, const ptrdiff_t *expected)
+{
+    static _Thread_local char hint[48];
+    for (int n = 0; n < mask->axes && mask->axes <= rank + 1; n++)
+        if (mask->shape[n] == 1 && broadcasts_to(mask->axes, mask->shape, n, rank, expected)) {
+            snprintf(hint, sizeof hint, "; attn_mask.squeeze(%d) does", n - mask->axes);
+            return hint;
+        }
+    return "";
+}
+
 static attn_status check_mask(const attn_args *args, attn_problem *p, attn_error *error)
 {
     const attn_view *mask = &args->mask;
@@ -144,16 +194,35 @@ static attn_status check_mask(const attn_args *args, attn_problem *p, attn_error
     if (p->has_heads) expected[rank - 3] = p->heads;
     expected[rank - 2] = p->q_len;
     expected[rank - 1] = p->kv_len;
-    int fits = mask->axes <= rank;
-    for (int axis = 1; fits && axis <= mask->axes; axis++)
-        fits = attn_size_of(mask, axis) == 1 || attn_size_of(mask, axis) == expected[rank - axis];
-    if (!fits)
-        FAIL("attn_mask has shape %s, which does not broadcast to %s: %s", attn_shape_text(mask->axes, mask->shape),
-             attn_shape_text(rank, expected), p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)");
+    if (!broadcasts_to(mask->axes, mask->shape, -1, rank, expected))
+        FAIL("attn_mask has shape %s, which does not broadcast to %s: %s%s", attn_shape_text(mask->axes, mask->shape),
+             attn_shape_text(rank, expected), p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)",
+             squeeze_hint(mask, rank, expected));
     if (mask->dtype == ATTN_I64) FAIL("attn_mask must be bool (True = attend) or float (added to the scores)");
     p->mask_dtype = mask->dtype;
     attn_resolve(mask, &at, p, &p->mask);
     return ATTN_OK;
+}
+
+/* The first integer out of range, or NULL. Elements are read once each, not once for each batch entry that sees them:
+ * there may be far more of those. */
+static const int64_t *out_of_range(const attn_view *lengths, ptrdiff_t most)
+{
+    ptrdiff_t count = 1;
+    for (int axis = 1; axis <= lengths->axes; axis++)
+        if (attn_stride_of(lengths, axis) != 0) count *= attn_size_of(lengths, axis);
+    for (ptrdiff_t n = 0; n < count; n++) {
+        const char *at = lengths->data;
+        ptrdiff_t rest = n;
+        for (int axis = 1; axis <= lengths->axes && rest > 0; axis++) {
+            if (attn_stride_of(lengths, axis) == 0) continue;
+            at += rest % attn_size_of(lengths, axis) * attn_stride_of(lengths, axis);
+            rest /= attn_size_of(lengths, axis);
+        }
+        const int64_t *length = (const int64_t *)(const void *)at;
+        if (*length < 0 || *length > most) return length;
+    }
+    return NULL;
 }
 
 /* key_lengths or query_lengths: one integer for each batch entry, 0 <= n <= most. */
@@ -163,20 +232,15 @@ static attn_status check_lengths(const attn_view *lengths, const char *name, con
     operand->data = NULL;
     if (lengths->data == NULL) return ATTN_OK;
 
-    int fits = lengths->axes <= p->batch_axes && lengths->dtype == ATTN_I64;
-    for (int axis = 1; fits && axis <= lengths->axes; axis++)
-        fits = attn_size_of(lengths, axis) == 1 || attn_size_of(lengths, axis) == p->batch_shape[p->batch_axes - axis];
-    if (!fits)
+    if (lengths->dtype != ATTN_I64 || !broadcasts_to(lengths->axes, lengths->shape, -1, p->batch_axes, p->batch_shape))
         FAIL("%s has shape %s, which does not broadcast to the batch axes %s", name,
              attn_shape_text(lengths->axes, lengths->shape), attn_shape_text(p->batch_axes, p->batch_shape));
 
     operand->data = lengths->data;
     operand->head = operand->row = operand->column = 0;
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(lengths, p->batch_axes - n);
-    for (ptrdiff_t b = 0; b < p->batches; b++) {
-        const int64_t n = *(const int64_t *)(const void *)attn_part(p, operand, b, 0);
-        if (n < 0 || n > most) FAIL("%s holds %lld, expected 0 <= n <= %td (%s)", name, (long long)n, most, axis_name);
-    }
+    const int64_t *wrong = p->batches == 0 ? NULL : out_of_range(lengths, most);
+    if (wrong != NULL) FAIL("%s holds %lld, expected 0 <= n <= %td (%s)", name, (long long)*wrong, most, axis_name);
     return ATTN_OK;
 }
 

@@ -47,8 +47,8 @@ enum { ATTN_UNBOUNDED = -1 };
 
 /* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
  *
- * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa; query heads may
- * then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
+ * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa (one of which
+ * ATTN_LAYOUT_BSHD needs); query heads may then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
  * or a float type (added after scaling). Key j is visible to query i when
  *
  *     0 <= j < key_length,  i < query_length,  and  i + offset - window_left <= j <= i + offset + window_right
@@ -155,8 +155,9 @@ ATTN_API int attn_get_num_threads(void);
 ATTN_API const char *attn_threads_complaint(void); /* NULL, or what is wrong with PYATTN_NUM_THREADS */
 
 /* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
- * the last that this machine has; it returns ATTN_INVALID for any other. Levels are first chosen at first use: the
- * best, or the one PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
+ * the last that this machine has; it returns ATTN_INVALID for any other. attn_isa_compiled names those that are compiled
+ * in, in the same way, whether this machine has them or not. Levels are first chosen at first use: the best, or the one
+ * PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
 ATTN_API const char *attn_isa(void);
 ATTN_API const char *attn_isa_name(int index);
 ATTN_API const char *attn_isa_compiled(int index);

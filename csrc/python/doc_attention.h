@@ -46,7 +46,8 @@
     "empty_rows : {'zero', 'nan'}, default 'zero'\n" \
     "    The output of a row with nothing to attend to. Its weights are 0, its lse is -inf.\n" \
     "layout : {'bhsd', 'bshd'}, default 'bhsd'\n" \
-    "    'bshd': query, key, value and the output are (..., length, heads, dim).\n" \
+    "    'bshd': query, key, value and the output are (..., length, heads, dim): four axes or more, or three\n" \
+    "    with `enable_gqa`. Without heads there is no other layout.\n" \
     "num_threads : int, optional\n" \
     "    Default: `get_num_threads()`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, optional\n" \

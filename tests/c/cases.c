@@ -61,7 +61,7 @@ static int draw_axes(test_case *c, lcg *g)
     c->args.enable_gqa = c->has_heads && draw_one_in(g, 3);
     c->rank = c->has_heads ? (int)PICK(g, 4, 4, 5) : (int)PICK(g, 2, 3);
     if (c->args.enable_gqa && draw_one_in(g, 2)) c->rank = 3;
-    c->args.layout = draw_one_in(g, 3) ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
+    c->args.layout = draw_one_in(g, 3) && c->has_heads ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
 
     const int batch_axes = c->rank - 2 - c->has_heads;
     c->batch = batch_axes >= 1 ? PICK(g, 1, 2, 3) : 1;

@@ -1,4 +1,4 @@
-/* Every rule of core/check.c, and the sentence that says which one was broken. */
+/* Every rule of core/check.c and core/results.c, and the sentence that says which one was broken. */
 #include <string.h>
 
 #include "harness.h"
@@ -51,13 +51,17 @@ static void claim_refused(const call *c, const char *sentence, int line)
 
 static void test_ranks_and_dtypes(void)
 {
-    REFUSED("query has 1 axes, expected at least 2: (..., length, dim)", args->query = VIEW(ATTN_F32, 8));
+    REFUSED("query has shape (8,), expected at least 2 axes: (..., length, dim)", args->query = VIEW(ATTN_F32, 8));
     REFUSED("query has shape (-1, 8), expected sizes of 0 or more", args->query = VIEW(ATTN_F32, -1, 8));
-    REFUSED("key has 0 axes, expected at least 2: (..., length, dim)", args->key.axes = 0);
-    REFUSED("value has 65 axes, expected at least 2: (..., length, dim)", args->value.axes = ATTN_MAX_AXES + 1);
+    REFUSED("key has shape (), expected at least 2 axes: (..., length, dim)", args->key.axes = 0);
+    REFUSED("value has 65 axes, expected at most 64", args->value.axes = ATTN_MAX_AXES + 1);
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
     REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
     REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
+    REFUSED("layout='bshd' with fewer than 4 axes: there is no heads axis. If axis -2 holds heads, pass "
+            "enable_gqa=True; if not, leave layout out. Given: query (4, 3, 8), key (4, 3, 8), value (3, 8)",
+            args->query = args->key = VIEW(ATTN_F32, 4, 3, 8);
+            args->value = VIEW(ATTN_F32, 3, 8); args->layout = ATTN_LAYOUT_BSHD);
     REFUSED("key has shape (3, 8), expected at least 3 axes: (..., length, heads, dim)",
             args->key = VIEW(ATTN_F32, 3, 8);
             args->layout = ATTN_LAYOUT_BSHD);
@@ -158,7 +162,8 @@ static void test_masks_and_lengths(void)
             args->query = args->key = args->value = VIEW(ATTN_F32, 3, 8);
             args->mask = VIEW(ATTN_F32, 2));
     REFUSED(
-        "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len)",
+        "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); "
+        "attn_mask.squeeze(-5) does",
         args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
     REFUSED("attn_mask must be bool (True = attend) or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
     REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)",
