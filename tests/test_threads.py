@@ -201,7 +201,7 @@ def test_the_default_is_taken_from_the_environment(ours, openmp, expected):
     done = run_python(COUNT, PYATTN_NUM_THREADS=ours, OMP_NUM_THREADS=openmp)
     assert int(done.stdout) == expected
     heeded = ours in ("3", None, "")
-    assert ("PYATTN_NUM_THREADS is not a number from 1 to 1024" in done.stderr) != heeded
+    assert (f"PYATTN_NUM_THREADS={ours} is not a number from 1 to 1024" in done.stderr) != heeded
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity cannot be set on this system")

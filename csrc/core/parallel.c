@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -78,9 +79,12 @@ static int from_environment(const char *name)
 
 const char *attn_threads_complaint(void)
 {
-    return from_environment("PYATTN_NUM_THREADS") < 0
-               ? "PYATTN_NUM_THREADS is not a number from 1 to 1024, and is not heeded"
-               : NULL;
+    static char complaint[160];
+    const char *text = getenv("PYATTN_NUM_THREADS");
+    if (from_environment("PYATTN_NUM_THREADS") >= 0) return NULL;
+    snprintf(complaint, sizeof complaint,
+             "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d, and is not heeded", text, MOST_WORKERS);
+    return complaint;
 }
 
 static int default_threads(void)

@@ -112,7 +112,7 @@ static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyObject *result = NULL;
     if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
     PYATTN_BEGIN_ALLOW_THREADS status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs,
-                                                      lses, PyArray_DATA(output), PyArray_DATA(lse), &error);
+                                                          lses, PyArray_DATA(output), PyArray_DATA(lse), &error);
     Py_END_ALLOW_THREADS result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 done:
     PyMem_Free(outputs);

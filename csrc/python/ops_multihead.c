@@ -1,0 +1,160 @@
+/* pyattn._core.multi_head: multi-head attention in one call. What functional.multi_head_attention_forward and the modules
+ * of pyattn.nn call, which know torch's arguments and say what is wrong with them.
+ */
+#include "options.h"
+
+enum {
+    QUERY,
+    KEY,
+    VALUE,
+    Q_WEIGHT,
+    K_WEIGHT,
+    V_WEIGHT,
+    REQUIRED,
+    OUT_WEIGHT = REQUIRED,
+    Q_BIAS,
+    K_BIAS,
+    V_BIAS,
+    OUT_BIAS,
+    EXTRA_KEY,
+    EXTRA_VALUE,
+    ARRAYS,
+    HEADS = ARRAYS,
+    KV_HEADS,
+    ADD_ZERO,
+    AVERAGE_WEIGHTS,
+    OPTIONS,
+    ARGUMENTS = OPTIONS + PYATTN_OPTIONS
+};
+static const char *const argument_names[ARGUMENTS] = {
+    "query",       "key",    "value",    "q_weight", "k_weight",        "v_weight",
+    "out_weight",  "q_bias", "k_bias",   "v_bias",   "out_bias",        "extra_key",
+    "extra_value", "heads",  "kv_heads", "add_zero", "average_weights", PYATTN_OPTION_NAMES};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"multi_head", ARGUMENTS, REQUIRED, REQUIRED, argument_names, interned_names};
+
+/* What one call owns. */
+typedef struct {
+    PyArrayObject *arrays[ARRAYS], *output, *weights;
+    pyattn_option_arrays options;
+} owned;
+
+/* Shapes are copied: the core reads them without the GIL, and another thread may assign to one. */
+enum { MASK = ARRAYS, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
+typedef struct {
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
+} frozen;
+
+static void release(owned *o)
+{
+    for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
+    Py_XDECREF(o->output);
+    Py_XDECREF(o->weights);
+    pyattn_release_options(&o->options);
+}
+
+static void freeze(attn_view *view, frozen *own)
+{
+    if (view->data == NULL) return;
+    memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
+    memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
+    view->shape = own->shape;
+    view->strides = own->strides;
+}
+
+static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, frozen *own)
+{
+    static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
+                                          [KEY] = offsetof(attn_multihead_args, key),
+                                          [VALUE] = offsetof(attn_multihead_args, value),
+                                          [Q_WEIGHT] = offsetof(attn_multihead_args, q_weight),
+                                          [K_WEIGHT] = offsetof(attn_multihead_args, k_weight),
+                                          [V_WEIGHT] = offsetof(attn_multihead_args, v_weight),
+                                          [OUT_WEIGHT] = offsetof(attn_multihead_args, out_weight),
+                                          [Q_BIAS] = offsetof(attn_multihead_args, q_bias),
+                                          [K_BIAS] = offsetof(attn_multihead_args, k_bias),
+                                          [V_BIAS] = offsetof(attn_multihead_args, v_bias),
+                                          [OUT_BIAS] = offsetof(attn_multihead_args, out_bias),
+                                          [EXTRA_KEY] = offsetof(attn_multihead_args, extra_key),
+                                          [EXTRA_VALUE] = offsetof(attn_multihead_args, extra_value)};
+    if (pyattn_as_reals(values, argument_names, ARRAYS, REQUIRED, o->arrays) < 0) return -1;
+    for (int n = Q_BIAS; n <= OUT_BIAS; n++) { /* what is added on the way out is read a vector at a time */
+        if (o->arrays[n] == NULL || pyattn_has_contiguous_rows(o->arrays[n])) continue;
+        Py_SETREF(o->arrays[n], (PyArrayObject *)PyArray_NewCopy(o->arrays[n], NPY_CORDER));
+        if (o->arrays[n] == NULL) return -1;
+    }
+    for (int n = 0; n < ARRAYS; n++) {
+        attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
+        if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
+        freeze(view, &own[n]);
+    }
+    freeze(&args->attention.mask, &own[MASK]);
+    freeze(&args->attention.key_lengths, &own[KEY_LENGTHS]);
+    freeze(&args->attention.query_lengths, &own[QUERY_LENGTHS]);
+    return 0;
+}
+
+static int convert_numbers(PyObject *const *values, attn_multihead_args *args)
+{
+    args->heads = args->kv_heads = 1;
+    if (values[HEADS] && pyattn_integer(values[HEADS], "heads", "an int", &args->heads) < 0) return -1;
+    args->kv_heads = args->heads;
+    if (pyattn_given(values[KV_HEADS]) && pyattn_integer(values[KV_HEADS], "kv_heads", "an int", &args->kv_heads) < 0)
+        return -1;
+    if ((args->add_zero = pyattn_flag(values[ADD_ZERO], "add_zero")) < 0) return -1;
+    args->attention.average_weights = pyattn_flag(values[AVERAGE_WEIGHTS], "average_weights");
+    return args->attention.average_weights < 0 ? -1 : 0;
+}
+
+/* (output, weights or None). */
+static PyObject *compute(const attn_multihead_args *args, const attn_shapes *shapes, int need_weights, owned *o)
+{
+    const attn_dtype dtype = args->query.dtype;
+    attn_view weights = {.data = NULL};
+    attn_error error;
+    attn_status status;
+    if ((o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return NULL;
+    if (need_weights) {
+        o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype);
+        if (o->weights == NULL) return NULL;
+        weights = pyattn_view(o->weights);
+    }
+    const attn_view output = pyattn_view(o->output);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_multihead(args, output, weights, &error);
+    Py_END_ALLOW_THREADS if (status != ATTN_OK) return pyattn_raise(status, &error);
+    return PyTuple_Pack(2, (PyObject *)o->output, o->weights ? (PyObject *)o->weights : Py_None);
+}
+
+static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.output = NULL};
+    attn_multihead_args args = {.add_zero = 0};
+    frozen own[FROZEN];
+    attn_shapes shapes;
+    attn_error error;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    PyObject *const *options = values + OPTIONS;
+    const int need_weights = pyattn_flag(options[PYATTN_NEED_WEIGHTS], "need_weights");
+    if (need_weights < 0 || pyattn_convert_options(options, &args.attention, &o.options) < 0 ||
+        convert_numbers(values, &args) < 0 || convert_arrays(values, &o, &args, own) < 0)
+        goto done;
+    const attn_status status = attn_multihead_shapes(&args, &shapes, &error);
+    if (status != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = compute(&args, &shapes, need_weights, &o);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_multihead_methods[] = {
+    {"multi_head", (PyCFunction)(void (*)(void))multi_head, METH_FASTCALL | METH_KEYWORDS,
+     "multi_head($module, query, key, value, q_weight, k_weight, v_weight, **options)\n--\n\n"
+     "Multi-head attention: (output, weights or None). See pyattn.functional.multi_head_attention_forward."},
+    {NULL, NULL, 0, NULL},
+};

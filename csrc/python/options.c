@@ -1,0 +1,182 @@
+/* The options of attention: masks, lengths, alignment and the like, as the core's arguments. */
+#include "options.h"
+
+/* Truth of an optional flag; -1 with an exception. Other objects have a truth too, 'False' for one: it is True. */
+int pyattn_flag(PyObject *object, const char *name)
+{
+    if (object == NULL || object == Py_False) return 0;
+    if (object == Py_True) return 1;
+    if (PyLong_Check(object) || PyArray_IsScalar(object, Bool)) return PyObject_IsTrue(object);
+    PyErr_Format(PyExc_TypeError, "%s is of type %s, expected True or False", name, Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+static int convert_mask(PyObject *object, PyArrayObject **mask)
+{
+    if (!pyattn_given(object)) return 0;
+    if ((*mask = pyattn_as_array(object, "attn_mask")) == NULL) return -1;
+    const int type = PyArray_TYPE(*mask);
+    if (PyTypeNum_ISINTEGER(type)) {
+        PyObject *flags = pyattn_cast(object, "attn_mask", "", "bool");
+        PyObject *numbers = flags ? pyattn_cast(object, "attn_mask", "", "numpy.float32") : NULL;
+        if (numbers != NULL)
+            PyErr_Format(PyExc_TypeError,
+                         "attn_mask has dtype %S; pass %U if nonzero means attend, or %U if it is to be added to the "
+                         "scores",
+                         PyArray_DESCR(*mask), flags, numbers);
+        Py_XDECREF(flags);
+        Py_XDECREF(numbers);
+        return -1;
+    }
+    if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores); pass "
+            "numpy.asarray(attn_mask, bool) or numpy.asarray(attn_mask, numpy.float32)",
+            PyArray_DESCR(*mask));
+        return -1;
+    }
+    PyArrayObject *array = pyattn_well_behaved(*mask, type);
+    Py_SETREF(*mask, array);
+    return array == NULL ? -1 : 0;
+}
+
+/* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
+static int check_largest(PyArrayObject *lengths, const char *name)
+{
+    const int type = PyArray_TYPE(lengths);
+    if (PyArray_SIZE(lengths) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
+    PyObject *largest = PyArray_Max(lengths, NPY_RAVEL_AXIS, NULL);
+    const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
+    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, more than any axis has", name, largest);
+    Py_XDECREF(largest);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
+static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
+{
+    if (!pyattn_given(object)) return 0;
+    if ((*lengths = pyattn_as_array(object, name)) == NULL || check_largest(*lengths, name) < 0) return -1;
+    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths)) && PyArray_SIZE(*lengths) > 0) { /* [] is an array of floats */
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
+                     PyArray_DESCR(*lengths), name);
+        return -1;
+    }
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(
+        *lengths, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
+    Py_SETREF(*lengths, array);
+    return array == NULL ? -1 : 0;
+}
+
+/* One of two words, as 0 or 1; -1 with an exception. */
+static int choice(PyObject *object, const char *name, const char *zero, const char *one)
+{
+    if (object == NULL) return 0;
+    if (PyUnicode_Check(object)) {
+        if (PyUnicode_CompareWithASCIIString(object, zero) == 0) return 0;
+        if (PyUnicode_CompareWithASCIIString(object, one) == 0) return 1;
+    }
+    PyErr_Format(PyExc_ValueError, "%s is %R, expected '%s' or '%s'", name, object, zero, one);
+    return -1;
+}
+
+/* One side of a window: None, or how many keys it reaches. */
+static int window_side(PyObject *object, const char *expected, ptrdiff_t *side)
+{
+    if (object == Py_None) {
+        *side = ATTN_UNBOUNDED;
+        return 0;
+    }
+    if (pyattn_integer(object, "window", expected, side) < 0) return -1;
+    if (*side < 0) {
+        PyErr_Format(PyExc_ValueError, "window is %zd, expected 0 or more keys on a side, or None for unbounded",
+                     *side);
+        return -1;
+    }
+    return 0;
+}
+
+static int convert_window(PyObject *object, attn_args *args)
+{
+    args->window_left = args->window_right = ATTN_UNBOUNDED;
+    if (!pyattn_given(object)) return 0;
+    if (PyLong_Check(object) || !PySequence_Check(object) ||
+        (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
+        if (window_side(object, "an int or (left, right)", &args->window_left) < 0) return -1;
+        args->window_right = args->window_left;
+        return 0;
+    }
+    if (PySequence_Size(object) != 2) {
+        PyErr_Format(PyExc_ValueError, "window is %R, expected an int or (left, right)", object);
+        return -1;
+    }
+    for (int n = 0; n < 2; n++) {
+        PyObject *side = PySequence_GetItem(object, n);
+        ptrdiff_t *const to = n == 0 ? &args->window_left : &args->window_right;
+        const int failed = side == NULL || window_side(side, "an int or None for a side", to) < 0;
+        Py_XDECREF(side);
+        if (failed) return -1;
+    }
+    return 0;
+}
+
+static int convert_scale(PyObject *object, attn_args *args)
+{
+    if (!pyattn_given(object)) return 0;
+    args->has_scale = 1;
+    if (pyattn_number(object, "scale", &args->scale) < 0) return -1;
+    if (Py_IS_FINITE(args->scale)) return 0;
+    PyErr_Format(PyExc_ValueError, "scale is %R, expected a finite number", object);
+    return -1;
+}
+
+static int check_dropout(PyObject *object)
+{
+    double dropout = 0;
+    if (object && pyattn_number(object, "dropout_p", &dropout) < 0) return -1;
+    if (dropout == 0) return 0;
+    if (dropout > 0 && dropout <= 1)
+        PyErr_SetString(PyExc_NotImplementedError, "dropout_p > 0 is not there yet; pass dropout_p=0.0");
+    else
+        PyErr_Format(PyExc_ValueError, "dropout_p is %R, expected 0 <= dropout_p <= 1", object);
+    return -1;
+}
+
+static int convert_words(PyObject *const *values, attn_args *args)
+{
+    int n;
+    if (pyattn_given(values[PYATTN_ALIGN])) {
+        if ((n = choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
+        args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
+    }
+    if ((n = choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
+    args->empty = n ? Py_NAN : 0;
+    if ((n = choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
+    return 0;
+}
+
+int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays)
+{
+    if ((args->is_causal = pyattn_flag(values[PYATTN_IS_CAUSAL], "is_causal")) < 0) return -1;
+    if ((args->enable_gqa = pyattn_flag(values[PYATTN_ENABLE_GQA], "enable_gqa")) < 0) return -1;
+    if (convert_words(values, args) < 0 || convert_scale(values[PYATTN_SCALE], args) < 0) return -1;
+    if (convert_window(values[PYATTN_WINDOW], args) < 0 || check_dropout(values[PYATTN_DROPOUT_P]) < 0) return -1;
+    if ((args->num_threads = pyattn_num_threads(values[PYATTN_NUM_THREADS])) < 0) return -1;
+
+    if (convert_mask(values[PYATTN_ATTN_MASK], &arrays->mask) < 0) return -1;
+    if (convert_lengths(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
+    if (convert_lengths(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
+    if (arrays->mask) args->mask = pyattn_view(arrays->mask);
+    if (arrays->key_lengths) args->key_lengths = pyattn_view(arrays->key_lengths);
+    if (arrays->query_lengths) args->query_lengths = pyattn_view(arrays->query_lengths);
+    return 0;
+}
+
+void pyattn_release_options(pyattn_option_arrays *arrays)
+{
+    Py_XDECREF(arrays->mask);
+    Py_XDECREF(arrays->key_lengths);
+    Py_XDECREF(arrays->query_lengths);
+}

@@ -1,0 +1,41 @@
+/* What attention and multi-head attention have in common: the options, in the order in which both take them. */
+#ifndef PYATTN_OPTIONS_H
+#define PYATTN_OPTIONS_H
+
+#include "convert.h"
+
+enum {
+    PYATTN_ATTN_MASK,
+    PYATTN_IS_CAUSAL,
+    PYATTN_ALIGN,
+    PYATTN_SCALE,
+    PYATTN_WINDOW,
+    PYATTN_KEY_LENGTHS,
+    PYATTN_QUERY_LENGTHS,
+    PYATTN_DROPOUT_P,
+    PYATTN_ENABLE_GQA,
+    PYATTN_NEED_WEIGHTS,
+    PYATTN_NEED_LSE,
+    PYATTN_EMPTY_ROWS,
+    PYATTN_LAYOUT,
+    PYATTN_NUM_THREADS,
+    PYATTN_OPTIONS
+};
+#define PYATTN_OPTION_NAMES                                                                                            \
+    "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths", "dropout_p", "enable_gqa",   \
+        "need_weights", "need_lse", "empty_rows", "layout", "num_threads"
+
+/* Arrays among them. */
+typedef struct {
+    PyArrayObject *mask, *key_lengths, *query_lengths;
+} pyattn_option_arrays;
+
+/* Fills args; values (PYATTN_OPTIONS) are NULL where not given. Returns -1 with an exception; what is in arrays then is
+ * the caller's, too. need_weights and need_lse are not looked at: they ask for results. */
+int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
+void pyattn_release_options(pyattn_option_arrays *arrays);
+
+/* Truth of an optional flag; -1 with an exception. */
+int pyattn_flag(PyObject *object, const char *name);
+
+#endif
