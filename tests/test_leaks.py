@@ -33,7 +33,7 @@ def growth(run):
     """Blocks that are alive after run(TIMES) and were not before; the least of several, as CPython's caches fill."""
     run(200)
     least = float("inf")
-    for _ in range(8):
+    for _ in range(30):
         gc.collect()
         before = sys.getallocatedblocks()
         run(TIMES)
