@@ -9,7 +9,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from pyattn import masks, nn, runtime
+from pyattn import masks, runtime
 from pyattn._version import __version__
 from pyattn.functional import (
     AttentionResult,
@@ -22,7 +22,6 @@ from pyattn.functional import (
     scaled_dot_product_attention,
     softmax,
 )
-from pyattn.nn import Linear
 from pyattn.runtime import get_include, get_num_threads, set_num_threads, show_config
 
 __all__ = [
@@ -46,14 +45,21 @@ __all__ = [
     "softmax",
 ]
 
-_LAZY = ("interop", "reference")  # submodules that are imported on first use
+# Imported on first use: submodules, and the modules' classes.
+_LAZY = ("interop", "nn", "reference")
+_OF_NN = ("Linear",)
 
-if not TYPE_CHECKING:  # to a type checker a module's __getattr__ would mean that every name exists
+if TYPE_CHECKING:
+    from pyattn import nn
+    from pyattn.nn import Linear
+else:  # to a type checker a module's __getattr__ would mean that every name exists
 
     def __getattr__(name):
         if name in _LAZY:
             return importlib.import_module(f"pyattn.{name}")
+        if name in _OF_NN:
+            return getattr(importlib.import_module("pyattn.nn"), name)
         raise AttributeError(f"module 'pyattn' has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *_LAZY})
+        return sorted({*globals(), *_LAZY, *_OF_NN})

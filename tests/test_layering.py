@@ -225,7 +225,7 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
     assert set(foreign.split()) <= {"numpy", "pyattn"}
     lazy = {
         f"pyattn.{name}"
-        for name in ("reference", "tracing", "plot", "comparing", "testing", "interop", "__main__", "_article")
+        for name in ("reference", "tracing", "plot", "comparing", "testing", "interop", "nn", "__main__", "_article")
     }
     assert not lazy & set(ours.split())
     assert not SLOW & set(new.split())
