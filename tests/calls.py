@@ -100,6 +100,13 @@ WORKING = {
     "linear, copied": lambda: pyattn.linear(
         Q.T, V[:3].T, residual=np.ones((2, 4), np.float32).T, out=np.empty((4, 2), "f")
     ),
+    "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),
+    "multi_head, everything": lambda: _core.multi_head(
+        *(Q, K, K, K[:4], K[:2].copy("F"), K[2:4]),
+        **{"out_weight": K[:4].T, "out_bias": BIAS[0, :4], "q_bias": BIAS[:, :2].ravel()[:4:], "v_bias": BIAS[:2, 0]},
+        **{"extra_key": BIAS[0, :2], "extra_value": BIAS[0, :4:2], "add_zero": True, "heads": 4, "kv_heads": 2},
+        **{"need_weights": True, "average_weights": True, "is_causal": True, "align": "lower_right", "num_threads": 2},
+    ),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -180,6 +187,10 @@ MISTAKES = {
     "linear, activation": lambda: pyattn.linear(Q, K, activation="tanh"),
     "linear, dtype": lambda: pyattn.linear(Q, K, V * 1j),
     "linear, out": lambda: pyattn.linear(Q, K, out=FROZEN),
+    "multi_head, weight": lambda: _core.multi_head(Q, K, K, V, K, K),
+    "multi_head, heads": lambda: _core.multi_head(Q, K, K, K, K, K, heads=2),
+    "multi_head, bias": lambda: _core.multi_head(Q, K, K, K, K, K, q_bias=LSE),
+    "multi_head, option": lambda: _core.multi_head(Q, K, K, K, K, K, attn_mask=MASK.astype(int)),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),

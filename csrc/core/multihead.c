@@ -82,6 +82,7 @@ static attn_status check_inputs(const attn_multihead_args *args, multihead *m, a
 static attn_status check_weights(const attn_multihead_args *args, multihead *m, attn_error *error)
 {
     static const char *const names[] = {"q_weight", "k_weight", "v_weight"};
+    static const char *const biases[] = {"q_bias", "k_bias", "v_bias"};
     const int last = args->query.axes - 1;
     if (args->heads < 1 || args->kv_heads < 1 || args->heads % args->kv_heads != 0)
         FAIL("there are %td heads and %td kv_heads, expected 1 or more, and a multiple", args->heads, args->kv_heads);
@@ -92,6 +93,11 @@ static attn_status check_weights(const attn_multihead_args *args, multihead *m, 
             FAIL("%s has shape %s, expected (%td * head_dim, %td)", names[n],
                  attn_shape_text(weight->axes, weight->shape), heads, x->shape[last]);
         m->part[n].features = weight->shape[0];
+        const attn_view *bias = bias_of(args, n);
+        if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0] || bias->dtype != m->dtype))
+            FAIL("%s has shape %s, expected (%td,), in query's dtype: %s has shape %s", biases[n],
+                 attn_shape_text(bias->axes, bias->shape), weight->shape[0], names[n],
+                 attn_shape_text(weight->axes, weight->shape));
     }
     if (m->part[Q].features / args->heads != m->part[K].features / args->kv_heads)
         FAIL("q_weight has head_dim %td but k_weight has %td", m->part[Q].features / args->heads,
@@ -152,6 +158,7 @@ static attn_status check(const attn_multihead_args *args, multihead *m, attn_err
     m->heads.features = m->part[V].features / args->kv_heads * args->heads;
     m->joined[K] = joins(args, K) && m->extra == 0;
     m->joined[V] = joins(args, V);
+    if (args->out_bias.data && !args->out_weight.data) FAIL("out_bias comes with out_weight");
     if (args->out_weight.data && (args->out_weight.axes != 2 || args->out_weight.shape[1] != m->heads.features))
         FAIL("out_weight has shape %s, expected (out_dim, %td)",
              attn_shape_text(args->out_weight.axes, args->out_weight.shape), m->heads.features);
