@@ -23,6 +23,7 @@ from pyattn.functional import (
     softmax,
 )
 from pyattn.runtime import get_include, get_num_threads, set_num_threads, show_config
+from pyattn.single_head import self_attention
 
 __all__ = [
     "AttentionResult",
@@ -40,6 +41,7 @@ __all__ = [
     "nn",
     "runtime",
     "scaled_dot_product_attention",
+    "self_attention",
     "set_num_threads",
     "show_config",
     "softmax",

@@ -39,7 +39,7 @@ WORDS = {
 }
 # Module of pyattn: the others that it may import, at any depth.
 PYTHON_ARROWS = {
-    "": {"_version", "functional", "masks", "nn", "runtime"},
+    "": {"_version", "functional", "masks", "nn", "runtime", "single_head"},
     "__main__": {"", "_article", "_core"},
     "_article": set(),
     "_version": set(),
@@ -49,6 +49,7 @@ PYTHON_ARROWS = {
     "nn": {"_core", "functional", "nn"},  # of _core the reading of arrays alone
     "reference": set(),
     "runtime": {"_core"},
+    "single_head": {"_core", "functional"},
 }
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}

@@ -1,0 +1,168 @@
+"""Self-attention as articles write it: one head, a weight matrix each for queries, keys and values, nothing after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsFloat, SupportsIndex
+
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.functional import AttentionResult, FloatArray
+
+__all__ = ["self_attention"]
+
+Array = npt.NDArray[Any]
+Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
+
+
+def self_attention(
+    x: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    *,
+    bias: Sequence[npt.ArrayLike | None] | None = None,
+    scale: SupportsFloat | None = None,
+    context: npt.ArrayLike | None = None,
+    columns: bool = False,
+    need_weights: bool = False,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    window: Window | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    num_threads: SupportsIndex | None = None,
+) -> FloatArray | AttentionResult:
+    """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``, in one call.
+
+    One head and no output projection: the system that articles on attention build step by step. `context` makes it
+    cross-attention: keys and values are projections of that instead.
+
+    Parameters
+    ----------
+    x : array_like, (..., L, d_x)
+        One input per row. Lists, bools and integers are read as float64; a list of float32 arrays stays float32.
+    w_query, w_key : array_like, (d_x, key_dim)
+        Weights, one input per row and one output per column.
+    w_value : array_like, (d_x, v_dim)
+        v_dim may differ from key_dim.
+    bias : sequence of three array_like or None, optional
+        Added to queries, keys and values. Default: None, no bias.
+    scale : float, optional
+        Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example mean 1.
+    context : array_like, (..., S, d_x), optional
+        What keys and values are taken from. Default: x.
+    columns : bool
+        The column convention, ``K = W_key X``: inputs (..., d_x, L) are columns, weights are (key_dim, d_x), the output
+        is (..., v_dim, L), and the weights returned are (..., S, L), whose columns sum to 1. Default: False.
+    need_weights : bool
+        Whether to return the weights, too. Default: False.
+    attn_mask : array_like, optional
+        Broadcasts to (..., L, S), in both conventions. bool: True = attend; float: added to the scaled scores. Default:
+        None, no mask.
+    is_causal : bool
+        Query i attends to no key after its own position. Default: False.
+    align : {'upper_left', 'lower_right'}, optional
+        As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+    window : int or (int or None, int or None), optional
+        Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+    key_lengths : array_like of int, optional
+        How many keys of each batch entry are there. Default: None, all.
+    empty_rows : {'zero', 'nan'}
+        What a query with nothing to attend to gives. Default: 'zero'.
+    num_threads : int, optional
+        Default: as `set_num_threads` says.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+        Or, with ``need_weights=True``, an `AttentionResult` with the weights, (..., L, S); its lse is None.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not go together, or a rule of `attention` is broken.
+    TypeError
+        An argument is not an array of real numbers.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need" (2017), equation 1.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> x = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
+    >>> w_query = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
+    >>> w_key = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
+    >>> w_value = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
+    >>> pyattn.self_attention(x, w_query, w_key, w_value, scale=1).round(4)
+    array([[1.9366, 6.6831, 1.5951],
+           [2.    , 7.964 , 0.054 ],
+           [1.9997, 7.7599, 0.3584]])
+    """
+    inputs = [_rows_of(x, "x", columns)]
+    inputs += [inputs[0] if context is None else _rows_of(context, "context", columns)] * 2
+    names = ("w_query", "w_key", "w_value")
+    weights = [_weight_of(w, name, columns) for w, name in zip((w_query, w_key, w_value), names, strict=True)]
+    for name, weight, rows in zip(names, weights, inputs, strict=True):
+        _check_inner(name, weight, rows, columns)
+    if weights[0].shape[0] != weights[1].shape[0]:
+        raise ValueError(f"w_query gives {weights[0].shape[0]} numbers a query but w_key {weights[1].shape[0]} a key")
+    biases = _biases_of(bias)
+    output, attended = _core.multi_head(
+        *inputs,
+        *weights,
+        q_bias=biases[0],
+        k_bias=biases[1],
+        v_bias=biases[2],
+        average_weights=True,  # of the one head: its weights, without an axis for it
+        scale=scale,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        align=align,
+        window=window,
+        key_lengths=key_lengths,
+        need_weights=need_weights,
+        empty_rows=empty_rows,
+        num_threads=num_threads,
+    )
+    output = output.swapaxes(-1, -2) if columns else output
+    if attended is None:
+        return output
+    return AttentionResult(output, attended.swapaxes(-1, -2) if columns else attended, None)
+
+
+def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
+    array = _core.as_array(x, name)
+    if array.ndim < 2:
+        expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
+        raise ValueError(f"{name} has shape {array.shape}, expected {expected}")
+    return array.swapaxes(-1, -2) if columns else array
+
+
+def _weight_of(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
+    """Read a weight as (out, in), the core's own layout."""
+    array = _core.as_array(weight, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
+    return array if columns else array.T
+
+
+def _check_inner(name: str, weight: Array, rows: Array, columns: bool) -> None:
+    inner = rows.shape[-1]
+    if weight.shape[1] != inner:
+        shape, expected = (weight.shape, f"(dim, {inner})") if columns else (weight.shape[::-1], f"({inner}, dim)")
+        raise ValueError(f"{name} has shape {shape}, expected {expected}: inputs have {inner} features")
+
+
+def _biases_of(bias: Sequence[npt.ArrayLike | None] | None) -> Sequence[npt.ArrayLike | None]:
+    if bias is None:
+        return (None, None, None)
+    if len(bias) != 3:
+        raise ValueError(
+            f"bias has {len(bias)} entries, expected three, for queries, keys and values; each may be None"
+        )
+    return bias

@@ -1,0 +1,117 @@
+"""self_attention: the article's numbers, the formula in both conventions, and clear words for what does not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import reference
+
+
+@pytest.fixture
+def matrices(article, dtype):
+    return [article[name].astype(dtype) for name in ("x", "w_query", "w_key", "w_value")]
+
+
+def draw(rng, dtype, *, inputs=(2, 9), contexts=(2, 13), d_x=10, d_c=10, key_dim=6, v_dim=4):
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(dtype)
+
+    x, context = normal(*inputs, d_x), normal(*contexts, d_c)
+    return x, context, [normal(d_x, key_dim), normal(d_c, key_dim), normal(d_c, v_dim)]
+
+
+def formula(x, context, weights, bias=(0, 0, 0), scale=None, **same):
+    """Projections in long double, then the reference's attention."""
+    wide = np.longdouble
+    q, k, v = (
+        np.asarray(one, wide) @ np.asarray(w, wide) + np.asarray(b, wide)
+        for one, w, b in zip((x, context, context), weights, bias, strict=True)
+    )
+    return reference.attention(q, k, v, scale=scale, dtype=wide, **same)
+
+
+def close(actual, expected, scores):
+    """A score is off by some u times its size, |x| |W| of a dozen terms squared; weights by as much again."""
+    u = np.finfo(actual.dtype).eps / 2
+    np.testing.assert_allclose(
+        actual, np.float64(expected), rtol=0, atol=8 * u * (1 + scores) * (1 + abs(expected).max())
+    )
+
+
+def test_the_article(article, matrices, level):
+    result = pyattn.self_attention(*matrices, scale=1, need_weights=True)
+    exact = np.exp(np.float64(article["scores"]) - np.max(article["scores"], axis=1, keepdims=True))
+    exact /= exact.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(result.output, exact @ article["values"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(result.weights, exact, rtol=0, atol=1e-6)
+    assert result.output.dtype == matrices[0].dtype
+
+
+def test_the_article_typed_as_lists(article):
+    x, *weights = (article[name].astype(int).tolist() for name in ("x", "w_query", "w_key", "w_value"))
+    output = pyattn.self_attention(x, *weights, scale=1)
+    assert_same_bits(output, pyattn.attention(article["queries"], article["keys"], article["values"], scale=1.0))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_the_formula(bias, scale, dtype, level):
+    rng = np.random.default_rng(0)
+    x, context, weights = draw(rng, dtype, d_c=7)
+    vectors = [rng.standard_normal(w.shape[1]).astype(dtype) for w in weights] if bias else None
+    options = {"bias": vectors, "scale": scale, "context": context, "need_weights": True}
+    expected = formula(x, context, weights, vectors or (0, 0, 0), scale)
+    scores = float(np.abs(x).max() * np.abs(context).max() * np.abs(weights[0]).sum() * np.abs(weights[1]).max())
+    actual = pyattn.self_attention(x, *weights, **options)
+    close(actual.output, expected[0], scores)
+    close(actual.weights, expected[1], scores)
+    assert_same_bits(pyattn.self_attention(x, *weights, **{**options, "need_weights": False}), actual.output)
+
+
+def test_the_column_convention_is_the_transpose(dtype):
+    x, context, weights = draw(np.random.default_rng(1), dtype)
+    rows = pyattn.self_attention(x, *weights, context=context, need_weights=True)
+    turned = [x.swapaxes(-1, -2), *(w.T for w in weights)]
+    result = pyattn.self_attention(*turned, context=context.swapaxes(-1, -2), columns=True, need_weights=True)
+    assert_same_bits(result.output, rows.output.swapaxes(-1, -2))
+    assert_same_bits(result.weights, rows.weights.swapaxes(-1, -2))
+    np.testing.assert_allclose(result.weights.sum(axis=-2), 1, rtol=1e-6)
+
+
+def test_the_options_of_attention(dtype):
+    x, _, weights = draw(np.random.default_rng(2), dtype)
+    q, k, v = (pyattn.linear(x, w.T) for w in weights)
+    mask = np.random.default_rng(3).random((9, 9)) < 0.7
+    for options in (
+        {"is_causal": True},
+        {"window": 2},
+        {"key_lengths": [4, 9]},
+        {"attn_mask": mask},
+        {"num_threads": 2},
+    ):
+        assert_same_bits(pyattn.self_attention(x, *weights, **options), pyattn.attention(q, k, v, **options))
+
+
+X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": X[0, 0]}, r"x has shape \(10,\), expected \(..., length, d_x\)"),
+        ({"x": X[0, 0], "columns": True}, r"x has shape \(10,\), expected \(..., d_x, length\)"),
+        ({"w_key": WEIGHTS[1].T}, r"w_key has shape \(6, 10\), expected \(10, dim\): inputs have 10 features"),
+        ({"columns": True}, r"w_query has shape \(10, 6\), expected \(dim, 9\): inputs have 9 features"),
+        ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(d_x, dim\)"),
+        ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
+        ({"bias": (None, None)}, "bias has 2 entries, expected three"),
+        ({"context": CONTEXT, "is_causal": True}, "is_causal=True with 9 queries and 13 keys needs align="),
+    ],
+)
+def test_mistakes_are_named(arguments, message):
+    call = {"x": X, **dict(zip(("w_query", "w_key", "w_value"), WEIGHTS, strict=True)), **arguments}
+    with pytest.raises(ValueError, match=message):
+        pyattn.self_attention(**call)
