@@ -29,6 +29,7 @@ __all__ = [
     "AttentionResult",
     "Linear",
     "MaskWarning",
+    "MultiheadAttention",
     "ShapeWarning",
     "__version__",
     "attention",
@@ -38,6 +39,7 @@ __all__ = [
     "log_softmax",
     "masks",
     "merge_states",
+    "multi_head_attention_forward",
     "nn",
     "runtime",
     "scaled_dot_product_attention",
@@ -47,21 +49,22 @@ __all__ = [
     "softmax",
 ]
 
-# Imported on first use: submodules, and the modules' classes.
+# Imported on first use: submodules, and names out of submodules.
 _LAZY = ("interop", "nn", "reference")
-_OF_NN = ("Linear",)
+_FROM = {"Linear": "nn", "MultiheadAttention": "nn", "multi_head_attention_forward": "multi_head"}
 
 if TYPE_CHECKING:
     from pyattn import nn
-    from pyattn.nn import Linear
+    from pyattn.multi_head import multi_head_attention_forward
+    from pyattn.nn import Linear, MultiheadAttention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 
     def __getattr__(name):
         if name in _LAZY:
             return importlib.import_module(f"pyattn.{name}")
-        if name in _OF_NN:
-            return getattr(importlib.import_module("pyattn.nn"), name)
+        if name in _FROM:
+            return getattr(importlib.import_module(f"pyattn.{_FROM[name]}"), name)
         raise AttributeError(f"module 'pyattn' has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *_LAZY, *_OF_NN})
+        return sorted({*globals(), *_LAZY, *_FROM})

@@ -39,17 +39,19 @@ WORDS = {
 }
 # Module of pyattn: the others that it may import, at any depth.
 PYTHON_ARROWS = {
-    "": {"_version", "functional", "masks", "nn", "runtime", "single_head"},
+    "": {"_version", "functional", "masks", "multi_head", "nn", "runtime", "single_head"},
     "__main__": {"", "_article", "_core"},
     "_article": set(),
     "_version": set(),
     "functional": {"_core"},
     "interop": {"interop", "nn"},
     "masks": {"_core"},
-    "nn": {"_core", "functional", "nn"},  # of _core the reading of arrays alone
+    "multi_head": {"_core", "functional", "torch_masks"},
+    "nn": {"_core", "functional", "multi_head", "nn", "torch_masks"},  # of _core the reading of arrays alone
     "reference": set(),
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
+    "torch_masks": {"_core", "masks"},
 }
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}

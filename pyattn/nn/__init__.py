@@ -8,7 +8,8 @@ Linear(in_features=3, out_features=2, bias=True)
 from pyattn.nn import init
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
+from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
-__all__ = ["IncompatibleKeys", "Linear", "Module", "init", "load", "save"]
+__all__ = ["IncompatibleKeys", "Linear", "Module", "MultiheadAttention", "init", "load", "save"]

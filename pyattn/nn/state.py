@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from pyattn import _core
 from pyattn.functional import FloatArray
+from pyattn.nn.dtypes import check_parameter
 
-__all__ = ["IncompatibleKeys", "write_state"]
+__all__ = ["IncompatibleKeys", "check_arrays", "write_state"]
 
 
 class IncompatibleKeys(NamedTuple):
@@ -76,6 +77,35 @@ def write_state(
     for key, value in zip(values, converted, strict=True):
         own[key][...] = value
     return report
+
+
+def check_arrays(arrays: Mapping[str, FloatArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check arrays that are to be parameters themselves: names, shapes, and one dtype, that of the last shape's.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        The arrays.
+    shapes : mapping of str to tuple of int
+        The shape of each that there should be.
+
+    Raises
+    ------
+    TypeError
+        One is no array of float32 or float64, or has another dtype.
+    ValueError
+        One is missing or unexpected, or has another shape.
+    """
+    for name in (*shapes, *arrays):
+        if name not in arrays or name not in shapes:
+            raise ValueError(f"{name} is {'missing' if name in shapes else 'unexpected'}; expected {', '.join(shapes)}")
+        check_parameter(arrays[name], name)
+        if arrays[name].shape != shapes[name]:
+            raise ValueError(f"{name} has shape {arrays[name].shape}, expected {shapes[name]}")
+    for name in arrays:
+        own, last = (arrays[key].dtype.newbyteorder("=") for key in (name, list(shapes)[-1]))
+        if own != last:
+            raise TypeError(f"{name} has dtype {own}, expected {last} as {list(shapes)[-1]}")
 
 
 def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:

@@ -1,0 +1,396 @@
+"""Multi-head attention with torch's arguments: the rules on them, and `multi_head_attention_forward`.
+
+The computation is one call of the core, whose masks are those of `attention` (True = attend). Here, as in torch, True =
+blocked. Indices: N batch, H heads, L queries, S keys, E features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, SupportsFloat, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.functional import FloatArray
+from pyattn.torch_masks import Hidden, Sizes, for_the_core
+
+__all__ = ["Parameters", "check_dropout", "compute", "multi_head_attention_forward", "with_batch_first"]
+
+Array: TypeAlias = npt.NDArray[Any]
+EmptyRows = Literal["zero", "nan"]
+
+
+class Parameters(NamedTuple):
+    """What the core multiplies with and adds: its names, in its order; None for what is left out.
+
+    Consecutive slices of one array, such as torch's in_proj_weight, are multiplied with at once.
+    """
+
+    q_weight: FloatArray
+    k_weight: FloatArray
+    v_weight: FloatArray
+    out_weight: FloatArray
+    q_bias: FloatArray | None = None
+    k_bias: FloatArray | None = None
+    v_bias: FloatArray | None = None
+    out_bias: FloatArray | None = None
+    extra_key: FloatArray | None = None
+    extra_value: FloatArray | None = None
+
+
+def multi_head_attention_forward(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: npt.ArrayLike | None,
+    in_proj_bias: npt.ArrayLike | None,
+    bias_k: npt.ArrayLike | None,
+    bias_v: npt.ArrayLike | None,
+    add_zero_attn: bool,
+    dropout_p: SupportsFloat,
+    out_proj_weight: npt.ArrayLike,
+    out_proj_bias: npt.ArrayLike | None,
+    training: bool = True,
+    key_padding_mask: npt.ArrayLike | None = None,
+    need_weights: bool = True,
+    attn_mask: npt.ArrayLike | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: npt.ArrayLike | None = None,
+    k_proj_weight: npt.ArrayLike | None = None,
+    v_proj_weight: npt.ArrayLike | None = None,
+    static_k: npt.ArrayLike | None = None,
+    static_v: npt.ArrayLike | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, FloatArray | None]:
+    """attention:                    True = attend
+    MultiheadAttention, as torch: True = blocked
+
+    `torch.nn.functional.multi_head_attention_forward` for NumPy: the same arguments, the same meaning. Project query,
+    key and value; attend with every head; project the heads side by side. All arrays but the masks share one dtype.
+
+    On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises) and is combined with it (torch's
+    replaces it in some cases); the keys of bias_k and add_zero_attn stay visible under it; a row with nothing to attend
+    to gives 0 before the output's projection.
+
+    Parameters
+    ----------
+    query : array_like, (L, N, E) or unbatched (L, E)
+        float32 or float64.
+    key : array_like, (S, N, kdim) or (S, kdim)
+        kdim is E unless use_separate_proj_weight.
+    value : array_like, (S, N, vdim) or (S, vdim)
+        As long as key.
+    embed_dim_to_check : int
+        E.
+    num_heads : int
+        Divides E.
+    in_proj_weight : array_like, (3 * E, E), or None
+        Weights of query, key and value on top of one another; unused with use_separate_proj_weight.
+    in_proj_bias : array_like, (3 * E,), or None
+        Their biases.
+    bias_k, bias_v : array_like, (1, 1, E), or None
+        A key and a value behind all others, attended to by every query.
+    add_zero_attn : bool
+        A key and a value of zeros behind that.
+    dropout_p : float
+        Only 0.0 so far when training; ignored otherwise.
+    out_proj_weight : array_like, (out_dim, E)
+        Weight of the output's projection.
+    out_proj_bias : array_like, (out_dim,), or None
+        Its bias.
+    training : bool
+        Whether dropout is at work. Default: True.
+    key_padding_mask : array_like, (N, S) or (S,), optional
+        bool: True = blocked; float: added to the scores. Default: None.
+    need_weights : bool
+        Return weights, too; the default.
+    attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+        bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+        Default: None.
+    use_separate_proj_weight : bool
+        Take the next three instead of in_proj_weight. Default: False.
+    q_proj_weight : array_like, (E, E), optional
+        Default: None.
+    k_proj_weight : array_like, (E, kdim), optional
+        Default: None.
+    v_proj_weight : array_like, (E, vdim), optional
+        Default: None.
+    static_k, static_v : array_like, (N * num_heads, S, E / num_heads), optional
+        Take the place of the projected key and value. Default: None.
+    average_attn_weights : bool
+        Weights are their mean over heads, the default.
+    is_causal : bool
+        Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+    empty_rows : {'zero', 'nan'}
+        What a row with nothing to attend to gives: 'zero', the default, or 'nan', as most of torch's do. Weights are 0.
+
+    Returns
+    -------
+    output : ndarray, (L, N, out_dim) or (L, out_dim)
+        Of query's dtype.
+    weights : ndarray, (N, L, S) or (L, S), or None
+        With heads, (N, num_heads, L, S), unless averaged; S counts the keys of bias_k and add_zero_attn.
+
+    Raises
+    ------
+    TypeError
+        Dtypes differ or are not float32 or float64; a mask is neither bool nor of floats.
+    ValueError
+        Shapes do not go together; the message names the argument.
+    NotImplementedError
+        dropout_p > 0 and training.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x, weight = np.eye(2)[:, None], np.tile(np.eye(2), (3, 1))
+    >>> blocked = np.array([[False, True], [False, False]])
+    >>> output, weights = pyattn.multi_head_attention_forward(
+    ...     x, x, x, 2, 1, weight, None, None, None, False, 0.0, np.eye(2), None, attn_mask=blocked
+    ... )
+    >>> weights.round(4)
+    array([[[1.    , 0.    ],
+            [0.3302, 0.6698]]])
+    """  # noqa: D205, D400 (a table of two lines)
+    check_dropout(dropout_p, training)
+    own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
+    own = own if use_separate_proj_weight else {"in_proj_weight": in_proj_weight}
+    for name, weight in own.items():
+        if weight is None:
+            raise ValueError(f"{name} is None, and use_separate_proj_weight={bool(use_separate_proj_weight)} needs it")
+    others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
+    others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
+    arrays = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
+    inputs, parameters = _project(arrays, _check_shapes(arrays, embed_dim_to_check, num_heads), int(num_heads))
+    output, attended = compute(
+        *inputs,
+        parameters,
+        Hidden(attn_mask, key_padding_mask, is_causal),
+        heads=int(num_heads),
+        add_zero=add_zero_attn,
+        need_weights=need_weights,
+        average_weights=average_attn_weights,
+        empty_rows=empty_rows,
+    )
+    return output.swapaxes(0, 1) if output.ndim == 3 else output, attended
+
+
+def compute(
+    query: FloatArray,
+    key: FloatArray,
+    value: FloatArray,
+    parameters: Parameters,
+    hidden: Hidden,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    add_zero: bool = False,
+    need_weights: bool = True,
+    average_weights: bool = True,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, FloatArray | None]:
+    """Call the core with torch's masks.
+
+    Parameters
+    ----------
+    query, key, value : ndarray, (N, length, features) or (length, features)
+        As `with_batch_first` gives them.
+    parameters : Parameters
+        Of fitting shapes.
+    hidden : Hidden
+        As the caller gave it.
+    heads : int
+        Number of query heads.
+    kv_heads : int, optional
+        Number of key and value heads. Default: heads.
+    add_zero : bool
+        A key and a value of zeros behind all others. Default: False.
+    need_weights : bool
+        Return weights; the default.
+    average_weights : bool
+        Their mean over heads, the default.
+    empty_rows : {'zero', 'nan'}
+        What a row with nothing to attend to gives. Default: 'zero'.
+
+    Returns
+    -------
+    output : ndarray, (N, L, out_dim) or (L, out_dim)
+        Of query's dtype.
+    weights : ndarray or None
+        (N, heads, L, S), with N where query has it, and heads unless averaged.
+    """
+    extras = (parameters.extra_key is not None) + bool(add_zero)
+    mask, is_causal, window, lengths = None, hidden.is_causal, hidden.window, hidden.key_lengths
+    if any(x is not None for x in (hidden.attn_mask, hidden.key_padding_mask)) or extras:
+        sizes = Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2], extras)
+        mask, is_causal, window, lengths = for_the_core(hidden, sizes)
+    result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
+        query,
+        key,
+        value,
+        **parameters._asdict(),
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        add_zero=add_zero,
+        average_weights=average_weights,
+        attn_mask=mask,
+        is_causal=is_causal,
+        align="upper_left",
+        window=window,
+        key_lengths=lengths,
+        need_weights=need_weights,
+        empty_rows=empty_rows,
+    )
+    return result
+
+
+def check_dropout(dropout_p: SupportsFloat, training: bool) -> None:
+    """Refuse the dropout that is not there yet.
+
+    Parameters
+    ----------
+    dropout_p : float
+        A probability.
+    training : bool
+        Whether it matters.
+
+    Raises
+    ------
+    NotImplementedError
+        dropout_p > 0 and training.
+    ValueError
+        dropout_p is no probability.
+    """
+    if not 0 <= float(dropout_p) <= 1:
+        raise ValueError(f"dropout is {dropout_p}, expected a probability from 0 to 1")
+    if training and float(dropout_p) > 0:
+        raise NotImplementedError(
+            f"dropout of {dropout_p} in training is not there yet; pass 0.0, or call eval() first"
+        )
+
+
+def with_batch_first(
+    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], *, batch_first: bool
+) -> tuple[Array, Array, Array]:
+    """Check three inputs against one another and turn them to (N, length, features), without a copy.
+
+    Parameters
+    ----------
+    query, key, value : ndarray
+        (length, N, features), or (N, length, features), or unbatched (length, features).
+    features : sequence of int
+        The size of the last axis of each.
+    batch_first : bool
+        Whether N is the first of three axes.
+
+    Returns
+    -------
+    tuple of ndarray
+        (N, length, features), or (length, features) as they were.
+
+    Raises
+    ------
+    ValueError
+        Their shapes do not go together.
+    """
+    axes, last = query.ndim, features[0]
+    if axes not in (2, 3) or query.shape[-1] != last:
+        order = "N, L" if batch_first else "L, N"
+        raise ValueError(f"query has shape {query.shape}, expected ({order}, {last}) or, unbatched, (L, {last})")
+    batch = 0 if batch_first else 1
+    for name, x, last in (("key", key, features[1]), ("value", value, features[2])):
+        length: Any = "S" if x is key or key.ndim != axes else key.shape[1 - batch if axes == 3 else 0]
+        expected: tuple[Any, ...] = (length, last)
+        if axes == 3:
+            expected = (query.shape[0], length, last) if batch_first else (length, query.shape[1], last)
+        if x.ndim != axes or any(one not in ("S", size) for one, size in zip(expected, x.shape, strict=True)):
+            shapes = f"query has shape {query.shape}" + (f" and key {key.shape}" if name == "value" else "")
+            raise ValueError(f"{name} has shape {x.shape}, expected ({', '.join(map(str, expected))}): {shapes}")
+    if axes == 2 or batch_first:
+        return query, key, value
+    return query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
+
+
+# Arrays of the function
+
+
+def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]:
+    """Read what is given; all of it has the dtype of the first."""
+    read: Any = _core.as_array  # says what is wrong with None
+    arrays: dict[str, Array] = {name: read(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
+    kinds = [array.dtype.newbyteorder("=") for array in arrays.values()]
+    wanted = kinds[0] if kinds[0] in (np.float32, np.float64) else np.dtype(np.float32)
+    for name, own in zip(arrays, kinds, strict=True):
+        if own != wanted:
+            fix = _core.cast(given[name], name, f"numpy.{wanted}")
+            raise TypeError(f"{name} has dtype {arrays[name].dtype}, expected {wanted}; pass {fix}")
+    return arrays
+
+
+_REQUIRED = ("query", "key", "value", "out_proj_weight")
+
+
+def _check_shapes(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> int:
+    """Of the parameters; returns embed_dim. A size of None is free."""
+    if heads < 1 or embed_dim < 1 or embed_dim % heads:
+        raise ValueError(f"embed_dim_to_check is {embed_dim} and num_heads is {heads}, expected a multiple, 1 or more")
+    if ("bias_k" in arrays) != ("bias_v" in arrays):
+        raise ValueError("bias_k and bias_v come together: pass both or neither")
+    expected: dict[str, tuple[int | None, ...]] = {
+        "in_proj_weight": (3 * embed_dim, embed_dim),
+        "q_proj_weight": (embed_dim, embed_dim),
+        "k_proj_weight": (embed_dim, None),
+        "v_proj_weight": (embed_dim, None),
+        "in_proj_bias": (3 * embed_dim,),
+        "bias_k": (1, 1, embed_dim),
+        "bias_v": (1, 1, embed_dim),
+        "out_proj_weight": (None, embed_dim),
+        "out_proj_bias": arrays["out_proj_weight"].shape[:1],
+    }
+    for name, shape in expected.items():
+        found = arrays[name].shape if name in arrays else shape
+        if len(found) != len(shape) or any(b not in (None, a) for a, b in zip(found, shape, strict=True)):
+            text = ", ".join("any" if size is None else str(size) for size in shape) + "," * (len(shape) == 1)
+            raise ValueError(f"{name} has shape {found}, expected ({text})")
+    return int(embed_dim)
+
+
+def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[tuple[Array, Array, Array], Parameters]:
+    """Turn inputs to (N, length, features) and find what they are multiplied with; static keys take a key's place."""
+    separate = "in_proj_weight" not in arrays
+    blocks = [slice(n * embed_dim, (n + 1) * embed_dim) for n in range(3)]
+    weights = [
+        arrays[f"{x}_proj_weight"] if separate else arrays["in_proj_weight"][b]
+        for x, b in zip("qkv", blocks, strict=True)
+    ]
+    bias = arrays.get("in_proj_bias")
+    biases: list[Any] = [None if bias is None else bias[block] for block in blocks]
+    features = [weight.shape[1] for weight in weights]
+    inputs = [*with_batch_first(arrays["query"], arrays["key"], arrays["value"], features, batch_first=False)]
+    for n, name in enumerate(("static_k", "static_v"), 1):
+        if name in arrays:
+            if "bias_k" in arrays:
+                raise ValueError(f"{name} and bias_k are given, expected one of them at most")
+            inputs[n] = _static_input(arrays[name], name, inputs[0].shape[:-2], heads, embed_dim // heads)
+            weights[n], biases[n] = np.eye(embed_dim, dtype=inputs[n].dtype), None  # changes nothing
+    extra = [arrays[name][0, 0] if name in arrays else None for name in ("bias_k", "bias_v")]
+    query, key, value = inputs
+    parameters = [*weights, arrays["out_proj_weight"], *biases, arrays.get("out_proj_bias"), *extra]
+    return (query, key, value), Parameters._make(parameters)
+
+
+def _static_input(static: Array, name: str, batch: tuple[int, ...], heads: int, dim: int) -> Array:
+    """(N * heads, S, head_dim) as (N, S, E)."""
+    rows = math.prod((*batch, heads))
+    if static.ndim != 3 or static.shape[::2] != (rows, dim):
+        raise ValueError(f"{name} has shape {static.shape}, expected ({rows}, S, {dim}): (N * num_heads, S, head_dim)")
+    by_head = static.reshape(*batch, heads, *static.shape[1:])
+    return by_head.swapaxes(-3, -2).reshape(*batch, static.shape[1], heads * dim)

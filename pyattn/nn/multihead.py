@@ -1,0 +1,398 @@
+"""Multi-head attention as a module."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn.functional import FloatArray
+from pyattn.multi_head import Parameters, check_dropout, compute, with_batch_first
+from pyattn.nn import init
+from pyattn.nn.dtypes import as_float_dtype, as_input, check_parameter
+from pyattn.nn.init import RNG
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.state import check_arrays
+from pyattn.torch_masks import Hidden, Window
+
+__all__ = ["MultiheadAttention"]
+
+_Self = TypeVar("_Self", bound="MultiheadAttention")
+_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_OWN = ("in_proj_weight", *_SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
+
+
+class MultiheadAttention(Module):
+    """attention:                    True = attend
+    MultiheadAttention, as torch: True = blocked
+
+    `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and first numbers. ``head_h = softmax(q_h
+    k_h^T / sqrt(head_dim) + mask) v_h`` with q, k and v the projections of query, key and value, cut into heads; the
+    output is a projection of the heads side by side.
+
+    Parameters
+    ----------
+    embed_dim : int
+        Size of the last axis of query, and of the output.
+    num_heads : int
+        Divides embed_dim, unless head_dim is given.
+    dropout : float
+        Probability of leaving out a weight in training, which is not there yet: call `eval` first. Default: 0.0.
+    bias : bool
+        Projections have biases, the default.
+    add_bias_kv : bool
+        Append a key and a value that are parameters. Default: False.
+    add_zero_attn : bool
+        Append a key and a value of zeros. Default: False.
+    kdim : int, optional
+        Size of the last axis of key. Default: embed_dim.
+    vdim : int, optional
+        Size of the last axis of value. Default: embed_dim.
+    batch_first : bool
+        Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
+    head_dim : int, optional
+        Size of a head of query and key. Default: ``embed_dim // num_heads``.
+    v_head_dim : int, optional
+        Size of a head of value. Default: head_dim.
+    out_dim : int, optional
+        Size of the last axis of the output. Default: embed_dim.
+    num_kv_heads : int, optional
+        Heads of key and value, each shared by ``num_heads // num_kv_heads`` query heads. Default: num_heads.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    in_proj_weight : ndarray, (3 * embed_dim, embed_dim), or None
+        Weights of query, key and value on top of one another. At first drawn by `init.xavier_uniform_`. None where a
+        size is not torch's default: then there are the next three.
+    q_proj_weight : ndarray, (num_heads * head_dim, embed_dim), or None
+        At first drawn by `init.xavier_uniform_`, as the next two.
+    k_proj_weight : ndarray, (num_kv_heads * head_dim, kdim), or None
+        Weight of key.
+    v_proj_weight : ndarray, (num_kv_heads * v_head_dim, vdim), or None
+        Weight of value.
+    in_proj_bias : ndarray, or None
+        Biases of query, key and value, one after another. At first 0.
+    bias_k : ndarray, (1, 1, num_kv_heads * head_dim), or None
+        The key of add_bias_kv. At first drawn by `init.xavier_normal_`, as the next.
+    bias_v : ndarray, (1, 1, num_kv_heads * v_head_dim), or None
+        The value of add_bias_kv.
+    out_proj : Linear
+        ``num_heads * v_head_dim`` to out_dim. At first as any Linear, its bias 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> mha = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+    >>> x = np.ones((1, 3, 8), np.float32)
+    >>> output, weights = mha(x, x, x, is_causal=True)
+    >>> output.shape
+    (1, 3, 8)
+    >>> weights[0].round(4)
+    array([[1.    , 0.    , 0.    ],
+           [0.5   , 0.5   , 0.    ],
+           [0.3333, 0.3333, 0.3333]], dtype=float32)
+    """  # noqa: D205, D400 (a table of two lines)
+
+    in_proj_weight: FloatArray | None
+    q_proj_weight: FloatArray | None
+    k_proj_weight: FloatArray | None
+    v_proj_weight: FloatArray | None
+    in_proj_bias: FloatArray | None
+    bias_k: FloatArray | None
+    bias_v: FloatArray | None
+    out_proj: Linear
+
+    def __init__(
+        self,
+        embed_dim: SupportsIndex,
+        num_heads: SupportsIndex,
+        dropout: SupportsFloat = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: SupportsIndex | None = None,
+        vdim: SupportsIndex | None = None,
+        batch_first: bool = False,
+        *,
+        head_dim: SupportsIndex | None = None,
+        v_head_dim: SupportsIndex | None = None,
+        out_dim: SupportsIndex | None = None,
+        num_kv_heads: SupportsIndex | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = _count(embed_dim, "embed_dim")
+        self.num_heads = _count(num_heads, "num_heads")
+        self.num_kv_heads = _count(num_kv_heads, "num_kv_heads", self.num_heads)
+        if head_dim is None and self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"embed_dim is {self.embed_dim} and num_heads is {self.num_heads}, expected a multiple; "
+                "or pass head_dim"
+            )
+        self.head_dim = _count(head_dim, "head_dim", self.embed_dim // self.num_heads)
+        self.v_head_dim = _count(v_head_dim, "v_head_dim", self.head_dim)
+        self.kdim = _count(kdim, "kdim", self.embed_dim)
+        self.vdim = _count(vdim, "vdim", self.embed_dim)
+        self._set_options(dropout, add_zero_attn, batch_first)
+        out = _count(out_dim, "out_dim", self.embed_dim)
+        rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
+        packed = {*rows, self.kdim, self.vdim, out} == {self.embed_dim}  # as torch's
+        shapes = self._shapes(out, bool(bias), bool(add_bias_kv), packed)
+        kind = as_float_dtype(dtype)
+        self._set_parameters({name: np.empty(shape, kind) for name, shape in shapes.items()})
+        self.reset_parameters(rng)
+
+    @classmethod
+    def from_arrays(
+        cls: type[_Self],
+        state_dict: Mapping[str, FloatArray],
+        num_heads: SupportsIndex,
+        *,
+        num_kv_heads: SupportsIndex | None = None,
+        dropout: SupportsFloat = 0.0,
+        add_zero_attn: bool = False,
+        batch_first: bool = False,
+    ) -> _Self:
+        """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to ndarray
+            As `state_dict` returns it; the sizes are those of the arrays, which share one dtype, float32 or float64.
+        num_heads : int
+            Number of heads.
+        num_kv_heads : int, optional
+            Heads of key and value. Default: num_heads.
+        dropout : float
+            As for the constructor. Default: 0.0.
+        add_zero_attn : bool
+            Append a key and a value of zeros. Default: False.
+        batch_first : bool
+            As for the constructor. Default: False.
+
+        Returns
+        -------
+        MultiheadAttention
+            With the arrays themselves.
+
+        Raises
+        ------
+        TypeError
+            They are no arrays of float32 or float64, or their dtypes differ.
+        ValueError
+            One is missing or unexpected, or their shapes do not go together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> state = {"in_proj_weight": np.ones((6, 2)), "out_proj.weight": np.eye(2)}
+        >>> nn.MultiheadAttention.from_arrays(state, 1)(*np.ones((3, 4, 2)))[0][0]
+        array([2., 2.])
+        """
+        self = cls.__new__(cls)
+        self.num_heads = _count(num_heads, "num_heads")
+        self.num_kv_heads = _count(num_kv_heads, "num_kv_heads", self.num_heads)
+        weights = _weights_of(state_dict)
+        (_, self.embed_dim), (_, self.kdim), (v_rows, self.vdim) = (weight.shape for weight in weights[:3])
+        self.head_dim = weights[0].shape[0] // self.num_heads
+        self.v_head_dim = v_rows // self.num_kv_heads
+        packed = "in_proj_weight" in state_dict
+        if packed:
+            self.head_dim = self.v_head_dim = self.embed_dim // self.num_heads
+        self._set_options(dropout, add_zero_attn, batch_first)
+        shapes = self._shapes(weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
+        check_arrays(state_dict, shapes)
+        self._set_parameters(state_dict)
+        return self
+
+    def _set_options(self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}, expected a multiple"
+            )
+        check_dropout(dropout, training=False)
+        self.dropout = float(dropout)
+        self.add_zero_attn, self.batch_first = bool(add_zero_attn), bool(batch_first)
+
+    def _shapes(self, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
+        """Of the parameters that there are, in torch's order."""
+        q, k, v = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
+        shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * self.embed_dim, self.embed_dim)}
+        if not packed:
+            separate = (q, self.embed_dim), (k, self.kdim), (v, self.vdim)
+            shapes = dict(zip(_SEPARATE, separate, strict=True))
+        shapes |= {"in_proj_bias": (q + k + v,)} if bias else {}
+        shapes |= {"bias_k": (1, 1, k), "bias_v": (1, 1, v)} if bias_kv else {}
+        shapes["out_proj.weight"] = (out_dim, self.num_heads * self.v_head_dim)
+        return shapes | ({"out_proj.bias": (out_dim,)} if bias else {})
+
+    def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
+        for name in _OWN:
+            self.register_parameter(name, arrays.get(name))
+        self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw the parameters anew, into the arrays that are there.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        generator = np.random.default_rng(rng)
+        for name in ("in_proj_weight", *_SEPARATE):
+            if getattr(self, name) is not None:
+                init.xavier_uniform_(getattr(self, name), rng=generator)
+        self.out_proj.reset_parameters(generator)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                init.zeros_(bias)
+        for bias in (self.bias_k, self.bias_v):
+            if bias is not None:
+                init.xavier_normal_(bias, rng=generator)
+
+    @property
+    def out_dim(self) -> int:
+        """Size of the last axis of the output."""
+        return self.out_proj.out_features
+
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Compute the attention of every head, and their projection.
+
+        On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises) and is combined with it
+        (torch's replaces it in some cases); the keys of add_bias_kv and add_zero_attn stay visible under it; a row with
+        nothing to attend to gives 0 before the output's projection.
+
+        Parameters
+        ----------
+        query : array_like, (L, N, embed_dim) or unbatched (L, embed_dim)
+            (N, L, embed_dim) with batch_first. Of the weights' dtype, as key and value.
+        key : array_like, (S, N, kdim) or (S, kdim)
+            (N, S, kdim) with batch_first.
+        value : array_like, (S, N, vdim) or (S, vdim)
+            (N, S, vdim) with batch_first.
+        key_padding_mask : array_like, (N, S) or (S,), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        need_weights : bool
+            Return weights, too; the default.
+        attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+            bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+            Default: None.
+        average_attn_weights : bool
+            Weights are their mean over heads, the default.
+        is_causal : bool
+            Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+        window : int or (left, right), optional
+            Query i attends to keys i - left to i + right; None = unbounded. Default: None.
+        key_lengths : array_like of int, (N,) or (), optional
+            Batch entry b attends to its first ``key_lengths[b]`` keys. Default: None.
+        empty_rows : {'zero', 'nan'}
+            What a row with nothing to attend to gives: 'zero', the default, or 'nan', as most of torch's do. Weights are 0.
+
+        Returns
+        -------
+        output : ndarray, (L, N, out_dim) or (L, out_dim)
+            (N, L, out_dim) with batch_first.
+        weights : ndarray, (N, L, S) or (L, S), or None
+            With heads, (N, num_heads, L, S), unless averaged; S counts the keys of add_bias_kv and add_zero_attn.
+
+        Raises
+        ------
+        TypeError
+            An input has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        NotImplementedError
+            dropout > 0 in training.
+        """
+        check_dropout(self.dropout, self.training)
+        dtype = self.out_proj.weight.dtype
+        q, k, v = (as_input(x, name, dtype) for name, x in (("query", query), ("key", key), ("value", value)))
+        features = self.embed_dim, self.kdim, self.vdim
+        output, weights = compute(
+            *with_batch_first(q, k, v, features, batch_first=self.batch_first),
+            self._parameters(),
+            Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            add_zero=self.add_zero_attn,
+            need_weights=need_weights,
+            average_weights=average_attn_weights,
+            empty_rows=empty_rows,
+        )
+        turn = output.ndim == 3 and not self.batch_first
+        return output.swapaxes(0, 1) if turn else output, weights
+
+    def _parameters(self) -> Parameters:
+        """As the core takes them: slices, never copies."""
+        packed: Any = self.in_proj_weight
+        bias: Any = self.in_proj_bias
+        q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        blocks = slice(0, q), slice(q, q + k), slice(q + k, None)
+        if packed is None:
+            weights: list[Any] = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        else:
+            weights = [packed[block] for block in blocks]
+        biases = [None if bias is None else bias[block] for block in blocks]
+        extra = [None if x is None else x[0, 0] for x in (self.bias_k, self.bias_v)]
+        return Parameters._make([*weights, self.out_proj.weight, *biases, self.out_proj.bias, *extra])
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, and those that torch does not have where they differ from its own.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        usual = {"embed_dim": None, "num_heads": None, "num_kv_heads": self.num_heads, "kdim": self.embed_dim}
+        usual |= {"vdim": self.embed_dim, "head_dim": self.embed_dim // self.num_heads, "v_head_dim": self.head_dim}
+        usual |= {"dropout": 0, "add_zero_attn": False, "batch_first": False}
+        return ", ".join(f"{name}={getattr(self, name)}" for name, x in usual.items() if getattr(self, name) != x)
+
+
+def _count(x: SupportsIndex | None, name: str, default: int = 0) -> int:
+    try:
+        n = default if x is None else operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+    if n < 1:
+        raise ValueError(f"{name} is {n}, expected 1 or more")
+    return n
+
+
+def _weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
+    """Those of query, key, value and output, all of two axes; the packed one stands for the first three."""
+    names = [*(["in_proj_weight"] * 3 if "in_proj_weight" in state else _SEPARATE), "out_proj.weight"]
+    for name in names:
+        if name not in state:
+            raise ValueError(f"{name} is missing, and an attention has that of torch.nn.MultiheadAttention's names")
+        check_parameter(state[name], name)
+        if state[name].ndim != 2:
+            raise ValueError(f"{name} has shape {state[name].shape}, expected 2 axes: (out_features, in_features)")
+    return [state[name] for name in names]
