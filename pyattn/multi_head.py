@@ -130,7 +130,7 @@ def multi_head_attention_forward(
     is_causal : bool
         Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
     empty_rows : {'zero', 'nan'}
-        What a row with nothing to attend to gives: 'zero', the default, or 'nan', as most of torch's do. Weights are 0.
+        What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
     Returns
     -------

@@ -139,6 +139,7 @@ def test_nothing_is_drawn(torch, interop):
     """Neither side's random numbers move on."""
     state = torch.get_rng_state()
     interop.to_torch(nn.Linear(4, 3))
+    interop.to_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -165,3 +166,95 @@ def test_dtypes_and_devices_that_numpy_lacks_are_refused(torch, interop):
             interop.from_torch(torch.nn.Linear(2, 2, dtype=dtype))
     with pytest.raises(TypeError, match=r"weight is on device 'meta'; pass module.cpu\(\)"):
         interop.from_torch(torch.nn.Linear(2, 2, device="meta"))
+
+
+# Multi-head attention
+
+EVERY = [
+    {},
+    {"bias": False},
+    {"add_bias_kv": True, "add_zero_attn": True},
+    {"kdim": 3, "batch_first": True},
+    {"vdim": 5, "bias": False, "dropout": 0.25},
+    {"kdim": 3, "vdim": 5, "add_bias_kv": True},
+]
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("options", EVERY, ids=str)
+def test_multi_head_attention_there_and_back(options, share, dtype, torch, interop):
+    theirs = torch.nn.MultiheadAttention(6, 2, **options, dtype=getattr(torch, dtype)).eval()
+    ours = interop.from_torch(theirs, share=share)
+    assert type(ours) is nn.MultiheadAttention
+    assert ours.dtype == dtype
+    assert (ours.batch_first, ours.add_zero_attn) == (theirs.batch_first, theirs.add_zero_attn)
+    assert ours.dropout == theirs.dropout
+    inputs = [
+        np.random.default_rng(n).standard_normal((4, 3, features)).astype(dtype)
+        for n, features in enumerate((6, ours.kdim, ours.vdim))
+    ]
+    with torch.no_grad():
+        expected = theirs(*map(torch.from_numpy, inputs))
+    back = interop.to_torch(ours, share=share)
+    assert type(back) is torch.nn.MultiheadAttention
+    assert not back.training
+    with torch.no_grad():
+        again = back(*map(torch.from_numpy, inputs))
+    for actual, one, other in zip(ours(*inputs), expected, again, strict=True):
+        np.testing.assert_allclose(actual, one.numpy(), rtol=0, atol=1e-5 if dtype == "float32" else 1e-12)
+        assert torch.equal(one, other)
+    assert list(back.state_dict()) == list(theirs.state_dict()) == list(ours.state_dict())
+    for key, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor)
+        assert (back.state_dict()[key].data_ptr() == tensor.data_ptr()) == share
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in back.parameters())
+
+
+def test_an_optimiser_of_torch_trains_a_shared_attention(dtype, torch, interop):
+    ours = nn.MultiheadAttention(8, 2, dtype=dtype, rng=0)
+    theirs = interop.to_torch(ours, share=True)
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    x = np.random.default_rng(0).standard_normal((5, 3, 8)).astype(dtype)
+    before = ours(x, x, x)[0]
+    for _ in range(3):
+        optimiser.zero_grad()
+        theirs(*[torch.from_numpy(x)] * 3)[0].square().sum().backward()
+        optimiser.step()
+    after = ours(x, x, x)[0]
+    assert np.square(after).sum() < np.square(before).sum()
+    with torch.no_grad():
+        expected = theirs(*[torch.from_numpy(x)] * 3)[0].numpy()
+    np.testing.assert_allclose(after, expected, rtol=0, atol=1e-5)
+
+
+def test_attention_with_weights_of_their_own_is_packed_in_a_copy_alone(torch, interop):
+    packed = nn.MultiheadAttention(4, 2, rng=0)
+    state = packed.state_dict()
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    weights = dict(zip(names, np.split(state.pop("in_proj_weight"), 3), strict=True))
+    ours = nn.MultiheadAttention.from_arrays({**weights, **state}, 2)
+    assert_same_bits(interop.to_torch(ours).in_proj_weight.detach().numpy(), packed.in_proj_weight)
+    with pytest.raises(ValueError, match="weights of their own for query, key and value: torch needs a copy"):
+        interop.to_torch(ours, share=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_kv_heads": 1}, "module has num_kv_heads=1, and torch.nn.MultiheadAttention always 2"),
+        ({"head_dim": 5}, "module has head_dim=5, .* always 2"),
+        ({"v_head_dim": 5}, "module has v_head_dim=5, .* always 2"),
+        ({"out_dim": 5}, "module has out_dim=5, .* always 4"),
+    ],
+)
+def test_sizes_that_torch_lacks_are_refused(options, message, torch, interop):
+    with pytest.raises(ValueError, match=message):
+        interop.to_torch(nn.MultiheadAttention(4, 2, **options))
+
+
+def test_a_part_with_parametrizations_is_copied_and_not_shared(torch, interop):
+    theirs = torch.nn.MultiheadAttention(4, 2)
+    torch.nn.utils.parametrizations.weight_norm(theirs.out_proj)
+    assert_same_bits(interop.from_torch(theirs).out_proj.weight, theirs.out_proj.weight.detach().numpy())
+    with pytest.raises(ValueError, match="module has parametrizations"):
+        interop.from_torch(theirs, share=True)

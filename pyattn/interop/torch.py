@@ -19,7 +19,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        A `torch.nn.Linear` on the CPU, in float32 or float64.
+        A `torch.nn.Linear` or `torch.nn.MultiheadAttention` on the CPU, in float32 or float64.
     share : bool
         Without a copy: the parameters are views of torch's memory, and what is written on either side, by an optimiser
         perhaps, counts on both. Default: False.
@@ -51,7 +51,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may bring its own __init__, but not another forward.
         if isinstance(module, theirs) and type(module).forward is theirs.forward:
-            if share and torch.nn.utils.parametrize.is_parametrized(module):
+            if share and any(map(torch.nn.utils.parametrize.is_parametrized, module.modules())):
                 raise ValueError("module has parametrizations, whose results torch computes anew: pass share=False")
             return kind.from_torch(module, share).train(module.training)
     raise TypeError(
@@ -66,7 +66,7 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     Parameters
     ----------
     module : pyattn.nn.Module
-        A `pyattn.nn.Linear`.
+        A `pyattn.nn.Linear` or `pyattn.nn.MultiheadAttention`.
     share : bool
         Without a copy: the parameters are tensors on the arrays' memory, and what is written on either side counts on
         both. Default: False.
@@ -81,7 +81,8 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     TypeError
         torch has no such module.
     ValueError
-        share, and torch cannot view an array: it is read-only, byte-swapped or has negative strides.
+        share, and torch cannot view an array: it is read-only, byte-swapped or has negative strides. Or the module has
+        sizes that torch's has no argument for, such as num_kv_heads.
     ImportError
         There is no torch.
 
@@ -112,6 +113,45 @@ def _linear_to_torch(linear: Any, share: bool) -> Any:
     return theirs
 
 
+_IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_ATTENTION = ("in_proj_weight", *_IN_PROJECTIONS, "in_proj_bias", "bias_k", "bias_v")
+
+
+def _attention_from_torch(attention: Any, share: bool) -> nn.Module:
+    given = {name: getattr(attention, name) for name in _ATTENTION}
+    given |= {"out_proj.weight": attention.out_proj.weight, "out_proj.bias": attention.out_proj.bias}
+    arrays = {name: _array(tensor, name, share) for name, tensor in given.items() if tensor is not None}
+    options = {name: getattr(attention, name) for name in ("dropout", "add_zero_attn", "batch_first")}
+    return nn.MultiheadAttention.from_arrays(arrays, attention.num_heads, **options)
+
+
+def _attention_to_torch(attention: Any, share: bool) -> Any:
+    import torch
+
+    dim = attention.embed_dim
+    usual = {"num_kv_heads": attention.num_heads, "head_dim": dim / attention.num_heads, "out_dim": dim}
+    for name, size in {**usual, "v_head_dim": attention.head_dim}.items():
+        if getattr(attention, name) != size:
+            raise ValueError(
+                f"module has {name}={getattr(attention, name)}, and torch.nn.MultiheadAttention always {size:g}"
+            )
+    names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
+    options = {name: getattr(attention, name) for name in names}
+    given = {"bias": attention.in_proj_bias is not None, "add_bias_kv": attention.bias_k is not None}
+    theirs = torch.nn.MultiheadAttention(**options, **given, device="meta")  # without memory or numbers
+    arrays = attention.state_dict()
+    if theirs.in_proj_weight is not None and attention.in_proj_weight is None:
+        if share:
+            raise ValueError(
+                "module has weights of their own for query, key and value: torch needs a copy, share=False"
+            )
+        arrays["in_proj_weight"] = np.concatenate([arrays.pop(name) for name in _IN_PROJECTIONS])
+    for name, array in arrays.items():
+        owner = theirs.out_proj if name.startswith("out_proj.") else theirs
+        setattr(owner, name.removeprefix("out_proj."), torch.nn.Parameter(_tensor(array, name, share)))
+    return theirs
+
+
 class _Kind(NamedTuple):
     """A module that both sides have, by the same name, and the way there and back."""
 
@@ -121,7 +161,10 @@ class _Kind(NamedTuple):
     to_torch: Callable[[Any, bool], Any]
 
 
-_KINDS = (_Kind("Linear", nn.Linear, _linear_from_torch, _linear_to_torch),)
+_KINDS = (
+    _Kind("Linear", nn.Linear, _linear_from_torch, _linear_to_torch),
+    _Kind("MultiheadAttention", nn.MultiheadAttention, _attention_from_torch, _attention_to_torch),
+)
 
 
 def _names() -> str:

@@ -312,7 +312,7 @@ class MultiheadAttention(Module):
         key_lengths : array_like of int, (N,) or (), optional
             Batch entry b attends to its first ``key_lengths[b]`` keys. Default: None.
         empty_rows : {'zero', 'nan'}
-            What a row with nothing to attend to gives: 'zero', the default, or 'nan', as most of torch's do. Weights are 0.
+            What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
         Returns
         -------
