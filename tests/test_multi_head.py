@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import assert_same_bits
+from multi_head_twin import multi_head
 
 import pyattn
 from pyattn import _core
@@ -47,6 +48,24 @@ def test_it_has_the_bits_of_its_steps(attention, threads, dtype, level):
         actual = _core.multi_head(*inputs, *weights, **options, **attention, need_weights=True, num_threads=threads)
         assert_same_bits(actual[0], expected[0])
         assert_same_bits(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("add_zero", [False, True])
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize(
+    "attention", [{}, {"is_causal": True, "align": "lower_right"}, {"window": 3, "align": "upper_left"}]
+)
+def test_equals_the_oracle(attention, extra, add_zero, dtype, level):
+    rng = np.random.default_rng([extra, add_zero])
+    for sizes in ({}, {"batch": 1, "q_len": 1, "kv_len": 300}, {"q_len": 70, "kv_len": 130, "inner": 100, "heads": 6}):
+        inputs, weights, options = draw(rng, dtype, **sizes)
+        pair = [rng.standard_normal(len(weight)).astype(dtype) for weight in weights[1:]]
+        options |= {"extra_key": pair[0], "extra_value": pair[1]} if extra else {}
+        options |= {"add_zero": add_zero, **attention}
+        actual = _core.multi_head(*inputs, *weights, **options, need_weights=True)
+        for one, other in zip(actual, multi_head(*inputs, *weights, **options), strict=True):
+            size = np.abs(other).max()  # inputs are not small, and neither are scores
+            np.testing.assert_allclose(one, other, rtol=0, atol=size * (1e-4 if dtype == "float32" else 1e-12))
 
 
 @pytest.mark.peers

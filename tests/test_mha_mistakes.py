@@ -1,0 +1,170 @@
+"""Mistakes in calls of multi-head attention: errors that name torch's argument, what was expected, and the fix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import nn
+
+X, Y = np.ones((5, 2, 8), np.float32), np.ones((7, 2, 8), np.float32)
+MODULE = nn.MultiheadAttention(8, 4, rng=0)
+WEIGHT, OUT = np.ones((24, 8), np.float32), np.ones((8, 8), np.float32)
+
+
+def call(**arguments):
+    given = {"query": X, "key": Y, "value": Y, **arguments}
+    return MODULE(given.pop("query"), given.pop("key"), given.pop("value"), **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query": X[0, 0]}, r"query has shape \(8,\), expected \(L, N, 8\) or, unbatched, \(L, 8\)"),
+        ({"query": X[None]}, r"query has shape \(1, 5, 2, 8\), expected \(L, N, 8\)"),
+        ({"query": X[..., :5]}, r"query has shape \(5, 2, 5\), expected \(L, N, 8\)"),
+        ({"key": Y[:, 0]}, r"key has shape \(7, 8\), expected \(S, 2, 8\): query has shape \(5, 2, 8\)"),
+        ({"key": Y[:, :1]}, r"key has shape \(7, 1, 8\), expected \(S, 2, 8\)"),
+        ({"key": Y[..., :5]}, r"key has shape \(7, 2, 5\), expected \(S, 2, 8\)"),
+        ({"value": Y[:6]}, r"value has shape \(6, 2, 8\), expected \(7, 2, 8\): .* and key \(7, 2, 8\)"),
+        ({"attn_mask": np.ones((7, 5), bool)}, r"attn_mask has shape \(7, 5\), expected \(5, 7\) or \(8, 5, 7\): "),
+        ({"attn_mask": np.ones((2, 5, 7), bool)}, r"pass numpy.repeat\(attn_mask, 4, axis=0\)$"),
+        ({"attn_mask": np.ones((5, 1), bool)}, r"attn_mask has shape \(5, 1\), expected \(5, 7\)"),
+        (
+            {"key_padding_mask": np.ones((7, 2), bool)},
+            r"key_padding_mask has shape \(7, 2\), expected \(2, 7\): \(N, S\)",
+        ),
+        ({"key_padding_mask": np.ones(7, bool)}, r"key_padding_mask has shape \(7,\), expected \(2, 7\)"),
+        ({"key_lengths": [3, 8]}, "key_lengths"),
+        ({"empty_rows": "inf"}, "empty_rows is 'inf'"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        call(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"query": X.astype(float)},
+            r"query has dtype float64, expected float32 .* pass query.astype\(numpy.float32\)",
+        ),
+        ({"value": Y.astype("f2")}, r"value has dtype float16, .* pass value.astype\(numpy.float32\)"),
+        (
+            {"attn_mask": np.ones((5, 7), int)},
+            r"attn_mask has dtype int64, .* attn_mask.astype\(bool\) \(True = blocked\)",
+        ),
+        ({"key_padding_mask": np.ones((2, 7), np.uint8)}, r"key_padding_mask has dtype uint8, expected bool or floats"),
+        ({"attn_mask": np.ones((5, 7), complex)}, "attn_mask has dtype complex128"),
+        ({"attn_mask": np.ma.ones((5, 7))}, "attn_mask is a masked array"),
+        ({"key": None}, "key is an object of type NoneType"),
+        ({"is_causal": "yes"}, "is_causal"),
+    ],
+)
+def test_another_type_is_refused_with_the_fix(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        call(**arguments)
+
+
+def test_the_fixes_that_are_offered_work():
+    mask = np.zeros((2, 5, 7), bool)
+    assert call(attn_mask=np.repeat(mask, 4, axis=0))[0].shape == (5, 2, 8)
+    assert call(attn_mask=np.zeros((5, 7), int).astype(bool))[0].shape == (5, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"embed_dim": 9}, ValueError, "embed_dim is 9 and num_heads is 2, expected a multiple; or pass head_dim"),
+        ({"embed_dim": 0}, ValueError, "embed_dim is 0, expected 1 or more"),
+        ({"num_heads": -1}, ValueError, "num_heads is -1, expected 1 or more"),
+        ({"num_heads": 2.0}, TypeError, "num_heads is of type float, expected an int"),
+        ({"num_kv_heads": 3}, ValueError, "num_heads is 2 and num_kv_heads is 3, expected a multiple"),
+        ({"dropout": 1.5}, ValueError, "dropout is 1.5, expected a probability"),
+        ({"kdim": 0}, ValueError, "kdim is 0, expected 1 or more"),
+        ({"dtype": np.float16}, TypeError, "dtype is float16"),
+    ],
+)
+def test_sizes_that_make_no_module_are_refused(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        nn.MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **arguments})
+
+
+def test_a_state_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match=r"- in_proj_weight has shape \(12, 4\), expected \(24, 8\)"):
+        MODULE.load_state_dict(nn.MultiheadAttention(4, 2).state_dict())
+    with pytest.raises(ValueError, match=r"- in_proj_weight is missing\n(.*\n)*- q_proj_weight is unexpected"):
+        MODULE.load_state_dict(nn.MultiheadAttention(8, 4, kdim=3).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"in_proj_weight": None}, ValueError, "q_proj_weight is missing"),
+        ({"in_proj_bias": np.ones(5, "f4")}, ValueError, r"in_proj_bias has shape \(5,\), expected \(24,\)"),
+        ({"bias_k": np.ones((1, 1, 8), "f4")}, ValueError, "bias_v is missing; expected in_proj_weight, "),
+        ({"weight": np.ones(3, "f4")}, ValueError, "weight is unexpected; expected in_proj_weight, "),
+        ({"out_proj.weight": np.ones(8, "f4")}, ValueError, r"out_proj.weight has shape \(8,\), expected 2 axes"),
+        ({"in_proj_bias": np.ones(24)}, TypeError, "in_proj_bias has dtype float64, expected float32 as out_proj"),
+        ({"in_proj_weight": [[1.0]]}, TypeError, "in_proj_weight is a parameter and takes an array"),
+    ],
+)
+def test_arrays_that_make_no_module_are_refused(change, kind, message):
+    state = {key: array for key, array in {**MODULE.state_dict(), **change}.items() if array is not None}
+    with pytest.raises(kind, match=message):
+        nn.MultiheadAttention.from_arrays(state, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"in_proj_weight": None}, ValueError, "in_proj_weight is None, and use_separate_proj_weight=False needs it"),
+        ({"use_separate_proj_weight": True}, ValueError, "q_proj_weight is None, and use_separate_proj_weight=True"),
+        ({"in_proj_weight": WEIGHT[1:]}, ValueError, r"in_proj_weight has shape \(23, 8\), expected \(24, 8\)"),
+        ({"out_proj_weight": OUT[:, 1:]}, ValueError, r"out_proj_weight has shape \(8, 7\), expected \(any, 8\)"),
+        ({"out_proj_weight": None}, TypeError, "out_proj_weight is an object of type NoneType"),
+        ({"out_proj_bias": OUT[0, 1:]}, ValueError, r"out_proj_bias has shape \(7,\), expected \(8,\)"),
+        ({"bias_k": OUT[None, :1]}, ValueError, "bias_k and bias_v come together"),
+        ({"embed_dim_to_check": 9}, ValueError, "embed_dim_to_check is 9 and num_heads is 4, expected a multiple"),
+        ({"embed_dim_to_check": 12}, ValueError, r"in_proj_weight has shape \(24, 8\), expected \(36, 12\)"),
+        ({"query": X.astype(float)}, TypeError, r"key has dtype float32, expected float64; pass key.astype"),
+        ({"in_proj_weight": WEIGHT.astype(float)}, TypeError, r"pass in_proj_weight.astype\(numpy.float32\)"),
+        (
+            {"static_k": Y},
+            ValueError,
+            r"static_k has shape \(7, 2, 8\), expected \(8, S, 2\): \(N \* num_heads, S, head_dim\)",
+        ),
+        ({"dropout_p": 0.1}, NotImplementedError, "dropout of 0.1 in training is not there yet"),
+    ],
+)
+def test_mistakes_in_the_function_are_named(arguments, kind, message):
+    names = ("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k")
+    names += ("bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
+    given = dict(zip(names, (X, Y, Y, 8, 4, WEIGHT, None, None, None, False, 0.0, OUT, None), strict=True))
+    assert pyattn.multi_head_attention_forward(**given)[1].shape == (2, 5, 7)
+    with pytest.raises(kind, match=message):
+        pyattn.multi_head_attention_forward(**{**given, **arguments})
+
+
+@pytest.mark.peers
+def test_the_function_has_the_arguments_of_torch(torch):
+    import inspect
+
+    theirs = inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters.values()
+    ours = list(inspect.signature(pyattn.multi_head_attention_forward).parameters.values())
+    for one, other in zip(ours, theirs, strict=False):
+        assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)
+    assert [argument.name for argument in ours[len(theirs) :]] == ["empty_rows"]
+    theirs = list(inspect.signature(torch.nn.MultiheadAttention.forward).parameters.values())
+    for one, other in zip(inspect.signature(nn.MultiheadAttention.forward).parameters.values(), theirs, strict=False):
+        assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)
+
+
+def test_both_docstrings_open_with_the_table_of_polarities():
+    for thing in (nn.MultiheadAttention, pyattn.multi_head_attention_forward):
+        first, second = thing.__doc__.splitlines()[:2]
+        assert first.split() == ["attention:", "True", "=", "attend"]
+        assert second.split() == ["MultiheadAttention,", "as", "torch:", "True", "=", "blocked"]
