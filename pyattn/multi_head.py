@@ -1,4 +1,4 @@
-"""Multi-head attention with torch's arguments: the rules on them, and `multi_head_attention_forward`.
+"""Multi-head attention with torch's arguments, in one call of the core.
 
 The computation is one call of the core, whose masks are those of `attention` (True = attend). Here, as in torch, True =
 blocked. Indices: N batch, H heads, L queries, S keys, E features.
@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from pyattn import _core
 from pyattn.functional import FloatArray
-from pyattn.torch_masks import Hidden, Sizes, for_the_core
+from pyattn.torch_rules import Hidden, Sizes, check_dropout, for_the_core, with_batch_first
 
-__all__ = ["Parameters", "check_dropout", "compute", "multi_head_attention_forward", "with_batch_first"]
+__all__ = ["Parameters", "compute", "multi_head_attention_forward"]
 
 Array: TypeAlias = npt.NDArray[Any]
 EmptyRows = Literal["zero", "nan"]
@@ -229,7 +229,7 @@ def compute(
     """
     extras = (parameters.extra_key is not None) + bool(add_zero)
     mask, is_causal, window, lengths = None, hidden.is_causal, hidden.window, hidden.key_lengths
-    if any(x is not None for x in (hidden.attn_mask, hidden.key_padding_mask)) or extras:
+    if hidden.attn_mask is not None or hidden.key_padding_mask is not None or extras:
         sizes = Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2], extras)
         mask, is_causal, window, lengths = for_the_core(hidden, sizes)
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
@@ -250,73 +250,6 @@ def compute(
         empty_rows=empty_rows,
     )
     return result
-
-
-def check_dropout(dropout_p: SupportsFloat, training: bool) -> None:
-    """Refuse the dropout that is not there yet.
-
-    Parameters
-    ----------
-    dropout_p : float
-        A probability.
-    training : bool
-        Whether it matters.
-
-    Raises
-    ------
-    NotImplementedError
-        dropout_p > 0 and training.
-    ValueError
-        dropout_p is no probability.
-    """
-    if not 0 <= float(dropout_p) <= 1:
-        raise ValueError(f"dropout is {dropout_p}, expected a probability from 0 to 1")
-    if training and float(dropout_p) > 0:
-        raise NotImplementedError(
-            f"dropout of {dropout_p} in training is not there yet; pass 0.0, or call eval() first"
-        )
-
-
-def with_batch_first(
-    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], *, batch_first: bool
-) -> tuple[Array, Array, Array]:
-    """Check three inputs against one another and turn them to (N, length, features), without a copy.
-
-    Parameters
-    ----------
-    query, key, value : ndarray
-        (length, N, features), or (N, length, features), or unbatched (length, features).
-    features : sequence of int
-        The size of the last axis of each.
-    batch_first : bool
-        Whether N is the first of three axes.
-
-    Returns
-    -------
-    tuple of ndarray
-        (N, length, features), or (length, features) as they were.
-
-    Raises
-    ------
-    ValueError
-        Their shapes do not go together.
-    """
-    axes, last = query.ndim, features[0]
-    if axes not in (2, 3) or query.shape[-1] != last:
-        order = "N, L" if batch_first else "L, N"
-        raise ValueError(f"query has shape {query.shape}, expected ({order}, {last}) or, unbatched, (L, {last})")
-    batch = 0 if batch_first else 1
-    for name, x, last in (("key", key, features[1]), ("value", value, features[2])):
-        length: Any = "S" if x is key or key.ndim != axes else key.shape[1 - batch if axes == 3 else 0]
-        expected: tuple[Any, ...] = (length, last)
-        if axes == 3:
-            expected = (query.shape[0], length, last) if batch_first else (length, query.shape[1], last)
-        if x.ndim != axes or any(one not in ("S", size) for one, size in zip(expected, x.shape, strict=True)):
-            shapes = f"query has shape {query.shape}" + (f" and key {key.shape}" if name == "value" else "")
-            raise ValueError(f"{name} has shape {x.shape}, expected ({', '.join(map(str, expected))}): {shapes}")
-    if axes == 2 or batch_first:
-        return query, key, value
-    return query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
 
 
 # Arrays of the function

@@ -46,12 +46,12 @@ PYTHON_ARROWS = {
     "functional": {"_core"},
     "interop": {"interop", "nn"},
     "masks": {"_core"},
-    "multi_head": {"_core", "functional", "torch_masks"},
-    "nn": {"_core", "functional", "multi_head", "nn", "torch_masks"},  # of _core the reading of arrays alone
+    "multi_head": {"_core", "functional", "torch_rules"},
+    "nn": {"_core", "functional", "multi_head", "nn", "torch_rules"},  # of _core the reading of arrays alone
     "reference": set(),
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
-    "torch_masks": {"_core", "masks"},
+    "torch_rules": {"_core", "masks"},
 }
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn.functional import FloatArray
-from pyattn.multi_head import Parameters, check_dropout, compute, with_batch_first
+from pyattn.multi_head import Parameters, compute
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_float_dtype, as_input, check_parameter
 from pyattn.nn.init import RNG
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
-from pyattn.torch_masks import Hidden, Window
+from pyattn.torch_rules import Hidden, Window, check_dropout, with_batch_first
 
 __all__ = ["MultiheadAttention"]
 
@@ -332,7 +332,7 @@ class MultiheadAttention(Module):
         """
         check_dropout(self.dropout, self.training)
         dtype = self.out_proj.weight.dtype
-        q, k, v = (as_input(x, name, dtype) for name, x in (("query", query), ("key", key), ("value", value)))
+        q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
         features = self.embed_dim, self.kdim, self.vdim
         output, weights = compute(
             *with_batch_first(q, k, v, features, batch_first=self.batch_first),
@@ -353,12 +353,10 @@ class MultiheadAttention(Module):
         packed: Any = self.in_proj_weight
         bias: Any = self.in_proj_bias
         q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        blocks = slice(0, q), slice(q, q + k), slice(q + k, None)
-        if packed is None:
-            weights: list[Any] = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
-        else:
-            weights = [packed[block] for block in blocks]
-        biases = [None if bias is None else bias[block] for block in blocks]
+        weights: list[Any] = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        if packed is not None:
+            weights = [packed[:q], packed[q : q + k], packed[q + k :]]
+        biases = [None, None, None] if bias is None else [bias[:q], bias[q : q + k], bias[q + k :]]
         extra = [None if x is None else x[0, 0] for x in (self.bias_k, self.bias_v)]
         return Parameters._make([*weights, self.out_proj.weight, *biases, self.out_proj.bias, *extra])
 

@@ -1,4 +1,6 @@
-"""The masks of torch's multi-head attention, in which True = blocked, as those of `attention`, in which True = attend.
+"""The rules on arguments of torch's multi-head attention, which its function and its module share.
+
+Its masks, in which True = blocked, become those of `attention`, in which True = attend.
 
 Indices: N batch, H heads, L queries, S keys.
 """
@@ -6,14 +8,14 @@ Indices: N batch, H heads, L queries, S keys.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core, masks
 
-__all__ = ["Hidden", "Sizes", "Window", "for_the_core"]
+__all__ = ["Hidden", "Sizes", "Window", "check_dropout", "for_the_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Window: TypeAlias = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
@@ -37,6 +39,89 @@ class Sizes(NamedTuple):
     q_len: int
     kv_len: int
     extras: int
+
+
+def check_dropout(dropout_p: SupportsFloat, training: bool) -> None:
+    """Refuse the dropout that is not there yet.
+
+    Parameters
+    ----------
+    dropout_p : float
+        A probability.
+    training : bool
+        Whether it matters.
+
+    Raises
+    ------
+    NotImplementedError
+        dropout_p > 0 and training.
+    ValueError
+        dropout_p is no probability.
+    """
+    if not 0 <= float(dropout_p) <= 1:
+        raise ValueError(f"dropout is {dropout_p}, expected a probability from 0 to 1")
+    if training and float(dropout_p) > 0:
+        raise NotImplementedError(
+            f"dropout of {dropout_p} in training is not there yet; pass 0.0, or call eval() first"
+        )
+
+
+def with_batch_first(
+    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], *, batch_first: bool
+) -> tuple[Array, Array, Array]:
+    """Check three inputs against one another and turn them to (N, length, features), without a copy.
+
+    Parameters
+    ----------
+    query, key, value : ndarray
+        (length, N, features), or (N, length, features), or unbatched (length, features).
+    features : sequence of int
+        The size of the last axis of each.
+    batch_first : bool
+        Whether N is the first of three axes.
+
+    Returns
+    -------
+    tuple of ndarray
+        (N, length, features), or (length, features) as they were.
+
+    Raises
+    ------
+    ValueError
+        Their shapes do not go together.
+    """
+    axes, q, k, v = query.ndim, query.shape, key.shape, value.shape
+    fits = axes in (2, 3) and len(k) == len(v) == axes and (q[-1], k[-1], v[-1]) == tuple(features)
+    if fits and axes == 3:
+        batch = 0 if batch_first else 1
+        fits = q[batch] == k[batch] == v[batch] and k[1 - batch] == v[1 - batch]
+    elif fits:
+        fits = k[0] == v[0]
+    if not fits:
+        _refuse_shapes(query, key, value, features, batch_first)
+    if axes == 2 or batch_first:
+        return query, key, value
+    return query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
+
+
+def _refuse_shapes(
+    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], batch_first: bool
+) -> None:
+    """Name the first that does not fit, and what would."""
+    axes, last = query.ndim, features[0]
+    if axes not in (2, 3) or query.shape[-1] != last:
+        order = "N, L" if batch_first else "L, N"
+        raise ValueError(f"query has shape {query.shape}, expected ({order}, {last}) or, unbatched, (L, {last})")
+    place = 1 if batch_first and axes == 3 else 0
+    length: int | str = "S"
+    for name, x, last in (("key", key, features[1]), ("value", value, features[2])):
+        expected: list[int | str] = [length, last]
+        if axes == 3:
+            expected.insert(1 - place, query.shape[1 - place])
+        if x.ndim != axes or any(one not in ("S", size) for one, size in zip(expected, x.shape, strict=True)):
+            shapes = f"query has shape {query.shape}" + (f" and key {key.shape}" if name == "value" else "")
+            raise ValueError(f"{name} has shape {x.shape}, expected ({', '.join(map(str, expected))}): {shapes}")
+        length = x.shape[place]
 
 
 def for_the_core(hidden: Hidden, sizes: Sizes) -> tuple[Array | None, bool, Window, npt.ArrayLike | None]:
