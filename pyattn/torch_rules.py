@@ -235,6 +235,16 @@ def _lengths_of(padding: Array) -> Array | None:
 
 def _bands(hidden: Hidden, sizes: Sizes) -> list[Array]:
     """is_causal, window and key_lengths over the given keys, as masks of their own."""
+    key = np.broadcast_to(np.zeros(1), (*sizes.batch, sizes.kv_len, 1))
+    _core.attention(  # of no queries: for the core's rules on these arguments
+        np.empty((*sizes.batch, 0, 1)),
+        key,
+        key,
+        is_causal=hidden.is_causal,
+        window=hidden.window,
+        key_lengths=hidden.key_lengths,
+        align="upper_left",
+    )
     found = []
     lengths = (sizes.q_len, sizes.kv_len)
     if hidden.is_causal:

@@ -13,6 +13,7 @@ from multi_head_twin import multi_head
 
 import pyattn
 from pyattn import nn
+from pyattn.torch_rules import Hidden, Sizes, for_the_core
 
 
 def normal(*shape, dtype="float64", seed=0):
@@ -340,3 +341,21 @@ def test_threads_may_share_a_module():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# Memory
+
+
+def test_masks_are_not_expanded():
+    """What the core is given has the caller's axes: length 1 where a mask has none."""
+    sizes = Sizes((2,), 4, 5, 7, 0)
+    pairs, added, scattered = np.eye(5, 7, dtype=bool), normal(8, 5, 7), np.eye(2, 7, dtype=bool)
+    ends = np.arange(7) >= [[5], [3]]
+    mask, *_, lengths = for_the_core(Hidden(pairs, ends), sizes)
+    assert mask.shape == (5, 7)
+    assert lengths.tolist() == [5, 3]
+    mask, *_, lengths = for_the_core(Hidden(None, scattered), sizes)
+    assert mask.shape == (2, 1, 1, 7)
+    assert lengths is None
+    assert for_the_core(Hidden(is_causal=True), sizes)[:2] == (None, True)
+    assert np.shares_memory(for_the_core(Hidden(added), sizes)[0], added)

@@ -69,6 +69,23 @@ def test_another_type_is_refused_with_the_fix(arguments, message):
         call(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"key_lengths": [3, 9]}, ValueError, r"key_lengths holds 9, expected 0 <= n <= 7 \(the length of key\)"),
+        ({"key_lengths": [1.5, 2]}, TypeError, "key_lengths has dtype float64, expected integers"),
+        ({"key_lengths": [1, 2, 3]}, ValueError, r"key_lengths has shape \(3,\), which does not broadcast"),
+        ({"is_causal": "no"}, TypeError, "is_causal is of type str, expected True or False"),
+        ({"window": -1}, ValueError, "window is -1, expected 0 or more"),
+        ({"window": "x"}, ValueError, "window is 'x', expected an int or"),
+    ],
+)
+def test_appended_keys_change_no_message(arguments, kind, message):
+    for options in ({}, {"add_zero_attn": True}):
+        with pytest.raises(kind, match=message):
+            nn.MultiheadAttention(8, 4, **options, rng=0)(X, Y, Y, **arguments)
+
+
 def test_the_fixes_that_are_offered_work():
     mask = np.zeros((2, 5, 7), bool)
     assert call(attn_mask=np.repeat(mask, 4, axis=0))[0].shape == (5, 2, 8)
