@@ -62,15 +62,6 @@ def quietly(category, call):
     return run
 
 
-MODULE = pyattn.MultiheadAttention(4, 2, rng=0)
-EXTENDED = pyattn.MultiheadAttention(4, 2, add_bias_kv=True, add_zero_attn=True, rng=0)
-
-
-def multi_head(query=((1.0,),), key=((2.0,),), value=((3.0,),), weight=((1.0,),) * 3, **arguments):
-    rest = 1, 1, weight, None, None, None, False, 0.0, [[1.0]], None
-    return pyattn.multi_head_attention_forward(query, key, value, *rest, **arguments)
-
-
 ZEROS_AND_ONES = BIAS + MASK
 MANY_HEADS = np.zeros((1, 513, 1, 1), np.float32)
 
@@ -127,11 +118,6 @@ WORKING = {
         align="lower_right",
         num_threads=2,
     ),
-    "MultiheadAttention": lambda: MODULE(Q, K, K, need_weights=False),
-    "MultiheadAttention, everything": lambda: EXTENDED(
-        Q, K, K, np.zeros(5, bool), True, ~MASK, False, True, window=2, key_lengths=4, empty_rows="nan"
-    ),
-    "multi_head_attention_forward, lists": lambda: multi_head(query=[[1.0]], key=[[2.0]], value=[[3.0]]),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -145,11 +131,6 @@ WORKING = {
 }
 
 MISTAKES = {
-    "multi_head, shape": lambda: MODULE(Q, K, V),
-    "multi_head, mask": lambda: MODULE(Q, K, K, attn_mask=MASK.T),
-    "multi_head, integer mask": lambda: MODULE(Q, K, K, np.zeros(5, int)),
-    "multi_head, weight": lambda: multi_head(weight=((1.0,),)),
-    "multi_head, window": lambda: MODULE(Q, K, K, window="1"),
     "positional": lambda: checked(Q, K, V, None),
     "missing": lambda: checked(Q, K),
     "unknown keyword": lambda: attend(mask=None),
