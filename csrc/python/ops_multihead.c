@@ -55,7 +55,7 @@ static void release(owned *o)
 
 static void freeze(attn_view *view, frozen *own)
 {
-    if (view->data == NULL) return;
+    if (view->data == NULL || view->axes == 0) return; /* a scalar's shape is NULL */
     memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
     memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
     view->shape = own->shape;
