@@ -79,6 +79,16 @@ static attn_status check_inputs(const attn_multihead_args *args, multihead *m, a
     return ATTN_OK;
 }
 
+static attn_status check_bias(const char *name, const attn_view *bias, const char *weight_name, const attn_view *weight,
+                              attn_error *error)
+{
+    if (weight->dtype != bias->dtype || bias->axes != 1 || bias->shape[0] != weight->shape[0])
+        FAIL("%s has shape %s, expected (%td,), in query's dtype: %s has shape %s", name,
+             attn_shape_text(bias->axes, bias->shape), weight->shape[0], weight_name,
+             attn_shape_text(weight->axes, weight->shape));
+    return ATTN_OK;
+}
+
 static attn_status check_weights(const attn_multihead_args *args, multihead *m, attn_error *error)
 {
     static const char *const names[] = {"q_weight", "k_weight", "v_weight"};
@@ -93,11 +103,9 @@ static attn_status check_weights(const attn_multihead_args *args, multihead *m, 
             FAIL("%s has shape %s, expected (%td * head_dim, %td)", names[n],
                  attn_shape_text(weight->axes, weight->shape), heads, x->shape[last]);
         m->part[n].features = weight->shape[0];
+        if (weight->dtype != m->dtype) FAIL("%s has another dtype than query", names[n]);
         const attn_view *bias = bias_of(args, n);
-        if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0] || bias->dtype != m->dtype))
-            FAIL("%s has shape %s, expected (%td,), in query's dtype: %s has shape %s", biases[n],
-                 attn_shape_text(bias->axes, bias->shape), weight->shape[0], names[n],
-                 attn_shape_text(weight->axes, weight->shape));
+        if (bias->data && check_bias(biases[n], bias, names[n], weight, error) != ATTN_OK) return ATTN_INVALID;
     }
     if (m->part[Q].features / args->heads != m->part[K].features / args->kv_heads)
         FAIL("q_weight has head_dim %td but k_weight has %td", m->part[Q].features / args->heads,
@@ -118,6 +126,18 @@ static attn_status check_extra(const attn_multihead_args *args, const multihead 
                  attn_shape_text(extra[n]->axes, extra[n]->shape), features);
     }
     return ATTN_OK;
+}
+
+static attn_status check_output(const attn_multihead_args *args, const multihead *m, attn_error *error)
+{
+    const attn_view *weight = &args->out_weight, *bias = &args->out_bias;
+    if (bias->data && !weight->data) FAIL("out_bias comes with out_weight");
+    if (!weight->data) return ATTN_OK;
+    if (weight->axes != 2 || weight->shape[1] != m->heads.features)
+        FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->axes, weight->shape),
+             m->heads.features);
+    if (weight->dtype != m->dtype) FAIL("out_weight has another dtype than query");
+    return bias->data ? check_bias("out_bias", bias, "out_weight", weight, error) : ATTN_OK;
 }
 
 /* The output's last axis. */
@@ -158,11 +178,7 @@ static attn_status check(const attn_multihead_args *args, multihead *m, attn_err
     m->heads.features = m->part[V].features / args->kv_heads * args->heads;
     m->joined[K] = joins(args, K) && m->extra == 0;
     m->joined[V] = joins(args, V);
-    if (args->out_bias.data && !args->out_weight.data) FAIL("out_bias comes with out_weight");
-    if (args->out_weight.data && (args->out_weight.axes != 2 || args->out_weight.shape[1] != m->heads.features))
-        FAIL("out_weight has shape %s, expected (out_dim, %td)",
-             attn_shape_text(args->out_weight.axes, args->out_weight.shape), m->heads.features);
-    return ATTN_OK;
+    return check_output(args, m, error);
 }
 
 /* Memory ----------------------------------------------------------------------------------------------------------- */

@@ -108,6 +108,16 @@ int pyattn_has_contiguous_rows(PyArrayObject *array)
            (last < 0 || PyArray_DIM(array, last) <= 1 || PyArray_STRIDE(array, last) == PyArray_ITEMSIZE(array));
 }
 
+int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count)
+{
+    for (int n = 0; n < count; n++) {
+        if (arrays[n] == NULL || pyattn_has_contiguous_rows(arrays[n])) continue;
+        Py_SETREF(arrays[n], (PyArrayObject *)PyArray_NewCopy(arrays[n], NPY_CORDER));
+        if (arrays[n] == NULL) return -1;
+    }
+    return 0;
+}
+
 /* [low, high) of the addresses an array reaches; empty for an array without elements. */
 static void extent(PyArrayObject *array, const char **low, const char **high)
 {

@@ -46,6 +46,10 @@ PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dty
 /* 1 for an aligned array in native byte order with a contiguous last axis: one that the core writes into. */
 int pyattn_has_contiguous_rows(PyArrayObject *array);
 
+/* Copies those of the arrays that have no contiguous rows, as what is added on the way out is read a vector at a time; an
+ * array may be NULL. Returns -1 with an exception. */
+int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
+
 /* The array that the core writes into, of the dtype of the first input: out itself where it was given (and fits, else an
  * exception) and shares no memory with any input; else a new one. An input may be NULL. New reference. */
 PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count);

@@ -26,12 +26,7 @@ static void release(owned *o)
 static int convert_arrays(PyObject *const *values, owned *o)
 {
     if (pyattn_as_reals(values, argument_names, ARRAYS, BIAS, o->arrays) < 0) return -1;
-    for (int n = BIAS; n < ARRAYS; n++) { /* what is added on the way out is read a vector at a time */
-        if (o->arrays[n] == NULL || pyattn_has_contiguous_rows(o->arrays[n])) continue;
-        Py_SETREF(o->arrays[n], (PyArrayObject *)PyArray_NewCopy(o->arrays[n], NPY_CORDER));
-        if (o->arrays[n] == NULL) return -1;
-    }
-    return 0;
+    return pyattn_make_rows_contiguous(o->arrays + BIAS, ARRAYS - BIAS);
 }
 
 static int convert_options(PyObject *const *values, attn_linear_args *args)

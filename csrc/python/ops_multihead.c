@@ -1,5 +1,5 @@
-/* pyattn._core.multi_head: multi-head attention in one call. What functional.multi_head_attention_forward and the modules
- * of pyattn.nn call, which know torch's arguments and say what is wrong with them.
+/* pyattn._core.multi_head: multi-head attention in one call. pyattn/multi_head.py, single_head.py and nn/multihead.py call it;
+ * they know torch's and the articles' arguments and say what is wrong with them.
  */
 #include "options.h"
 
@@ -78,11 +78,7 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
                                           [EXTRA_KEY] = offsetof(attn_multihead_args, extra_key),
                                           [EXTRA_VALUE] = offsetof(attn_multihead_args, extra_value)};
     if (pyattn_as_reals(values, argument_names, ARRAYS, REQUIRED, o->arrays) < 0) return -1;
-    for (int n = Q_BIAS; n <= OUT_BIAS; n++) { /* what is added on the way out is read a vector at a time */
-        if (o->arrays[n] == NULL || pyattn_has_contiguous_rows(o->arrays[n])) continue;
-        Py_SETREF(o->arrays[n], (PyArrayObject *)PyArray_NewCopy(o->arrays[n], NPY_CORDER));
-        if (o->arrays[n] == NULL) return -1;
-    }
+    if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
     for (int n = 0; n < ARRAYS; n++) {
         attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
         if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
@@ -155,6 +151,6 @@ done:
 PyMethodDef pyattn_multihead_methods[] = {
     {"multi_head", (PyCFunction)(void (*)(void))multi_head, METH_FASTCALL | METH_KEYWORDS,
      "multi_head($module, query, key, value, q_weight, k_weight, v_weight, **options)\n--\n\n"
-     "Multi-head attention: (output, weights or None). See pyattn.functional.multi_head_attention_forward."},
+     "Multi-head attention: (output, weights or None). See pyattn.multi_head_attention_forward."},
     {NULL, NULL, 0, NULL},
 };

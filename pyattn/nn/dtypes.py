@@ -1,17 +1,51 @@
-"""What dtypes modules take: one of float32 and float64 throughout, as strictly as torch."""
+"""What modules take: one of float32 and float64 throughout, as strictly as torch, and sizes."""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
 
-__all__ = ["as_float_dtype", "as_input", "check_parameter"]
+__all__ = ["as_count", "as_float_dtype", "as_input", "check_parameter"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
+    """Read a size.
+
+    Parameters
+    ----------
+    x : int
+        `least` or more.
+    name : str
+        What messages call it.
+    least : int
+        The smallest that makes sense.
+
+    Returns
+    -------
+    int
+        As a Python int.
+
+    Raises
+    ------
+    TypeError
+        x is not an integer.
+    ValueError
+        x is too small.
+    """
+    try:
+        n = operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+    if n < least:
+        raise ValueError(f"{name} is {n}, expected {least} or more")
+    return n
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import SupportsIndex, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from pyattn import functional
 from pyattn.functional import FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_float_dtype, as_input
+from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
 from pyattn.nn.init import RNG
 from pyattn.nn.module import Module
 
@@ -68,8 +67,8 @@ class Linear(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        self.in_features = _size(in_features, "in_features")
-        self.out_features = _size(out_features, "out_features")
+        self.in_features = as_count(in_features, "in_features", least=0)
+        self.out_features = as_count(out_features, "out_features", least=0)
         kind = as_float_dtype(dtype)
         self.weight = np.empty((self.out_features, self.in_features), kind)
         self.register_parameter("bias", np.empty(self.out_features, kind) if bias else None)
@@ -168,13 +167,3 @@ class Linear(Module):
             Of one line.
         """
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-def _size(x: SupportsIndex, name: str) -> int:
-    try:
-        n = operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
-    if n < 0:
-        raise ValueError(f"{name} is {n}, expected 0 or more")
-    return n

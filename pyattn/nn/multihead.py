@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from pyattn.functional import FloatArray
 from pyattn.multi_head import Parameters, compute
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_float_dtype, as_input, check_parameter
+from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
 from pyattn.nn.init import RNG
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -375,13 +374,7 @@ class MultiheadAttention(Module):
 
 
 def _count(x: SupportsIndex | None, name: str, default: int = 0) -> int:
-    try:
-        n = default if x is None else operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
-    if n < 1:
-        raise ValueError(f"{name} is {n}, expected 1 or more")
-    return n
+    return as_count(default if x is None else x, name, least=1)
 
 
 def _weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
