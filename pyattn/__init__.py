@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from pyattn import masks, runtime
 from pyattn._version import __version__
+from pyattn.dropping import dropout_keep_mask
 from pyattn.functional import (
     AttentionResult,
-    MaskWarning,
-    ShapeWarning,
     attention,
     linear,
     log_softmax,
@@ -24,6 +23,7 @@ from pyattn.functional import (
 )
 from pyattn.runtime import get_include, get_num_threads, set_num_threads, show_config
 from pyattn.single_head import self_attention
+from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
@@ -33,6 +33,7 @@ __all__ = [
     "ShapeWarning",
     "__version__",
     "attention",
+    "dropout_keep_mask",
     "get_include",
     "get_num_threads",
     "linear",

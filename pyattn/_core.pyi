@@ -3,6 +3,7 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.dropping import RNG
 from pyattn.functional import AttentionResult
 
 __version__: str
@@ -25,6 +26,8 @@ def attention(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
     need_weights: Literal[False] = False,
     need_lse: Literal[False] = False,
@@ -47,6 +50,8 @@ def attention(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
     need_weights: Literal[True],
     need_lse: bool = False,
@@ -69,6 +74,8 @@ def attention(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: Literal[True],
@@ -91,6 +98,8 @@ def attention(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: bool = False,
@@ -122,6 +131,7 @@ def multi_head(
     **options: Any,
 ) -> tuple[_Float, _Float | None]: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
+def fill_keep_mask(keep: npt.NDArray[np.bool_], dropout_p: float, seed: int, /) -> None: ...
 def merge_states(outputs: tuple[_Float, ...], lses: tuple[_Float, ...], output: _Float, lse: _Float, /) -> None: ...
 def set_num_threads(num_threads: SupportsIndex | None, /) -> None: ...
 def get_num_threads() -> int: ...

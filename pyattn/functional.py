@@ -12,11 +12,10 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
 from pyattn._core import attention, linear
+from pyattn.dropping import RNG
 
 __all__ = [
     "AttentionResult",
-    "MaskWarning",
-    "ShapeWarning",
     "attention",
     "linear",
     "log_softmax",
@@ -27,14 +26,6 @@ __all__ = [
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Layout = Literal["bhsd", "bshd"]
-
-
-class MaskWarning(UserWarning):
-    """A mask is used as documented, and was probably meant otherwise."""
-
-
-class ShapeWarning(UserWarning):
-    """Axes are used as documented, and were probably meant in another order."""
 
 
 class AttentionResult(NamedTuple):
@@ -65,6 +56,8 @@ def scaled_dot_product_attention(
     *,
     scale: SupportsFloat | None = None,
     enable_gqa: bool = False,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
 
@@ -84,13 +77,17 @@ def scaled_dot_product_attention(
     attn_mask : array_like, optional
         Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores. Default: None, no mask.
     dropout_p : float
-        Only 0.0 so far, the default.
+        Probability that a weight becomes 0; the others are divided by ``1 - dropout_p``. Default: 0.0.
     is_causal : bool
         Query i attends to keys 0 to i. Default: False.
     scale : float, optional
         Default: ``1 / sqrt(head_dim)``.
     enable_gqa : bool
         Query heads (axis -3) may be a multiple of key and value heads. Default: False.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+    keep_mask : array_like of bool, optional
+        Broadcasts to (..., L, S): True = kept, in place of numbers drawn here. Default: None.
 
     Returns
     -------
@@ -102,9 +99,7 @@ def scaled_dot_product_attention(
     TypeError
         Dtypes differ, or are not float32 or float64.
     ValueError
-        Shapes do not go together.
-    NotImplementedError
-        dropout_p > 0.
+        Shapes do not go together; dropout_p is no probability.
 
     Examples
     --------
@@ -134,6 +129,8 @@ def scaled_dot_product_attention(
         *arrays,
         attn_mask=mask,
         dropout_p=dropout_p,
+        rng=rng,
+        keep_mask=keep_mask,
         is_causal=is_causal,
         align="upper_left",
         scale=scale,

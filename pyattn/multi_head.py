@@ -1,7 +1,8 @@
 """Multi-head attention with torch's arguments, in one call of the core.
 
-The computation is one call of the core, whose masks are those of `attention` (True = attend). Here, as in torch, True =
-blocked. Indices: N batch, H heads, L queries, S keys, E features.
+The computation is one call of the core. True = blocked in masks here, as in torch.
+
+Indices: N batch, H heads, L queries, S keys, E features.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
-from pyattn.torch_rules import Hidden, Sizes, check_dropout, for_the_core, with_batch_first
+from pyattn.torch_rules import Hidden, Sizes, as_probability, for_the_core, with_batch_first
 
-__all__ = ["Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["Dropout", "Parameters", "compute", "multi_head_attention_forward"]
 
 Array: TypeAlias = npt.NDArray[Any]
 EmptyRows = Literal["zero", "nan"]
@@ -39,6 +41,17 @@ class Parameters(NamedTuple):
     out_bias: FloatArray | None = None
     extra_key: FloatArray | None = None
     extra_value: FloatArray | None = None
+
+
+class Dropout(NamedTuple):
+    """What happens to weights after the softmax: nothing, by default. Fields as `attention`'s arguments."""
+
+    dropout_p: float = 0.0
+    rng: RNG = None
+    keep_mask: npt.ArrayLike | None = None
+
+
+_NONE = Dropout()
 
 
 def multi_head_attention_forward(
@@ -68,6 +81,8 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
     *,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> tuple[FloatArray, FloatArray | None]:
     """attention:                    True = attend
@@ -101,7 +116,7 @@ def multi_head_attention_forward(
     add_zero_attn : bool
         A key and a value of zeros behind that.
     dropout_p : float
-        Only 0.0 so far when training; ignored otherwise.
+        Probability that a weight becomes 0, when training; the others are divided by ``1 - dropout_p``.
     out_proj_weight : array_like, (out_dim, E)
         Weight of the output's projection.
     out_proj_bias : array_like, (out_dim,), or None
@@ -129,6 +144,10 @@ def multi_head_attention_forward(
         Weights are their mean over heads, the default.
     is_causal : bool
         Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+    keep_mask : array_like of bool, optional
+        Broadcasts to (N, num_heads, L, S): True = kept. In place of numbers drawn from rng. Default: None.
     empty_rows : {'zero', 'nan'}
         What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
@@ -137,7 +156,8 @@ def multi_head_attention_forward(
     output : ndarray, (L, N, out_dim) or (L, out_dim)
         Of query's dtype.
     weights : ndarray, (N, L, S) or (L, S), or None
-        With heads, (N, num_heads, L, S), unless averaged; S counts the keys of bias_k and add_zero_attn.
+        With heads, (N, num_heads, L, S), unless averaged; S counts the keys of bias_k and add_zero_attn. After
+        dropout, as torch's.
 
     Raises
     ------
@@ -145,8 +165,6 @@ def multi_head_attention_forward(
         Dtypes differ or are not float32 or float64; a mask is neither bool nor of floats.
     ValueError
         Shapes do not go together; the message names the argument.
-    NotImplementedError
-        dropout_p > 0 and training.
 
     Examples
     --------
@@ -160,7 +178,7 @@ def multi_head_attention_forward(
     array([[[1.    , 0.    ],
             [0.3302, 0.6698]]])
     """  # noqa: D205, D400 (a table of two lines)
-    check_dropout(dropout_p, training)
+    dropped = as_probability(dropout_p, "dropout_p") if training else 0.0
     own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
     own = own if use_separate_proj_weight else {"in_proj_weight": in_proj_weight}
     for name, weight in own.items():
@@ -174,6 +192,7 @@ def multi_head_attention_forward(
         *inputs,
         parameters,
         Hidden(attn_mask, key_padding_mask, is_causal),
+        Dropout(dropped, rng, keep_mask) if training else _NONE,
         heads=int(num_heads),
         add_zero=add_zero_attn,
         need_weights=need_weights,
@@ -189,6 +208,7 @@ def compute(
     value: FloatArray,
     parameters: Parameters,
     hidden: Hidden,
+    dropout: Dropout = _NONE,
     *,
     heads: int,
     kv_heads: int | None = None,
@@ -207,6 +227,8 @@ def compute(
         Of fitting shapes.
     hidden : Hidden
         As the caller gave it.
+    dropout : Dropout
+        None by default.
     heads : int
         Number of query heads.
     kv_heads : int, optional
@@ -228,24 +250,21 @@ def compute(
         (N, heads, L, S), with N where query has it, and heads unless averaged.
     """
     extras = (parameters.extra_key is not None) + bool(add_zero)
-    mask, is_causal, window, lengths = None, hidden.is_causal, hidden.window, hidden.key_lengths
     if hidden.attn_mask is not None or hidden.key_padding_mask is not None or extras:
-        sizes = Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2], extras)
-        mask, is_causal, window, lengths = for_the_core(hidden, sizes)
+        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2], extras))
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
         query,
         key,
         value,
         **parameters._asdict(),
+        **hidden._asdict(),
+        **dropout._asdict(),
+        blocked=True,
+        align="upper_left",
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         add_zero=add_zero,
         average_weights=average_weights,
-        attn_mask=mask,
-        is_causal=is_causal,
-        align="upper_left",
-        window=window,
-        key_lengths=lengths,
         need_weights=need_weights,
         empty_rows=empty_rows,
     )

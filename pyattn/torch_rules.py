@@ -1,6 +1,6 @@
 """The rules on arguments of torch's multi-head attention, which its function and its module share.
 
-Its masks, in which True = blocked, become those of `attention`, in which True = attend.
+True = blocked in all masks here, as in torch; the core can be told so.
 
 Indices: N batch, H heads, L queries, S keys.
 """
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pyattn import _core, masks
 
-__all__ = ["Hidden", "Sizes", "Window", "check_dropout", "for_the_core", "with_batch_first"]
+__all__ = ["Hidden", "Sizes", "Window", "as_probability", "for_the_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Window: TypeAlias = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
@@ -41,29 +41,35 @@ class Sizes(NamedTuple):
     extras: int
 
 
-def check_dropout(dropout_p: SupportsFloat, training: bool) -> None:
-    """Refuse the dropout that is not there yet.
+def as_probability(x: SupportsFloat, name: str) -> float:
+    """Read a probability.
 
     Parameters
     ----------
-    dropout_p : float
-        A probability.
-    training : bool
-        Whether it matters.
+    x : float
+        From 0 to 1.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    float
+        As a Python float.
 
     Raises
     ------
-    NotImplementedError
-        dropout_p > 0 and training.
+    TypeError
+        x is no number.
     ValueError
-        dropout_p is no probability.
+        x is out of range.
     """
-    if not 0 <= float(dropout_p) <= 1:
-        raise ValueError(f"dropout is {dropout_p}, expected a probability from 0 to 1")
-    if training and float(dropout_p) > 0:
-        raise NotImplementedError(
-            f"dropout of {dropout_p} in training is not there yet; pass 0.0, or call eval() first"
-        )
+    try:
+        p = float(x)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected a number") from None
+    if not 0 <= p <= 1:
+        raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
+    return p
 
 
 def with_batch_first(
@@ -124,8 +130,8 @@ def _refuse_shapes(
         length = x.shape[place]
 
 
-def for_the_core(hidden: Hidden, sizes: Sizes) -> tuple[Array | None, bool, Window, npt.ArrayLike | None]:
-    """Say what is hidden in the core's terms: True = attend, and the extra keys are keys as all others.
+def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
+    """Say what is hidden in shapes that the core broadcasts, the extra keys being keys as all others.
 
     Parameters
     ----------
@@ -136,12 +142,9 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> tuple[Array | None, bool, Wind
 
     Returns
     -------
-    attn_mask : ndarray or None
-        Broadcasts to (N, H, L, S + extras).
-    is_causal : bool
-        False where the mask says it.
-    window, key_lengths : as in Hidden
-        None where the mask says it.
+    Hidden
+        Masks broadcast to (N, H, L, S + extras), True = blocked as before. Of a padding at the ends of rows only
+        key_lengths are left, and with extra keys is_causal, window and key_lengths become part of attn_mask.
 
     Raises
     ------
@@ -150,26 +153,20 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> tuple[Array | None, bool, Wind
     ValueError
         A mask has another shape.
     """
-    is_causal, window, lengths = hidden.is_causal, hidden.window, hidden.key_lengths
-    padding = _read_padding(hidden.key_padding_mask, sizes)
-    if padding is not None and lengths is None and not sizes.extras:
-        lengths = _lengths_of(padding)  # no array of (N, L, S) for a mask and padding together
-        padding = None if lengths is not None else padding
-    parts = [_read_mask(hidden.attn_mask, sizes), None if padding is None else _visible(padding[..., None, None, :])]
+    mask, padding = _read_mask(hidden.attn_mask, sizes), _read_padding(hidden.key_padding_mask, sizes)
     if sizes.extras:
-        parts += _bands(hidden, sizes)
-        is_causal, window, lengths = False, None, None
-    mask: Array | None = None
-    for part in parts:
-        mask = part if mask is None else mask if part is None else _both(mask, part)
-    if mask is not None and sizes.extras:
-        attendable = mask.dtype == np.bool_  # True, or 0.0
-        mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, sizes.extras)], constant_values=attendable)
-    return mask, is_causal, window, lengths
+        for band in _bands(hidden, sizes):
+            mask = ~band if mask is None else _also_blocked(mask, ~band)
+        return Hidden(_with_extras(mask, sizes), _with_extras(_over_queries(padding), sizes))
+    lengths = hidden.key_lengths
+    if padding is not None and lengths is None:
+        lengths = _lengths_of(padding)
+        padding = padding if lengths is None else None
+    return hidden._replace(attn_mask=mask, key_padding_mask=_over_queries(padding), key_lengths=lengths)
 
 
 def _read_mask(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
-    """attn_mask as (L, S) or (N, H, L, S), True = attend."""
+    """attn_mask as (L, S) or (N, H, L, S)."""
     if x is None:
         return None
     mask = _flags_or_floats(x, "attn_mask")
@@ -184,11 +181,11 @@ def _read_mask(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
         if sizes.batch and mask.shape == (*sizes.batch, *pair):
             offer = f"; if heads share it, pass numpy.repeat(attn_mask, {sizes.heads}, axis=0)"
         raise ValueError(f"attn_mask has shape {mask.shape}, expected {pair} or {(rows, *pair)}: {meaning}{offer}")
-    return _visible(mask)
+    return mask
 
 
 def _read_padding(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
-    """key_padding_mask as it is, True = blocked."""
+    """key_padding_mask as it is."""
     if x is None:
         return None
     mask = _flags_or_floats(x, "key_padding_mask")
@@ -209,21 +206,19 @@ def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
     return mask
 
 
-def _visible(mask: Array) -> Array:
-    """Turn torch's polarity into the core's."""
-    return ~mask if mask.dtype == np.bool_ else mask
+def _over_queries(padding: Array | None) -> Array | None:
+    """(..., S) as (..., 1, 1, S)."""
+    return None if padding is None else padding[..., None, None, :]
 
 
-def _both(one: Array, other: Array) -> Array:
-    """Combine masks of the core's polarity: flags hide, floats are added."""
-    flags = [mask.dtype == np.bool_ for mask in (one, other)]
-    if all(flags):
-        return one & other
-    if not any(flags):
-        with np.errstate(invalid="ignore"):
-            return np.add(one, other)
-    flag, numbers = (one, other) if flags[0] else (other, one)
-    return np.where(flag, numbers, numbers.dtype.type(-np.inf))
+def _with_extras(mask: Array | None, sizes: Sizes) -> Array | None:
+    """Nobody hides the extra keys: False, or 0.0."""
+    return None if mask is None else np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, sizes.extras)])
+
+
+def _also_blocked(mask: Array, blocked: Array) -> Array:
+    """Block more, in a mask of flags or of floats."""
+    return mask | blocked if mask.dtype == np.bool_ else np.where(blocked, mask.dtype.type(-np.inf), mask)
 
 
 def _lengths_of(padding: Array) -> Array | None:
@@ -234,7 +229,7 @@ def _lengths_of(padding: Array) -> Array | None:
 
 
 def _bands(hidden: Hidden, sizes: Sizes) -> list[Array]:
-    """is_causal, window and key_lengths over the given keys, as masks of their own."""
+    """is_causal, window and key_lengths over the given keys, as masks in which True = attend."""
     key = np.broadcast_to(np.zeros(1), (*sizes.batch, sizes.kv_len, 1))
     _core.attention(  # of no queries: for the core's rules on these arguments
         np.empty((*sizes.batch, 0, 1)),

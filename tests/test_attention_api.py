@@ -22,6 +22,8 @@ DEFAULTS = {
     "key_lengths": None,
     "query_lengths": None,
     "dropout_p": 0.0,
+    "rng": None,
+    "keep_mask": None,
     "enable_gqa": False,
     "need_weights": False,
     "need_lse": False,

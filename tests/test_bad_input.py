@@ -263,10 +263,9 @@ def test_the_drawings_are_right():
         ({"num_threads": -2}, ValueError, "num_threads is -2, expected 1 or more, or None"),
         ({"num_threads": 1.5}, TypeError, "num_threads is of type float, expected an int"),
         ({"num_threads": True}, TypeError, "num_threads is of type bool, expected an int"),
-        ({"dropout_p": 0.5}, NotImplementedError, "dropout_p > 0 is not there yet; pass dropout_p=0.0"),
-        ({"dropout_p": -0.5}, ValueError, "dropout_p is -0.5, expected 0 <= dropout_p <= 1"),
-        ({"dropout_p": 2}, ValueError, "dropout_p is 2, expected 0 <= dropout_p <= 1"),
-        ({"dropout_p": np.nan}, ValueError, "dropout_p is nan, expected 0 <= dropout_p <= 1"),
+        ({"dropout_p": -0.5}, ValueError, "dropout_p is -0.5, expected a probability from 0 to 1"),
+        ({"dropout_p": 2}, ValueError, "dropout_p is 2, expected a probability from 0 to 1"),
+        ({"dropout_p": np.nan}, ValueError, "dropout_p is nan, expected a probability from 0 to 1"),
     ],
     ids=str,
 )

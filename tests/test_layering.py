@@ -39,19 +39,28 @@ WORDS = {
 }
 # Module of pyattn: the others that it may import, at any depth.
 PYTHON_ARROWS = {
-    "": {"_version", "functional", "masks", "multi_head", "nn", "runtime", "single_head"},
+    "": {"_version", "dropping", "functional", "masks", "multi_head", "nn", "runtime", "single_head", "warning"},
     "__main__": {"", "_article", "_core"},
     "_article": set(),
     "_version": set(),
-    "functional": {"_core"},
+    "dropping": {"_core"},
+    "functional": {"_core", "dropping"},
     "interop": {"interop", "nn"},
     "masks": {"_core"},
-    "multi_head": {"_core", "functional", "torch_rules"},
-    "nn": {"_core", "functional", "multi_head", "nn", "torch_rules"},  # of _core the reading of arrays alone
+    "multi_head": {"_core", "dropping", "functional", "torch_rules"},
+    "nn": {
+        "_core",
+        "dropping",
+        "functional",
+        "multi_head",
+        "nn",
+        "torch_rules",
+    },  # of _core the reading of arrays alone
     "reference": set(),
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
     "torch_rules": {"_core", "masks"},
+    "warning": set(),
 }
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}

@@ -116,16 +116,6 @@ def test_masks_of_both_kinds_and_any_float_dtype_go_together():
     assert_near(module(X, Y, Y, attn_mask=blocked, key_padding_mask=added)[0], formula(module, X, Y, Y, hidden)[0])
 
 
-def test_dropout_is_refused_in_training_and_ignored_otherwise():
-    module = make(dropout=0.5)
-    expected = module(X, Y, Y)
-    for one, other in zip(make()(X, Y, Y), expected, strict=True):
-        assert_same_bits(one, other)
-    with pytest.raises(NotImplementedError, match=r"dropout of 0.5 in training is not there yet; .* eval\(\)"):
-        module.train()(X, Y, Y)
-    assert make().train()(X, Y, Y)[0].shape == (2, 5, 8)
-
-
 # Sizes, windows and lengths that torch does not have
 
 OURS = [
@@ -351,11 +341,14 @@ def test_masks_are_not_expanded():
     sizes = Sizes((2,), 4, 5, 7, 0)
     pairs, added, scattered = np.eye(5, 7, dtype=bool), normal(8, 5, 7), np.eye(2, 7, dtype=bool)
     ends = np.arange(7) >= [[5], [3]]
-    mask, *_, lengths = for_the_core(Hidden(pairs, ends), sizes)
-    assert mask.shape == (5, 7)
-    assert lengths.tolist() == [5, 3]
-    mask, *_, lengths = for_the_core(Hidden(None, scattered), sizes)
-    assert mask.shape == (2, 1, 1, 7)
-    assert lengths is None
-    assert for_the_core(Hidden(is_causal=True), sizes)[:2] == (None, True)
-    assert np.shares_memory(for_the_core(Hidden(added), sizes)[0], added)
+    for_pairs = for_the_core(Hidden(pairs, ends), sizes)
+    assert for_pairs.attn_mask is pairs
+    assert for_pairs.key_padding_mask is None
+    assert for_pairs.key_lengths.tolist() == [5, 3]
+    for_both = for_the_core(Hidden(pairs, scattered), sizes)
+    assert for_both.attn_mask is pairs
+    assert for_both.key_padding_mask.shape == (2, 1, 1, 7)
+    assert np.shares_memory(for_both.key_padding_mask, scattered)
+    assert for_both.key_lengths is None
+    assert for_the_core(Hidden(is_causal=True), sizes) == Hidden(is_causal=True)
+    assert np.shares_memory(for_the_core(Hidden(added), sizes).attn_mask, added)

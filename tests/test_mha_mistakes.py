@@ -154,7 +154,7 @@ def test_arrays_that_make_no_module_are_refused(change, kind, message):
             ValueError,
             r"static_k has shape \(7, 2, 8\), expected \(8, S, 2\): \(N \* num_heads, S, head_dim\)",
         ),
-        ({"dropout_p": 0.1}, NotImplementedError, "dropout of 0.1 in training is not there yet"),
+        ({"dropout_p": 1.1}, ValueError, "dropout_p is 1.1, expected a probability"),
     ],
 )
 def test_mistakes_in_the_function_are_named(arguments, kind, message):
@@ -174,7 +174,7 @@ def test_the_function_has_the_arguments_of_torch(torch):
     ours = list(inspect.signature(pyattn.multi_head_attention_forward).parameters.values())
     for one, other in zip(ours, theirs, strict=False):
         assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)
-    assert [argument.name for argument in ours[len(theirs) :]] == ["empty_rows"]
+    assert [argument.name for argument in ours[len(theirs) :]] == ["rng", "keep_mask", "empty_rows"]
     theirs = list(inspect.signature(torch.nn.MultiheadAttention.forward).parameters.values())
     for one, other in zip(inspect.signature(nn.MultiheadAttention.forward).parameters.values(), theirs, strict=False):
         assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)

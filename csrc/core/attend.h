@@ -23,10 +23,11 @@ typedef struct {
     ptrdiff_t row;                                            /* number of its first row in the group */
     ptrdiff_t least_first, most_first, least_last, most_last; /* over its rows */
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
-    void *mask[ATTN_MAX_WIDTH];
-    void *packed;           /* queries, as score_block or decode_scores reads them */
-    attn_state part, total; /* of this chunk; of the chunks before it */
-    char *kept;             /* when weights are asked for: per key block, what kept_block finds */
+    void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
+    uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* names of its rows, where weights are dropped by chance */
+    void *packed;                                         /* queries, as score_block or decode_scores reads them */
+    attn_state part, total;                               /* of this chunk; of the chunks before it */
+    char *kept; /* when weights are asked for: per key block, what kept_block finds */
 } attn_block;
 
 /* What is kept of one key block until its rows are finished, when weights are asked for. */
@@ -63,10 +64,12 @@ typedef struct {
     int worker, count;
     int careful;   /* pair by pair, and with values times `factor` */
     double factor; /* 1 unless careful */
+    double kept;   /* weights are divided by it: 1 without dropout */
+    attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     const char *key, *value;
-    void *scores, *bias, *maximum, *correction, *key_copy, *value_copy, *query_rows;
+    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows;
     unsigned char *dead;
     char *weights; /* of a block's rows, when they are averaged */
     attn_block blocks[ATTN_MOST_BLOCKS];
@@ -86,6 +89,14 @@ ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *length
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* a bit a row; returns the odd ones */
 void attn_finish_weights(attn_task *task, const attn_block *block);
+
+/* mask.c */
+void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last);
+int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
+attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
+int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
+                   const void *bias);
+void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
 
 /* attention.c */
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* one of the parts that go in order */

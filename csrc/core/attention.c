@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "attend.h"
+#include "dropout.h"
 
 /* Keys and values ---------------------------------------------------------------------------------------------------
  */
@@ -43,52 +44,6 @@ static void begin_state(const attn_plan *plan, const attn_block *block, attn_sta
     }
 }
 
-/* Limits of each row inside this key block. Rows that pad the last vector see everything: nobody looks at them. */
-static void block_limits(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
-{
-    for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
-        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0,
-                  high = r < block->rows ? block->last[r] - from : keys;
-        first[r] = (int32_t)(low < 0 ? 0 : low > keys ? keys : low);
-        last[r] = (int32_t)(high < 0 ? 0 : high > keys ? keys : high);
-    }
-}
-
-/* Pairs that are not to be touched. Returns whether there are any. */
-static int mark_dead(const attn_plan *plan, const attn_block *block, int keys, const int32_t *first,
-                     const int32_t *last, const void *bias, unsigned char *dead)
-{
-    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1,
-                    key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
-    int any = 0;
-    for (int r = 0; r < block->rows; r++)
-        for (int n = 0; n < keys; n++) {
-            const ptrdiff_t at = r * row + n * key;
-            const int cut = bias && (plan->kernels->size == 4 ? ((const float *)bias)[at] == -INFINITY
-                                                              : ((const double *)bias)[at] == (double)-INFINITY);
-            dead[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
-            any |= dead[at];
-        }
-    return any;
-}
-
-_Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (int)ATTN_F16 &&
-                   (int)ATTN_MASK_F32 == (int)ATTN_F32 && (int)ATTN_MASK_F64 == (int)ATTN_F64 &&
-                   (int)ATTN_MASK_LONG == (int)ATTN_LONG_DOUBLE,
-               "the kernels' numbers for dtypes are attn.h's");
-
-static attn_tile_kind read_mask(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
-{
-    const attn_plan *plan = task->plan;
-    const attn_problem *p = plan->problem;
-    const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1,
-                    key = plan->decode ? 1 : block->vectors * plan->kernels->lanes;
-    const char *mask[ATTN_MAX_WIDTH];
-    for (int r = 0; r < block->rows; r++) mask[r] = (const char *)block->mask[r] + from * p->mask.column;
-    return plan->kernels->bias_tile((attn_mask_dtype)p->mask_dtype, block->rows, keys, mask, p->mask.column, task->bias,
-                                    row, key);
-}
-
 /* Where the scores of a key block go: kept until the weights are written, or one of a chunk's (decode), or the one. */
 static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t from)
 {
@@ -112,13 +67,11 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
 
     /* 1. which pairs: nothing to do, all, or some */
     if (block->most_last - from < keys) keys = (int)(block->most_last - from);
-    if (p->mask.data) {
-        const attn_tile_kind kind = read_mask(task, block, from, keys);
-        if (kind == ATTN_TILE_DEAD) return;
-        if (kind == ATTN_TILE_MIXED) bias = task->bias;
-    }
+    const attn_tile_kind kind = attn_read_masks(task, block, from, keys);
+    if (kind == ATTN_TILE_DEAD) return;
+    if (kind == ATTN_TILE_MIXED) bias = task->bias;
     const int limited = from < block->most_first || from + keys > block->least_last;
-    if (limited || bias || plan->decode || task->careful) block_limits(block, from, keys, first, last);
+    if (limited || bias || plan->decode || task->careful) attn_limit_keys(block, from, keys, first, last);
     if (limited || bias) block->masked = 1;
     if (!block->part_begun) begin_state(plan, block, &block->part);
     if (block->kept) {
@@ -145,11 +98,12 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     if (block->kept)
         memcpy(attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->part.maximum,
                (size_t)(block->rows * k->size));
+    if (p->drops) attn_drop(task, block, from, keys, scores);
 
     /* 3. values */
     const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, step = plan->decode ? 1 : block->vectors * k->lanes;
     const int vectors = (int)(plan->columns / k->lanes);
-    if (task->careful && (mark_dead(plan, block, keys, first, last, bias, task->dead) || task->factor != 1)) {
+    if (task->careful && (attn_mark_dead(task, block, keys, first, last, bias) || task->factor != 1)) {
         k->value_block_careful(block->rows, keys, vectors, scores, task->dead, row, step, value.data, value.stride,
                                task->factor, task->correction, !block->part_begun, block->part.out, plan->columns);
     } else {
@@ -187,8 +141,7 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
         const ptrdiff_t end = to < block->most_last ? to : block->most_last;
         const int keys = end - from < ATTN_BLOCK_KEYS ? (int)(end - from) : ATTN_BLOCK_KEYS;
         if (from + keys <= block->least_first) continue;
-        if (p->mask.data && p->mask_dtype == ATTN_BOOL && read_mask(task, block, from, keys) == ATTN_TILE_DEAD)
-            continue;
+        if (attn_is_dead(task, block, from, keys)) continue;
         const key_block key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, plan->kernels->size,
                                        plan->copy_keys ? task->key_copy : NULL);
         plan->kernels->decode_scores(block->rows, keys, p->head_dim, block->packed, key.data, key.stride,
@@ -296,6 +249,8 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->worker = worker;
     task->careful = 0;
     task->factor = 1;
+    task->kept = p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* nothing is left, and no 0 / 0 */
+    if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
     task->batch = attn_over(unit, plan->groups);
     task->group = unit - task->batch * plan->groups;
     task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->kv_len);

@@ -4,11 +4,15 @@
 
 #include "arena.h"
 #include "attn.h"
+#include "kernels.h"
+
+/* The masks of a problem: attn_args' mask, padding_mask and keep_mask. */
+enum { ATTN_MASK, ATTN_PADDING, ATTN_KEEP, ATTN_MASKS };
 
 /* One array. Strides are in bytes; an axis that is broadcast has stride 0. data == NULL: not given. */
 typedef struct {
     char *data;
-    ptrdiff_t head, row, column; /* mask, weights: row is the query axis, column the key axis; lse: row alone */
+    ptrdiff_t head, row, column; /* masks, weights: row is the query axis, column the key axis; lse: row alone */
     ptrdiff_t batch[ATTN_MAX_AXES];
 } attn_operand;
 
@@ -18,17 +22,25 @@ typedef struct {
     ptrdiff_t batches, heads, q_len, kv_len, head_dim, v_dim;
     ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
     ptrdiff_t group;                  /* query heads that share both */
-    attn_dtype dtype, mask_dtype;
+    attn_dtype dtype;
     int has_scale; /* else 1 / sqrt(head_dim), taken where the caller's floating-point flags are safe */
     double scale, empty;
+    double dropout_p;
+    uint64_t dropout_seed;
+    int drops;               /* some weights, by keep_mask or by chance */
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
-    ptrdiff_t key_start, offset;
+    ptrdiff_t query_start, key_start, offset;
     int lower_right, average; /* average: weights over heads */
-    attn_operand query, key, value, mask, key_lengths, query_lengths, output, weights, lse;
+    attn_mask_dtype mask_dtypes[ATTN_MASKS];
+    attn_operand masks[ATTN_MASKS];
+    attn_operand query, key, value, key_lengths, query_lengths, output, weights, lse;
 } attn_problem;
 
 /* Fills `problem` up to query_lengths: all rules on the inputs. */
 attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn_error *error);
+
+/* check_masks.c: its part on masks, dropout, lengths and visibility, in a problem whose sizes are known. */
+attn_status attn_check_masks(const attn_args *args, attn_problem *problem, attn_error *error);
 
 /* The shapes of the results of a checked problem. */
 void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);

@@ -29,16 +29,19 @@ static int zero_or_one(const char *at, attn_dtype dtype)
 }
 
 /* A float mask whose first and last row (of the first slice) hold zeros and ones, and not zeros alone. */
-static int looks_like_ones(const attn_problem *p)
+static int looks_like_ones(const attn_problem *p, int which)
 {
-    if (p->mask.data == NULL || p->mask_dtype == ATTN_BOOL || p->q_len == 0 || p->kv_len == 0) return 0;
+    const attn_operand *mask = &p->masks[which];
+    const attn_mask_dtype dtype = p->mask_dtypes[which];
+    if (mask->data == NULL || dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED) return 0;
+    if (p->q_len == 0 || p->kv_len == 0) return 0;
     if (p->batches == 0 || p->heads == 0) return 0;
-    const ptrdiff_t columns = p->mask.column == 0 ? 1 : p->kv_len < 2048 ? p->kv_len : 2048;
+    const ptrdiff_t columns = mask->column == 0 ? 1 : p->kv_len < 2048 ? p->kv_len : 2048;
     int seen = 0;
     for (int last = 0; last < 2; last++) {
-        const char *at = p->mask.data + (last ? (p->q_len - 1) * p->mask.row : 0);
-        for (ptrdiff_t j = 0; j < columns && seen < 2; j++, at += p->mask.column)
-            seen |= zero_or_one(at, p->mask_dtype);
+        const char *at = mask->data + (last ? (p->q_len - 1) * mask->row : 0);
+        for (ptrdiff_t j = 0; j < columns && seen < 2; j++, at += mask->column)
+            seen |= zero_or_one(at, (attn_dtype)dtype);
     }
     return seen == 1;
 }
@@ -69,7 +72,8 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     shapes->output[shapes->axes - 1] = p->v_dim;
     shapes->weights[shapes->weights_axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
     shapes->weights[shapes->weights_axes - 1] = p->kv_len;
-    shapes->mask_looks_like_ones = looks_like_ones(p);
+    shapes->mask_looks_like_ones = looks_like_ones(p, ATTN_MASK);
+    shapes->padding_looks_like_ones = looks_like_ones(p, ATTN_PADDING);
     shapes->heads_look_like_length = heads_look_like_length(p);
     shapes->heads = p->heads;
     shapes->q_len = p->q_len;

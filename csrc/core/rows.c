@@ -71,6 +71,21 @@ static void limit_block(attn_task *task, attn_block *block)
     }
 }
 
+/* What a row's weights are dropped by: its head among those of all batch entries, and its query. */
+static void name_rows(const attn_task *task, attn_block *block)
+{
+    const attn_problem *p = task->plan->problem;
+    row_place at = place_of(task, block->row);
+    for (int r = 0; r < block->rows; r++) {
+        block->unit[r] = (uint32_t)(task->batch * p->heads + at.head);
+        block->query[r] = (uint32_t)(p->query_start + at.i);
+        if (++at.i == p->q_len) {
+            at.i = 0;
+            at.head++;
+        }
+    }
+}
+
 /* Rows of queries as head_dim contiguous reals: in place, or gathered. */
 static void query_rows(const attn_task *task, const attn_block *block, void **query)
 {
@@ -119,7 +134,9 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
 
     /* 2. what they see */
     limit_block(task, block);
-    if (p->mask.data) row_addresses(task, &p->mask, block, block->mask);
+    for (int which = 0; which < ATTN_MASKS; which++)
+        if (p->masks[which].data) row_addresses(task, &p->masks[which], block, block->mask[which]);
+    if (p->drops) name_rows(task, block);
 
     /* 3. the queries, once */
     query_rows(task, block, query);
@@ -162,23 +179,25 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     row_addresses(task, &p->output, block, output);
     for (int r = 0; r < block->rows; r++)
         if (!(rows >> r & 1)) output[r] = NULL;
-    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, task->factor, p->empty,
-                                      output);
+    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, task->factor * task->kept,
+                                      p->empty, output);
 }
 
 /* The rows' weights, as many keys at a time as a block has. `row` is advanced. */
-static void write_weights(const attn_plan *plan, const attn_block *block, void **row)
+static void write_weights(const attn_task *task, const attn_block *block, void **row)
 {
+    const attn_plan *plan = task->plan;
     const ptrdiff_t kv_len = plan->problem->kv_len;
     const int size = plan->kernels->size;
     for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < kv_len; n++) {
         const attn_kept *kept = attn_kept_of(plan, block, n);
         const ptrdiff_t keys = attn_smaller(kv_len - n * ATTN_BLOCK_KEYS, ATTN_BLOCK_KEYS);
         if (kept->keys > 0 && plan->decode)
-            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, row);
+            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, task->kept,
+                                          row);
         else if (kept->keys > 0)
             plan->kernels->weights_block(block->vectors, block->rows, kept->keys, kept->weights, kept->seen,
-                                         &block->total, row);
+                                         &block->total, task->kept, row);
         for (int r = 0; r < block->rows; r++) {
             memset((char *)row[r] + (ptrdiff_t)kept->keys * size, 0, (size_t)((keys - kept->keys) * size));
             row[r] = (char *)row[r] + keys * size;
@@ -194,11 +213,11 @@ void attn_finish_weights(attn_task *task, const attn_block *block)
 
     row_addresses(task, &p->weights, block, output);
     if (!p->average) {
-        write_weights(plan, block, output);
+        write_weights(task, block, output);
         return;
     }
     for (int r = 0; r < block->rows; r++) row[r] = task->weights + (size_t)r * plan->weights_row_bytes;
-    write_weights(plan, block, row);
+    write_weights(task, block, row);
     for (int r = 0; r < block->rows; r++) /* head by head: the order of the sum */
         plan->kernels->share_row(p->kv_len, task->weights + (size_t)r * plan->weights_row_bytes, 1 / (double)p->heads,
                                  place_of(task, block->row + r).head == 0, output[r]);

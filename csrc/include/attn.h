@@ -48,18 +48,23 @@ enum { ATTN_UNBOUNDED = -1 };
 /* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
  *
  * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa (one of which
- * ATTN_LAYOUT_BSHD needs); query heads may then be a multiple of key and value heads. mask broadcasts to (..., heads, q_len, kv_len): bool (nonzero = attend)
- * or a float type (added after scaling). Key j is visible to query i when
+ * ATTN_LAYOUT_BSHD needs); query heads may then be a multiple of key and value heads. Masks broadcast to
+ * (..., heads, q_len, kv_len). mask and padding_mask: bool (nonzero = attend, or the opposite where `blocked` says so) or
+ * a float type (added after scaling); what either hides is hidden. Key j is visible to query i when
  *
  *     0 <= j < key_length,  i < query_length,  and  i + offset - window_left <= j <= i + offset + window_right
  *
  * where is_causal means a window_right of 0, and offset = query_start - key_start, plus key_length - query_length for
  * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place a part of a longer problem: its rows then
  * get the bits of the whole.
+ *
+ * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
+ * 1 - dropout_p. Kept is what keep_mask (bool, nonzero = kept) says; without it, what attn_dropout_keep does.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
-    attn_view mask;
+    attn_view mask, padding_mask;
+    int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
     attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale; /* 1 / sqrt(head_dim) unless has_scale */
@@ -69,6 +74,9 @@ typedef struct {
     ptrdiff_t query_start, key_start;
     attn_layout layout;
     int enable_gqa;
+    double dropout_p; /* 0 <= dropout_p <= 1 */
+    uint64_t dropout_seed;
+    attn_view keep_mask;
     double empty;        /* what a row with nothing to attend to gives: 0, or NaN */
     int average_weights; /* weights, if asked for, are their mean over heads: (..., q_len, kv_len) */
     int num_threads;     /* 0: as attn_set_num_threads says */
@@ -78,7 +86,8 @@ typedef struct {
 typedef struct {
     int axes, weights_axes, lse_axes;
     ptrdiff_t output[ATTN_MAX_AXES], weights[ATTN_MAX_AXES], lse[ATTN_MAX_AXES];
-    int mask_looks_like_ones; /* a float mask of zeros and ones: it is added, and was probably meant as 0/1 */
+    int mask_looks_like_ones,
+        padding_looks_like_ones; /* float masks of zeros and ones: added, but probably meant as 0/1 */
     int heads_look_like_length;
     ptrdiff_t heads, q_len;
 } attn_shapes;
@@ -90,6 +99,11 @@ ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *s
  * axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
 ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                     attn_error *error);
+
+/* Which weights a call with this dropout_p and seed keeps: keep (units, q_len, kv_len) bytes of 0 and 1, where units are
+ * batch entries times heads. A function of (seed, unit, query, key) alone, the last two from their absolute 0. */
+ATTN_API attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len,
+                                       ptrdiff_t kv_len, unsigned char *keep, int num_threads, attn_error *error);
 
 /* Partial attentions over disjoint parts of the keys, merged into one through their logsumexps (natural logarithm):
  *     lse = log(sum_n exp(lse_n)),  output = sum_n exp(lse_n - lse) * output_n

@@ -8,6 +8,7 @@
 #include "value.inc.h"
 #include "decode.inc.h"
 #include "bias.inc.h"
+#include "dropout.inc.h"
 #include "state.inc.h"
 #include "weights.inc.h"
 #include "linear.inc.h"
@@ -27,6 +28,9 @@ static const attn_kernels K(kernels) = {
     .decode_scores = K(decode_scores),
     .decode_softmax = K(decode_softmax),
     .bias_tile = K(bias_tile),
+    .join_bias = K(join_bias),
+    .keep_tile = K(keep_tile),
+    .drop_weights = K(drop_weights),
     .fold_state = K(fold_state),
     .finish_rows = K(finish_rows),
     .weights_block = K(weights_block),

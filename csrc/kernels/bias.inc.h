@@ -3,6 +3,7 @@
  */
 
 static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
+static inline real K(bias_of_blocked)(const char *p) { return *p ? -INFINITY : 0; }
 
 static inline real K(bias_of_double)(double x)
 {
@@ -17,9 +18,9 @@ static inline real K(bias_of_f16)(const char *p)
     uint16_t half;
     memcpy(&half, p, sizeof half);
     int exponent = half >> 10 & 31, fraction = half & 1023;
-    double x = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
-             : exponent == 0  ? fraction * 0x1p-24
-                              : (double)(1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
+    double x = exponent == 31  ? (fraction ? (double)NAN : (double)INFINITY)
+               : exponent == 0 ? fraction * 0x1p-24
+                               : (double)(1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
     return K(bias_of_double)(half & 0x8000 ? -x : x);
 }
 
@@ -61,21 +62,23 @@ ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask
 {
     for (int n = 0; n < keys; n++) {
         const char *at = mask + n * step;
-        bias[n * key_out] = dtype == ATTN_MASK_BOOL  ? K(bias_of_bool)(at)
-                            : dtype == ATTN_MASK_F16 ? K(bias_of_f16)(at)
-                            : dtype == ATTN_MASK_F32 ? K(bias_of_f32)(at)
-                            : dtype == ATTN_MASK_F64 ? K(bias_of_f64)(at)
-                                                     : K(bias_of_long)(at);
+        bias[n * key_out] = dtype == ATTN_MASK_BOOL      ? K(bias_of_bool)(at)
+                            : dtype == ATTN_MASK_BLOCKED ? K(bias_of_blocked)(at)
+                            : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at)
+                            : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at)
+                            : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at)
+                                                         : K(bias_of_long)(at);
     }
 }
 
-static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                         real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step, real *bias,
+                         ptrdiff_t row_out, ptrdiff_t key_out)
 {
     for (int i = 0; i < rows; i++) {
         real *out = bias + i * row_out;
         switch (dtype) {
         case ATTN_MASK_BOOL: K(bias_row)(ATTN_MASK_BOOL, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_BLOCKED: K(bias_row)(ATTN_MASK_BLOCKED, keys, mask[i], step, out, key_out); break;
         case ATTN_MASK_F16: K(bias_row)(ATTN_MASK_F16, keys, mask[i], step, out, key_out); break;
         case ATTN_MASK_F32: K(bias_row)(ATTN_MASK_F32, keys, mask[i], step, out, key_out); break;
         case ATTN_MASK_F64: K(bias_row)(ATTN_MASK_F64, keys, mask[i], step, out, key_out); break;
@@ -95,20 +98,24 @@ static inline vec K(bias_at_the_edge)(vec x, vec y)
 /* A block of contiguous rows, bool or of the kernel's own dtype, into the prefill layout: squares, transposed in
  * registers. keys is a multiple of LANES. The rows lie far apart, each a stream of its own: what the next block of keys
  * reads is fetched here. */
-ATTN_TEMPLATE void K(bias_squares)(const int is_bool, int rows, int keys, const char *const *mask, real *bias,
+ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int keys, const char *const *mask, real *bias,
                                    ptrdiff_t key_out)
 {
+    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
     const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
+    const vec none = V(splat)(0), dead = V(splat)(-INFINITY);
     for (int i = 0; i < rows; i += LANES) {
         const char *lane[LANES];
         for (int l = 0; l < LANES; l++) lane[l] = mask[i + l < rows ? i + l : rows - 1];
         for (int n = 0; n < keys; n += LANES) {
             vec r[LANES], check = V(splat)(0);
-            ATTN_UNROLL for (int l = 0; l < LANES; l++) {
+            ATTN_UNROLL for (int l = 0; l < LANES; l++)
+            {
                 const char *at = lane[l] + n * size;
                 __builtin_prefetch(at + ATTN_BLOCK_KEYS * size);
                 if (is_bool) {
                     r[l] = V(load_bool)(at);
+                    if (dtype == ATTN_MASK_BLOCKED) r[l] = V(select)(V(eq)(r[l], none), dead, none);
                 } else {
                     r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)1.4426950408889634));
                     check = V(fma)(r[l], V(splat)(0), check);
@@ -137,7 +144,7 @@ static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const c
 }
 
 /* Bool rows that are contiguous say at a glance, eight keys at a time, whether all is attended to, or nothing. */
-static attn_tile_kind K(bool_kind)(int rows, int keys, const char *const *mask)
+static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t differs = 0, any = 0;
@@ -155,17 +162,19 @@ static attn_tile_kind K(bool_kind)(int rows, int keys, const char *const *mask)
             any |= mask[i][n] != 0;
         }
     }
-    return differs == 0 ? ATTN_TILE_FREE : any == 0 ? ATTN_TILE_DEAD : ATTN_TILE_MIXED;
+    if (differs != 0 && any != 0) return ATTN_TILE_MIXED;
+    return (any != 0) == (dtype == ATTN_MASK_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_DEAD;
 }
 
 static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
                                    ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
-    const int is_bool = dtype == ATTN_MASK_BOOL, own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
+    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
+    const int own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
     int done = 0, same = rows > 1;
 
     if (is_bool && key_stride_bytes == 1) {
-        attn_tile_kind kind = K(bool_kind)(rows, keys, mask);
+        attn_tile_kind kind = K(bool_kind)(dtype, rows, keys, mask);
         if (kind != ATTN_TILE_MIXED) return kind;
     }
     for (int i = 1; same && i < rows; i++) same = mask[i] == mask[0];
@@ -175,8 +184,12 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
     }
     if (row_out == 1 && key_stride_bytes == (is_bool ? 1 : (ptrdiff_t)sizeof(real))) {
         done = is_bool || own ? keys / LANES * LANES : 0;
-        if (is_bool) K(bias_squares)(1, rows, done, mask, bias, key_out);
-        else if (own) K(bias_squares)(0, rows, done, mask, bias, key_out);
+        if (dtype == ATTN_MASK_BOOL)
+            K(bias_squares)(ATTN_MASK_BOOL, rows, done, mask, bias, key_out);
+        else if (is_bool)
+            K(bias_squares)(ATTN_MASK_BLOCKED, rows, done, mask, bias, key_out);
+        else if (own)
+            K(bias_squares)(REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64, rows, done, mask, bias, key_out);
     }
     if (done < keys) {
         const char *rest[ATTN_MAX_WIDTH];
@@ -184,4 +197,14 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
         K(bias_rows)(dtype, rows, keys - done, rest, key_stride_bytes, (real *)bias + done * key_out, row_out, key_out);
     }
     return ATTN_TILE_MIXED;
+}
+
+/* Chosen, not only added: -inf hides, whatever the other mask says. */
+static void K(join_bias)(ptrdiff_t n, const void *other, void *bias)
+{
+    const vec dead = V(splat)(-INFINITY);
+    for (ptrdiff_t i = 0; i < n; i += LANES) {
+        const vec a = V(load)((const real *)other + i), b = V(load)((const real *)bias + i);
+        V(store)((real *)bias + i, V(select)(V(eq)(a, dead), dead, V(select)(V(eq)(b, dead), dead, V(add)(a, b))));
+    }
 }

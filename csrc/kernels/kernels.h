@@ -27,11 +27,23 @@ enum {
     ATTN_DECODE_ROWS = 8      /* rows the decode layout takes at most */
 };
 
-/* Storage of a mask, as the kernels read it. */
-typedef enum { ATTN_MASK_BOOL, ATTN_MASK_F16, ATTN_MASK_F32, ATTN_MASK_F64, ATTN_MASK_LONG } attn_mask_dtype;
+/* Storage of a mask, as the kernels read it. A nonzero byte means attend (BOOL) or the opposite (BLOCKED). */
+typedef enum {
+    ATTN_MASK_BOOL,
+    ATTN_MASK_F16,
+    ATTN_MASK_F32,
+    ATTN_MASK_F64,
+    ATTN_MASK_LONG,
+    ATTN_MASK_BLOCKED
+} attn_mask_dtype;
 
 /* What bias_tile found. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
+
+/* Which weights are dropped: those whose random number, of 32 bits, is `most` or less. */
+typedef struct {
+    uint32_t seed[2], most;
+} attn_dropout;
 
 /* What happens to a matrix product on its way out. */
 typedef enum { ATTN_KIND_IDENTITY, ATTN_KIND_RELU } attn_activation_kind;
@@ -87,6 +99,17 @@ typedef struct {
     attn_tile_kind (*bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
                                 ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out);
 
+    /* bias = bias + other, over n reals (whole vectors); -inf where either is. */
+    void (*join_bias)(ptrdiff_t n, const void *other, void *bias);
+
+    /* keep = -inf where a weight is dropped, else 0, laid out as a bias. query (rows) and head (rows) name the rows,
+     * 4 * first is the first key, counted from absolute key 0. `keys` may be rounded up to a multiple of 4. */
+    void (*keep_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
+                      uint32_t first, void *keep, ptrdiff_t row_out, ptrdiff_t key_out);
+
+    /* weights = 0 where keep is -inf, over n reals (whole vectors). */
+    void (*drop_weights)(ptrdiff_t n, const void *keep, void *weights);
+
     /* total = total + part, where columns is a multiple of lanes. An empty state has maximum -inf, sum 0, out 0. */
     void (*fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total);
 
@@ -95,12 +118,12 @@ typedef struct {
     uint64_t (*finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double factor,
                             double empty, void *const *output);
 
-    /* output row [key] = weights * 2^(seen - state.maximum) / state.sum; `seen` (rows) is the maximum that the weights
-     * of this block were computed with. Prefill layout, and decode layout. */
+    /* output row [key] = weights * 2^(seen - state.maximum) / state.sum / factor; `seen` (rows) is the maximum that the
+     * weights of this block were computed with. Prefill layout, and decode layout. */
     void (*weights_block)(int vectors, int rows, int keys, const void *weights, const void *seen,
-                          const attn_state *state, void *const *output);
+                          const attn_state *state, double factor, void *const *output);
     void (*decode_weights)(int rows, int keys, const void *weights, const void *seen, const attn_state *state,
-                           void *const *output);
+                           double factor, void *const *output);
 
     /* y = x * share, or y + x * share unless it begins: a row's part of the mean over heads. */
     void (*share_row)(ptrdiff_t n, const void *x, double share, int begins, void *y);
@@ -109,8 +132,8 @@ typedef struct {
      * product has score_block's layout (features, vectors * lanes), or decode_scores's (rows, ATTN_BLOCK_KEYS). */
     void (*linear_block)(int vectors, int rows, int features, const void *product, const void *bias,
                          attn_activation_kind activation, const void *const *residual, void *const *y);
-    void (*linear_rows)(int rows, int features, const void *product, const void *bias,
-                        attn_activation_kind activation, const void *const *residual, void *const *y);
+    void (*linear_rows)(int rows, int features, const void *product, const void *bias, attn_activation_kind activation,
+                        const void *const *residual, void *const *y);
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);

@@ -7,15 +7,16 @@ static inline vec K(final_weight)(vec weight, vec factor)
     return V(select)(V(eq)(weight, none), none, V(mul)(weight, factor));
 }
 
-/* factor (rows) = 2^(seen - maximum) / sum, and 0 for a row with nothing to attend to. */
-static inline void K(weight_factors)(int rows, const real *seen, const attn_state *state, real *factor)
+/* factor (rows) = 2^(seen - maximum) / sum / by, and 0 for a row with nothing to attend to. */
+static inline void K(weight_factors)(int rows, const real *seen, const attn_state *state, double by, real *factor)
 {
+    const vec times = V(splat)((real)(1 / by));
     for (int i = 0; i < rows; i += LANES) {
         int lanes = rows - i < LANES ? rows - i : LANES;
         vec sum = V(max)(V(splat)(REAL_MIN), V(load_first)((const real *)state->sum + i, lanes)); /* never 0 / 0 */
         vec top = K(finite_maximum)(V(load_first)((const real *)state->maximum + i, lanes));
         vec scale = K(exp2)(V(sub)(V(load_first)(seen + i, lanes), top));
-        V(store_first)(factor + i, lanes, V(div)(scale, sum));
+        V(store_first)(factor + i, lanes, V(mul)(V(div)(scale, sum), times));
     }
 }
 
@@ -53,11 +54,11 @@ static void K(weights_apart)(const real *weights, ptrdiff_t width, const real *f
  *   output   (rows) pointers to `keys` contiguous reals   out
  */
 static void K(weights_block)(int vectors, int rows, int keys, const void *weights, const void *seen,
-                             const attn_state *state, void *const *output)
+                             const attn_state *state, double by, void *const *output)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     real factor[ATTN_MAX_WIDTH];
-    K(weight_factors)(rows, seen, state, factor);
+    K(weight_factors)(rows, seen, state, by, factor);
 
     for (int i = 0; i < rows; i += LANES) {
         const int lanes = rows - i < LANES ? rows - i : LANES;
@@ -71,15 +72,16 @@ static void K(weights_block)(int vectors, int rows, int keys, const void *weight
             for (; n + LANES <= keys; n += LANES)
                 K(weights_square)(1, LANES, LANES, from + n * width, width, factor + i, output + i, n);
         for (; n < keys; n += LANES)
-            K(weights_square)(0, lanes, keys - n < LANES ? keys - n : LANES, from + n * width, width, factor + i, output + i, n);
+            K(weights_square)
+            (0, lanes, keys - n < LANES ? keys - n : LANES, from + n * width, width, factor + i, output + i, n);
     }
 }
 
 static void K(decode_weights)(int rows, int keys, const void *weights, const void *seen, const attn_state *state,
-                              void *const *output)
+                              double by, void *const *output)
 {
     real factor[ATTN_DECODE_ROWS];
-    K(weight_factors)(rows, seen, state, factor);
+    K(weight_factors)(rows, seen, state, by, factor);
     for (int i = 0; i < rows; i++) {
         const real *from = (const real *)weights + i * ATTN_BLOCK_KEYS;
         real *into = output[i];

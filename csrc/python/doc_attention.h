@@ -1,6 +1,6 @@
 /* The docstring of pyattn.attention. Its first line is the signature that inspect.signature reads. */
 #define DOC_ATTENTION \
-    "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
+    "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, rng=None, keep_mask=None, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
     "Scaled dot-product attention, ``softmax(scale * query @ key.T + mask) @ value``.\n" \
@@ -37,12 +37,17 @@
     "query_lengths : array_like of int, optional\n" \
     "    Number of queries, 0 <= n <= L, likewise; later rows have nothing to attend to.\n" \
     "dropout_p : float, default 0.0\n" \
-    "    Only 0.0 so far.\n" \
+    "    Probability that a weight becomes 0, after the softmax; the others are divided by ``1 - dropout_p``.\n" \
+    "rng : None, int, SeedSequence or Generator, optional\n" \
+    "    Where dropout's numbers come from, as `numpy.random.default_rng` takes it; an int gives the same keeps each time.\n" \
+    "    `dropout_keep_mask` tells which. They depend neither on threads nor on the order of the work, and take no memory.\n" \
+    "keep_mask : array_like of bool, optional\n" \
+    "    Broadcasts to (..., heads, L, S) in every layout: True = kept. In place of numbers drawn from `rng`.\n" \
     "enable_gqa : bool, default False\n" \
     "    Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too.\n" \
     "need_weights, need_lse : bool, default False\n" \
     "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
-    "    a natural logarithm, -inf for a row with nothing to attend to.\n" \
+    "    a natural logarithm, -inf for a row with nothing to attend to. Dropout is in the weights and not in the lse.\n" \
     "empty_rows : {'zero', 'nan'}, default 'zero'\n" \
     "    The output of a row with nothing to attend to. Its weights are 0, its lse is -inf.\n" \
     "layout : {'bhsd', 'bshd'}, default 'bhsd'\n" \
@@ -66,8 +71,6 @@
     "TypeError\n" \
     "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
     "    CPU or require grad. The message says what to pass instead.\n" \
-    "NotImplementedError\n" \
-    "    dropout_p > 0.\n" \
     "\n" \
     "Warns\n" \
     "-----\n" \

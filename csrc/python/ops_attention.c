@@ -24,47 +24,17 @@ static void release(owned *o)
     pyattn_release_options(&o->options);
 }
 
-/* Warnings point at the caller's line: past pyattn.functional, where that called. */
-static int stack_level(void)
-{
-    PyObject *globals = PyEval_GetGlobals(), *name = globals ? PyDict_GetItemString(globals, "__name__") : NULL;
-    const int wrapped =
-        name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "pyattn.functional") == 0;
-    return wrapped ? 2 : 1;
-}
-
-/* A warning of one of pyattn's own classes. Returns -1 when warnings are errors. */
-static int warn(const char *class_name, const char *format, Py_ssize_t a, Py_ssize_t b)
-{
-    PyObject *module = PyImport_ImportModule("pyattn.functional");
-    PyObject *class = module ? PyObject_GetAttrString(module, class_name) : NULL;
-    const int result = class ? PyErr_WarnFormat(class, stack_level(), format, a, b) : -1;
-    Py_XDECREF(class);
-    Py_XDECREF(module);
-    return result;
-}
-
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
 {
-    if (shapes->mask_looks_like_ones &&
-        warn(
-            "MaskWarning",
-            "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, "
-            "and masks nothing. If 1 means attend, call attention(..., "
-            "attn_mask=pyattn.masks.from_ones(attn_mask))",
-            0, 0) < 0)
-        return -1;
-    if (shapes->heads_look_like_length &&
-        warn(
-            "ShapeWarning",
-            layout == ATTN_LAYOUT_BHSD
-                ? "the heads axis has size %zd and the length axis %zd; if query's axes are (batch, length, heads, dim), call "
-                  "attention(..., layout='bshd')"
-                : "the heads axis has size %zd and the length axis %zd; if query's axes are (batch, heads, length, dim), call "
-                  "attention(..., layout='bhsd')",
-            shapes->heads, shapes->q_len) < 0)
-        return -1;
-    return 0;
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", 0) < 0) return -1;
+    if (!shapes->heads_look_like_length) return 0;
+    const char *const axes[] = {"(batch, length, heads, dim)", "(batch, heads, length, dim)"};
+    const int other = layout == ATTN_LAYOUT_BSHD;
+    return pyattn_warn(
+        "ShapeWarning",
+        "the heads axis has size %zd and the length axis %zd; if query's axes are %s, call attention(..., "
+        "layout='%s')",
+        shapes->heads, shapes->q_len, axes[other], other ? "bhsd" : "bshd");
 }
 
 static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
@@ -72,8 +42,13 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
     const int need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse");
     if (need_weights < 0 || need_lse < 0) return -1;
-    PyArrayObject *const inputs[] = {o->inputs[0],    o->inputs[1],           o->inputs[2],
-                                     o->options.mask, o->options.key_lengths, o->options.query_lengths};
+    PyArrayObject *const inputs[] = {o->inputs[0],
+                                     o->inputs[1],
+                                     o->inputs[2],
+                                     o->options.mask,
+                                     o->options.keep_mask,
+                                     o->options.key_lengths,
+                                     o->options.query_lengths};
     o->output = pyattn_result(values[OUT], shapes->axes, shapes->output, inputs, sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
     if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)

@@ -23,24 +23,26 @@ enum {
     KV_HEADS,
     ADD_ZERO,
     AVERAGE_WEIGHTS,
+    KEY_PADDING_MASK,
+    BLOCKED, /* True in a bool mask means blocked */
     OPTIONS,
     ARGUMENTS = OPTIONS + PYATTN_OPTIONS
 };
 static const char *const argument_names[ARGUMENTS] = {
-    "query",       "key",    "value",    "q_weight", "k_weight",        "v_weight",
-    "out_weight",  "q_bias", "k_bias",   "v_bias",   "out_bias",        "extra_key",
-    "extra_value", "heads",  "kv_heads", "add_zero", "average_weights", PYATTN_OPTION_NAMES};
+    "query",    "key",      "value",           "q_weight",         "k_weight",  "v_weight",         "out_weight",
+    "q_bias",   "k_bias",   "v_bias",          "out_bias",         "extra_key", "extra_value",      "heads",
+    "kv_heads", "add_zero", "average_weights", "key_padding_mask", "blocked",   PYATTN_OPTION_NAMES};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"multi_head", ARGUMENTS, REQUIRED, REQUIRED, argument_names, interned_names};
 
 /* What one call owns. */
 typedef struct {
-    PyArrayObject *arrays[ARRAYS], *output, *weights;
+    PyArrayObject *arrays[ARRAYS], *padding, *output, *weights;
     pyattn_option_arrays options;
 } owned;
 
 /* Shapes are copied: the core reads them without the GIL, and another thread may assign to one. */
-enum { MASK = ARRAYS, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
+enum { MASK = ARRAYS, PADDING, KEEP_MASK, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
 typedef struct {
     ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
 } frozen;
@@ -48,6 +50,7 @@ typedef struct {
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
+    Py_XDECREF(o->padding);
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
     pyattn_release_options(&o->options);
@@ -85,6 +88,8 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
         freeze(view, &own[n]);
     }
     freeze(&args->attention.mask, &own[MASK]);
+    freeze(&args->attention.padding_mask, &own[PADDING]);
+    freeze(&args->attention.keep_mask, &own[KEEP_MASK]);
     freeze(&args->attention.key_lengths, &own[KEY_LENGTHS]);
     freeze(&args->attention.query_lengths, &own[QUERY_LENGTHS]);
     return 0;
@@ -100,6 +105,25 @@ static int convert_numbers(PyObject *const *values, attn_multihead_args *args)
     if ((args->add_zero = pyattn_flag(values[ADD_ZERO], "add_zero")) < 0) return -1;
     args->attention.average_weights = pyattn_flag(values[AVERAGE_WEIGHTS], "average_weights");
     return args->attention.average_weights < 0 ? -1 : 0;
+}
+
+/* Both masks, in the polarity that `blocked` says. */
+static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
+{
+    const int blocked = pyattn_flag(values[BLOCKED], "blocked");
+    if (blocked < 0) return -1;
+    args->mask_blocked = args->padding_blocked = blocked;
+    if (pyattn_convert_mask(values[KEY_PADDING_MASK], "key_padding_mask", blocked ? "blocked" : "attend", &o->padding) <
+        0)
+        return -1;
+    if (o->padding) args->padding_mask = pyattn_view(o->padding);
+    return pyattn_convert_options(values + OPTIONS, args, &o->options);
+}
+
+static int warn_of_ones(const attn_shapes *shapes, int blocked)
+{
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", blocked) < 0) return -1;
+    return shapes->padding_looks_like_ones ? pyattn_warn_of_ones("key_padding_mask", blocked) : 0;
 }
 
 /* (output, weights or None). */
@@ -132,15 +156,14 @@ static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssiz
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    PyObject *const *options = values + OPTIONS;
-    const int need_weights = pyattn_flag(options[PYATTN_NEED_WEIGHTS], "need_weights");
-    if (need_weights < 0 || pyattn_convert_options(options, &args.attention, &o.options) < 0 ||
-        convert_numbers(values, &args) < 0 || convert_arrays(values, &o, &args, own) < 0)
+    const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
+    if (need_weights < 0 || convert_masks(values, &o, &args.attention) < 0 || convert_numbers(values, &args) < 0 ||
+        convert_arrays(values, &o, &args, own) < 0)
         goto done;
     const attn_status status = attn_multihead_shapes(&args, &shapes, &error);
     if (status != ATTN_OK)
         pyattn_raise(status, &error);
-    else
+    else if (warn_of_ones(&shapes, args.attention.mask_blocked) == 0)
         result = compute(&args, &shapes, need_weights, &o);
 
 done:

@@ -11,34 +11,61 @@ int pyattn_flag(PyObject *object, const char *name)
     return -1;
 }
 
-static int convert_mask(PyObject *object, PyArrayObject **mask)
+int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask)
 {
     if (!pyattn_given(object)) return 0;
-    if ((*mask = pyattn_as_array(object, "attn_mask")) == NULL) return -1;
+    if ((*mask = pyattn_as_array(object, name)) == NULL) return -1;
     const int type = PyArray_TYPE(*mask);
     if (PyTypeNum_ISINTEGER(type)) {
-        PyObject *flags = pyattn_cast(object, "attn_mask", "", "bool");
-        PyObject *numbers = flags ? pyattn_cast(object, "attn_mask", "", "numpy.float32") : NULL;
+        PyObject *flags = pyattn_cast(object, name, "", "bool");
+        PyObject *numbers = flags ? pyattn_cast(object, name, "", "numpy.float32") : NULL;
         if (numbers != NULL)
             PyErr_Format(PyExc_TypeError,
-                         "attn_mask has dtype %S; pass %U if nonzero means attend, or %U if it is to be added to the "
-                         "scores",
-                         PyArray_DESCR(*mask), flags, numbers);
+                         "%s has dtype %S; pass %U if nonzero means %s, or %U if it is to be added to the scores", name,
+                         PyArray_DESCR(*mask), flags, meaning, numbers);
         Py_XDECREF(flags);
         Py_XDECREF(numbers);
         return -1;
     }
     if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "attn_mask has dtype %S, expected bool (True = attend) or a float type (added to the scores); pass "
-            "numpy.asarray(attn_mask, bool) or numpy.asarray(attn_mask, numpy.float32)",
-            PyArray_DESCR(*mask));
+        PyErr_Format(PyExc_TypeError,
+                     "%s has dtype %S, expected bool (True = %s) or a float type (added to the scores); pass "
+                     "numpy.asarray(%s, bool) or numpy.asarray(%s, numpy.float32)",
+                     name, PyArray_DESCR(*mask), meaning, name, name);
         return -1;
     }
     PyArrayObject *array = pyattn_well_behaved(*mask, type);
     Py_SETREF(*mask, array);
     return array == NULL ? -1 : 0;
+}
+
+int pyattn_warn(const char *class_name, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    PyObject *message = PyUnicode_FromFormatV(format, values);
+    va_end(values);
+    PyObject *module = message ? PyImport_ImportModule("pyattn.warning") : NULL;
+    PyObject *class = module ? PyObject_GetAttrString(module, class_name) : NULL;
+    PyObject *none = class ? PyObject_CallMethod(module, "warn", "(OO)", class, message) : NULL;
+    Py_XDECREF(none);
+    Py_XDECREF(class);
+    Py_XDECREF(module);
+    Py_XDECREF(message);
+    return none == NULL ? -1 : 0;
+}
+
+int pyattn_warn_of_ones(const char *mask, int blocked)
+{
+    return pyattn_warn(
+        "MaskWarning",
+        blocked ? "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
+                  "scores, and masks nothing. If 1 means blocked, pass %s=%s == 1; if it means attend, pass "
+                  "%s=%s == 0"
+                : "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
+                  "scores, and masks nothing. If 1 means attend, call attention(..., "
+                  "%s=pyattn.masks.from_ones(%s))",
+        mask, mask, mask, mask, mask);
 }
 
 /* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
@@ -131,16 +158,41 @@ static int convert_scale(PyObject *object, attn_args *args)
     return -1;
 }
 
-static int check_dropout(PyObject *object)
+int pyattn_convert_probability(PyObject *object, const char *name, double *probability)
 {
-    double dropout = 0;
-    if (object && pyattn_number(object, "dropout_p", &dropout) < 0) return -1;
-    if (dropout == 0) return 0;
-    if (dropout > 0 && dropout <= 1)
-        PyErr_SetString(PyExc_NotImplementedError, "dropout_p > 0 is not there yet; pass dropout_p=0.0");
-    else
-        PyErr_Format(PyExc_ValueError, "dropout_p is %R, expected 0 <= dropout_p <= 1", object);
+    *probability = 0;
+    if (object && pyattn_number(object, name, probability) < 0) return -1;
+    if (*probability >= 0 && *probability <= 1) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is %R, expected a probability from 0 to 1", name, object);
     return -1;
+}
+
+int pyattn_draw_seed(PyObject *rng, uint64_t *seed)
+{
+    PyObject *module = PyImport_ImportModule("pyattn.dropping");
+    PyObject *drawn = module ? PyObject_CallMethod(module, "draw_seed", "(O)", rng ? rng : Py_None) : NULL;
+    *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;
+    Py_XDECREF(drawn);
+    Py_XDECREF(module);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int convert_dropout(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays)
+{
+    PyObject *keep_mask = values[PYATTN_KEEP_MASK];
+    if (pyattn_convert_probability(values[PYATTN_DROPOUT_P], "dropout_p", &args->dropout_p) < 0) return -1;
+    if (!pyattn_given(keep_mask)) /* nothing is drawn where nothing is dropped */
+        return args->dropout_p == 0 ? 0 : pyattn_draw_seed(values[PYATTN_RNG], &args->dropout_seed);
+    if ((arrays->keep_mask = pyattn_as_array(keep_mask, "keep_mask")) == NULL) return -1;
+    if (PyArray_TYPE(arrays->keep_mask) != NPY_BOOL) {
+        PyObject *flags = pyattn_cast(keep_mask, "keep_mask", "", "bool");
+        if (flags != NULL)
+            PyErr_Format(PyExc_TypeError, "keep_mask has dtype %S, expected bool (True = kept); pass %U",
+                         PyArray_DESCR(arrays->keep_mask), flags);
+        Py_XDECREF(flags);
+        return -1;
+    }
+    return 0;
 }
 
 static int convert_words(PyObject *const *values, attn_args *args)
@@ -162,13 +214,16 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
     if ((args->is_causal = pyattn_flag(values[PYATTN_IS_CAUSAL], "is_causal")) < 0) return -1;
     if ((args->enable_gqa = pyattn_flag(values[PYATTN_ENABLE_GQA], "enable_gqa")) < 0) return -1;
     if (convert_words(values, args) < 0 || convert_scale(values[PYATTN_SCALE], args) < 0) return -1;
-    if (convert_window(values[PYATTN_WINDOW], args) < 0 || check_dropout(values[PYATTN_DROPOUT_P]) < 0) return -1;
+    if (convert_window(values[PYATTN_WINDOW], args) < 0 || convert_dropout(values, args, arrays) < 0) return -1;
     if ((args->num_threads = pyattn_num_threads(values[PYATTN_NUM_THREADS])) < 0) return -1;
 
-    if (convert_mask(values[PYATTN_ATTN_MASK], &arrays->mask) < 0) return -1;
+    if (pyattn_convert_mask(values[PYATTN_ATTN_MASK], "attn_mask", args->mask_blocked ? "blocked" : "attend",
+                            &arrays->mask) < 0)
+        return -1;
     if (convert_lengths(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
     if (convert_lengths(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
     if (arrays->mask) args->mask = pyattn_view(arrays->mask);
+    if (arrays->keep_mask) args->keep_mask = pyattn_view(arrays->keep_mask);
     if (arrays->key_lengths) args->key_lengths = pyattn_view(arrays->key_lengths);
     if (arrays->query_lengths) args->query_lengths = pyattn_view(arrays->query_lengths);
     return 0;
@@ -177,6 +232,7 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
 void pyattn_release_options(pyattn_option_arrays *arrays)
 {
     Py_XDECREF(arrays->mask);
+    Py_XDECREF(arrays->keep_mask);
     Py_XDECREF(arrays->key_lengths);
     Py_XDECREF(arrays->query_lengths);
 }

@@ -13,6 +13,8 @@ enum {
     PYATTN_KEY_LENGTHS,
     PYATTN_QUERY_LENGTHS,
     PYATTN_DROPOUT_P,
+    PYATTN_RNG,
+    PYATTN_KEEP_MASK,
     PYATTN_ENABLE_GQA,
     PYATTN_NEED_WEIGHTS,
     PYATTN_NEED_LSE,
@@ -22,18 +24,29 @@ enum {
     PYATTN_OPTIONS
 };
 #define PYATTN_OPTION_NAMES                                                                                            \
-    "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths", "dropout_p", "enable_gqa",   \
-        "need_weights", "need_lse", "empty_rows", "layout", "num_threads"
+    "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths", "dropout_p", "rng",          \
+        "keep_mask", "enable_gqa", "need_weights", "need_lse", "empty_rows", "layout", "num_threads"
 
 /* Arrays among them. */
 typedef struct {
-    PyArrayObject *mask, *key_lengths, *query_lengths;
+    PyArrayObject *mask, *keep_mask, *key_lengths, *query_lengths;
 } pyattn_option_arrays;
 
 /* Fills args; values (PYATTN_OPTIONS) are NULL where not given. Returns -1 with an exception; what is in arrays then is
  * the caller's, too. need_weights and need_lse are not looked at: they ask for results. */
 int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
 void pyattn_release_options(pyattn_option_arrays *arrays);
+
+/* A mask as the core reads it; `meaning` is what True means. Not given: stays NULL. Returns -1 with an exception. */
+int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask);
+
+/* A probability; and 64 bits for it drawn from rng, as NumPy's default_rng takes it. Return -1 with an exception. */
+int pyattn_convert_probability(PyObject *object, const char *name, double *probability);
+int pyattn_draw_seed(PyObject *rng, uint64_t *seed);
+
+/* A warning of one of pyattn's own classes, at the caller's line. Return -1 when warnings are errors. */
+int pyattn_warn(const char *class_name, const char *format, ...);
+int pyattn_warn_of_ones(const char *mask, int blocked); /* of a float mask that was probably meant as flags */
 
 /* Truth of an optional flag; -1 with an exception. */
 int pyattn_flag(PyObject *object, const char *name);

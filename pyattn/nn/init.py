@@ -8,14 +8,12 @@ same numbers in float32 and float64, rounded.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
+from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
-
-if TYPE_CHECKING:  # numpy.random is imported by the first draw
-    from numpy.random import Generator, SeedSequence
 
 __all__ = [
     "calculate_gain",
@@ -30,7 +28,6 @@ __all__ = [
     "zeros_",
 ]
 
-RNG: TypeAlias = "int | SeedSequence | Generator | None"
 FanMode = Literal["fan_in", "fan_out"]
 
 _GAINS = {"sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import functional
+from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
-from pyattn.nn.init import RNG
 from pyattn.nn.module import Module
 
 __all__ = ["Linear"]

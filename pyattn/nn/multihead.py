@@ -8,15 +8,15 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
-from pyattn.multi_head import Parameters, compute
+from pyattn.multi_head import Dropout, Parameters, compute
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
-from pyattn.nn.init import RNG
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
-from pyattn.torch_rules import Hidden, Window, check_dropout, with_batch_first
+from pyattn.torch_rules import Hidden, Window, as_probability, with_batch_first
 
 __all__ = ["MultiheadAttention"]
 
@@ -220,8 +220,7 @@ class MultiheadAttention(Module):
             raise ValueError(
                 f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}, expected a multiple"
             )
-        check_dropout(dropout, training=False)
-        self.dropout = float(dropout)
+        self.dropout = as_probability(dropout, "dropout")
         self.add_zero_attn, self.batch_first = bool(add_zero_attn), bool(batch_first)
 
     def _shapes(self, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
@@ -279,6 +278,8 @@ class MultiheadAttention(Module):
         *,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
     ) -> tuple[FloatArray, FloatArray | None]:
         """Compute the attention of every head, and their projection.
@@ -310,6 +311,11 @@ class MultiheadAttention(Module):
             Query i attends to keys i - left to i + right; None = unbounded. Default: None.
         key_lengths : array_like of int, (N,) or (), optional
             Batch entry b attends to its first ``key_lengths[b]`` keys. Default: None.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+        keep_mask : array_like of bool, optional
+            Broadcasts to (N, num_heads, L, S): True = kept, in training. In place of numbers drawn from rng.
+            Default: None.
         empty_rows : {'zero', 'nan'}
             What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
@@ -319,6 +325,7 @@ class MultiheadAttention(Module):
             (N, L, out_dim) with batch_first.
         weights : ndarray, (N, L, S) or (L, S), or None
             With heads, (N, num_heads, L, S), unless averaged; S counts the keys of add_bias_kv and add_zero_attn.
+            After dropout, as torch's.
 
         Raises
         ------
@@ -326,10 +333,7 @@ class MultiheadAttention(Module):
             An input has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
             Shapes do not go together; the message names the argument.
-        NotImplementedError
-            dropout > 0 in training.
         """
-        check_dropout(self.dropout, self.training)
         dtype = self.out_proj.weight.dtype
         q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
         features = self.embed_dim, self.kdim, self.vdim
@@ -337,6 +341,7 @@ class MultiheadAttention(Module):
             *with_batch_first(q, k, v, features, batch_first=self.batch_first),
             self._parameters(),
             Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
+            Dropout(self.dropout, rng, keep_mask) if self.training else Dropout(),
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
             add_zero=self.add_zero_attn,

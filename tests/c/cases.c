@@ -149,9 +149,11 @@ static void draw_mask_weights_and_lse(test_case *c, lcg *g)
     const ptrdiff_t *pairs = LIST(c->outer, c->batch, c->heads, c->q_len, c->kv_len);
 
     const wish mask = {mask_dtype, roles, count, rank, 1, ANY_ROLE, ANY_ROLE, 0};
+    const wish padding = {draw_one_in(g, 3) ? c->dtype : ATTN_BOOL, roles, count, rank, 1, ANY_ROLE, ANY_ROLE, 0};
     const wish weights = {c->dtype, roles, count, rank, rank, 0, 0, 1};
     const wish lse = {c->dtype, roles, count - 1, rank - 1, rank - 1, 0, 0, 1};
     if (c->mask_kind != MASK_NONE) draw_tensor(&c->mask, g, &mask, pairs);
+    if (draw_one_in(g, 4)) draw_tensor(&c->padding, g, &padding, pairs);
     if (c->wants_weights) draw_tensor(&c->weights, g, &weights, pairs);
     if (c->wants_lse) draw_tensor(&c->lse, g, &lse, LIST(c->outer, c->batch, c->heads, c->q_len, 1));
 }
@@ -177,16 +179,15 @@ static void fill(tensor *t, lcg *g, double factor)
 
 /* Masks of every kind either scatter what they forbid or forbid whole blocks. Float masks hold eighths in [-8, 8]:
  * exact in float16. `least` is the lowest finite number of the call's dtype. */
-static void fill_mask(test_case *c, lcg *g)
+static void fill_mask(test_case *c, lcg *g, tensor *t, int kind, int blocked)
 {
     const int blocky = draw_one_in(g, 2), rarity = (int)PICK(g, 2, 4, 10);
     const double least = c->dtype == ATTN_F32 ? -(double)FLT_MAX : -DBL_MAX;
-    tensor *t = &c->mask;
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
         const int forbidden = blocky ? (at[COLUMN] / 64 + at[ROW] / 16 + at[HEAD]) % 3 == 0 : draw_one_in(g, rarity);
         const double eighths = (double)(draw_below(g, 129) - 64) / 8;
-        switch (c->mask_kind) {
-        case MASK_BOOL: tensor_set(t, at, forbidden ? 0 : draw_one_in(g, 50) ? 128 : 1); break;
+        switch (kind) {
+        case MASK_BOOL: tensor_set(t, at, forbidden != blocked ? 0 : draw_one_in(g, 50) ? 128 : 1); break;
         case MASK_LEAST: tensor_set(t, at, forbidden ? least : 0); break;
         default: tensor_set(t, at, forbidden ? -(double)INFINITY : eighths); break;
         }
@@ -231,11 +232,12 @@ static void describe(test_case *c)
     const attn_args *a = &c->args;
     snprintf(c->text, sizeof c->text,
              "case %d: %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
-             "starts %td %td%s%s%s, %d threads",
+             "starts %td %td%s%s%s%s, %d threads",
              c->number, c->dtype == ATTN_F32 ? "float32" : "float64", c->outer, c->batch, c->heads, c->q_len, c->kv_len,
              c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right,
-             a->query_start, a->key_start, a->key_lengths.data ? ", key_lengths" : "",
-             a->query_lengths.data ? ", query_lengths" : "", c->wants_weights ? ", weights" : "", a->num_threads);
+             a->query_start, a->key_start, c->padding.data ? ", padding" : "",
+             a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
+             c->wants_weights ? ", weights" : "", a->num_threads);
 }
 
 void case_make(test_case *c, int number)
@@ -263,14 +265,19 @@ void case_make(test_case *c, int number)
     fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12));
     fill(&c->key, &g, 1);
     fill(&c->value, &g, 1);
-    if (c->mask.data) fill_mask(c, &g);
+    attn_args *a = &c->args;
+    a->mask_blocked = draw_one_in(&g, 2);
+    a->padding_blocked = draw_one_in(&g, 2);
+    if (c->mask.data) fill_mask(c, &g, &c->mask, c->mask_kind, a->mask_blocked);
+    if (c->padding.data)
+        fill_mask(c, &g, &c->padding, c->padding.dtype == ATTN_BOOL ? MASK_BOOL : MASK_F32, a->padding_blocked);
     if ((c->form != SEES_ALL || c->mask_kind == MASK_BOOL) && draw_one_in(&g, 4)) poison(c, &g);
 
-    attn_args *a = &c->args;
     a->query = tensor_view(&c->query);
     a->key = tensor_view(&c->key);
     a->value = tensor_view(&c->value);
     a->mask = tensor_view(&c->mask);
+    a->padding_mask = tensor_view(&c->padding);
     a->key_lengths = tensor_view(&c->key_lengths);
     a->query_lengths = tensor_view(&c->query_lengths);
     a->has_scale = draw_one_in(&g, 4);
@@ -282,9 +289,9 @@ void case_make(test_case *c, int number)
 
 void case_free(test_case *c)
 {
-    tensor *inputs[] = {&c->query, &c->key, &c->value, &c->mask, &c->key_lengths, &c->query_lengths};
+    tensor *inputs[] = {&c->query, &c->key, &c->value, &c->mask, &c->padding, &c->key_lengths, &c->query_lengths};
     tensor *results[] = {&c->output, &c->weights, &c->lse};
-    for (int n = 0; n < 6; n++) tensor_free(inputs[n]);
+    for (int n = 0; n < 7; n++) tensor_free(inputs[n]);
     for (int n = 0; n < 3; n++) tensor_free(results[n]);
 }
 

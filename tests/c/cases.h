@@ -15,7 +15,7 @@ typedef struct {
     int has_heads, rank;
     ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
     attn_args args; /* its views point into the tensors: a case stays where it was made */
-    tensor query, key, value, mask, key_lengths, query_lengths; /* data == NULL: not given */
+    tensor query, key, value, mask, padding, key_lengths, query_lengths; /* data == NULL: not given */
     tensor output, weights, lse;
     int wants_weights, wants_lse;
     char text[240];

@@ -13,7 +13,17 @@ static ptrdiff_t length_of(const tensor *lengths, const ptrdiff_t *whose, ptrdif
     return lengths->data ? (ptrdiff_t)tensor_get(lengths, at) : otherwise;
 }
 
-/* Whether query at[ROW] attends to key j, and the mask's bias: the rule of attn.h, word by word. */
+/* What one mask says of a pair; adds its bias. */
+static int lets_through(const tensor *mask, int blocked, const ptrdiff_t *pair, double *bias)
+{
+    if (mask->data == NULL) return 1;
+    const double m = tensor_get(mask, pair);
+    if (mask->dtype == ATTN_BOOL) return (m != 0) != blocked;
+    *bias += m;
+    return m != -(double)INFINITY;
+}
+
+/* Whether query at[ROW] attends to key j, and the masks' bias: the rule of attn.h, word by word. */
 static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, ptrdiff_t query_length, ptrdiff_t j,
                 double *bias)
 {
@@ -25,13 +35,11 @@ static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, p
     if (a->window_left != ATTN_UNBOUNDED && j < centre - a->window_left) return 0;
     if (a->window_right != ATTN_UNBOUNDED && j > centre + a->window_right) return 0;
     if (a->is_causal && j > centre) return 0;
-    if (c->mask.data == NULL) return 1;
 
-    const ptrdiff_t place[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], j};
-    const double m = tensor_get(&c->mask, place);
-    if (c->mask.dtype == ATTN_BOOL) return m != 0;
-    *bias = m;
-    return m != -(double)INFINITY;
+    const ptrdiff_t pair[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], j};
+    *bias = 0;
+    return lets_through(&c->mask, a->mask_blocked, pair, bias) &&
+           lets_through(&c->padding, a->padding_blocked, pair, bias);
 }
 
 #define WIDE    double

@@ -53,6 +53,15 @@ static void claim_same(const test_case *c, const bits *a, const bits *b, int sam
     CLAIM(same_lse(c->dtype, a, b, same_machine), "%s at %s: lse has other bits %s", c->text, attn_isa(), what);
 }
 
+/* Some cases with dropout, which no reference is made for: its keeps are integers, and change no order of sums. */
+static void make_case(test_case *c, int number)
+{
+    case_make(c, number);
+    if (number % 3 != 0) return;
+    c->args.dropout_p = 0.25;
+    c->args.dropout_seed = (uint64_t)number << 32 | 5;
+}
+
 /* Threads, and results that are not asked for: neither changes the others. */
 static void claim_alone(test_case *c, const bits *expected)
 {
@@ -76,7 +85,7 @@ static void claim_levels_agree(void)
 {
     static test_case c;
     for (int number = 0; number < CASES; number++) {
-        case_make(&c, number);
+        make_case(&c, number);
         bits best = {0};
         for (int level = 0; level < level_count(); level++) {
             c.args.num_threads = 2;
@@ -103,7 +112,7 @@ static void write_bits(FILE *file)
     static test_case c;
     use_level(0);
     for (int number = 0; number < CASES && strcmp(attn_isa(), "scalar") != 0; number++) {
-        case_make(&c, number);
+        make_case(&c, number);
         case_run(&c);
         bits b = bits_of(&c);
         fwrite(&b.lse_count, sizeof b.lse_count, 1, file);
@@ -136,7 +145,7 @@ static void compare_bits(FILE *file)
         }
         CLAIM(complete, "the file ends before case %d", number);
         if (!complete) return;
-        case_make(&c, number);
+        make_case(&c, number);
         for (int level = 0; level < level_count(); level++) {
             if (strcmp(attn_isa_name(level), "scalar") == 0) continue;
             use_level(level);

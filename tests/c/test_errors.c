@@ -165,7 +165,15 @@ static void test_masks_and_lengths(void)
         "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); "
         "attn_mask.squeeze(-5) does",
         args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
-    REFUSED("attn_mask must be bool (True = attend) or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
+    REFUSED("attn_mask must be bool or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
+    REFUSED("keep_mask must be bool (True = kept)", args->keep_mask = VIEW(ATTN_F32, 3, 3));
+    REFUSED("key_padding_mask has shape (2, 3), which does not broadcast to (3, 3): (..., q_len, kv_len)",
+            args->query = args->key = args->value = VIEW(ATTN_F32, 3, 8);
+            args->padding_mask = VIEW(ATTN_BOOL, 2, 3));
+    REFUSED("dropout_p is 1.5, expected 0 <= dropout_p <= 1", args->dropout_p = 1.5);
+    REFUSED("dropout with 8 heads in all, 4294967299 queries and 3 keys, expected at most 2**32 of each (keys: 2**34); "
+            "pass keep_mask instead",
+            args->dropout_p = 0.5; args->query_start = (ptrdiff_t)1 << 32);
     REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)",
             args->key_lengths = LENGTHS(3));
     REFUSED("query_lengths has shape (2, 1), which does not broadcast to the batch axes (2,)",

@@ -1,0 +1,167 @@
+/* The rules on what queries see and what is kept of their weights: masks, dropout, lengths, causal masks and windows. */
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "dropout.h"
+#include "error.h"
+
+/* Does a shape of `axes` sizes, without the one at `left_out`, broadcast to another? */
+static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int rank, const ptrdiff_t *expected)
+{
+    for (int n = axes - 1, at = rank - 1; n >= 0; n--) {
+        if (n == left_out) continue;
+        if (at < 0 || (shape[n] != 1 && shape[n] != expected[at])) return 0;
+        at--;
+    }
+    return 1;
+}
+
+/* What to add when the mask has an axis of size 1 too many, as one for heads where there are none. */
+static const char *squeeze_hint(const char *name, const attn_view *mask, int rank, const ptrdiff_t *expected)
+{
+    static _Thread_local char hint[64];
+    for (int n = 0; n < mask->axes && mask->axes <= rank + 1; n++)
+        if (mask->shape[n] == 1 && broadcasts_to(mask->axes, mask->shape, n, rank, expected)) {
+            snprintf(hint, sizeof hint, "; %s.squeeze(%d) does", name, n - mask->axes);
+            return hint;
+        }
+    return "";
+}
+
+_Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (int)ATTN_F16 &&
+                   (int)ATTN_MASK_F32 == (int)ATTN_F32 && (int)ATTN_MASK_F64 == (int)ATTN_F64 &&
+                   (int)ATTN_MASK_LONG == (int)ATTN_LONG_DOUBLE,
+               "the kernels' numbers for dtypes are attn.h's");
+
+static attn_status check_mask(const attn_args *args, int which, attn_problem *p, attn_error *error)
+{
+    static const char *const names[] = {"attn_mask", "key_padding_mask", "keep_mask"};
+    const attn_view *mask = which == ATTN_MASK      ? &args->mask
+                            : which == ATTN_PADDING ? &args->padding_mask
+                                                    : &args->keep_mask;
+    const int blocked = which == ATTN_MASK ? args->mask_blocked : which == ATTN_PADDING && args->padding_blocked;
+    const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
+    p->masks[which].data = NULL;
+    if (mask->data == NULL) return ATTN_OK;
+
+    ptrdiff_t expected[ATTN_MAX_AXES + 2];
+    const int rank = p->batch_axes + p->has_heads + 2;
+    memcpy(expected, p->batch_shape, (size_t)p->batch_axes * sizeof *expected);
+    if (p->has_heads) expected[rank - 3] = p->heads;
+    expected[rank - 2] = p->q_len;
+    expected[rank - 1] = p->kv_len;
+    if (!broadcasts_to(mask->axes, mask->shape, -1, rank, expected))
+        FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
+             attn_shape_text(mask->axes, mask->shape), attn_shape_text(rank, expected),
+             p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)",
+             squeeze_hint(names[which], mask, rank, expected));
+    if (which == ATTN_KEEP && mask->dtype != ATTN_BOOL) FAIL("keep_mask must be bool (True = kept)");
+    if (mask->dtype == ATTN_I64) FAIL("%s must be bool or float (added to the scores)", names[which]);
+    p->mask_dtypes[which] = mask->dtype == ATTN_BOOL && blocked ? ATTN_MASK_BLOCKED : (attn_mask_dtype)mask->dtype;
+    attn_resolve(mask, &at, p, &p->masks[which]);
+    return ATTN_OK;
+}
+
+static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_error *error)
+{
+    p->dropout_p = args->dropout_p;
+    p->dropout_seed = args->dropout_seed;
+    p->drops = args->keep_mask.data != NULL || args->dropout_p > 0;
+    if (args->keep_mask.data != NULL) return attn_check_dropout(args->dropout_p, 0, 0, 0, error); /* no chance */
+    return attn_check_dropout(args->dropout_p, p->batches * p->heads, args->query_start + p->q_len,
+                              args->key_start + p->kv_len, error);
+}
+
+/* The first integer out of range, or NULL. Elements are read once each, not once for each batch entry that sees them:
+ * there may be far more of those. */
+static const int64_t *out_of_range(const attn_view *lengths, ptrdiff_t most)
+{
+    ptrdiff_t count = 1;
+    for (int axis = 1; axis <= lengths->axes; axis++)
+        if (attn_stride_of(lengths, axis) != 0) count *= attn_size_of(lengths, axis);
+    for (ptrdiff_t n = 0; n < count; n++) {
+        const char *at = lengths->data;
+        ptrdiff_t rest = n;
+        for (int axis = 1; axis <= lengths->axes && rest > 0; axis++) {
+            if (attn_stride_of(lengths, axis) == 0) continue;
+            at += rest % attn_size_of(lengths, axis) * attn_stride_of(lengths, axis);
+            rest /= attn_size_of(lengths, axis);
+        }
+        const int64_t *length = (const int64_t *)(const void *)at;
+        if (*length < 0 || *length > most) return length;
+    }
+    return NULL;
+}
+
+/* key_lengths or query_lengths: one integer for each batch entry, 0 <= n <= most. */
+static attn_status check_lengths(const attn_view *lengths, const char *name, const char *axis_name, ptrdiff_t most,
+                                 const attn_problem *p, attn_operand *operand, attn_error *error)
+{
+    operand->data = NULL;
+    if (lengths->data == NULL) return ATTN_OK;
+
+    if (lengths->dtype != ATTN_I64 || !broadcasts_to(lengths->axes, lengths->shape, -1, p->batch_axes, p->batch_shape))
+        FAIL("%s has shape %s, which does not broadcast to the batch axes %s", name,
+             attn_shape_text(lengths->axes, lengths->shape), attn_shape_text(p->batch_axes, p->batch_shape));
+
+    operand->data = lengths->data;
+    operand->head = operand->row = operand->column = 0;
+    for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(lengths, p->batch_axes - n);
+    const int64_t *wrong = p->batches == 0 ? NULL : out_of_range(lengths, most);
+    if (wrong != NULL) FAIL("%s holds %lld, expected 0 <= n <= %td (%s)", name, (long long)*wrong, most, axis_name);
+    return ATTN_OK;
+}
+
+/* Positions and distances stay below this, so that sums of a few of them fit. */
+#define FAR (PTRDIFF_MAX / 8)
+
+/* One side of a window; beyond any array it is unbounded. */
+static ptrdiff_t reach_of(ptrdiff_t side) { return side == ATTN_UNBOUNDED || side > FAR ? PTRDIFF_MAX : side; }
+
+static attn_status check_visibility(const attn_args *args, attn_problem *p, attn_error *error)
+{
+    static const char *const wide = "  upper_left   lower_right\n    x . . .       x x x .\n    x x . .       x x x x";
+    static const char *const tall = "  upper_left   lower_right\n    x .           . .\n    x x           . .\n"
+                                    "    x x           x .\n    x x           x x";
+    const int windowed = args->window_left != ATTN_UNBOUNDED || args->window_right != ATTN_UNBOUNDED;
+
+    if (args->window_left < ATTN_UNBOUNDED || args->window_right < ATTN_UNBOUNDED)
+        FAIL("window is (%td, %td), expected two sizes of 0 or more, or None for unbounded", args->window_left,
+             args->window_right);
+    if ((args->is_causal || windowed) && p->q_len != p->kv_len && args->align == ATTN_ALIGN_UNSAID)
+        FAIL("%s with %td queries and %td keys needs align='upper_left' (torch, JAX) or align='lower_right' "
+             "(FlashAttention; decoding with a cache). For %s, x = up to the query's own position:\n%s",
+             args->is_causal ? "is_causal=True" : "window", p->q_len, p->kv_len,
+             p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
+             p->q_len < p->kv_len ? wide : tall);
+
+    if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
+        FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
+             args->key_start, FAR);
+    if (args->key_start % ATTN_BLOCK_KEYS != 0)
+        FAIL("key_start is %td, expected a multiple of %d", args->key_start, (int)ATTN_BLOCK_KEYS);
+
+    p->before = reach_of(args->window_left);
+    p->after = reach_of(args->window_right);
+    if (args->is_causal) p->after = 0;
+    p->lower_right = args->align == ATTN_ALIGN_LOWER_RIGHT;
+    p->query_start = args->query_start;
+    p->key_start = args->key_start;
+    p->offset = args->query_start - args->key_start;
+    return ATTN_OK;
+}
+
+attn_status attn_check_masks(const attn_args *args, attn_problem *p, attn_error *error)
+{
+    attn_status status;
+    for (int which = 0; which < ATTN_MASKS; which++)
+        if ((status = check_mask(args, which, p, error)) != ATTN_OK) return status;
+    if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
+    if ((status = check_dropout(args, p, error)) != ATTN_OK) return status;
+    status =
+        check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->kv_len, p, &p->key_lengths, error);
+    if (status != ATTN_OK) return status;
+    return check_lengths(&args->query_lengths, "query_lengths", "the length of query", p->q_len, p, &p->query_lengths,
+                         error);
+}

@@ -1,0 +1,77 @@
+/* Dropout by chance: the threshold, the range of the generator's names, and its keeps as an array. */
+#include <string.h>
+
+#include "check.h"
+#include "dispatch.h"
+#include "dropout.h"
+#include "error.h"
+#include "parallel.h"
+
+/* A weight is dropped with probability round(p * 2^32) / 2^32, and never less than 2^-32. */
+attn_dropout attn_dropout_of(double dropout_p, uint64_t seed)
+{
+    const uint64_t dropped = (uint64_t)(dropout_p * 0x1p32 + 0.5);
+    return (attn_dropout){{(uint32_t)seed, (uint32_t)(seed >> 32)}, dropped == 0 ? 0 : (uint32_t)(dropped - 1)};
+}
+
+attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error)
+{
+    const int64_t most = (int64_t)1 << 32; /* rows are named by 32 bits each, and keys by four times as many */
+    if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
+    if (dropout_p > 0 && (units > most || queries > most || keys / 4 >= most))
+        FAIL("dropout with %td heads in all, %td queries and %td keys, expected at most 2**32 of each (keys: 2**34); "
+             "pass keep_mask instead",
+             units, queries, keys);
+    return ATTN_OK;
+}
+
+/* The keeps of some heads, as attention takes them: (units, q_len, kv_len). */
+typedef struct {
+    const attn_kernels *kernels;
+    double dropout_p;
+    uint64_t seed;
+    attn_row_cut cut;
+    ptrdiff_t q_len, kv_len;
+    unsigned char *keep;
+} keeps;
+
+static void keep_row(const keeps *k, const attn_dropout *dropout, ptrdiff_t number)
+{
+    const ptrdiff_t head = attn_over(number, k->q_len);
+    const uint32_t unit = (uint32_t)head, query = (uint32_t)(number - head * k->q_len);
+    unsigned char *row = k->keep + number * k->kv_len;
+    float tile[ATTN_BLOCK_KEYS];
+    for (ptrdiff_t from = 0; from < k->kv_len; from += ATTN_BLOCK_KEYS) {
+        const ptrdiff_t keys = attn_smaller(k->kv_len - from, ATTN_BLOCK_KEYS);
+        k->kernels->keep_tile(dropout, 1, (int)keys, &query, &unit, (uint32_t)(from / 4), tile, ATTN_BLOCK_KEYS, 1);
+        for (ptrdiff_t n = 0; n < keys; n++) row[from + n] = tile[n] == 0;
+    }
+}
+
+static void keep_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
+{
+    const keeps *k = context;
+    const ptrdiff_t from = attn_first_row(&k->cut, task), to = attn_first_row(&k->cut, task + 1);
+    const attn_dropout dropout = attn_dropout_of(k->dropout_p, k->seed);
+    if (attn_should_stop(job, worker)) return;
+    if (k->dropout_p == 0)
+        memset(k->keep + from * k->kv_len, 1, (size_t)((to - from) * k->kv_len));
+    else
+        for (ptrdiff_t row = from; row < to; row++) keep_row(k, &dropout, row);
+}
+
+attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len, ptrdiff_t kv_len,
+                              unsigned char *keep, int num_threads, attn_error *error)
+{
+    keeps k = {.dropout_p = dropout_p, .seed = seed, .q_len = q_len, .kv_len = kv_len, .keep = keep};
+    ptrdiff_t rows, all;
+    if (units < 0 || q_len < 0 || kv_len < 0 || __builtin_mul_overflow(units, q_len, &rows) ||
+        __builtin_mul_overflow(rows, kv_len, &all))
+        FAIL("%td heads, %td queries and %td keys are no size of an array", units, q_len, kv_len);
+    attn_status status = attn_check_dropout(dropout_p, units, q_len, kv_len, error);
+    if (status != ATTN_OK || all == 0) return status;
+    k.kernels = attn_kernels_for(ATTN_F32);
+    k.cut = attn_cut_rows(rows, (size_t)kv_len);
+    status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_rows, &k);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}

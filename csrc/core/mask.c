@@ -1,0 +1,112 @@
+/* What a key block is to the rows of a query block: which pairs are visible, which weights are dropped.
+ *
+ * Masks come a tile at a time, as a bias that is added to the scores: -inf hides. What is kept of the weights comes as
+ * a tile of the same kind: -inf drops.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+
+/* Steps from row to row and from key to key in a tile, in reals. */
+typedef struct {
+    ptrdiff_t row, key;
+} tile_steps;
+
+static tile_steps steps_of(const attn_plan *plan, const attn_block *block)
+{
+    return plan->decode ? (tile_steps){ATTN_BLOCK_KEYS, 1} : (tile_steps){1, block->vectors * plan->kernels->lanes};
+}
+
+/* Reals of a tile, for what runs over all of them. */
+static ptrdiff_t tile_size(const attn_plan *plan, const attn_block *block, int keys)
+{
+    return plan->decode ? (ptrdiff_t)block->rows * ATTN_BLOCK_KEYS
+                        : (ptrdiff_t)keys * block->vectors * plan->kernels->lanes;
+}
+
+/* Limits of each row inside this key block. Rows that pad the last vector see everything: nobody looks at them. */
+void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
+{
+    for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
+        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0,
+                  high = r < block->rows ? block->last[r] - from : keys;
+        first[r] = (int32_t)(low < 0 ? 0 : low > keys ? keys : low);
+        last[r] = (int32_t)(high < 0 ? 0 : high > keys ? keys : high);
+    }
+}
+
+/* Pairs that are not to be touched, into task->dead. Returns whether there are any. */
+int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
+                   const void *bias)
+{
+    const tile_steps step = steps_of(task->plan, block);
+    const int single = task->plan->kernels->size == 4;
+    int any = 0;
+    for (int r = 0; r < block->rows; r++)
+        for (int n = 0; n < keys; n++) {
+            const ptrdiff_t at = r * step.row + n * step.key;
+            const int cut = bias && (single ? ((const float *)bias)[at] == -INFINITY
+                                            : ((const double *)bias)[at] == (double)-INFINITY);
+            task->dead[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
+            any |= task->dead[at];
+        }
+    return any;
+}
+
+static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
+                                void *tile)
+{
+    const attn_problem *p = task->plan->problem;
+    const attn_operand *mask = &p->masks[which];
+    const tile_steps step = steps_of(task->plan, block);
+    const char *rows[ATTN_MAX_WIDTH];
+    for (int r = 0; r < block->rows; r++) rows[r] = (const char *)block->mask[which][r] + from * mask->column;
+    return task->plan->kernels->bias_tile(p->mask_dtypes[which], block->rows, keys, rows, mask->column, tile, step.row,
+                                          step.key);
+}
+
+static int is_bool(attn_mask_dtype dtype) { return dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED; }
+
+/* Do the masks say at a glance that no pair is visible? */
+int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
+{
+    const attn_problem *p = task->plan->problem;
+    for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)
+        if (p->masks[which].data && is_bool(p->mask_dtypes[which]) &&
+            read_tile(task, block, which, from, keys, task->bias) == ATTN_TILE_DEAD)
+            return 1;
+    return 0;
+}
+
+/* Both masks as one tile, in task->bias. task->keep, which is not needed yet, holds the second meanwhile. */
+attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
+{
+    const attn_plan *plan = task->plan;
+    const attn_operand *masks = plan->problem->masks;
+    attn_tile_kind first = ATTN_TILE_FREE, second;
+    if (masks[ATTN_MASK].data) first = read_tile(task, block, ATTN_MASK, from, keys, task->bias);
+    if (masks[ATTN_PADDING].data == NULL || first == ATTN_TILE_DEAD) return first;
+    second = read_tile(task, block, ATTN_PADDING, from, keys, first == ATTN_TILE_FREE ? task->bias : task->keep);
+    if (second == ATTN_TILE_MIXED && first == ATTN_TILE_MIXED)
+        plan->kernels->join_bias(tile_size(plan, block, keys), task->keep, task->bias);
+    return second == ATTN_TILE_FREE ? first : second;
+}
+
+/* Weights that are dropped become 0. The rows' sums have been taken before. */
+void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const tile_steps step = steps_of(plan, block);
+    const size_t bytes = (size_t)(tile_size(plan, block, keys) * plan->kernels->size);
+    if (p->masks[ATTN_KEEP].data) {
+        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, task->keep);
+        if (kind == ATTN_TILE_DEAD) memset(weights, 0, bytes);
+        if (kind != ATTN_TILE_MIXED) return;
+    } else {
+        plan->kernels->keep_tile(&task->dropout, block->rows, keys, block->query, block->unit,
+                                 (uint32_t)((p->key_start + from) / 4), task->keep, step.row, step.key);
+    }
+    plan->kernels->drop_weights(tile_size(plan, block, keys), task->keep, weights);
+}

@@ -1,0 +1,76 @@
+/* Dropout: which weights of a tile are kept, and dropping the others.
+ *
+ * A keep is a function of the seed, the head, the query and the key alone, so that it is the same for any tile, order
+ * and number of threads: Philox4x32-10, a generator without a state (Salmon, Moraes, Dror, Shaw: "Parallel random
+ * numbers: as easy as 1, 2, 3", 2011). The counter is (key / 4, query, head, 0), the key the seed; word w of what
+ * comes out belongs to key 4 * (key / 4) + w. Integers: every level gives the same.
+ */
+
+/* Ten rounds for the counters c[0..3][l], l < count, which become the numbers. */
+static void K(philox)(int count, uint32_t c[4][ATTN_MAX_WIDTH], const uint32_t seed[2])
+{
+    uint32_t low = seed[0], high = seed[1];
+    for (int round = 0; round < 10; round++) {
+        for (int l = 0; l < count; l++) {
+            const uint64_t a = (uint64_t)c[0][l] * 0xd2511f53u, b = (uint64_t)c[2][l] * 0xcd9e8d57u;
+            c[0][l] = (uint32_t)(b >> 32) ^ c[1][l] ^ low;
+            c[1][l] = (uint32_t)b;
+            c[2][l] = (uint32_t)(a >> 32) ^ c[3][l] ^ high;
+            c[3][l] = (uint32_t)a;
+        }
+        low += 0x9e3779b9u;
+        high += 0xbb67ae85u;
+    }
+}
+
+/* Keys 4 * n .. 4 * n + 3 of all rows at once: the prefill layout. */
+static void K(keep_lanes)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
+                          uint32_t first, real *keep, ptrdiff_t width)
+{
+    uint32_t c[4][ATTN_MAX_WIDTH];
+    for (int n = 0; n < keys; n += 4) {
+        for (int l = 0; l < rows; l++) {
+            c[0][l] = first + (uint32_t)n / 4;
+            c[1][l] = query[l];
+            c[2][l] = head[l];
+            c[3][l] = 0;
+        }
+        K(philox)(rows, c, dropout->seed);
+        for (int w = 0; w < 4; w++)
+            for (int l = 0; l < rows; l++) keep[(n + w) * width + l] = c[w][l] > dropout->most ? 0 : -INFINITY;
+    }
+}
+
+/* All keys of one row at once: the decode layout. */
+static void K(keep_row)(const attn_dropout *dropout, uint32_t query, uint32_t head, uint32_t first, real *keep)
+{
+    enum { COUNT = ATTN_BLOCK_KEYS / 4 };
+    uint32_t c[4][ATTN_MAX_WIDTH];
+    for (int l = 0; l < COUNT; l++) {
+        c[0][l] = first + (uint32_t)l;
+        c[1][l] = query;
+        c[2][l] = head;
+        c[3][l] = 0;
+    }
+    K(philox)(COUNT, c, dropout->seed);
+    for (int l = 0; l < COUNT; l++)
+        for (int w = 0; w < 4; w++) keep[4 * l + w] = c[w][l] > dropout->most ? 0 : -INFINITY;
+}
+
+static void K(keep_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
+                         uint32_t first, void *keep, ptrdiff_t row_out, ptrdiff_t key_out)
+{
+    if (row_out == 1)
+        K(keep_lanes)(dropout, rows, keys, query, head, first, keep, key_out);
+    else
+        for (int i = 0; i < rows; i++) K(keep_row)(dropout, query[i], head[i], first, (real *)keep + i * row_out);
+}
+
+static void K(drop_weights)(ptrdiff_t n, const void *keep, void *weights)
+{
+    const vec dropped = V(splat)(-INFINITY), none = V(splat)(0);
+    for (ptrdiff_t i = 0; i < n; i += LANES) {
+        const vec w = V(load)((const real *)weights + i);
+        V(store)((real *)weights + i, V(select)(V(eq)(V(load)((const real *)keep + i), dropped), none, w));
+    }
+}
