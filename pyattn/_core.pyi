@@ -126,8 +126,7 @@ def multi_head(
     key: npt.ArrayLike,
     value: npt.ArrayLike,
     q_weight: npt.ArrayLike,
-    k_weight: npt.ArrayLike,
-    v_weight: npt.ArrayLike,
+    *more_arrays: npt.ArrayLike | None,
     **options: Any,
 ) -> tuple[_Float, _Float | None]: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...

@@ -28,12 +28,13 @@ EmptyRows = Literal["zero", "nan"]
 class Parameters(NamedTuple):
     """What the core multiplies with and adds: its names, in its order; None for what is left out.
 
-    Consecutive slices of one array, such as torch's in_proj_weight, are multiplied with at once.
+    Where k_weight and v_weight are left out, q_weight and q_bias hold those of query, key and value on top of one
+    another, as torch's in_proj_weight and in_proj_bias.
     """
 
     q_weight: FloatArray
-    k_weight: FloatArray
-    v_weight: FloatArray
+    k_weight: FloatArray | None
+    v_weight: FloatArray | None
     out_weight: FloatArray
     q_bias: FloatArray | None = None
     k_bias: FloatArray | None = None
@@ -256,15 +257,21 @@ def compute(
         query,
         key,
         value,
-        **parameters._asdict(),
-        **hidden._asdict(),
-        **dropout._asdict(),
-        blocked=True,
-        align="upper_left",
+        *parameters,
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         add_zero=add_zero,
         average_weights=average_weights,
+        blocked=True,
+        attn_mask=hidden.attn_mask,
+        key_padding_mask=hidden.key_padding_mask,
+        is_causal=hidden.is_causal,
+        align="upper_left",
+        window=hidden.window,
+        key_lengths=hidden.key_lengths,
+        dropout_p=dropout.dropout_p,
+        rng=dropout.rng,
+        keep_mask=dropout.keep_mask,
         need_weights=need_weights,
         empty_rows=empty_rows,
     )

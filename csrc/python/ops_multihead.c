@@ -10,8 +10,7 @@ enum {
     Q_WEIGHT,
     K_WEIGHT,
     V_WEIGHT,
-    REQUIRED,
-    OUT_WEIGHT = REQUIRED,
+    OUT_WEIGHT,
     Q_BIAS,
     K_BIAS,
     V_BIAS,
@@ -19,6 +18,7 @@ enum {
     EXTRA_KEY,
     EXTRA_VALUE,
     ARRAYS,
+    REQUIRED = K_WEIGHT,
     HEADS = ARRAYS,
     KV_HEADS,
     ADD_ZERO,
@@ -33,7 +33,7 @@ static const char *const argument_names[ARGUMENTS] = {
     "q_bias",   "k_bias",   "v_bias",          "out_bias",         "extra_key", "extra_value",      "heads",
     "kv_heads", "add_zero", "average_weights", "key_padding_mask", "blocked",   PYATTN_OPTION_NAMES};
 static PyObject *interned_names[ARGUMENTS];
-static const pyattn_signature signature = {"multi_head", ARGUMENTS, REQUIRED, REQUIRED, argument_names, interned_names};
+static const pyattn_signature signature = {"multi_head", ARGUMENTS, ARRAYS, REQUIRED, argument_names, interned_names};
 
 /* What one call owns. */
 typedef struct {
@@ -65,6 +65,28 @@ static void freeze(attn_view *view, frozen *own)
     view->strides = own->strides;
 }
 
+/* Rows of one array that holds those of query, key and value on top of one another, as torch's in_proj_weight does. */
+static int unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, frozen *own)
+{
+    const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;
+    if (q->axes == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s holds what belongs to query, key and value where k_weight and v_weight are left "
+                     "out: a multiple of 3 rows is expected, and no others beside it",
+                     name);
+        return -1;
+    }
+    for (int n = 1; n < 3; n++) {
+        attn_view *const part = n == 1 ? k : v;
+        *part = *q;
+        part->data = (char *)q->data + n * rows * q->strides[0];
+        freeze(part, &own[n]);
+        own[n].shape[0] = rows;
+    }
+    own[0].shape[0] = rows;
+    return 0;
+}
+
 static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, frozen *own)
 {
     static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
@@ -86,6 +108,11 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
         attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
         if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
         freeze(view, &own[n]);
+    }
+    if (o->arrays[K_WEIGHT] == NULL && o->arrays[V_WEIGHT] == NULL) {
+        if (unpack(&args->q_weight, &args->k_weight, &args->v_weight, "q_weight", own + Q_WEIGHT) < 0) return -1;
+        if (o->arrays[Q_BIAS] && unpack(&args->q_bias, &args->k_bias, &args->v_bias, "q_bias", own + Q_BIAS) < 0)
+            return -1;
     }
     freeze(&args->attention.mask, &own[MASK]);
     freeze(&args->attention.padding_mask, &own[PADDING]);
@@ -173,7 +200,8 @@ done:
 
 PyMethodDef pyattn_multihead_methods[] = {
     {"multi_head", (PyCFunction)(void (*)(void))multi_head, METH_FASTCALL | METH_KEYWORDS,
-     "multi_head($module, query, key, value, q_weight, k_weight, v_weight, **options)\n--\n\n"
-     "Multi-head attention: (output, weights or None). See pyattn.multi_head_attention_forward."},
+     "multi_head($module, query, key, value, q_weight, *more_arrays, **options)\n--\n\n"
+     "Multi-head attention: (output, weights or None). See pyattn.multi_head_attention_forward. Without k_weight and "
+     "v_weight, q_weight and q_bias hold those of query, key and value on top of one another."},
     {NULL, NULL, 0, NULL},
 };

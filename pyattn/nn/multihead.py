@@ -353,14 +353,14 @@ class MultiheadAttention(Module):
         return output.swapaxes(0, 1) if turn else output, weights
 
     def _parameters(self) -> Parameters:
-        """As the core takes them: slices, never copies."""
-        packed: Any = self.in_proj_weight
-        bias: Any = self.in_proj_bias
-        q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        weights: list[Any] = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
-        if packed is not None:
-            weights = [packed[:q], packed[q : q + k], packed[q + k :]]
-        biases = [None, None, None] if bias is None else [bias[:q], bias[q : q + k], bias[q + k :]]
+        """As the core takes them: never copies."""
+        weights: list[Any] = [self.in_proj_weight, None, None]
+        biases: list[Any] = [self.in_proj_bias, None, None]
+        if self.in_proj_weight is None:
+            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+            q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+            if self.in_proj_bias is not None:
+                biases = [self.in_proj_bias[:q], self.in_proj_bias[q : q + k], self.in_proj_bias[q + k :]]
         extra = [None if x is None else x[0, 0] for x in (self.bias_k, self.bias_v)]
         return Parameters._make([*weights, self.out_proj.weight, *biases, self.out_proj.bias, *extra])
 
