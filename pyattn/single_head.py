@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.functional import AttentionResult, FloatArray
 
-__all__ = ["self_attention"]
+__all__ = ["Window", "read_weight", "self_attention"]
 
 Array = npt.NDArray[Any]
 Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
@@ -106,9 +106,10 @@ def self_attention(
     inputs = [_rows_of(x, "x", columns)]
     inputs += [inputs[0] if context is None else _rows_of(context, "context", columns)] * 2
     names = ("w_query", "w_key", "w_value")
-    weights = [_weight_of(w, name, columns) for w, name in zip((w_query, w_key, w_value), names, strict=True)]
-    for name, weight, rows in zip(names, weights, inputs, strict=True):
-        _check_inner(name, weight, rows, columns)
+    weights = [read_weight(w, name, columns) for w, name in zip((w_query, w_key, w_value), names, strict=True)]
+    sources = ("x", *(["x" if context is None else "context"] * 2))
+    for name, weight, source, rows in zip(names, weights, sources, inputs, strict=True):
+        _check_inner(name, weight, source, rows, columns)
     if weights[0].shape[0] != weights[1].shape[0]:
         raise ValueError(f"w_query gives {weights[0].shape[0]} numbers a query but w_key {weights[1].shape[0]} a key")
     biases = _biases_of(bias)
@@ -135,6 +136,36 @@ def self_attention(
     return AttentionResult(output, attended.swapaxes(-1, -2) if columns else attended, None)
 
 
+def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
+    """Read a weight as (dim, d_x), the core's own layout.
+
+    Parameters
+    ----------
+    weight : array_like, (d_x, dim)
+        (dim, d_x) with columns.
+    name : str
+        What messages call it.
+    columns : bool
+        The column convention.
+
+    Returns
+    -------
+    ndarray, (dim, d_x)
+        Without a copy where NumPy can view weight.
+
+    Raises
+    ------
+    ValueError
+        It has not two axes.
+    TypeError
+        It is no array of numbers.
+    """
+    array = _core.as_array(weight, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
+    return array if columns else array.T
+
+
 def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
     array = _core.as_array(x, name)
     if array.ndim < 2:
@@ -143,19 +174,19 @@ def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
     return array.swapaxes(-1, -2) if columns else array
 
 
-def _weight_of(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
-    """Read a weight as (out, in), the core's own layout."""
-    array = _core.as_array(weight, name)
-    if array.ndim != 2:
-        raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
-    return array if columns else array.T
-
-
-def _check_inner(name: str, weight: Array, rows: Array, columns: bool) -> None:
-    inner = rows.shape[-1]
-    if weight.shape[1] != inner:
-        shape, expected = (weight.shape, f"(dim, {inner})") if columns else (weight.shape[::-1], f"({inner}, dim)")
-        raise ValueError(f"{name} has shape {shape}, expected {expected}: inputs have {inner} features")
+def _check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
+    """Either may be the wrong one of the two: the message says what would fit the other."""
+    inner, features = weight.shape[1], rows.shape[-1]
+    if inner == features:
+        return
+    if columns:
+        shapes, expected = (rows.mT.shape, weight.shape), (f"(..., {inner}, length)", f"(dim, {features})")
+    else:
+        shapes, expected = (rows.shape, weight.T.shape), (f"(..., length, {inner})", f"({features}, dim)")
+    raise ValueError(
+        f"{source} has shape {shapes[0]} and {name} has shape {shapes[1]}, "
+        f"expected {source} {expected[0]} or {name} {expected[1]}"
+    )
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None) -> Sequence[npt.ArrayLike | None]:

@@ -103,8 +103,21 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
     [
         ({"x": X[0, 0]}, r"x has shape \(10,\), expected \(..., length, d_x\)"),
         ({"x": X[0, 0], "columns": True}, r"x has shape \(10,\), expected \(..., d_x, length\)"),
-        ({"w_key": WEIGHTS[1].T}, r"w_key has shape \(6, 10\), expected \(10, dim\): inputs have 10 features"),
-        ({"columns": True}, r"w_query has shape \(10, 6\), expected \(dim, 9\): inputs have 9 features"),
+        (
+            {"w_key": WEIGHTS[1].T},
+            r"^x has shape \(2, 9, 10\) and w_key has shape \(6, 10\), "
+            r"expected x \(..., length, 6\) or w_key \(10, dim\)$",
+        ),
+        (
+            {"columns": True},
+            r"^x has shape \(2, 9, 10\) and w_query has shape \(10, 6\), "
+            r"expected x \(..., 6, length\) or w_query \(dim, 9\)$",
+        ),
+        (
+            {"context": CONTEXT[..., :7]},
+            r"^context has shape \(2, 13, 7\) and w_key has shape \(10, 6\), "
+            r"expected context \(..., length, 10\) or w_key \(7, dim\)$",
+        ),
         ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(d_x, dim\)"),
         ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
         ({"bias": (None, None)}, "bias has 2 entries, expected three"),
