@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex
 
+import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
@@ -103,16 +104,17 @@ def self_attention(
            [2.    , 7.964 , 0.054 ],
            [1.9997, 7.7599, 0.3584]])
     """
-    inputs = [_rows_of(x, "x", columns)]
-    inputs += [inputs[0] if context is None else _rows_of(context, "context", columns)] * 2
-    names = ("w_query", "w_key", "w_value")
-    weights = [read_weight(w, name, columns) for w, name in zip((w_query, w_key, w_value), names, strict=True)]
+    inputs = _inputs_of(x, context, columns)
+    given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
+    weights = [read_weight(weight, name, columns) for name, weight in given.items()]
     sources = ("x", *(["x" if context is None else "context"] * 2))
-    for name, weight, source, rows in zip(names, weights, sources, inputs, strict=True):
+    for name, weight, source, rows in zip(given, weights, sources, inputs, strict=True):
         _check_inner(name, weight, source, rows, columns)
     if weights[0].shape[0] != weights[1].shape[0]:
         raise ValueError(f"w_query gives {weights[0].shape[0]} numbers a query but w_key {weights[1].shape[0]} a key")
     biases = _biases_of(bias)
+    if attn_mask is not None:
+        attn_mask = _mask_of(attn_mask, (*inputs[0].shape[:-1], inputs[1].shape[-2]))
     output, attended = _core.multi_head(
         *inputs,
         *weights,
@@ -166,6 +168,20 @@ def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
     return array if columns else array.T
 
 
+def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> list[Array]:
+    """Those of queries, keys and values, an input per row."""
+    own = _rows_of(x, "x", columns)
+    if context is None:
+        return [own] * 3
+    other = _rows_of(context, "context", columns)
+    if other.shape[:-2] != own.shape[:-2]:
+        raise ValueError(
+            f"context has the leading axes {other.shape[:-2]}, expected {own.shape[:-2]}, those of x; "
+            "numpy.broadcast_to repeats them without a copy"
+        )
+    return [own, other, other]
+
+
 def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
     array = _core.as_array(x, name)
     if array.ndim < 2:
@@ -187,6 +203,17 @@ def _check_inner(name: str, weight: Array, source: str, rows: Array, columns: bo
         f"{source} has shape {shapes[0]} and {name} has shape {shapes[1]}, "
         f"expected {source} {expected[0]} or {name} {expected[1]}"
     )
+
+
+def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
+    """Give it an axis for the one head, which the core wants in front of (L, S) and the caller does not know of."""
+    mask = _core.as_array(attn_mask, "attn_mask")
+    axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
+    if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
+        raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
+    if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, and its fix depends on what was given
+        return attn_mask
+    return mask[..., np.newaxis, :, :]
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None) -> Sequence[npt.ArrayLike | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from helpers import assert_same_bits
@@ -90,6 +92,9 @@ def test_the_options_of_attention(dtype):
         {"window": 2},
         {"key_lengths": [4, 9]},
         {"attn_mask": mask},
+        {"attn_mask": np.stack([mask, ~mask])},
+        {"attn_mask": np.stack([mask[:1], ~mask[:1]]).tolist()},
+        {"attn_mask": np.where(mask, 0.5, -np.inf)[np.newaxis]},
         {"num_threads": 2},
     ):
         assert_same_bits(pyattn.self_attention(x, *weights, **options), pyattn.attention(q, k, v, **options))
@@ -121,6 +126,19 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
         ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(d_x, dim\)"),
         ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
         ({"bias": (None, None)}, "bias has 2 entries, expected three"),
+        (
+            {"context": CONTEXT[:1]},
+            r"^context has the leading axes \(1,\), expected \(2,\), those of x; numpy.broadcast_to",
+        ),
+        (
+            {"attn_mask": np.ones((3, 9, 9), bool)},
+            r"^attn_mask has shape \(3, 9, 9\), .* to \(2, 9, 9\): \(..., L, S\)$",
+        ),
+        ({"attn_mask": np.ones((1, 2, 9, 9), bool)}, r"^attn_mask has shape \(1, 2, 9, 9\), .* to \(2, 9, 9\)"),
+        (
+            {"context": CONTEXT, "attn_mask": np.ones((13, 9), bool)},
+            r"^attn_mask has shape \(13, 9\), .* to \(2, 9, 13\)",
+        ),
         ({"context": CONTEXT, "is_causal": True}, "is_causal=True with 9 queries and 13 keys needs align="),
     ],
 )
@@ -128,3 +146,12 @@ def test_mistakes_are_named(arguments, message):
     call = {"x": X, **dict(zip(("w_query", "w_key", "w_value"), WEIGHTS, strict=True)), **arguments}
     with pytest.raises(ValueError, match=message):
         pyattn.self_attention(**call)
+
+
+def test_a_mask_of_integers_is_refused_with_a_fix_for_what_was_given():
+    mask = np.ones((2, 9, 9), int)
+    for given, fix in ((mask, "attn_mask.astype(bool)"), (mask.tolist(), "numpy.asarray(attn_mask, bool)")):
+        with pytest.raises(
+            TypeError, match=f"^attn_mask has dtype int64; pass {re.escape(fix)} if nonzero means attend"
+        ):
+            pyattn.self_attention(X, *WEIGHTS, attn_mask=given)
