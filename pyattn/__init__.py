@@ -30,6 +30,7 @@ __all__ = [
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
+    "SelfAttention",
     "ShapeWarning",
     "__version__",
     "attention",
@@ -52,12 +53,13 @@ __all__ = [
 
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("interop", "nn", "reference")
-_FROM = {"Linear": "nn", "MultiheadAttention": "nn", "multi_head_attention_forward": "multi_head"}
+_FROM = dict.fromkeys(("Linear", "MultiheadAttention", "SelfAttention"), "nn")
+_FROM |= {"multi_head_attention_forward": "multi_head"}
 
 if TYPE_CHECKING:
     from pyattn import nn
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Linear, MultiheadAttention
+    from pyattn.nn import Linear, MultiheadAttention, SelfAttention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 
     def __getattr__(name):

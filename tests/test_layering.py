@@ -48,14 +48,8 @@ PYTHON_ARROWS = {
     "interop": {"interop", "nn"},
     "masks": {"_core"},
     "multi_head": {"_core", "dropping", "functional", "torch_rules"},
-    "nn": {
-        "_core",
-        "dropping",
-        "functional",
-        "multi_head",
-        "nn",
-        "torch_rules",
-    },  # of _core the reading of arrays alone
+    # Of _core, nn uses the reading of arrays alone.
+    "nn": {"_core", "dropping", "functional", "multi_head", "nn", "single_head", "torch_rules"},
     "reference": set(),
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},

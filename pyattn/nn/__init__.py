@@ -9,7 +9,8 @@ from pyattn.nn import init
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
-__all__ = ["IncompatibleKeys", "Linear", "Module", "MultiheadAttention", "init", "load", "save"]
+__all__ = ["IncompatibleKeys", "Linear", "Module", "MultiheadAttention", "SelfAttention", "init", "load", "save"]
