@@ -9,8 +9,21 @@ from pyattn.nn import init
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
-__all__ = ["IncompatibleKeys", "Linear", "Module", "MultiheadAttention", "SelfAttention", "init", "load", "save"]
+__all__ = [
+    "Heads",
+    "IncompatibleKeys",
+    "Linear",
+    "Module",
+    "MultiheadAttention",
+    "SelfAttention",
+    "from_heads",
+    "init",
+    "load",
+    "save",
+    "to_heads",
+]
