@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -106,18 +106,19 @@ def self_attention(
     """
     inputs = _inputs_of(x, context, columns)
     given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
-    weights = [read_weight(weight, name, columns) for name, weight in given.items()]
+    weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
     sources = ("x", *(["x" if context is None else "context"] * 2))
-    for name, weight, source, rows in zip(given, weights, sources, inputs, strict=True):
+    for (name, weight), source, rows in zip(weights.items(), sources, inputs, strict=True):
         _check_inner(name, weight, source, rows, columns)
-    if weights[0].shape[0] != weights[1].shape[0]:
-        raise ValueError(f"w_query gives {weights[0].shape[0]} numbers a query but w_key {weights[1].shape[0]} a key")
-    biases = _biases_of(bias)
+    key_dim, other = len(weights["w_query"]), len(weights["w_key"])
+    if key_dim != other:
+        raise ValueError(f"w_query gives {key_dim} numbers a query but w_key {other} a key")
+    biases = _biases_of(bias, weights)
     if attn_mask is not None:
         attn_mask = _mask_of(attn_mask, (*inputs[0].shape[:-1], inputs[1].shape[-2]))
     output, attended = _core.multi_head(
         *inputs,
-        *weights,
+        *weights.values(),
         q_bias=biases[0],
         k_bias=biases[1],
         v_bias=biases[2],
@@ -216,11 +217,17 @@ def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
     return mask[..., np.newaxis, :, :]
 
 
-def _biases_of(bias: Sequence[npt.ArrayLike | None] | None) -> Sequence[npt.ArrayLike | None]:
+def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:
+    """Read one for each weight, (dim, d_x), by its name."""
     if bias is None:
-        return (None, None, None)
+        return [None] * 3
     if len(bias) != 3:
         raise ValueError(
             f"bias has {len(bias)} entries, expected three, for queries, keys and values; each may be None"
         )
-    return bias
+    biases = [None if entry is None else _core.as_real(entry, f"bias[{n}]") for n, entry in enumerate(bias)]
+    for n, (vector, (name, weight)) in enumerate(zip(biases, weights.items(), strict=True)):
+        size = len(weight)
+        if vector is not None and vector.shape != (size,):
+            raise ValueError(f"bias[{n}] has shape {vector.shape}, expected ({size},): {name} gives {size} numbers")
+    return biases

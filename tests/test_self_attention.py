@@ -126,6 +126,8 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
         ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(d_x, dim\)"),
         ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
         ({"bias": (None, None)}, "bias has 2 entries, expected three"),
+        ({"bias": (None, X[0, 0], None)}, r"^bias\[1\] has shape \(10,\), expected \(6,\): w_key gives 6 numbers$"),
+        ({"bias": (None, None, WEIGHTS[2][:1])}, r"^bias\[2\] has shape \(1, 4\), expected \(4,\): w_value gives 4"),
         (
             {"context": CONTEXT[:1]},
             r"^context has the leading axes \(1,\), expected \(2,\), those of x; numpy.broadcast_to",
@@ -155,3 +157,9 @@ def test_a_mask_of_integers_is_refused_with_a_fix_for_what_was_given():
             TypeError, match=f"^attn_mask has dtype int64; pass {re.escape(fix)} if nonzero means attend"
         ):
             pyattn.self_attention(X, *WEIGHTS, attn_mask=given)
+
+
+def test_a_bias_that_is_no_array_of_numbers_is_named():
+    for bias, message in (("text", "has dtype <U4"), (np.ones(6) * 1j, "has dtype complex128")):
+        with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float32 or float64; pass "):
+            pyattn.self_attention(X, *WEIGHTS, bias=(None, bias, None))
