@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import pyattn
-from pyattn import _core
+from pyattn import _core, nn
 
 Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
@@ -136,6 +136,43 @@ WORKING = {
     "isa": pyattn.runtime.isa,
     "levels": lambda: (_core._levels(), _core._levels_compiled()),
     "set_isa": lambda: _core._set_isa(_core.isa()),
+}
+
+X = np.stack([Q, -Q])
+FLAGS = np.tri(3, 3, -1, dtype=bool).T
+MHA = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
+WIDER = nn.MultiheadAttention(
+    4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
+)
+HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
+
+# Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
+MODULES = {
+    "MultiheadAttention": lambda: MHA(X, X, X),
+    "MultiheadAttention, masks": lambda: MHA(X, X, X, X[:, :, 0] > 0, False, FLAGS, is_causal=True),
+    "MultiheadAttention, more": lambda: WIDER(
+        X, X, X, X[:, :, 0] > 0, attn_mask=FLAGS, keep_mask=True, key_lengths=[2, 3]
+    ),
+    "SelfAttention": lambda: HEAD(X, need_weights=True),
+    "Linear": lambda: MHA.out_proj(X),
+    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
+    "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
+        *(X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
+    ),
+    "state_dict": lambda: MHA.load_state_dict(MHA.state_dict()),
+    "heads": lambda: nn.from_heads(*nn.to_heads(MHA)).in_proj_weight,
+}
+
+MODULES_MISTAKES = {
+    "MultiheadAttention, dtype": lambda: MHA(X.astype(float), X, X),
+    "MultiheadAttention, shape": lambda: MHA(X, X[:1], X),
+    "MultiheadAttention, mask": lambda: MHA(X, X, X, attn_mask=FLAGS[:2]),
+    "MultiheadAttention, padding": lambda: MHA(X, X, X, [1, 0, 1]),
+    "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
+    "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
+    "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
+    "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }
 
 MISTAKES = {

@@ -108,10 +108,13 @@ def handle(signum, frame):
 signal.signal(signal.SIGUSR1, handle)
 query, few = (rng.standard_normal((1, 4, length, 64), np.float32) for length in ({LENGTH}, 1))
 long = np.broadcast_to(query[:, :, None], (1, 4, 100, {LENGTH}, 64)).reshape(1, 4, -1, 64)
+wide, module = query.reshape(1, -1, 256)[:, :700], pyattn.nn.MultiheadAttention(256, 4, 0.1, batch_first=True, rng=0)
+pyattn.set_num_threads(2)
 calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
+    "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
 }}
 for name, call in calls.items():
     expected = call()
@@ -124,7 +127,7 @@ for name, call in calls.items():
         if os.getpid() != parent:
             os._exit(0 if same else 3)  # the child came out of the same call
         assert same, name
-assert len(children) == 9
+assert len(children) == 12
 assert all(succeeded(child) for child in children)
 """
 

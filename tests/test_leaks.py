@@ -7,13 +7,14 @@ import gc
 import sys
 from itertools import repeat
 
+import calls
 import numpy as np
 import pytest
-from calls import MISTAKES, WORKING
 from helpers import SANITIZED
 
 import pyattn
 
+RIGHT, WRONG = calls.WORKING | calls.MODULES, calls.MISTAKES | calls.MODULES_MISTAKES
 TIMES = 1_000 if SANITIZED else 10_000
 MOST_BLOCKS = 5
 
@@ -44,9 +45,9 @@ def growth(run):
     return least
 
 
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize("name", RIGHT)
 def test_calls_leave_nothing_behind(name):
-    call = WORKING[name]
+    call = RIGHT[name]
 
     def run(times):
         for _ in repeat(None, times):
@@ -55,9 +56,9 @@ def test_calls_leave_nothing_behind(name):
     assert growth(run) <= MOST_BLOCKS
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", WRONG)
 def test_mistakes_leave_nothing_behind(name):
-    call = MISTAKES[name]
+    call = WRONG[name]
 
     def run(times):
         for _ in repeat(None, times):
@@ -87,12 +88,12 @@ def test_arrays_are_let_go():
     assert [sys.getrefcount(array) for array in held] == before
 
 
-@pytest.mark.parametrize("name", [*WORKING, *MISTAKES])
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_what_all_calls_share_is_let_go(name):
     """Classes, modules and dtypes are there anyway: one reference more each time costs no block."""
     shared = [pyattn.AttentionResult, pyattn.MaskWarning, pyattn.ShapeWarning, np.ma.MaskedArray, np.matrix, np.ndarray]
     shared += [np, np.ma, pyattn, pyattn.functional, *map(np.dtype, ("f4", "?", "i8"))]  # np.empty itself keeps an f8
-    call = WORKING.get(name) or MISTAKES[name]
+    call = RIGHT.get(name) or WRONG[name]
 
     def run(times):
         for _ in repeat(None, times):

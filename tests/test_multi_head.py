@@ -136,7 +136,7 @@ def test_weights_on_top_of_one_another_are_three():
     x, weight, bias = rng.standard_normal((5, 4)), rng.standard_normal((12, 4)), rng.standard_normal(12)
     expected = _core.multi_head(x, x, x, *np.split(weight, 3), None, *np.split(bias, 3), heads=2)[0]
     assert_same_bits(_core.multi_head(x, x, x, weight, None, None, None, bias, heads=2)[0], expected)
-    with pytest.raises(ValueError, match="q_weight holds what belongs to query, key and value .* a multiple of 3 rows"):
+    with pytest.raises(ValueError, match=r"q_weight holds what belongs .* a multiple of 3 rows"):
         _core.multi_head(x, x, x, weight[:11], heads=1)
     with pytest.raises(ValueError, match="q_bias holds what belongs to query, key and value"):
         _core.multi_head(x, x, x, weight, q_bias=bias, k_bias=bias[:4], heads=1)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 
 import pytest
-from calls import MISTAKES, WORKING
+from calls import MISTAKES, MODULES, MODULES_MISTAKES, WORKING
 from helpers import run_python
 
 pytestmark = pytest.mark.skipif(
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 # Where others do not survive: CPython 3.11's warnings crash without a frame; NumPy takes a failed allocation for a
 # buffer that cannot be read, and its generators have a RuntimeError for it.
 LEFT_OUT = {"attention, MaskWarning", "attention, ShapeWarning", "attention, buffer"}
-LEFT_OUT |= {"attention, dropout", "dropout_keep_mask", "rng"}
+LEFT_OUT |= {"attention, dropout", "dropout_keep_mask", "rng", "MultiheadAttention, rng"}
 
 # Large enough that scratch memory is asked for in every call, and not kept from the one before.
 LARGE = {
@@ -71,11 +71,11 @@ def without_memory(call, start, stop):
         _testcapi.remove_mem_hooks()
     return bits_of(result)
 
-def sweep(name, call):
+def sweep(name, call, ways=(True, False)):
     "Each allocation fails in turn, alone or with all that follow, until the call no longer notices."
     print("at", name, file=sys.stderr, flush=True)  # should it crash
     expected, failed = outcome(call), 0
-    for alone in (True, False):
+    for alone in ways:
         start = unnoticed = 0
         while unnoticed < 25:
             found = without_memory(call, start, start + 1 if alone else 0)
@@ -86,13 +86,13 @@ def sweep(name, call):
             start += 1
     return failed
 
-print(json.dumps({name: sweep(name, call) for name, call in CALLS.items()}))
+print(json.dumps({name: sweep(name, call, WAYS) for name, call in CALLS.items()}))
 """
 
 
-def failures(calls):
+def failures(calls, ways="(True, False)"):
     """How many times each of some calls, given as Python, ended in MemoryError."""
-    return json.loads(run_python(SCRIPT.replace("CALLS", calls), timeout=600).stdout)
+    return json.loads(run_python(SCRIPT.replace("CALLS", calls).replace("WAYS", ways), timeout=600).stdout)
 
 
 def test_every_entry_point():
@@ -102,6 +102,18 @@ def test_every_entry_point():
         name for name in counts if name.split(",")[0] in ("attention", "sdpa", "linear", "softmax", "merge_states")
     ]
     assert all(counts[name] > 0 for name in computing)
+
+
+def test_modules():
+    """One allocation at a time: see calls.py."""
+    counts = failures("MODULES", "(True,)")
+    assert counts.keys() == MODULES.keys()
+    assert all(count > 0 for count in counts.values())
+
+
+def test_mistakes_with_modules():
+    calls = f"{{name: call for name, call in MODULES_MISTAKES.items() if name not in {LEFT_OUT!r}}}"
+    assert failures(calls, "(True,)").keys() == MODULES_MISTAKES.keys() - LEFT_OUT
 
 
 def test_every_error_path():

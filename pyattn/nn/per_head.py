@@ -194,10 +194,15 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
     if module.bias_k is not None:
         raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
     parameters = module._parameters()
+    weights: list[Any] = [*parameters[:3]]
+    biases: list[Any] = [*parameters[4:7]]
+    if parameters.k_weight is None:  # all three on top of one another
+        weights = np.split(parameters.q_weight, 3)
+        biases = biases if parameters.q_bias is None else np.split(parameters.q_bias, 3)
     counts = module.num_heads, module.num_kv_heads, module.num_kv_heads
-    query, key, value = (np.split(weight, count) for weight, count in zip(parameters[:3], counts, strict=True))
+    query, key, value = (np.split(weight, count) for weight, count in zip(weights, counts, strict=True))
     b_query, b_key, b_value = (
-        None if bias is None else np.split(bias, count) for bias, count in zip(parameters[4:7], counts, strict=True)
+        None if bias is None else np.split(bias, count) for bias, count in zip(biases, counts, strict=True)
     )
     out = parameters.out_weight
     if not columns:

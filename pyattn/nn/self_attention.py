@@ -9,10 +9,10 @@ from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.dropping import RNG
 from pyattn.functional import AttentionResult, FloatArray
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
-from pyattn.nn.init import RNG
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
 from pyattn.single_head import Window, read_weight, self_attention
