@@ -303,6 +303,19 @@ static attn_status project_output(const multihead *m, attn_view output, attn_err
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 
+/* Multiply-adds of the projections. */
+static size_t projections_work(const multihead *m)
+{
+    size_t work = 0;
+    for (int n = Q; n < PROJECTIONS; n++) {
+        const size_t rows = attn_times((size_t)m->batches, (size_t)m->part[n].length);
+        work = attn_plus(
+            work, attn_times(rows, attn_times((size_t)m->part[n].features, (size_t)weight_of(m->args, n)->shape[1])));
+    }
+    const size_t rows = attn_times((size_t)m->batches, (size_t)m->heads.length);
+    return attn_plus(work, attn_times(rows, attn_times((size_t)m->heads.features, (size_t)out_dim(m))));
+}
+
 attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error)
 {
     multihead m;
@@ -315,6 +328,7 @@ attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *
     shapes->axes = args->query.axes;
     memcpy(shapes->output, args->query.shape, (size_t)shapes->axes * sizeof *shapes->output);
     shapes->output[shapes->axes - 1] = out_dim(&m);
+    shapes->work = attn_plus(shapes->work, projections_work(&m));
     return ATTN_OK;
 }
 

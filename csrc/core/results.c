@@ -77,6 +77,7 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     shapes->heads_look_like_length = heads_look_like_length(p);
     shapes->heads = p->heads;
     shapes->q_len = p->q_len;
+    shapes->work = attn_work(p);
 }
 
 attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, attn_error *error)

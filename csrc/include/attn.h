@@ -90,6 +90,7 @@ typedef struct {
         padding_looks_like_ones; /* float masks of zeros and ones: added, but probably meant as 0/1 */
     int heads_look_like_length;
     ptrdiff_t heads, q_len;
+    size_t work; /* multiply-adds, about: whether to let go of a lock for it */
 } attn_shapes;
 
 /* Checks every rule and gives the shapes of the results; computes nothing. */
