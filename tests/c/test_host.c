@@ -88,6 +88,33 @@ static attn_status try_softmax(void *context, attn_error *error)
     return attn_softmax(ATTN_F32, 2, 3, x, x, 0, 1, error);
 }
 
+enum { ROWS = 20, WIDTH = 16 };
+static float rows_x[ROWS][WIDTH], weight_x[WIDTH][WIDTH], rows_y[ROWS][WIDTH];
+
+static attn_view contiguous(void *data, const ptrdiff_t *shape)
+{
+    static const ptrdiff_t strides[] = {WIDTH * sizeof(float), sizeof(float)};
+    return (attn_view){data, ATTN_F32, 2, shape, strides};
+}
+
+static attn_status try_linear(void *context, attn_error *error)
+{
+    const ptrdiff_t rows[] = {*(const ptrdiff_t *)context, WIDTH}, square[] = {WIDTH, WIDTH};
+    const attn_linear_args args = {.x = contiguous(rows_x, rows), .weight = contiguous(weight_x, square)};
+    return attn_linear(&args, contiguous(rows_y, rows), error);
+}
+
+static attn_status try_multihead(void *context, attn_error *error)
+{
+    const ptrdiff_t rows[] = {*(const ptrdiff_t *)context, WIDTH}, square[] = {WIDTH, WIDTH};
+    const attn_view x = contiguous(rows_x, rows), weight = contiguous(weight_x, square);
+    attn_multihead_args args = {.query = x, .key = x, .value = x, .heads = 2, .kv_heads = 2};
+    args.q_weight = args.k_weight = args.v_weight = args.out_weight = weight;
+    args.attention.window_left = args.attention.window_right = ATTN_UNBOUNDED;
+    args.attention.dropout_p = 0.5;
+    return attn_multihead(&args, contiguous(rows_y, rows), (attn_view){0}, error);
+}
+
 static void test_allocation_failures(void)
 {
     static test_case c;
@@ -100,6 +127,10 @@ static void test_allocation_failures(void)
     CLAIM(failed >= CASES / 7 * 3 / 4, "only %d allocations failed: this shows little", failed); /* some are empty */
     CLAIM(sweep("merge_states", try_merge, NULL) > 0, "merge_states asks for no memory: this shows nothing");
     sweep("softmax", try_softmax, NULL);
+    for (ptrdiff_t rows = 1; rows <= ROWS; rows += ROWS - 1) {
+        sweep("linear", try_linear, &rows);
+        CLAIM(sweep("multi-head", try_multihead, &rows) >= 2, "multi-head attention of %td rows asks for memory", rows);
+    }
 }
 
 /* One query against `keys` keys of `dim` features, all of them the same number. */
