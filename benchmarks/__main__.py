@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import Case
 from benchmarks.grid import grid
 from benchmarks.measure import FULL, QUICK
-from benchmarks.memory import growth_result, import_result
+from benchmarks.memory import CASES, IMPORT, growth_result, import_result
 from benchmarks.peers import PEERS, Peer, PeerMissingError, Pyattn
 from benchmarks.picture import draw
 from benchmarks.report import Table, as_json, core_peak, describe, machine, summary
@@ -31,11 +32,20 @@ AVX2_ALL = {
 }
 """What holds pyattn, PyTorch, JAX and NumPy to AVX2. ONNX Runtime has no such setting and is left out."""
 
+Weighing = tuple[str, Callable[[], Result]]
+"""Its name, and what does it."""
+
 
 def main() -> int:
     """Run what the options ask for and return the exit status."""
     parser = _parser()
     options = parser.parse_args()
+    cases, weighings = _chosen(options)
+    if not cases and not weighings:
+        parser.error(f"no {'quick ' * options.quick}case's name holds {options.only.pattern}")
+    if options.list:
+        print("\n".join(dict.fromkeys([*(case.name for case in cases), *(name for name, _ in weighings)])))
+        return 0
     if options.isa:
         _hold_to(options.isa)
     if options.isa == "avx2-all" and "onnxruntime" in options.peers:
@@ -47,18 +57,16 @@ def main() -> int:
     print(table.header(), flush=True)
     results: list[Result] = []
     with contextlib.closing(_progress()) as progress:
-        for result in _results(options, progress):
+        for result in _results(options, cases, weighings, progress):
             results.append(result)
             progress.write(table.row(result, core_peak(results)))
-    if not results:
-        parser.error(f"no case's name holds {options.only.pattern}")
     rows = "\n".join(table.row(result, core_peak(results)) for result in results)
     closing = summary(results)
     print(f"\n{closing}")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(as_json(facts, results))
     (options.out / "table.md").write_text(f"{describe(facts)}\n\n{table.header()}\n{rows}\n\n{closing}\n")
-    if not draw(results, options.peers, describe(facts), options.out / "ratios.png"):
+    if not _draw(results, options.peers, describe(facts), options.out):
         print("No picture: matplotlib is missing, or there is nothing to draw.")
     print(f"Written to {options.out}{os.sep}")
     shown = all(verdict == "passed" for result in results for verdict in result.verdicts().values())
@@ -70,8 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=_thread_counts, default=[1, 2], metavar="1,2", help="thread counts")
     parser.add_argument("--quick", action="store_true", help="a few cases, a minute, less certain figures")
     parser.add_argument(
-        "--only", type=_pattern, default="", metavar="PATTERN", help="cases whose name holds this regular expression"
+        "--only",
+        type=_pattern,
+        default="",
+        metavar="PATTERN",
+        help="cases whose name holds this regular expression: ^linear for a family",
     )
+    parser.add_argument("--list", action="store_true", help="print the cases' names, and stop")
     parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAMES", help=",".join(PEERS))
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for JSON, table and picture")
     parser.add_argument(
@@ -112,11 +125,24 @@ def _hold_to(isa: str) -> None:
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]], {**os.environ, **wanted})
 
 
-def _results(options: argparse.Namespace, progress: Any) -> Iterator[Result]:
+def _chosen(options: argparse.Namespace) -> tuple[list[Case], list[Weighing]]:
+    """The cases that the options ask for, and what to weigh."""
+    cases = [case for case in grid() if options.only.search(case.name) and (case.quick or not options.quick)]
+    weighings = [] if options.quick else _weighings(options.threads)
+    return cases, [(name, weigh) for name, weigh in weighings if options.only.search(name)]
+
+
+def _weighings(thread_counts: Sequence[int]) -> list[Weighing]:
+    """What is weighed in processes of its own: a call's memory, the import."""
+    growths = [(case.name, partial(growth_result, case, threads)) for case in CASES for threads in thread_counts]
+    return [*growths, (IMPORT, import_result)]
+
+
+def _results(
+    options: argparse.Namespace, cases: Sequence[Case], weighings: Sequence[Weighing], progress: Any
+) -> Iterator[Result]:
     """Measure one thing after the other."""
     effort = QUICK if options.quick else FULL
-    cases = [case for case in grid() if options.only.search(case.name) and (case.quick or not options.quick)]
-    weighings = [] if options.quick else _weighings(options)
     progress.reset(len(cases) * len(options.threads) + len(weighings))
     for threads in options.threads if cases else ():
         with contextlib.ExitStack() as cleanup:
@@ -125,16 +151,19 @@ def _results(options: argparse.Namespace, progress: Any) -> Iterator[Result]:
                 progress.set_description(f"{case.name}, {threads} thr")
                 yield run_case(case, threads, peers, absent, effort)
                 progress.update()
-    for weigh in weighings:
+    for name, weigh in weighings:
+        progress.set_description(name)
         yield weigh()
         progress.update()
 
 
-def _weighings(options: argparse.Namespace) -> list[Callable[[], Result]]:
-    """What is weighed in processes of their own: a long call's memory, the import."""
-    memory = options.threads if options.only.search("memory") else ()
-    weighings: list[Callable[[], Result]] = [partial(growth_result, threads) for threads in memory]
-    return [*weighings, import_result] if options.only.search("import") else weighings
+def _draw(results: Sequence[Result], peers: Sequence[str], title: str, folder: Path) -> bool:
+    """Draw a picture per operation; False where there is none."""
+    drawn = []
+    for operation in dict.fromkeys(result.operation for result in results):
+        own = [result for result in results if result.operation == operation]
+        drawn.append(draw(own, peers, title, folder / f"{operation}.png"))
+    return any(drawn)
 
 
 def _meet(names: Sequence[str], threads: int, cleanup: contextlib.ExitStack) -> tuple[dict[str, Peer], dict[str, str]]:

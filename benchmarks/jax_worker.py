@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Case
+from benchmarks.cases import AttentionCase
 from benchmarks.measure import repeated
 
 
@@ -59,7 +59,7 @@ def _import_jax(cores: int) -> None:
     jax.config.update("jax_enable_x64", True)
 
 
-def _prepare(case: Case) -> Callable[[], Any]:
+def _prepare(case: AttentionCase) -> Callable[[], Any]:
     """Compile a case.
 
     The einsum form is used because it is 1.2 to 8 times faster on CPUs than `jax.nn.dot_product_attention`. Strided

@@ -1,6 +1,6 @@
 """What a call and an import weigh, each in a fresh process.
 
-``python -m benchmarks.memory THREADS`` prints the growth of one call in bytes.
+``python -m benchmarks.memory NAME THREADS`` prints the growth by one call in bytes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.grid import Bar
+from benchmarks.cases import AttentionCase, Bar, Case
+from benchmarks.peers import Pyattn
 from benchmarks.run import Result
 
-HEADS, LENGTH, HEAD_DIM = 8, 16_384, 64
+LENGTH = 16_384
+CASES: tuple[Case, ...] = (
+    AttentionCase("memory", (1, 8, LENGTH, LENGTH, 64), mask="padding", own=(Bar("MB", 16.0, at_least=False),)),
+)
+IMPORT = "import"
 IMPORTS = 7
 IMPORT_CODE = """
 import time
@@ -27,16 +33,17 @@ print(time.perf_counter() - start)
 """
 
 
-def growth_result(threads: int) -> Result:
-    """Peak resident growth of a long call with a padding mask, beyond its inputs and output."""
-    result = Result(f"memory 1,{HEADS},{LENGTH},{LENGTH},{HEAD_DIM}", threads, (Bar("MB", 16.0, at_least=False),))
-    result.figures["MB"] = _figure(["-m", "benchmarks.memory", str(threads)]) / 1e6
+def growth_result(case: Case, threads: int) -> Result:
+    """Peak resident growth by one call, beyond its inputs, weights and output."""
+    result = Result(case.name, threads, case.own)
+    growth = _figure(["-m", "benchmarks.memory", case.name, str(threads)])
+    result.figures["MB"] = growth / 1e6
     return result
 
 
 def import_result() -> Result:
     """How long `import pyattn` takes after `import numpy`: the least of several processes."""
-    result = Result("import", 1, (Bar("milliseconds", 15.0, at_least=False),))
+    result = Result(IMPORT, 1, (Bar("milliseconds", 15.0, at_least=False),))
     result.figures["milliseconds"] = 1e3 * min(_figure(["-c", IMPORT_CODE]) for _ in range(IMPORTS))
     return result
 
@@ -46,18 +53,12 @@ def _figure(arguments: list[str]) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _growth(threads: int) -> int:
-    """Make one call and return by how many bytes the peak went above what was resident before."""
-    import pyattn
-
-    rng = np.random.default_rng(0)
-    query, key, value = (rng.standard_normal((1, HEADS, LENGTH, HEAD_DIM), np.float32) for _ in "qkv")
-    mask = (np.arange(LENGTH) < LENGTH - 100)[np.newaxis, np.newaxis, np.newaxis]
-    out = np.ones_like(query)  # ones: its pages are resident before the call
+def growth(call: Callable[[], np.ndarray]) -> int:
+    """Make one call and return by how many bytes the peak went above what was resident before, and the result."""
     _forget_peak()
     before = _peak()
-    pyattn.attention(query, key, value, attn_mask=mask, num_threads=threads, out=out)
-    return _peak() - before
+    result = call()
+    return _peak() - before - result.nbytes
 
 
 def _forget_peak() -> None:
@@ -79,4 +80,6 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    print(_growth(int(sys.argv[1])))
+    case = next(case for case in CASES if case.name == sys.argv[1])
+    Pyattn.set_threads(int(sys.argv[2]))
+    print(growth(Pyattn.enter(case, case.inputs()).output))

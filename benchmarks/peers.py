@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 
 import pyattn
 from benchmarks import jax_worker
-from benchmarks.grid import Case, Inputs
+from benchmarks.cases import AttentionCase, AttentionInputs, Case, LinearCase, LinearInputs
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import attention_model
 
@@ -35,17 +36,25 @@ class Contender:
 
     sample: Sample
     output: Callable[[], np.ndarray]
-    """Makes one call and returns its output, with axes (batch, heads, q_len, head_dim)."""
+    """Makes one call and returns its output, with pyattn's axes."""
+    way: str = ""
+    """Which one, of a peer that has several to the same output."""
 
 
 class Peer(Protocol):
-    """A library at a fixed number of threads. Making one raises PeerMissingError."""
+    """A library at a fixed number of threads. Making one raises PeerMissingError.
 
-    def enter(self, case: Case, inputs: Inputs) -> Contender:
-        """Prepare a case; raises UnsupportedError."""
+    It has a method for each operation that it takes part in, named so.
+    """
 
     def close(self) -> None:
-        """Give back processes."""
+        """Give back processes and settings."""
+
+
+def enter(peer: Peer, case: Case, inputs: Any) -> list[Contender]:
+    """Prepare a case in every way that the peer has to it; raises UnsupportedError."""
+    contenders: list[Contender] = getattr(peer, case.operation)(case, inputs)
+    return contenders
 
 
 def _import(module: str) -> Any:
@@ -63,12 +72,21 @@ class Pyattn:
         pyattn.set_num_threads(threads)
 
     @staticmethod
-    def enter(case: Case, inputs: Inputs, **more: Any) -> Contender:
+    def enter(case: Case, inputs: Any) -> Contender:
+        contender: Contender = getattr(Pyattn, case.operation)(case, inputs)
+        return contender
+
+    @staticmethod
+    def attention(case: AttentionCase, inputs: AttentionInputs, **more: Any) -> Contender:
         """Prepare a case; `more` are further arguments of `pyattn.attention`."""
         options: dict[str, Any] = {"is_causal": True} if case.causal else {}
         if inputs.mask is not None:
             options["attn_mask"] = inputs.mask
         return _contender(pyattn.attention, inputs.query, inputs.key, inputs.value, **options, **more)
+
+    @staticmethod
+    def linear(case: LinearCase, inputs: LinearInputs) -> Contender:
+        return _contender(pyattn.linear, inputs.x, inputs.weight, inputs.bias)
 
 
 def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Contender:
@@ -76,14 +94,16 @@ def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Con
 
 
 class Torch:
-    """`torch.nn.functional.scaled_dot_product_attention` without gradients."""
+    """PyTorch in inference mode: without gradients, and a little ahead of `no_grad` in modules."""
 
     def __init__(self, threads: int) -> None:
         self.torch = _import("torch")
+        self.mode = ExitStack()
+        self.mode.enter_context(self.torch.inference_mode())
+        self.mode.callback(self.torch.set_num_threads, self.torch.get_num_threads())
         self.torch.set_num_threads(threads)
-        self.torch.set_grad_enabled(False)
 
-    def enter(self, case: Case, inputs: Inputs) -> Contender:
+    def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         attention = self.torch.nn.functional.scaled_dot_product_attention
         query, key, value = (self.torch.from_numpy(a) for a in (inputs.query, inputs.key, inputs.value))
         options: dict[str, Any] = {"is_causal": True} if case.causal else {}
@@ -92,10 +112,14 @@ class Torch:
             options["attn_mask"] = self.torch.from_numpy(mask)
         if case.kv_heads:
             options["enable_gqa"] = True
-        return _contender(attention, query, key, value, **options)
+        return [_contender(attention, query, key, value, **options)]
+
+    def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
+        arrays = inputs.x, inputs.weight, inputs.bias
+        return [_contender(self.torch.nn.functional.linear, *map(self.torch.from_numpy, arrays))]
 
     def close(self) -> None:
-        pass
+        self.mode.close()
 
 
 class OnnxRuntime:
@@ -105,7 +129,7 @@ class OnnxRuntime:
         self.runtime = _import("onnxruntime")
         self.threads = threads
 
-    def enter(self, case: Case, inputs: Inputs) -> Contender:
+    def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         batch, heads, q_len, kv_len, head_dim = case.shape
         arrays = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
         attributes = {"is_causal": 1} if case.causal else {}
@@ -121,7 +145,7 @@ class OnnxRuntime:
             array: np.ndarray = session.run(None, arrays)[0]
             return array.reshape(batch, q_len, heads, head_dim).swapaxes(1, 2) if case.strided else array
 
-        return Contender(repeated(session.run, None, arrays), output)
+        return [Contender(repeated(session.run, None, arrays), output)]
 
     def _session(self, model: bytes) -> Any:
         options = self.runtime.SessionOptions()
@@ -162,14 +186,14 @@ class Jax:
             raise UnsupportedError(f"{type(answer).__name__}: {answer}")
         return answer
 
-    def enter(self, case: Case, inputs: Inputs) -> Contender:
+    def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         self._ask("enter", case)
 
         def output() -> np.ndarray:
             array: np.ndarray = self._ask("output")
             return array.swapaxes(1, 2) if case.strided else array
 
-        return Contender(lambda number: float(self._ask("sample", number)), output)
+        return [Contender(lambda number: float(self._ask("sample", number)), output)]
 
     def close(self) -> None:
         self.pipe.close()
@@ -188,12 +212,12 @@ class NumPy:
                 "threadpoolctl is not installed, and NumPy's threads can't be set without it"
             ) from error
 
-    def enter(self, case: Case, inputs: Inputs) -> Contender:
+    def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         groups = case.shape[1] // (case.kv_heads or case.shape[1])
         query = inputs.query
         key, value = (a.repeat(groups, axis=1) if groups > 1 else a for a in (inputs.key, inputs.value))
         scale = query.dtype.type(1 / np.sqrt(query.shape[-1]))
-        mask = np.tri(*case.shape[2:4], dtype=bool) if case.causal else inputs.mask
+        mask = np.tri(query.shape[-2], key.shape[-2], dtype=bool) if case.causal else inputs.mask
 
         def call() -> np.ndarray:
             scores = query @ key.swapaxes(-1, -2)
@@ -206,7 +230,15 @@ class NumPy:
             output: np.ndarray = weights @ value
             return output
 
-        return Contender(repeated(call), call)
+        return [Contender(repeated(call), call)]
+
+    def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
+        def call() -> np.ndarray:
+            output: np.ndarray = inputs.x @ inputs.weight.T
+            output += inputs.bias
+            return output
+
+        return [Contender(repeated(call), call)]
 
     def close(self) -> None:
         self.limits.restore_original_limits()

@@ -21,7 +21,7 @@ def draw(results: Sequence[Result], peers: Sequence[str], title: str, path: Path
     results : sequence of Result
         Those that compare with no peer are left out.
     peers : sequence of str
-        From top to bottom within a row.
+        From top to bottom within a row; those that took no part are left out.
     title : str
         Names the machine.
     path : Path
@@ -33,13 +33,14 @@ def draw(results: Sequence[Result], peers: Sequence[str], title: str, path: Path
         return False
     matplotlib.use("Agg")  # no screen is needed
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    peers = [peer for peer in peers if any(peer in result.figures for result in results)]
     drawn = [result for result in results if any(peer in result.figures for peer in peers)]
     threads = sorted({result.threads for result in drawn})
     names = list(dict.fromkeys(result.name for result in drawn))
     if not names:
         return False
     ratios = [result.figures[peer] for result in drawn for peer in peers if peer in result.figures]
-    height = 1.4 + len(names) * (len(peers) + 1.2) * BAR_INCHES
+    height = max(2.0, 1.4 + len(names) * (len(peers) + 1.2) * BAR_INCHES)  # less leaves one row without room
     figure, panels = pyplot.subplots(
         1, len(threads), figsize=(4.2 + 3.8 * len(threads), height), sharex=True, sharey=True, squeeze=False,
         layout="constrained",

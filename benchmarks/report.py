@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pyattn
+from benchmarks.cases import AttentionCase, LinearCase
 from benchmarks.run import OURS, READ, Result
 
 NAME_WIDTH = 38
 PEER_WIDTH = 13
 FIGURES = ("thr", "time", "GFLOP/s", "of peak", "GB/s", "of read")
 FIGURE_WIDTHS = (3, 9, 7, 7, 5, 7)
+WITHOUT_COLUMN = ("cost", "MB", "milliseconds")
 PACKAGES = ("numpy", "torch", "onnxruntime", "jax")
 
 
@@ -77,10 +79,11 @@ class Table:
         self.widths = (NAME_WIDTH, *FIGURE_WIDTHS, *(PEER_WIDTH for _ in peers))
 
     def header(self) -> str:
-        """Two lines: the names and the rule below them."""
-        names = self._line(("batch,heads,q_len,kv_len,head_dim", *FIGURES, *self.peers), "bars")
+        """What the sizes in names are, the names of the columns and the rule below them."""
+        sizes = f"{AttentionCase.axes}; of linear {LinearCase.axes}"
+        names = self._line(("case", *FIGURES, *self.peers), "bars")
         rule = "-" * NAME_WIDTH, *("-" * (width - 1) + ":" for width in self.widths[1:])
-        return f"{names}\n{self._line(rule, '----')}"
+        return f"Sizes: {sizes}\n\n{names}\n{self._line(rule, '----')}"
 
     def row(self, result: Result, peak: float | None) -> str:
         """One line; `peak` is `core_peak` of the run."""
@@ -122,15 +125,14 @@ def _seconds(seconds: float) -> str:
 
 
 def _bar_cell(result: Result) -> str:
-    """ok, or the bars that are not passed with what was found, or the figure of a bar that has no column."""
+    """ok and the figures that have no column, or the bars that are not passed with what was found."""
     troubles = []
     for bar in result.bars:
         value = result.figures.get(bar.figure)
         verdict = bar.verdict(value)
         if verdict != "passed":
             troubles.append(f"{verdict}: {bar}" + ("" if value is None else f" ({value:.3g})"))
-    shown = [f"{result.figures[bar.figure]:.3g} {bar.figure}" for bar in result.bars
-             if bar.figure in ("cost", "MB", "milliseconds") and bar.figure in result.figures]  # fmt: skip
+    shown = [f"{result.figures[name]:.3g} {name}" for name in WITHOUT_COLUMN if name in result.figures]
     return "; ".join(troubles or ["ok", *shown])
 
 

@@ -1,0 +1,209 @@
+"""The kinds of cases: each has its sizes, its arrays, its bars, and what a call of it costs.
+
+A bar on a peer is the least that (the peer's time) / (pyattn's time) must be.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure of a result must be at least (`at_least`) or at most `limit`."""
+
+    figure: str
+    limit: float
+    at_least: bool = True
+
+    def verdict(self, value: float | None) -> str:
+        """The word for a figure: passed, missed, or not shown where there is none."""
+        if value is None:
+            return "not shown"
+        return "passed" if (value >= self.limit if self.at_least else value <= self.limit) else "missed"
+
+    def __str__(self) -> str:
+        return f"{self.figure} {'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Case(ABC):
+    """One line of the table."""
+
+    family: str
+    shape: tuple[int, ...]
+    _: KW_ONLY
+    own: tuple[Bar, ...] = ()
+    """Bars beyond those on peers."""
+    dtype: str = "float32"
+    quick: bool = False
+
+    operation: ClassVar[str]
+    """What is computed, and the method of a peer that does."""
+    axes: ClassVar[str]
+    """Of `shape`."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {','.join(map(str, self.shape))}"
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """Of the products; what a mask hides is counted too, whoever skips it, but for half of a causal one."""
+
+    @abstractmethod
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        """A bar for each peer that takes part; none where pyattn is compared with itself."""
+
+    def bars(self, threads: int) -> tuple[Bar, ...]:
+        """Every bar of this case at a thread count."""
+        return (*self.peer_bars(threads), *self.own)
+
+    @abstractmethod
+    def inputs(self) -> Any:
+        """The arrays of this case: the same in every process, for they depend on its name alone."""
+
+    @abstractmethod
+    def read_once(self, inputs: Any) -> tuple[np.ndarray, ...]:
+        """What a call has to read, where that is what takes its time."""
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.default_rng(zlib.crc32(self.name.encode()))
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Arrays with axes (batch, heads, length, head_dim), and a mask in the form that a user would pass."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    mask: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class AttentionCase(Case):
+    """Attention alone."""
+
+    torch: tuple[float, float] | None = None
+    """The bars on torch at one thread and at more; None where pyattn is compared with itself."""
+    causal: bool = False
+    kv_heads: int = 0
+    mask: str = ""
+    strided: bool = False
+    """(batch, length, heads, head_dim) in memory, seen through a transposed view."""
+
+    operation = "attention"
+    axes = "batch,heads,q_len,kv_len,head_dim"
+
+    @property
+    def name(self) -> str:
+        groups = f"/{self.kv_heads}" if self.kv_heads else ""
+        return f"{super().name}{groups}{' causal' if self.causal else ''}"
+
+    @property
+    def flops(self) -> float:
+        batch, heads, q_len, kv_len, head_dim = self.shape
+        return 4.0 * batch * heads * q_len * kv_len * head_dim / (2 if self.causal else 1)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        if self.torch is None:
+            return ()
+        ahead = tuple(Bar(peer, 1.0) for peer in ("onnxruntime", "jax", "numpy"))
+        return (Bar("torch", self.torch[threads > 1]), *ahead)
+
+    def inputs(self) -> AttentionInputs:
+        batch, heads, q_len, kv_len, head_dim = self.shape
+        rng = self._generator()
+
+        def draw(n_heads: int, length: int) -> np.ndarray:
+            axes = (batch, length, n_heads, head_dim) if self.strided else (batch, n_heads, length, head_dim)
+            array: np.ndarray = rng.standard_normal(axes, np.float64 if self.dtype == "float64" else np.float32)
+            return array.swapaxes(1, 2) if self.strided else array
+
+        query = draw(heads, q_len)
+        key, value = (draw(self.kv_heads or heads, kv_len) for _ in "kv")
+        return AttentionInputs(query, key, value, self._draw_mask(rng))
+
+    def _draw_mask(self, rng: np.random.Generator) -> np.ndarray | None:
+        batch, heads, q_len, kv_len, _ = self.shape
+        if self.mask == "bool":
+            return rng.random((q_len, kv_len)) < 0.8
+        if self.mask == "padding":
+            lengths = rng.integers(kv_len // 2, kv_len, size=(batch, 1, 1, 1), endpoint=True)
+            return np.arange(kv_len) < lengths
+        if self.mask == "float":
+            return rng.standard_normal((heads, q_len, kv_len), np.float32)
+        return None
+
+    def read_once(self, inputs: AttentionInputs) -> tuple[np.ndarray, ...]:
+        return (inputs.key, inputs.value) if self.family == "decode" else ()
+
+
+def denormal(inputs: AttentionInputs, kind: str) -> AttentionInputs:
+    """The same sizes with numbers that make denormals on the way.
+
+    Parameters
+    ----------
+    inputs : AttentionInputs
+        Of a case without a mask.
+    kind : {"scores", "values"}
+        "scores": one key is 95 nats above all others, whose weights are then near 1e-41; "values": values near 1e-40.
+    """
+    if kind == "values":
+        return replace(inputs, value=inputs.value * np.float32(1e-40))
+    query, key = 0.1 * inputs.query, 0.1 * inputs.key
+    query[..., 0] = np.sqrt(query.shape[-1])
+    key[..., 0] = 0.0
+    key[..., 0, 0] = 95.0
+    return replace(inputs, query=query, key=key)
+
+
+@dataclass(frozen=True)
+class LinearInputs:
+    """x (rows, in_features), weight (out_features, in_features), bias (out_features,)."""
+
+    x: np.ndarray
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True)
+class LinearCase(Case):
+    """``x @ weight.T + bias``: a matrix product alone."""
+
+    least: float | None = None
+    """The bar on each peer."""
+
+    operation = "linear"
+    axes = "rows,in_features,out_features"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * math.prod(self.shape)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        return () if self.least is None else (Bar("torch", self.least), Bar("numpy", self.least))
+
+    def inputs(self) -> LinearInputs:
+        rows, in_features, out_features = self.shape
+        rng = self._generator()
+        x = rng.standard_normal((rows, in_features), np.float32)
+        return LinearInputs(x, *_draw_linear(rng, out_features, in_features))
+
+    def read_once(self, inputs: LinearInputs) -> tuple[np.ndarray, ...]:
+        return (inputs.weight,) if len(inputs.x) == 1 else ()
+
+
+def _draw_linear(rng: np.random.Generator, out_features: int, in_features: int) -> tuple[np.ndarray, np.ndarray]:
+    """A weight and a bias that take numbers near 1 to numbers near 1."""
+    weight = rng.standard_normal((out_features, in_features), np.float32)
+    weight *= np.float32(1 / np.sqrt(in_features))  # in place: memory.py wants no freed memory that a call could take
+    return weight, rng.standard_normal(out_features, np.float32)
