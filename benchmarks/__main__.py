@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_pattern,
         default="",
         metavar="PATTERN",
-        help="cases whose name holds this regular expression: ^linear for a family",
+        help="cases whose name holds this regular expression: ^mha for a family",
     )
     parser.add_argument("--list", action="store_true", help="print the cases' names, and stop")
     parser.add_argument("--peers", type=_peers, default=list(PEERS), metavar="NAMES", help=",".join(PEERS))

@@ -202,6 +202,72 @@ class LinearCase(Case):
         return (inputs.weight,) if len(inputs.x) == 1 else ()
 
 
+@dataclass(frozen=True)
+class MultiHeadInputs:
+    """x (batch, length, embed_dim); parameters of each layer by torch's names; padding (batch, length) or None."""
+
+    x: np.ndarray
+    parameters: list[dict[str, np.ndarray]]
+    padding: np.ndarray | None
+    """True = blocked."""
+
+
+@dataclass(frozen=True)
+class MultiHeadCase(Case):
+    """The module on one input, batch first, in eval mode: self-attention with all projections."""
+
+    least: float | None = None
+    """The bar on torch; None where it has no part."""
+    variant: str = ""
+    """causal, padding (a key padding mask) or weights (returned, too, as their mean over heads)."""
+    layers: int = 1
+    """So many modules, each on the output of the one before: their weights come from memory, one's from the cache."""
+
+    operation = "multi_head"
+    axes = "batch,length,embed_dim,heads"
+
+    @property
+    def name(self) -> str:
+        layers = f" in {self.layers} layers" if self.layers > 1 else ""
+        return f"{super().name} {self.variant}".rstrip() + layers
+
+    @property
+    def flops(self) -> float:
+        batch, length, embed_dim, _ = self.shape
+        products = length / 2 if self.variant == "causal" else length
+        return 4.0 * self.layers * batch * length * embed_dim * (2 * embed_dim + products)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        return () if self.least is None else (Bar("torch", self.least),)
+
+    def inputs(self) -> MultiHeadInputs:
+        batch, length, embed_dim, _ = self.shape
+        rng = self._generator()
+        x = rng.standard_normal((batch, length, embed_dim), np.float32)
+        parameters = [_draw_multi_head(rng, embed_dim) for _ in range(self.layers)]
+        padding = None
+        if self.variant == "padding":
+            lengths = rng.integers(length // 2, length, size=(batch, 1), endpoint=True)
+            padding = np.arange(length) >= lengths
+        return MultiHeadInputs(x, parameters, padding)
+
+    def read_once(self, inputs: MultiHeadInputs) -> tuple[np.ndarray, ...]:
+        if inputs.x.size > inputs.x.shape[-1]:
+            return ()
+        return tuple(layer[name] for layer in inputs.parameters for name in ("in_proj_weight", "out_proj.weight"))
+
+
+def _draw_multi_head(rng: np.random.Generator, embed_dim: int) -> dict[str, np.ndarray]:
+    in_weight, in_bias = _draw_linear(rng, 3 * embed_dim, embed_dim)
+    out_weight, out_bias = _draw_linear(rng, embed_dim, embed_dim)
+    return {
+        "in_proj_weight": in_weight,
+        "in_proj_bias": in_bias,
+        "out_proj.weight": out_weight,
+        "out_proj.bias": out_bias,
+    }
+
+
 def _draw_linear(rng: np.random.Generator, out_features: int, in_features: int) -> tuple[np.ndarray, np.ndarray]:
     """A weight and a bias that take numbers near 1 to numbers near 1."""
     weight = rng.standard_normal((out_features, in_features), np.float32)

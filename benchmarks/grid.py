@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cases import AttentionCase, Bar, Case, LinearCase
+from benchmarks.cases import AttentionCase, Bar, Case, LinearCase, MultiHeadCase
 
 Shape = tuple[int, int, int, int, int]
 
@@ -33,6 +33,18 @@ STRIDED: tuple[Shape, ...] = (
 LINEAR = ((768, 768), (768, 2304), (768, 3072), (3072, 768))  # (in_features, out_features)
 QUICK_LINEAR = (128, 768, 2304)
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
+MULTI_HEAD: tuple[tuple[tuple[int, int, int, int], str, float], ...] = (  # the bar on torch
+    ((1, 10, 64, 4), "", 4.0),
+    ((1, 128, 768, 12), "", 1.1),
+    ((8, 128, 768, 12), "", 1.1),
+    ((1, 512, 768, 12), "", 1.1),
+    ((1, 1024, 1024, 16), "", 1.3),
+    ((1, 1024, 1024, 16), "causal", 1.3),
+    ((8, 128, 768, 12), "padding", 1.05),
+    ((1, 512, 768, 12), "padding", 1.05),
+    ((8, 128, 768, 12), "weights", 1.05),
+    ((1, 512, 768, 12), "weights", 1.05),
+)
 
 
 def grid() -> Iterator[Case]:
@@ -43,6 +55,10 @@ def grid() -> Iterator[Case]:
             yield LinearCase(
                 "linear", (rows, *sizes), 1.0 if rows <= 256 else 0.95, quick=(rows, *sizes) == QUICK_LINEAR
             )
+    for layers in (1, 12):
+        yield MultiHeadCase("mha", (1, 1, 768, 12), 1.05, layers=layers, own=(OF_A_READ,), quick=layers == 1)
+    for shape, variant, bar in MULTI_HEAD:
+        yield MultiHeadCase("mha", shape, bar, variant, quick=shape[:2] in ((1, 10), (1, 128)))
 
 
 def _attention() -> Iterator[AttentionCase]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
@@ -14,13 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cases import AttentionCase, Bar, Case
+from benchmarks.cases import AttentionCase, Bar, Case, MultiHeadCase
 from benchmarks.peers import Pyattn
 from benchmarks.run import Result
 
 LENGTH = 16_384
+# q, k, v and the heads' output are as large as the input each, packed pieces come on top.
+FOR_ITS_INPUT = Bar("times its input", 8.0, at_least=False)
+# Less than a byte for each query and key, of a small input: there is no room for an array of scores.
+FOR_ITS_SCORES = Bar("MB", LENGTH**2 / 1e6, at_least=False)
 CASES: tuple[Case, ...] = (
     AttentionCase("memory", (1, 8, LENGTH, LENGTH, 64), mask="padding", own=(Bar("MB", 16.0, at_least=False),)),
+    MultiHeadCase("memory mha", (1, 4096, 768, 12), own=(FOR_ITS_INPUT,)),
+    MultiHeadCase("memory mha", (1, LENGTH, 64, 4), own=(FOR_ITS_INPUT, FOR_ITS_SCORES)),
 )
 IMPORT = "import"
 IMPORTS = 7
@@ -38,6 +45,8 @@ def growth_result(case: Case, threads: int) -> Result:
     result = Result(case.name, threads, case.own)
     growth = _figure(["-m", "benchmarks.memory", case.name, str(threads)])
     result.figures["MB"] = growth / 1e6
+    if isinstance(case, MultiHeadCase):
+        result.figures["times its input"] = growth / (4 * math.prod(case.shape[:3]))
     return result
 
 

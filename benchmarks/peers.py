@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 import pyattn
 from benchmarks import jax_worker
-from benchmarks.cases import AttentionCase, AttentionInputs, Case, LinearCase, LinearInputs
+from benchmarks.cases import (
+    AttentionCase,
+    AttentionInputs,
+    Case,
+    LinearCase,
+    LinearInputs,
+    MultiHeadCase,
+    MultiHeadInputs,
+)
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import attention_model
+from pyattn.interop.torch import to_torch  # imports torch when called
 
 
 class PeerMissingError(Exception):
@@ -88,9 +98,40 @@ class Pyattn:
     def linear(case: LinearCase, inputs: LinearInputs) -> Contender:
         return _contender(pyattn.linear, inputs.x, inputs.weight, inputs.bias)
 
+    @staticmethod
+    def modules(case: MultiHeadCase, inputs: MultiHeadInputs) -> list[pyattn.MultiheadAttention]:
+        """On the inputs' own arrays."""
+        make = partial(pyattn.MultiheadAttention.from_arrays, num_heads=case.shape[-1], batch_first=True)
+        return [make(parameters).eval() for parameters in inputs.parameters]
+
+    @staticmethod
+    def multi_head(case: MultiHeadCase, inputs: MultiHeadInputs) -> Contender:
+        options = {"need_weights": case.variant == "weights", "is_causal": case.variant == "causal"}
+        call = _stacked(Pyattn.modules(case, inputs))
+        return _contender(call, inputs.x, inputs.x, inputs.x, **options, key_padding_mask=inputs.padding)
+
+
+def _stacked(modules: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Each module on the output of the one before."""
+    if len(modules) == 1:
+        return modules[0]
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        for module in modules:
+            query = key = value = module(query, key, value, **options)[0]
+        return query
+
+    return call
+
 
 def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Contender:
-    return Contender(repeated(call, *arguments, **options), lambda: np.asarray(call(*arguments, **options)))
+    return Contender(repeated(call, *arguments, **options), lambda: _as_array(call(*arguments, **options)))
+
+
+def _as_array(result: Any) -> np.ndarray:
+    """The output; where there are weights, too, the numbers of both."""
+    arrays = [np.asarray(part) for part in result if part is not None] if isinstance(result, tuple) else [result]
+    return np.asarray(arrays[0]) if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
 
 
 class Torch:
@@ -117,6 +158,37 @@ class Torch:
     def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
         arrays = inputs.x, inputs.weight, inputs.bias
         return [_contender(self.torch.nn.functional.linear, *map(self.torch.from_numpy, arrays))]
+
+    def multi_head(self, case: MultiHeadCase, inputs: MultiHeadInputs) -> list[Contender]:
+        """Modules on pyattn's memory, as they come and without their fast path, which is not always the faster one.
+
+        The causal mask is of floats, as torch makes it: with a bool one the fast path would compute what is hidden.
+        """
+        modules = [to_torch(module, share=True) for module in Pyattn.modules(case, inputs)]
+        x = self.torch.from_numpy(inputs.x)
+        options: dict[str, Any] = {"need_weights": case.variant == "weights"}
+        if case.variant == "causal":
+            mask = self.torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            options |= {"is_causal": True, "attn_mask": mask}
+        if inputs.padding is not None:
+            options["key_padding_mask"] = self.torch.from_numpy(inputs.padding)
+        usual = _contender(_stacked(modules), x, x, x, **options)
+        return [usual, self._without_fast_path(usual)]
+
+    def _without_fast_path(self, usual: Contender) -> Contender:
+        switch = self.torch.backends.mha.set_fastpath_enabled
+
+        def switched(call: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*arguments: Any) -> Any:
+                switch(False)
+                try:
+                    return call(*arguments)
+                finally:
+                    switch(True)
+
+            return wrapper
+
+        return Contender(switched(usual.sample), switched(usual.output), way="without fast path")
 
     def close(self) -> None:
         self.mode.close()

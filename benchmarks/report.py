@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pyattn
-from benchmarks.cases import AttentionCase, LinearCase
+from benchmarks.cases import AttentionCase, LinearCase, MultiHeadCase
 from benchmarks.run import OURS, READ, Result
 
 NAME_WIDTH = 38
 PEER_WIDTH = 13
 FIGURES = ("thr", "time", "GFLOP/s", "of peak", "GB/s", "of read")
 FIGURE_WIDTHS = (3, 9, 7, 7, 5, 7)
-WITHOUT_COLUMN = ("cost", "MB", "milliseconds")
+WITHOUT_COLUMN = ("cost", "times its input", "MB", "milliseconds")
 PACKAGES = ("numpy", "torch", "onnxruntime", "jax")
 
 
@@ -80,7 +80,7 @@ class Table:
 
     def header(self) -> str:
         """What the sizes in names are, the names of the columns and the rule below them."""
-        sizes = f"{AttentionCase.axes}; of linear {LinearCase.axes}"
+        sizes = f"{AttentionCase.axes}; of linear {LinearCase.axes}; of mha {MultiHeadCase.axes}"
         names = self._line(("case", *FIGURES, *self.peers), "bars")
         rule = "-" * NAME_WIDTH, *("-" * (width - 1) + ":" for width in self.widths[1:])
         return f"Sizes: {sizes}\n\n{names}\n{self._line(rule, '----')}"
