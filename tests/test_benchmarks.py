@@ -1,0 +1,133 @@
+"""`python -m benchmarks` compares the same work, says what it could not compare, and weighs what is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers import ROOT, run_python
+
+sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
+
+from benchmarks.cases import AttentionCase, LinearCase, MultiHeadCase
+from benchmarks.grid import grid
+from benchmarks.measure import Effort
+from benchmarks.peers import Contender, Pyattn, Torch
+from benchmarks.run import run_case
+
+SHORT = Effort(seconds=0.0, turns=1, tiny_turns=1, blocks=1)
+SMALL = LinearCase("linear", (2, 3, 4), 1.0)
+
+
+class Peer:
+    """One with several ways, each by its name: the seconds it says that it took, and the error of its output."""
+
+    def __init__(self, **ways):
+        self.ways = ways
+
+    def linear(self, case, inputs):
+        right = inputs.x @ inputs.weight.T + inputs.bias
+        return [
+            Contender(lambda _, s=seconds: s, lambda e=error: right + e, way)
+            for way, (seconds, error) in self.ways.items()
+        ]
+
+
+def result_of(**peers):
+    return run_case(SMALL, 1, peers, {}, SHORT)
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = Counter(case.name for case in grid())
+    assert {"linear", "mha", "prefill"} <= {name.split()[0] for name in names}
+    assert max(names.values()) == 1
+
+
+def test_the_time_of_a_peer_is_that_of_its_fastest_way():
+    result = result_of(torch=Peer(slow=(3.0, 0.0), fast=(1.0, 0.0), middling=(2.0, 0.0)))
+    assert result.figures["torch"] == 1.0 / result.times["pyattn"].minimum
+    assert {"torch slow", "torch fast", "torch middling"} < set(result.times)
+
+
+@pytest.mark.parametrize("error", [0.01, np.nan])
+def test_a_peer_with_another_output_is_not_timed(error):
+    result = result_of(torch=Peer(good=(1.0, 0.0), bad=(1.0, error)), numpy=Peer(good=(1.0, 0.0)))
+    assert set(result.times) == {"pyattn", "numpy good"}
+    assert result.absent["torch"].startswith("DIFFERS")
+    assert result.verdicts()["torch >= 1"] == "not shown"
+
+
+@pytest.mark.parametrize(
+    ("case", "own"),
+    [
+        (AttentionCase("decode", (1, 2, 1, 100, 8), (1.0, 1.0)), 2 * 2 * 100 * 8),
+        (LinearCase("linear", (1, 8, 100), 1.0), 8 * 100),
+        (MultiHeadCase("mha", (1, 1, 8, 2), 1.0, layers=3), 3 * 4 * 8 * 8),
+    ],
+)
+def test_one_token_is_compared_with_a_read_of_what_it_needs(case, own):
+    result = run_case(case, 1, {}, {}, SHORT)
+    assert result.read_bytes == 4 * own
+    assert result.figures["of a read"] == result.times["read"].minimum / result.times["pyattn"].minimum
+
+
+def test_more_tokens_are_not_compared_with_a_read():
+    assert "read" not in result_of().times
+
+
+GROWTH = """
+import numpy as np
+from benchmarks.memory import growth
+
+def call():
+    scratch = np.ones(16_000_000, np.float32)
+    return scratch.copy()
+
+print(growth(call), growth(lambda: np.ones(1)))
+"""
+
+
+def test_a_calls_growth_is_what_it_takes_beyond_its_result():
+    large, small = map(int, run_python(GROWTH).stdout.split())
+    assert 60e6 < large < 90e6  # one array beside the result, each of 64 MB; sanitizers add an eighth
+    assert small < 5e6
+
+
+# Against PyTorch
+
+
+@pytest.mark.peers
+def test_torchs_module_is_timed_with_its_fast_path_and_without(torch, monkeypatch):
+    called = []
+    native = torch._native_multi_head_attention
+    monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: called.append(1) or native(*args))
+    case = MultiHeadCase("mha", (2, 3, 8, 2))
+    inputs = case.inputs()
+    peer = Torch(torch.get_num_threads())
+    try:
+        usual, other = peer.multi_head(case, inputs)
+        counts = []
+        for contender in (usual, other, usual):
+            np.testing.assert_allclose(contender.output(), Pyattn.multi_head(case, inputs).output(), atol=1e-5)
+            contender.sample(1)
+            counts.append(len(called))
+    finally:
+        peer.close()
+    assert counts == [2, 2, 4]
+    assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.peers
+def test_every_peer_takes_part_in_the_families_of_modules(tmp_path):
+    options = ["--quick", "--threads", "1", "--only", "^(linear|mha)", "--peers", "torch,numpy", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "benchmarks", *options], cwd=ROOT, check=True, capture_output=True)
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert {result["operation"] for result in results} == {"linear", "multi_head"}
+    for result in results:
+        assert result["absent"] == {}
+        assert "not shown" not in result["bars"].values()
+    assert all(result["name"] in (tmp_path / "table.md").read_text() for result in results)
