@@ -26,6 +26,7 @@ __all__ = [
     "operands",
     "softmax",
     "visible_pairs",
+    "weighted_sum",
 ]
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -128,7 +129,7 @@ def attention(
         total = exponentials.sum(axis=-1, keepdims=True)
         weights = exponentials / np.where(empty, 1, total)
         lse = (top + np.log(total))[..., 0]
-        output = _weighted_sum(weights, visible, v)
+        output = weighted_sum(weights, visible, v)
 
     if empty_rows == "nan":
         output = np.where(empty, np.nan, output)
@@ -244,8 +245,22 @@ def visible_pairs(
     return np.broadcast_to(visible, shape)
 
 
-def _weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
-    """Return weights @ value without touching a value where it is masked: 0 * NaN would be NaN."""
+def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
+    """Return weights @ value without touching a value where it is masked: 0 * NaN would be NaN.
+
+    Parameters
+    ----------
+    weights : ndarray, (..., L, S)
+        0 where a pair is not visible.
+    visible : ndarray of bool, (..., L, S)
+        Which query attends to which key.
+    value : ndarray, (..., S, v_dim)
+        Any numbers.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+    """
     if np.isfinite(value).all():
         return np.asarray(weights @ value)
     columns = [
