@@ -34,6 +34,7 @@ __all__ = [
     "ShapeWarning",
     "__version__",
     "attention",
+    "compare",
     "dropout_keep_mask",
     "get_include",
     "get_num_threads",
@@ -52,12 +53,18 @@ __all__ = [
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("interop", "nn", "reference")
-_FROM = dict.fromkeys(("Linear", "MultiheadAttention", "SelfAttention"), "nn")
-_FROM |= {"multi_head_attention_forward": "multi_head"}
+_LAZY = ("comparing", "interop", "nn", "reference")
+_FROM = {
+    "Linear": "nn",
+    "MultiheadAttention": "nn",
+    "SelfAttention": "nn",
+    "compare": "comparing",
+    "multi_head_attention_forward": "multi_head",
+}
 
 if TYPE_CHECKING:
     from pyattn import nn
+    from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Linear, MultiheadAttention, SelfAttention
 else:  # to a type checker a module's __getattr__ would mean that every name exists

@@ -39,10 +39,14 @@ WORDS = {
 }
 # Module of pyattn: the others that it may import, at any depth.
 PYTHON_ARROWS = {
-    "": {"_version", "dropping", "functional", "masks", "multi_head", "nn", "runtime", "single_head", "warning"},
+    "": {
+        *("_version", "comparing", "dropping", "functional", "masks", "multi_head", "nn", "runtime", "single_head"),
+        "warning",
+    },
     "__main__": {"", "_article", "_core"},
     "_article": set(),
     "_version": set(),
+    "comparing": {"_core", "comparing", "reference"},  # of _core the reading of arrays alone
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
     "interop": {"interop", "nn"},
@@ -57,7 +61,7 @@ PYTHON_ARROWS = {
     "warning": set(),
 }
 # File: what it needs besides NumPy, and imports inside functions.
-OPTIONAL = {"interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}
+OPTIONAL = {"comparing/sides.py": {"torch"}, "interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}
 MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
 
 

@@ -1,0 +1,37 @@
+"""What people get wrong in attention, each mistake as a copy of the formula with a field or two changed.
+
+A mistake is a hypothesis: it explains a wrong side when computing it gives that side's numbers. A new one is a line or
+two in the file of its stage.
+"""
+
+from collections.abc import Iterator
+
+from pyattn.comparing.formula import Formula
+from pyattn.comparing.mistakes.in_heads import in_empty_rows, in_heads, in_hidden_numbers
+from pyattn.comparing.mistakes.in_parameters import in_parameters, other_parameters
+from pyattn.comparing.mistakes.in_precision import in_precision
+from pyattn.comparing.mistakes.in_results import in_results, unsteady
+from pyattn.comparing.mistakes.in_scores import in_scores
+from pyattn.comparing.mistakes.mistake import Mistake
+
+__all__ = ["Mistake", "in_empty_rows", "in_precision", "in_results", "mistakes_in", "other_parameters", "unsteady"]
+
+
+def mistakes_in(formula: Formula) -> Iterator[Mistake]:
+    """Yield all that may be wrong, the common first.
+
+    Parameters
+    ----------
+    formula : Formula
+        The right one.
+
+    Yields
+    ------
+    Mistake
+    """
+    if not formula.is_linear:
+        yield from in_hidden_numbers(formula)  # NaN all over may also come of other mistakes
+    yield from in_parameters(formula)
+    if not formula.is_linear:
+        yield from in_scores(formula)
+        yield from in_heads(formula)

@@ -1,0 +1,213 @@
+"""pyattn.compare of functions: planted faults are named by stage and cause, and nothing is found on equal pairs."""
+
+from __future__ import annotations
+
+import warnings
+
+import drawing
+import numpy as np
+import planted
+import pytest
+import torch_twin
+from test_mha import draw, draw_cases, twins
+
+import pyattn
+from pyattn import nn
+
+QUERY, KEY, VALUE = planted.draw()
+
+
+def compare(theirs, **arguments):
+    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("fault", planted.FUNCTIONS, ids=lambda fault: fault.function.__name__)
+def test_a_fault_in_a_function_is_named(fault):
+    inputs = planted.draw(**fault.inputs)
+    report = pyattn.compare(pyattn.attention, fault.function, *inputs, **fault.arguments)
+    assert not report.equal
+    assert report.wrong == ("theirs",)
+    assert report.cause, report
+    assert (report.cause.name, report.cause.side, report.stage) == (fault.cause, "theirs", fault.stage), report
+    assert report.complete
+
+
+def test_many_faults_are_planted():
+    assert len({fault.cause for fault in planted.FUNCTIONS}) >= 24
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_right_function_is_equal_and_nothing_is_said_of_it(size, dtype):
+    for arguments in ({}, {"attn_mask": planted.VISIBLE}, {"attn_mask": planted.BIAS.astype(dtype)}, {"scale": 0.2}):
+        report = pyattn.compare(pyattn.attention, planted.right, *planted.draw(dtype, size=size), **arguments)
+        assert report.equal, report
+        assert (report.stage, report.causes, report.wrong) == (None, (), ())
+
+
+def with_weights(query, key, value, **arguments):
+    return pyattn.attention(query, key, value, need_weights=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "cause"), [(0.7, "dropout"), (1.0, "dropout not scaled")], ids=["scaled", "not scaled"]
+)
+def test_dropout_is_read_off_the_weights(divisor, cause):
+    theirs = planted.dropping(0.3, divisor, seed=1)
+    report = pyattn.compare(with_weights, theirs, QUERY, KEY, VALUE)
+    assert (report.cause.name, report.stage, report.complete) == (cause, "weights", True)
+    assert [stage.name for stage in report.stages] == ["weights", "output"]
+
+
+def test_dropout_without_a_seed_is_random():
+    report = pyattn.compare(with_weights, planted.dropping(0.3, 0.7), QUERY, KEY, VALUE)
+    assert report.cause.name == "random"
+
+
+def test_numbers_of_few_decimals_are_named():
+    output = pyattn.attention(QUERY, KEY, VALUE).round(3)
+    report = compare(output)
+    assert (report.cause.name, report.stage) == ("rounded", "output")
+    assert "rounds output to 3 decimals" in str(report)
+
+
+def test_a_hidden_nan_that_leaks_is_a_documented_difference():
+    visible = planted.VISIBLE.copy()
+    visible[:, 3] = False
+    value = VALUE.copy()
+    value[..., 3, :] = np.nan
+    report = pyattn.compare(pyattn.attention, planted.leaking, QUERY, KEY, value, attn_mask=visible)
+    assert report.cause.name == "hidden NaN leaks"
+    assert report.cause.documented
+
+
+@pytest.mark.parametrize(("asked", "given"), [("zero", np.nan), ("nan", 0.0)])
+def test_empty_rows_are_a_documented_difference(asked, given):
+    visible = planted.EMPTY
+    other = {"zero": "nan", "nan": "zero"}[asked]
+    expected = pyattn.attention(QUERY, KEY, VALUE, attn_mask=visible, empty_rows=other)
+    np.testing.assert_array_equal(expected[..., 2, :], given)
+    report = compare(expected, attn_mask=visible, empty_rows=asked)
+    assert report.cause.name == f"empty rows {'NaN' if np.isnan(given) else '0'}"
+    assert report.cause.documented
+
+
+def test_two_faults_of_one_function_are_found_together():
+    def theirs(query, key, value, is_causal):
+        scores = query @ key.mT
+        return planted.softmax(planted.hide(scores, planted.triangle(scores, 1))) @ value
+
+    report = pyattn.compare(pyattn.attention, theirs, *planted.draw(keys=planted.L), is_causal=True)
+    assert {cause.name for cause in report.causes} == {"scale missing", "causal off by one"}
+    assert report.complete
+
+
+def test_what_nobody_has_thought_of_is_shown_where_it_is_largest():
+    def theirs(query, key, value):
+        output = planted.right(query, key, value)
+        output[1, 2, 3, 4] += 1
+        return output
+
+    report = compare(theirs)
+    (stage,) = report.stages
+    assert (report.cause, report.stage, stage.place, report.complete) == (None, "output", (1, 2, 3, 4), False)
+    ours, other, exact = stage.numbers
+    assert other - ours == pytest.approx(1)
+    assert ours == pytest.approx(exact)
+    assert "No known cause explains it." in str(report)
+    assert "output[1, 2, 3, 4]" in str(report)
+
+
+def test_the_wrong_side_is_named_whichever_it_is():
+    left = pyattn.compare(planted.unscaled, pyattn.attention, QUERY, KEY, VALUE)
+    both = pyattn.compare(planted.unscaled, planted.divided_by_head_dim, QUERY, KEY, VALUE)
+    same = pyattn.compare(planted.unscaled, planted.unscaled, QUERY, KEY, VALUE)
+    assert (left.wrong, [(one.side, one.name) for one in left.causes]) == (("ours",), [("ours", "scale missing")])
+    assert both.wrong == ("theirs", "ours")
+    assert [(one.side, one.name) for one in both.causes] == [("theirs", "scale squared"), ("ours", "scale missing")]
+    assert same.equal
+    assert [(one.side, one.name) for one in same.causes] == [("each", "scale missing")]
+
+
+def test_float16_is_seen_behind_the_rounding_of_a_large_layer():
+    """Which a bound of absolute values alone would not do."""
+    ours = nn.MultiheadAttention(256, 8, batch_first=True, rng=0)
+    x = np.random.default_rng(0).standard_normal((1, 32, 256), np.float32)
+    expected, _ = ours(x, x, x)
+    assert pyattn.compare(ours, expected, x, x, x).equal
+    report = pyattn.compare(ours, expected.astype(np.float16).astype(np.float32), x, x, x)
+    assert (report.cause.name, report.stage) == ("less precision", "output")
+
+
+# Equal pairs
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("block", range(4))
+def test_nothing_is_found_on_equal_modules(block, torch):
+    for number, case in enumerate(draw_cases(100 + block)[:30]):
+        rng = np.random.default_rng([9, block, number])
+        options, inputs, masks = draw({**case, "size": "small", "is_causal": False}, rng)
+        masks = {name: without_empty_rows(mask) for name, mask in masks.items() if mask is not None}
+        ours, theirs = twins(torch, options, case["dtype"], rng)
+        asked = {name: case[name] for name in ("need_weights", "average_attn_weights")}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Support for mismatched", UserWarning)  # torch's, of two kinds of masks
+            report = pyattn.compare(ours, theirs, *inputs, **masks, **asked)
+        assert_nothing_found(report, case)
+        stages = ["query", "key", "value", "scores", "weights", "heads", "output"]
+        assert [stage.name for stage in report.stages] == stages
+
+
+def without_empty_rows(mask):
+    """The first key is visible to all: where none is, torch and pyattn differ, and say so."""
+    mask = mask.copy()
+    mask[..., 0] = False if mask.dtype == bool else 0
+    return mask
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("block", range(4))
+def test_nothing_is_found_on_equal_functions(block, torch):
+    indices = range(block, drawing.CASES, drawing.CASES // 40)
+    for index in indices:
+        case = drawing.draw(index)
+        if not torch_twin.has_case(case):
+            continue
+        inputs = drawing.build(case)
+        arguments = {name: x for name, x in inputs.arguments.items() if x is not None}
+
+        def theirs(query, key, value, *, case=case, inputs=inputs, **arguments):
+            return torch_twin.attend(torch, case, inputs)
+
+        report = pyattn.compare(pyattn.attention, theirs, *inputs[:3], **arguments)
+        assert_nothing_found(report, case)
+
+
+def assert_nothing_found(report, about):
+    assert report.equal, f"{about}\n{report}"
+    assert (report.causes, report.wrong, report.complete) == ((), (), True), f"{about}\n{report}"
+
+
+@pytest.mark.peers
+def test_two_hundred_pairs_are_drawn():
+    functions = sum(
+        torch_twin.has_case(drawing.draw(index))
+        for block in range(4)
+        for index in range(block, drawing.CASES, drawing.CASES // 40)
+    )
+    assert functions + 4 * 30 >= 200
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("backend", ["MATH", "FLASH_ATTENTION"])
+def test_torchs_function_is_given_tensors(backend, torch):
+    query, key, value = planted.draw(keys=planted.L)
+    theirs = torch.nn.functional.scaled_dot_product_attention
+    with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
+        report = pyattn.compare(pyattn.scaled_dot_product_attention, theirs, query, key, value, is_causal=True)
+    assert_nothing_found(report, backend)
+    assert report.theirs == "torch.scaled_dot_product_attention, float32"

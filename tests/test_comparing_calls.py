@@ -1,0 +1,266 @@
+"""pyattn.compare: what it takes, how the two sides are called, how the report reads, and what bad calls are told."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import planted
+import pytest
+from test_mha import call_torch
+
+import pyattn
+from pyattn import nn
+from pyattn.comparing import Comparison
+
+QUERY, KEY, VALUE = planted.draw()
+
+
+def compare(theirs, **arguments):
+    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
+
+
+def with_weights(query, key, value, **arguments):
+    return pyattn.attention(query, key, value, need_weights=True, **arguments)
+
+
+# What is compared, and how it is called
+
+
+def test_expected_numbers_may_be_an_output_or_more():
+    output, weights, lse = pyattn.attention(QUERY, KEY, VALUE, need_weights=True, need_lse=True)
+    ours = functools.partial(pyattn.attention, need_weights=True, need_lse=True)
+    for expected, names in (
+        (output, ["output"]),
+        (output.tolist(), ["output"]),
+        ((output, weights), ["weights", "output"]),
+        ((output, weights, lse), ["weights", "lse", "output"]),
+        ((output, None, lse), ["lse", "output"]),
+    ):
+        report = pyattn.compare(ours, expected, QUERY, KEY, VALUE)
+        assert report.equal, report
+        assert [stage.name for stage in report.stages] == names
+
+
+def test_a_wrong_lse_is_seen():
+    output, _, lse = pyattn.attention(QUERY, KEY, VALUE, need_lse=True)
+    ours = functools.partial(pyattn.attention, need_lse=True)
+    report = pyattn.compare(ours, (output, None, lse / np.float32(np.log(2))), QUERY, KEY, VALUE)  # base 2
+    assert [stage.name for stage in report.stages if not stage.equal] == ["lse"]
+
+
+def test_what_partial_binds_is_for_one_side():
+    ours = functools.partial(pyattn.attention, scale=1.0)
+    assert pyattn.compare(ours, planted.unscaled, QUERY, KEY, VALUE).equal
+    theirs = functools.partial(planted.right, scale=1.0)
+    assert compare(theirs).cause.name == "scale missing"
+
+
+def test_integers_and_lists_are_inputs_as_anywhere():
+    x = [[1, 0, 1], [0, 2, 2], [1, 1, 1]]
+    report = pyattn.compare(pyattn.attention, planted.right, x, x, x, attn_mask=[[True] * 3] * 3)
+    assert report.equal
+    assert report.ours == "pyattn.attention, float64"
+
+
+def test_inputs_are_left_alone():
+    inputs = planted.draw()
+    for x in inputs:
+        x.flags.writeable = False
+    pyattn.compare(pyattn.attention, planted.unscaled, *inputs)
+
+
+@pytest.mark.peers
+def test_functions_of_tensors_are_told_apart_by_an_argument(torch):
+    def theirs(query, key, value):
+        assert isinstance(query, torch.Tensor)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    assert compare(theirs, tensors=True).equal
+    with pytest.raises(
+        TypeError, match=r"^theirs was called with arrays and failed: .*; if theirs takes tensors, pass"
+    ):
+        compare(lambda *inputs: torch.nn.functional.scaled_dot_product_attention(*inputs))
+    with pytest.raises(TypeError, match=r"^theirs was called with arrays and failed: 'numpy.ndarray' object has no"):
+        compare(lambda query, key, value: query.unsqueeze(0))
+
+
+@pytest.mark.peers
+def test_one_array_twice_is_one_tensor_twice(torch):
+    def theirs(query, key, value):
+        assert key is value
+        assert query is not key
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    assert pyattn.compare(pyattn.attention, theirs, QUERY, KEY, KEY, tensors=True).equal
+
+
+@pytest.mark.peers
+def test_a_function_of_ours_is_judged_by_their_module(torch):
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = QUERY[0]
+    expected = call_torch(torch, theirs, (x, x, x), {}, need_weights=False)[0]
+    report = pyattn.compare(lambda *inputs: expected, theirs, x, x, x)
+    assert (report.equal, report.wrong) == (True, ()), report
+
+
+class Head(nn.Module):
+    """The articles' one head, by the names of its parameters."""
+
+    def __init__(self, columns, scale=None):
+        super().__init__()
+        rng = np.random.default_rng(3)
+        for name, shape in (("w_query", (8, 5)), ("w_key", (8, 5)), ("w_value", (8, 3))):
+            setattr(self, name, rng.standard_normal(shape[::-1] if columns else shape))
+        self.b_query, self.b_key, self.b_value = rng.random(5), rng.random(5), rng.random(3)
+        self.columns, self.scale = columns, scale
+
+    def forward(self, x, context=None, **arguments):
+        weights = self.w_query, self.w_key, self.w_value
+        biases = self.b_query, self.b_key, self.b_value
+        own = {"bias": biases, "scale": self.scale, "columns": self.columns}
+        return pyattn.self_attention(x, *weights, context=context, **own, **arguments)
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_head_of_an_article_shows_all_stages(columns):
+    x, context = (planted.draw(np.float64)[n][0] for n in range(2))
+    x, context = (x.mT, context.mT) if columns else (x, context)
+    arguments = {"attn_mask": planted.VISIBLE, "need_weights": True}
+    report = pyattn.compare(Head(columns), Head(columns), x, context, **arguments)
+    assert (report.equal, report.wrong) == (True, ()), report
+    assert [stage.name for stage in report.stages][-4:] == ["scores", "weights", "heads", "output"]
+    assert pyattn.compare(Head(columns), Head(columns), x, context=context, **arguments).equal
+    assert pyattn.compare(Head(columns), Head(columns), x).equal
+    report = pyattn.compare(Head(columns), Head(columns, scale=1.0), x, context)
+    assert (report.cause.name, report.stage) == ("scale missing", "scores")
+
+
+def test_two_inputs_may_be_one():
+    with pytest.raises(TypeError, match=r"^got 3 inputs, expected 1 or 2: x, context; pass all else by name$"):
+        pyattn.compare(Head(False), Head(False), *planted.draw(np.float64))
+
+
+# How the report reads
+
+
+def test_the_table_is_aligned_and_says_which_stage_differs():
+    text = str(pyattn.compare(with_weights, planted.dropping(0.3, 0.7, seed=1), QUERY, KEY, VALUE))
+    lines = text.splitlines()
+    assert lines[0] == "ours    test_comparing_calls.with_weights, float32"
+    assert lines[1].startswith("theirs  planted.drop, float32")
+    head, *rows = lines[3:6]
+    assert head.split() == ["stage", "shape", "max", "abs", "error", "ULP", "ratio", "ours", "theirs"]
+    assert {len(row.removesuffix("  <- differs")) for row in (head, *rows)} == {len(head)}
+    assert [row.split()[0] for row in rows] == ["weights", "output"]
+    assert all(row.endswith("<- differs") for row in rows)
+    assert "Cause, in weights: theirs drops weights, with p near 0.3." in lines
+    assert "Of the two, theirs is off the formula in float64, and ours is not." in lines
+
+
+def test_a_line_says_it_for_assert():
+    report = compare(planted.unscaled)
+    assert repr(report) == "<Comparison: different in scores: theirs does not scale the scores>"
+    assert repr(compare(planted.right)) == "<Comparison: equal in output>"
+    assert isinstance(report, Comparison)
+
+
+def test_errors_are_measured_as_they_are_called():
+    exact = pyattn.attention(*(x.astype(np.float64) for x in (QUERY, KEY, VALUE)))
+    step = np.spacing(np.float32(abs(exact).max()))
+    (stage,) = compare(pyattn.attention(QUERY, KEY, VALUE) + 1000 * step).stages
+    assert stage.error == pytest.approx(1000 * step, rel=0.01)
+    assert stage.ulp == pytest.approx(1000, rel=0.01)
+    assert stage.ratio < stage.theirs
+    assert stage.ours < 1 < stage.ratio
+
+
+def test_other_shapes_are_a_difference():
+    report = compare(pyattn.attention(QUERY, KEY, VALUE)[0])
+    (stage,) = report.stages
+    assert (stage.shape, stage.their_shape) == (QUERY.shape, QUERY.shape[1:])
+    assert stage.ratio == np.inf
+    assert f"ours has shape {QUERY.shape} and theirs {QUERY.shape[1:]}" in str(report)
+
+
+# Mistakes of the caller
+
+
+LAYER = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+X = QUERY[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: compare(None), TypeError, "theirs is None, expected a module, a function or expected numbers"),
+        (
+            lambda: pyattn.compare(VALUE, VALUE, QUERY, KEY, VALUE),
+            TypeError,
+            "ours is of type ndarray, expected MultiheadAttention, SelfAttention, Linear or a function of",
+        ),
+        (
+            lambda: pyattn.compare(pyattn.attention, planted.right, QUERY, KEY),
+            TypeError,
+            "got 2 inputs, expected 3: query, key, value; pass all else by name",
+        ),
+        (
+            lambda: pyattn.compare(nn.Linear(8, 8), VALUE, QUERY, KEY),
+            TypeError,
+            "got 2 inputs, expected 1: input; pass all else by name",
+        ),
+        (
+            lambda: pyattn.compare(nn.Linear(8, 8), LAYER, X),
+            TypeError,
+            "ours is a Linear and theirs a MultiheadAttention, expected two of a kind",
+        ),
+        (
+            lambda: pyattn.compare(lambda *_, **__: VALUE, planted.right, QUERY, KEY, VALUE, mask=planted.VISIBLE),
+            TypeError,
+            "the formula of attention alone does not know the argument mask; it knows attn_mask, is_causal,",
+        ),
+        (
+            lambda: pyattn.compare(pyattn.attention, functools.partial(planted.right, QUERY), QUERY, KEY, VALUE),
+            TypeError,
+            "theirs is a partial with positional arguments; bind them by name",
+        ),
+        (
+            lambda: pyattn.compare(lambda *_: VALUE, VALUE, QUERY, KEY[..., :5], VALUE),
+            ValueError,
+            "the formula of attention alone cannot be computed with query (2, 4, 6, 8), key (2, 4, 9, 5), value",
+        ),
+        (
+            lambda: pyattn.compare(pyattn.attention, VALUE, QUERY, "key", VALUE),
+            TypeError,
+            "key has dtype <U3, expected float32 or float64",
+        ),
+        (
+            lambda: compare(VALUE.astype(complex)),
+            TypeError,
+            "the output of theirs has dtype complex128, expected real numbers",
+        ),
+        (lambda: compare((VALUE,) * 4), TypeError, "theirs gives 4 results, expected the output, or (output, weights,"),
+        (lambda: compare(()), TypeError, "theirs gives 0 results, expected the output, or (output, weights, lse)"),
+        (
+            lambda: pyattn.compare(nn.Linear(8, 8), (X, X), X),
+            TypeError,
+            "theirs returns weights, which a Linear does not have",
+        ),
+        (
+            lambda: compare(lambda *_: {"output": VALUE}),
+            TypeError,
+            "the output of theirs is an object of type dict, expected an array of numbers",
+        ),
+    ],
+)
+def test_a_mistake_of_the_caller_is_told(call, kind, message):
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        call()
+
+
+def test_what_a_side_raises_comes_through():
+    with pytest.raises(ZeroDivisionError):
+        compare(lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match=r"^is_causal=True with 6 queries and 9 keys needs align="):
+        compare(planted.right, is_causal=True)
