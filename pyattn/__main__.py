@@ -1,4 +1,4 @@
-"""``python -m pyattn``: the worked example and a first look at speed (demo), or what this build is (info)."""
+"""``python -m pyattn``: the worked example and a first look at speed (demo), what this build is (info), and more."""
 
 from __future__ import annotations
 
@@ -33,17 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        1 where a number of the worked example is not as expected, else 0.
+        1 where a number of the worked example, or what a comparison finds, is not as expected, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare}")
     commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
     info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
+    commands.add_parser("compare", help="where two attentions differ, and why: one that is right, and one with a fault")
     options = parser.parse_args(arguments)
     if options.command == "info":
         show_info(as_json=options.json)
         return 0
+    if options.command == "compare":
+        from pyattn.comparing.demo import demonstrate
+
+        text, right = demonstrate()
+        print(text)
+        return 0 if right else 1
     right = show_article()
     show_speed()
     return 0 if right else 1

@@ -12,7 +12,8 @@ from test_mha import call_torch
 
 import pyattn
 from pyattn import nn
-from pyattn.comparing import Comparison
+from pyattn.__main__ import main
+from pyattn.comparing import Comparison, demo
 
 QUERY, KEY, VALUE = planted.draw()
 
@@ -182,6 +183,26 @@ def test_other_shapes_are_a_difference():
     assert (stage.shape, stage.their_shape) == (QUERY.shape, QUERY.shape[1:])
     assert stage.ratio == np.inf
     assert f"ours has shape {QUERY.shape} and theirs {QUERY.shape[1:]}" in str(report)
+
+
+# python -m pyattn compare
+
+
+@pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.peers)])
+def test_the_demonstration_shows_an_equal_pair_and_names_a_fault(with_torch):
+    text, right = demo.demonstrate(with_torch)
+    assert right
+    assert "Equal: rounding explains every difference." in text
+    assert "Cause, in key: theirs has the weights of key transposed." in text
+
+
+@pytest.mark.parametrize(
+    "blind", [lambda *_: compare(planted.right), lambda *_: compare(planted.unscaled)], ids=["equal", "different"]
+)
+def test_the_command_fails_where_nothing_is_told_apart(blind, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "compare", blind)
+    assert main(["compare"]) == 1
+    assert capsys.readouterr().out.count("theirs  planted.") == 2
 
 
 # Mistakes of the caller

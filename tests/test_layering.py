@@ -43,7 +43,7 @@ PYTHON_ARROWS = {
         *("_version", "comparing", "dropping", "functional", "masks", "multi_head", "nn", "runtime", "single_head"),
         "warning",
     },
-    "__main__": {"", "_article", "_core"},
+    "__main__": {"", "_article", "_core", "comparing"},
     "_article": set(),
     "_version": set(),
     "comparing": {"_core", "comparing", "reference"},  # of _core the reading of arrays alone
@@ -190,6 +190,12 @@ def test_modules_are_imported_along_the_arrows(path):
 
 def test_the_arrows_lead_to_reference_from_few():
     assert {module for module, targets in PYTHON_ARROWS.items() if "reference" in targets} <= MAY_IMPORT_REFERENCE
+
+
+def test_comparing_reads_modules_through_their_state_dict():
+    """So that it needs neither those of pyattn nor torch's."""
+    for path in (ROOT / "pyattn" / "comparing").rglob("*.py"):
+        assert path.name == "demo.py" or not imports_of(path)[0] & {"interop", "nn"}, path.name
 
 
 @every_python_file
