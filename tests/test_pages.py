@@ -1,0 +1,51 @@
+"""The examples of docs/*.md run and print what the pages say, with the options of pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def parameter(page):
+    """What imports torch is left out where torch is: PYATTN_TEST_PEERS=0 names it in the summary."""
+    peers = re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE)
+    return pytest.param(page, id=page.name, marks=[pytest.mark.peers] if peers else [])
+
+
+def run_page(page):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", str(page)]
+    paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
+    return subprocess.run(
+        [*command, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", [parameter(page) for page in PAGES])
+def test_the_examples_of_a_page_do_what_it_says(page):
+    assert page.read_text().count(">>> ") > 3, "a page without examples"
+    done = run_page(page)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_that_is_wrong_fails(tmp_path):
+    page = tmp_path / "wrong.md"
+    page.write_text("```pycon\n>>> import pyattn\n>>> pyattn.softmax([0, 0])\narray([0.5, 0.3])\n\n```\n")
+    done = run_page(page)
+    assert done.returncode == 1
+    assert "Expected:\n    array([0.5, 0.3])" in done.stdout
+
+
+def test_there_are_pages():
+    assert "check-a-pytorch-module.md" in {page.name for page in PAGES}
