@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, TypeAlias
 
@@ -14,9 +15,39 @@ from pyattn import _core
 if TYPE_CHECKING:  # numpy.random is imported by the first draw
     from numpy.random import Generator, SeedSequence
 
-__all__ = ["RNG", "draw_seed", "dropout_keep_mask"]
+__all__ = ["RNG", "as_probability", "draw_seed", "dropout_keep_mask"]
 
 RNG: TypeAlias = "int | SeedSequence | Generator | None"
+
+
+def as_probability(x: SupportsFloat, name: str) -> float:
+    """Read a probability.
+
+    Parameters
+    ----------
+    x : float
+        From 0 to 1.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    float
+        As a Python float.
+
+    Raises
+    ------
+    TypeError
+        x is no number; a bool is likelier a mistake than one.
+    ValueError
+        x is out of range.
+    """
+    if isinstance(x, (bool, np.bool_)) or not isinstance(x, SupportsFloat):
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected a number")
+    p = float(x)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
+    return p
 
 
 def draw_seed(rng: RNG = None) -> int:
@@ -73,7 +104,7 @@ def dropout_keep_mask(
     ValueError
         shape has less than two axes; dropout_p is no probability.
     TypeError
-        rng is none of these.
+        shape, dropout_p or rng is of another type.
 
     References
     ----------
@@ -88,11 +119,13 @@ def dropout_keep_mask(
     >>> bool(np.array_equal(result.weights != 0, keep))
     True
     """
-    sizes = tuple(int(size) for size in shape)
+    try:
+        sizes = tuple(map(operator.index, shape))
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}, expected a sequence of ints: (..., L, S)") from None
     if len(sizes) < 2 or min(sizes) < 0:
         raise ValueError(f"shape is {sizes}, expected (..., L, S): two sizes or more, of 0 or more")
-    if not 0 <= float(dropout_p) <= 1:
-        raise ValueError(f"dropout_p is {dropout_p}, expected a probability from 0 to 1")
+    p = as_probability(dropout_p, "dropout_p")
     keep = np.empty(sizes, np.bool_)
-    _core.fill_keep_mask(keep.reshape(math.prod(sizes[:-2]), *sizes[-2:]), float(dropout_p), draw_seed(rng))
+    _core.fill_keep_mask(keep.reshape(math.prod(sizes[:-2]), *sizes[-2:]), p, draw_seed(rng))
     return keep

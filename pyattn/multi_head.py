@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn.dropping import RNG
+from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
-from pyattn.torch_rules import Hidden, Sizes, as_probability, for_the_core, with_batch_first
+from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
 
 __all__ = ["Dropout", "Parameters", "compute", "multi_head_attention_forward"]
 
@@ -148,7 +148,8 @@ def multi_head_attention_forward(
     rng : None, int, SeedSequence or Generator
         Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
     keep_mask : array_like of bool, optional
-        Broadcasts to (N, num_heads, L, S): True = kept. In place of numbers drawn from rng. Default: None.
+        Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept. In place of numbers drawn from rng.
+        Default: None.
     empty_rows : {'zero', 'nan'}
         What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
@@ -250,9 +251,8 @@ def compute(
     weights : ndarray or None
         (N, heads, L, S), with N where query has it, and heads unless averaged.
     """
-    extras = (parameters.extra_key is not None) + bool(add_zero)
-    if hidden.attn_mask is not None or hidden.key_padding_mask is not None or extras:
-        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2], extras))
+    if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
+        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
         query,
         key,

@@ -8,14 +8,14 @@ Indices: N batch, H heads, L queries, S keys.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core, masks
+from pyattn import _core
 
-__all__ = ["Hidden", "Sizes", "Window", "as_probability", "for_the_core", "with_batch_first"]
+__all__ = ["Hidden", "Sizes", "Window", "for_the_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Window: TypeAlias = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
@@ -32,44 +32,12 @@ class Hidden(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """batch is () or (N,); extras are the keys behind the given ones: bias_k's and add_zero_attn's."""
+    """batch is () or (N,)."""
 
     batch: tuple[int, ...]
     heads: int
     q_len: int
     kv_len: int
-    extras: int
-
-
-def as_probability(x: SupportsFloat, name: str) -> float:
-    """Read a probability.
-
-    Parameters
-    ----------
-    x : float
-        From 0 to 1.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    float
-        As a Python float.
-
-    Raises
-    ------
-    TypeError
-        x is no number.
-    ValueError
-        x is out of range.
-    """
-    try:
-        p = float(x)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected a number") from None
-    if not 0 <= p <= 1:
-        raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
-    return p
 
 
 def with_batch_first(
@@ -131,7 +99,7 @@ def _refuse_shapes(
 
 
 def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
-    """Say what is hidden in shapes that the core broadcasts, the extra keys being keys as all others.
+    """Say what is hidden in shapes that the core broadcasts.
 
     Parameters
     ----------
@@ -143,8 +111,8 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
     Returns
     -------
     Hidden
-        Masks broadcast to (N, H, L, S + extras), True = blocked as before. Of a padding at the ends of rows only
-        key_lengths are left, and with extra keys is_causal, window and key_lengths become part of attn_mask.
+        Masks broadcast to (N, H, L, S), True = blocked as before. Of a padding at the ends of rows only key_lengths are
+        left.
 
     Raises
     ------
@@ -154,15 +122,12 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
         A mask has another shape.
     """
     mask, padding = _read_mask(hidden.attn_mask, sizes), _read_padding(hidden.key_padding_mask, sizes)
-    if sizes.extras:
-        for band in _bands(hidden, sizes):
-            mask = ~band if mask is None else _also_blocked(mask, ~band)
-        return Hidden(_with_extras(mask, sizes), _with_extras(_over_queries(padding), sizes))
     lengths = hidden.key_lengths
     if padding is not None and lengths is None:
         lengths = _lengths_of(padding)
         padding = padding if lengths is None else None
-    return hidden._replace(attn_mask=mask, key_padding_mask=_over_queries(padding), key_lengths=lengths)
+    over_queries = None if padding is None else padding[..., None, None, :]
+    return hidden._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
 
 
 def _read_mask(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
@@ -206,47 +171,8 @@ def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
     return mask
 
 
-def _over_queries(padding: Array | None) -> Array | None:
-    """(..., S) as (..., 1, 1, S)."""
-    return None if padding is None else padding[..., None, None, :]
-
-
-def _with_extras(mask: Array | None, sizes: Sizes) -> Array | None:
-    """Nobody hides the extra keys: False, or 0.0."""
-    return None if mask is None else np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, sizes.extras)])
-
-
-def _also_blocked(mask: Array, blocked: Array) -> Array:
-    """Block more, in a mask of flags or of floats."""
-    return mask | blocked if mask.dtype == np.bool_ else np.where(blocked, mask.dtype.type(-np.inf), mask)
-
-
 def _lengths_of(padding: Array) -> Array | None:
     """key_lengths that hide what padding does, where that is the ends of rows alone."""
     if padding.dtype != np.bool_ or (padding[..., :-1] & ~padding[..., 1:]).any():
         return None
     return padding.shape[-1] - np.count_nonzero(padding, axis=-1)  # type: ignore[no-any-return]
-
-
-def _bands(hidden: Hidden, sizes: Sizes) -> list[Array]:
-    """is_causal, window and key_lengths over the given keys, as masks in which True = attend."""
-    key = np.broadcast_to(np.zeros(1), (*sizes.batch, sizes.kv_len, 1))
-    _core.attention(  # of no queries: for the core's rules on these arguments
-        np.empty((*sizes.batch, 0, 1)),
-        key,
-        key,
-        is_causal=hidden.is_causal,
-        window=hidden.window,
-        key_lengths=hidden.key_lengths,
-        align="upper_left",
-    )
-    found = []
-    lengths = (sizes.q_len, sizes.kv_len)
-    if hidden.is_causal:
-        found.append(masks.causal(*lengths, align="upper_left"))
-    if hidden.window is not None:
-        left, right = hidden.window if isinstance(hidden.window, (tuple, list)) else (hidden.window, hidden.window)
-        found.append(masks.window(*lengths, left=left, right=right, align="upper_left"))
-    if hidden.key_lengths is not None:
-        found.append(masks.padding(hidden.key_lengths, sizes.kv_len))
-    return found

@@ -29,6 +29,6 @@ def warn(category: type[Warning], message: str) -> None:
     """
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("pyattn."):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyattn."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

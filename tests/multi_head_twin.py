@@ -44,6 +44,12 @@ def multi_head(
         behind += [np.zeros(y.shape[-1])] if add_zero and n > 0 else []
         y = np.concatenate([y, *(np.broadcast_to(row, (*y.shape[:-2], 1, y.shape[-1])) for row in behind)], axis=-2)
         projections.append(y.reshape(*y.shape[:-1], (kv_heads or heads) if n > 0 else heads, -1))
+    extras = projections[1].shape[-3] - np.shape(key)[-2]
+    if extras and "attn_mask" not in attention:  # nothing but a mask hides them
+        pairs = (*np.shape(query)[:-2], heads, np.shape(query)[-2], np.shape(key)[-2])
+        hides = {name: attention.pop(name) for name in ("is_causal", "align", "window") if name in attention}
+        visible = reference.visible_pairs(pairs, True, None, **hides)
+        attention["attn_mask"] = np.pad(visible, [(0, 0)] * (len(pairs) - 1) + [(0, extras)], constant_values=True)
     result = reference.attention(*projections, **attention, layout="bshd", enable_gqa=True)
     output = result.output.reshape(*result.output.shape[:-2], -1)
     output = output if out_weight is None else reference.linear(output, out_weight, out_bias)

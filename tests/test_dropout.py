@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import philox
@@ -89,6 +90,22 @@ def test_nothing_is_drawn_where_nothing_is_dropped():
     pyattn.attention(x, x, x, rng=generator)
     pyattn.attention(x, x, x, rng=generator, dropout_p=0.5, keep_mask=np.ones((3, 3), bool))
     assert draw_seed(generator) == draw_seed(5)
+
+
+def test_a_call_that_fails_draws_nothing():
+    generator, x = np.random.default_rng(5), normal(3, 4)
+    with pytest.raises(ValueError, match="head_dim"):
+        pyattn.attention(x, x[:, :3], x, dropout_p=0.5, rng=generator)
+    with pytest.raises(ValueError, match="attn_mask has shape"):
+        nn.MultiheadAttention(4, 1, 0.5)(x, x, x, attn_mask=np.eye(2, dtype=bool), rng=generator)
+    assert draw_seed(generator) == draw_seed(5)
+
+
+def test_a_long_row_is_cut_into_pieces(level):
+    shape = (1, 2, 3 * 65536 + 7)
+    np.testing.assert_array_equal(
+        pyattn.dropout_keep_mask(shape, 0.5, rng=0), philox.keep_mask(shape, 0.5, draw_seed(0))
+    )
 
 
 # They are random
@@ -227,25 +244,38 @@ def test_without_dropout_p_a_mask_divides_nothing():
     assert_same_bits(pyattn.attention(x, x, x, keep_mask=keep, need_weights=True).weights, weights * keep)
 
 
-def test_a_nan_that_is_dropped_is_still_attended_to_and_a_masked_one_is_not(level):
-    query, key, value = arrays_for(1, 3, 70)
-    value[..., 5, :] = np.nan
-    keep = np.ones(70, bool)
+@pytest.mark.parametrize("shape", [(1, 3, 70), (2, 70, 131)], ids=str)
+def test_a_nan_that_is_dropped_is_still_attended_to_and_a_masked_one_is_not(shape, level):
+    query, key, value = arrays_for(*shape)
+    keep = np.ones(shape[2], bool)
     keep[5] = False
+    clean = pyattn.attention(query, key, value, attn_mask=keep, dropout_p=0.5, rng=0)
+    value[..., 5, :] = np.nan
     assert np.all(np.isnan(pyattn.attention(query, key, value, keep_mask=keep)))
-    assert not np.any(np.isnan(pyattn.attention(query, key, value, attn_mask=keep, dropout_p=0.5, rng=0)))
+    assert_same_bits(pyattn.attention(query, key, value, attn_mask=keep, dropout_p=0.5, rng=0), clean)
 
 
 def test_a_keep_mask_is_read_in_place(level):
-    """Any strides, and axes that broadcast."""
-    arrays = arrays_for(3, 20, 131)
-    whole = np.random.default_rng(0).random((3, 1, 262)) < 0.5
+    """Any strides, and axes that broadcast. Some blocks of keys are dropped as a whole, some kept."""
+    arrays = arrays_for(3, 20, 300)
+    whole = np.random.default_rng(0).random((3, 1, 600)) < 0.5
+    whole[..., -258:-128] = False
+    whole[..., :-400] = True
     keep = whole[..., ::-2]
-    expanded = np.ascontiguousarray(np.broadcast_to(keep, (1, 3, 20, 131)))
-    assert_same_bits(
-        pyattn.attention(*arrays, dropout_p=0.5, keep_mask=keep),
-        pyattn.attention(*arrays, dropout_p=0.5, keep_mask=expanded),
-    )
+    expanded = np.ascontiguousarray(np.broadcast_to(keep, (1, 3, 20, 300)))
+    result = pyattn.attention(*arrays, dropout_p=0.5, keep_mask=keep, need_weights=True)
+    assert_same_bits(pyattn.attention(*arrays, dropout_p=0.5, keep_mask=expanded, need_weights=True), result)
+    np.testing.assert_array_equal(result.weights != 0, expanded)
+
+
+def test_dropout_takes_no_memory():
+    """Far below a byte a pair; one thread's scratch is kept from call to call, and counted here."""
+    query, key, value = arrays_for(1, 1500, 1500)
+    tracemalloc.start()
+    pyattn.attention(query, key, value, dropout_p=0.5, rng=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1500 * 1500 / 2
 
 
 # Modules, and torch
@@ -303,6 +333,10 @@ def test_sdpa_drops_too():
     ("arguments", "kind", "message"),
     [
         (((3,), 0.5), ValueError, r"shape is \(3,\), expected \(\.\.\., L, S\)"),
+        (((3.0, 4), 0.5), TypeError, r"shape is \(3.0, 4\), expected a sequence of ints"),
+        ((5, 0.5), TypeError, "shape is 5, expected a sequence of ints"),
+        (((3, 4), "0.5"), TypeError, "dropout_p is of type str, expected a number"),
+        (((3, 4), True), TypeError, "dropout_p is of type bool, expected a number"),
         (((3, -1), 0.5), ValueError, r"shape is \(3, -1\), expected"),
         (((3, 4), 1.5), ValueError, "dropout_p is 1.5, expected a probability from 0 to 1"),
         (((3, 4), np.nan), ValueError, "dropout_p is nan, expected a probability"),
@@ -321,6 +355,7 @@ def test_mistakes_in_the_mask_are_named(arguments, kind, message):
     ("arguments", "kind", "message"),
     [
         ({"dropout_p": 0.5, "rng": 1.5}, TypeError, "rng is 1.5, expected None"),
+        ({"dropout_p": True}, TypeError, "dropout_p is of type bool, expected a number"),
         ({"keep_mask": np.ones((3, 3))}, TypeError, "keep_mask has dtype float64, expected bool .* keep_mask.astype"),
         (
             {"keep_mask": np.ones((2, 3), bool)},

@@ -58,7 +58,7 @@ PYTHON_ARROWS = {
     "reference": set(),
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
-    "torch_rules": {"_core", "masks"},
+    "torch_rules": {"_core"},
     "warning": set(),
 }
 # File: what it needs besides NumPy, and imports inside functions.

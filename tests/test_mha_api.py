@@ -338,7 +338,7 @@ def test_threads_may_share_a_module():
 
 def test_masks_are_not_expanded():
     """What the core is given has the caller's axes: length 1 where a mask has none."""
-    sizes = Sizes((2,), 4, 5, 7, 0)
+    sizes = Sizes((2,), 4, 5, 7)
     pairs, added, scattered = np.eye(5, 7, dtype=bool), normal(8, 5, 7), np.eye(2, 7, dtype=bool)
     ends = np.arange(7) >= [[5], [3]]
     for_pairs = for_the_core(Hidden(pairs, ends), sizes)

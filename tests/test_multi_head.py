@@ -136,9 +136,9 @@ def test_weights_on_top_of_one_another_are_three():
     x, weight, bias = rng.standard_normal((5, 4)), rng.standard_normal((12, 4)), rng.standard_normal(12)
     expected = _core.multi_head(x, x, x, *np.split(weight, 3), None, *np.split(bias, 3), heads=2)[0]
     assert_same_bits(_core.multi_head(x, x, x, weight, None, None, None, bias, heads=2)[0], expected)
-    with pytest.raises(ValueError, match=r"q_weight holds what belongs .* a multiple of 3 rows"):
+    with pytest.raises(ValueError, match=r"in_proj_weight holds what .* 3 rows is expected, and found are 11"):
         _core.multi_head(x, x, x, weight[:11], heads=1)
-    with pytest.raises(ValueError, match="q_bias holds what belongs to query, key and value"):
+    with pytest.raises(ValueError, match="in_proj_bias holds what belongs to query, key and value"):
         _core.multi_head(x, x, x, weight, q_bias=bias, k_bias=bias[:4], heads=1)
     with pytest.raises(ValueError, match=r"k_weight|v_weight|value"):
         _core.multi_head(x, x, x, weight, weight[:4], heads=1)

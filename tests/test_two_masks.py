@@ -51,7 +51,7 @@ def arrays(request, dtype):
 @pytest.mark.parametrize("padding", KINDS)
 @pytest.mark.parametrize("mask", KINDS)
 def test_two_masks_are_one_that_hides_what_either_does(arrays, mask, padding, level):
-    """Against a mask of flags alone, or of floats: sums of these are exact."""
+    """Against a mask of flags alone, or of floats, whose sums are exact here: the same bits."""
     q_len, kv_len = arrays[0].shape[1], arrays[1].shape[1]
     one, other = make_mask(mask, (2, 1, q_len, kv_len), 0), make_mask(padding, (2, 1, 1, kv_len), 1)
     blocked = blocked_of(one) | blocked_of(other)
@@ -59,13 +59,32 @@ def test_two_masks_are_one_that_hides_what_either_does(arrays, mask, padding, le
     whole = ~blocked if "flags" == mask == padding else np.where(blocked, -np.inf, added).astype(arrays[0].dtype)
     output, weights = attend(arrays, attn_mask=one, key_padding_mask=other, blocked=True)
     expected = attend(arrays, attn_mask=whole)
-    if "flags" in (mask, padding):
-        assert_same_bits(output, expected[0])
-        assert_same_bits(weights, expected[1])
-    else:  # each is brought to units of log2 and rounded, then added
-        u = np.finfo(output.dtype).eps
-        np.testing.assert_allclose(weights, expected[1], rtol=32 * u, atol=0)
-        np.testing.assert_allclose(output, expected[0], rtol=0, atol=64 * u)
+    assert_same_bits(output, expected[0])
+    assert_same_bits(weights, expected[1])
+
+
+def test_two_float_masks_are_their_sum(arrays, level):
+    """Also where they all but cancel: nothing is rounded before the sum is taken."""
+    q_len, kv_len = arrays[0].shape[1], arrays[1].shape[1]
+    dtype = arrays[0].dtype
+    one, other = (
+        normal(q_len, kv_len, dtype=dtype) + dtype.type(1e4),
+        normal(kv_len, dtype=dtype, seed=1) - dtype.type(1e4),
+    )
+    found = attend(arrays, attn_mask=one, key_padding_mask=other)
+    for array, expected in zip(found, attend(arrays, attn_mask=one + other), strict=True):
+        assert_same_bits(array, expected)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_finite_masks_do_not_add_up_to_an_empty_row(share, dtype, level):
+    """Half of finfo.min is what people use so that two masks can be added."""
+    arrays = [np.zeros((1, 4, 16), dtype)] * 3
+    least = np.full((4, 4), share * np.finfo(dtype).min, dtype)
+    weights = attend(arrays, attn_mask=least, key_padding_mask=least[:1])[1]
+    np.testing.assert_array_equal(weights, np.full((1, 2, 4, 4), 0.25))
+    infinite = np.full((4, 4), np.inf, dtype)
+    assert np.all(np.isnan(attend(arrays, attn_mask=infinite, key_padding_mask=infinite[:1])[1]))
 
 
 @pytest.mark.parametrize("strided", [False, True], ids=["", "strided"])
@@ -108,17 +127,44 @@ def test_a_nan_behind_either_mask_is_not_touched(level):
     assert_same_bits(result, expected)
 
 
-def test_scattered_padding_beside_a_mask_takes_no_array_of_all_pairs():
+SCATTERED = np.random.default_rng(0).random((4, 1500)) < 0.3
+PAIRS = np.triu(np.ones((1500, 1500), bool), 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"attn_mask": PAIRS, "key_padding_mask": SCATTERED},
+        {"attn_mask": np.where(PAIRS, -np.inf, 0).astype("f4"), "is_causal": True},
+        {"attn_mask": np.broadcast_to(PAIRS, (8, 1500, 1500)), "window": 3},
+        {"key_padding_mask": SCATTERED.astype("f4") / 2, "key_lengths": [9, 8, 0, 1500]},
+    ],
+    ids=lambda hidden: ", ".join(hidden),
+)
+def test_no_array_of_all_pairs_is_made(options, hidden):
     """What the call allocates is far below one byte a pair."""
-    module = nn.MultiheadAttention(16, 2, batch_first=True, rng=0).eval()
+    module = nn.MultiheadAttention(16, 2, 0.1, **options, batch_first=True, rng=0)
     x = normal(4, 1500, 16)
-    blocked, padding = np.triu(np.ones((1500, 1500), bool), 1), np.random.default_rng(0).random((4, 1500)) < 0.3
-    module(x, x, x, attn_mask=blocked, key_padding_mask=padding, need_weights=False)
+
+    def call():
+        module(x, x, x, **hidden, need_weights=False, rng=0)
+
+    call()
     tracemalloc.start()
-    module(x, x, x, attn_mask=blocked, key_padding_mask=padding, need_weights=False)
+    call()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 4 * 1500 * 1500 / 4
+    assert peak < 1500 * 1500 / 4 + x.nbytes
+
+
+def test_a_warning_looks_at_the_first_and_last_batch_entry():
+    """Of a padding: one whose first entry is full says nothing, and one with halves in the last is meant."""
+    module = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+    x = normal(2, 4, 8)
+    with pytest.warns(pyattn.MaskWarning, match="key_padding_mask"):
+        module(x, x, x, np.array([[0, 0, 0, 0], [0, 0, 1, 1]], np.float32))
+    module(x, x, x, np.array([[0, 0, 0, 1], [0.5, 0.25, 0.5, 0.5]], np.float32))  # warnings are errors here
 
 
 @pytest.mark.parametrize(
@@ -127,7 +173,7 @@ def test_scattered_padding_beside_a_mask_takes_no_array_of_all_pairs():
 def test_a_float_mask_of_zeros_and_ones_warns(name, shape):
     module = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
     x, ones = normal(2, 5, 8), np.eye(*shape, dtype=np.float32)
-    message = f"{name} is a float mask .* If 1 means blocked, pass {name}={name} == 1; if it means attend"
+    message = rf"{name} is a float mask .* If 1 means blocked, pass {name}=numpy.equal\({name}, 1\); if it means attend"
     with pytest.warns(pyattn.MaskWarning, match=message) as warned:
         module(x, x, x, **{name: ones})
     assert warned[0].filename == __file__

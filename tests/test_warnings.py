@@ -12,7 +12,7 @@ import pyattn
 
 MASK_MESSAGE = (
     "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, and "
-    "masks nothing. If 1 means attend, call attention(..., attn_mask=pyattn.masks.from_ones(attn_mask))"
+    "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_ones(attn_mask)"
 )
 
 

@@ -55,6 +55,15 @@ static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t
            (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
 }
 
+/* How many keys of the block that begins at `from`, and ends at `to` at the latest, some row sees. */
+static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
+{
+    const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
+    if (from + keys > p->hidden_len) return keys;
+    if (from >= block->most_last || from + keys <= block->least_first) return 0;
+    return block->most_last - from < keys ? (int)(block->most_last - from) : keys;
+}
+
 /* `key` is not looked at in the decode layout: decode_chunk has been there. */
 static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, key_block key, key_block value)
 {
@@ -66,12 +75,16 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     void *scores = scores_of(task, block, from);
 
     /* 1. which pairs: nothing to do, all, or some */
-    if (block->most_last - from < keys) keys = (int)(block->most_last - from);
     const attn_tile_kind kind = attn_read_masks(task, block, from, keys);
     if (kind == ATTN_TILE_DEAD) return;
     if (kind == ATTN_TILE_MIXED) bias = task->bias;
-    const int limited = from < block->most_first || from + keys > block->least_last;
+    int limited = from < block->most_first || from + keys > block->least_last;
     if (limited || bias || plan->decode || task->careful) attn_limit_keys(block, from, keys, first, last);
+    if (limited && from + keys > p->hidden_len) { /* what is seen is no interval any more */
+        attn_limit_by_bias(task, block, from, keys, first, last, bias != NULL);
+        bias = task->bias;
+        limited = 0;
+    }
     if (limited || bias) block->masked = 1;
     if (!block->part_begun) begin_state(plan, block, &block->part);
     if (block->kept) {
@@ -137,11 +150,9 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    for (; from < to && from < block->most_last; from += ATTN_BLOCK_KEYS) {
-        const ptrdiff_t end = to < block->most_last ? to : block->most_last;
-        const int keys = end - from < ATTN_BLOCK_KEYS ? (int)(end - from) : ATTN_BLOCK_KEYS;
-        if (from + keys <= block->least_first) continue;
-        if (attn_is_dead(task, block, from, keys)) continue;
+    for (; from < to; from += ATTN_BLOCK_KEYS) {
+        const int keys = keys_seen(p, block, from, to);
+        if (keys == 0 || attn_is_dead(task, block, from, keys)) continue;
         const key_block key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, plan->kernels->size,
                                        plan->copy_keys ? task->key_copy : NULL);
         plan->kernels->decode_scores(block->rows, keys, p->head_dim, block->packed, key.data, key.stride,
@@ -163,7 +174,8 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
-            if (from >= block->most_last || from + keys <= block->least_first) continue;
+            const int seen = keys_seen(p, block, from, to);
+            if (seen == 0) continue;
             if (value.data == NULL) {
                 if (!plan->decode)
                     key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, size,
@@ -171,7 +183,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
                 value = block_of(task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
                                  plan->copy_values ? task->value_copy : NULL);
             }
-            attend_block(task, block, from, keys, key, value);
+            attend_block(task, block, from, seen, key, value);
         }
     }
 }
@@ -185,6 +197,7 @@ static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
         if (task->blocks[n].least_first < *from) *from = task->blocks[n].least_first;
         if (task->blocks[n].most_last > *to) *to = task->blocks[n].most_last;
     }
+    if (task->plan->problem->hidden_len < task->plan->problem->kv_len) *to = task->plan->problem->kv_len;
 }
 
 /* All chunks, left to right. Returns 0 when the work is no longer wanted. */
@@ -253,7 +266,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
     task->batch = attn_over(unit, plan->groups);
     task->group = unit - task->batch * plan->groups;
-    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->kv_len);
+    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->hidden_len);
     task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
     task->key = attn_part(p, &p->key, task->batch, attn_over(task->group * p->group, p->key_group));
     task->value = attn_part(p, &p->value, task->batch, attn_over(task->group * p->group, p->value_group));

@@ -50,7 +50,7 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
     memcpy(expected, p->batch_shape, (size_t)p->batch_axes * sizeof *expected);
     if (p->has_heads) expected[rank - 3] = p->heads;
     expected[rank - 2] = p->q_len;
-    expected[rank - 1] = p->kv_len;
+    expected[rank - 1] = which == ATTN_KEEP ? p->kv_len : p->hidden_len;
     if (!broadcasts_to(mask->axes, mask->shape, -1, rank, expected))
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
              attn_shape_text(mask->axes, mask->shape), attn_shape_text(rank, expected),
@@ -129,12 +129,12 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
     if (args->window_left < ATTN_UNBOUNDED || args->window_right < ATTN_UNBOUNDED)
         FAIL("window is (%td, %td), expected two sizes of 0 or more, or None for unbounded", args->window_left,
              args->window_right);
-    if ((args->is_causal || windowed) && p->q_len != p->kv_len && args->align == ATTN_ALIGN_UNSAID)
+    if ((args->is_causal || windowed) && p->q_len != p->hidden_len && args->align == ATTN_ALIGN_UNSAID)
         FAIL("%s with %td queries and %td keys needs align='upper_left' (torch, JAX) or align='lower_right' "
              "(FlashAttention; decoding with a cache). For %s, x = up to the query's own position:\n%s",
-             args->is_causal ? "is_causal=True" : "window", p->q_len, p->kv_len,
-             p->q_len < p->kv_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
-             p->q_len < p->kv_len ? wide : tall);
+             args->is_causal ? "is_causal=True" : "window", p->q_len, p->hidden_len,
+             p->q_len < p->hidden_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
+             p->q_len < p->hidden_len ? wide : tall);
 
     if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
         FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
@@ -155,12 +155,16 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
 attn_status attn_check_masks(const attn_args *args, attn_problem *p, attn_error *error)
 {
     attn_status status;
+    if (args->extra_keys < 0 || args->extra_keys > p->kv_len || (args->extra_keys > 0 && args->query_lengths.data))
+        FAIL("extra_keys is %td, expected 0 to %td, the length of key, and no query_lengths beside it",
+             args->extra_keys, p->kv_len);
+    p->hidden_len = p->kv_len - args->extra_keys;
     for (int which = 0; which < ATTN_MASKS; which++)
         if ((status = check_mask(args, which, p, error)) != ATTN_OK) return status;
     if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
     if ((status = check_dropout(args, p, error)) != ATTN_OK) return status;
     status =
-        check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->kv_len, p, &p->key_lengths, error);
+        check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->hidden_len, p, &p->key_lengths, error);
     if (status != ATTN_OK) return status;
     return check_lengths(&args->query_lengths, "query_lengths", "the length of query", p->q_len, p, &p->query_lengths,
                          error);

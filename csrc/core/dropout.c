@@ -25,39 +25,40 @@ attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t quer
     return ATTN_OK;
 }
 
-/* The keeps of some heads, as attention takes them: (units, q_len, kv_len). */
+/* The keeps of some heads, as attention takes them: (units, q_len, kv_len). Rows are cut into pieces, each a look at
+ * whether the caller still wants them. */
+enum { PIECE_KEYS = 1 << 16 };
 typedef struct {
     const attn_kernels *kernels;
     double dropout_p;
     uint64_t seed;
     attn_row_cut cut;
-    ptrdiff_t q_len, kv_len;
+    ptrdiff_t q_len, kv_len, pieces; /* pieces of a row */
     unsigned char *keep;
 } keeps;
 
-static void keep_row(const keeps *k, const attn_dropout *dropout, ptrdiff_t number)
+static void keep_piece(const keeps *k, const attn_dropout *dropout, ptrdiff_t number)
 {
-    const ptrdiff_t head = attn_over(number, k->q_len);
-    const uint32_t unit = (uint32_t)head, query = (uint32_t)(number - head * k->q_len);
-    unsigned char *row = k->keep + number * k->kv_len;
+    const ptrdiff_t row = attn_over(number, k->pieces), from = (number - row * k->pieces) * PIECE_KEYS;
+    const ptrdiff_t head = attn_over(row, k->q_len), to = attn_smaller(k->kv_len, from + PIECE_KEYS);
+    const uint32_t unit = (uint32_t)head, query = (uint32_t)(row - head * k->q_len);
+    unsigned char *keep = k->keep + row * k->kv_len;
     float tile[ATTN_BLOCK_KEYS];
-    for (ptrdiff_t from = 0; from < k->kv_len; from += ATTN_BLOCK_KEYS) {
-        const ptrdiff_t keys = attn_smaller(k->kv_len - from, ATTN_BLOCK_KEYS);
-        k->kernels->keep_tile(dropout, 1, (int)keys, &query, &unit, (uint32_t)(from / 4), tile, ATTN_BLOCK_KEYS, 1);
-        for (ptrdiff_t n = 0; n < keys; n++) row[from + n] = tile[n] == 0;
+    for (ptrdiff_t key = from; key < to; key += ATTN_BLOCK_KEYS) {
+        const ptrdiff_t keys = attn_smaller(to - key, ATTN_BLOCK_KEYS);
+        k->kernels->keep_tile(dropout, 1, (int)keys, &query, &unit, (uint32_t)(key / 4), tile, ATTN_BLOCK_KEYS, 1);
+        for (ptrdiff_t n = 0; n < keys; n++) keep[key + n] = tile[n] == 0;
     }
 }
 
-static void keep_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
+static void keep_pieces(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const keeps *k = context;
-    const ptrdiff_t from = attn_first_row(&k->cut, task), to = attn_first_row(&k->cut, task + 1);
     const attn_dropout dropout = attn_dropout_of(k->dropout_p, k->seed);
-    if (attn_should_stop(job, worker)) return;
-    if (k->dropout_p == 0)
-        memset(k->keep + from * k->kv_len, 1, (size_t)((to - from) * k->kv_len));
-    else
-        for (ptrdiff_t row = from; row < to; row++) keep_row(k, &dropout, row);
+    for (ptrdiff_t n = attn_first_row(&k->cut, task); n < attn_first_row(&k->cut, task + 1); n++) {
+        if (attn_should_stop(job, worker)) return;
+        keep_piece(k, &dropout, n);
+    }
 }
 
 attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len, ptrdiff_t kv_len,
@@ -70,8 +71,13 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
         FAIL("%td heads, %td queries and %td keys are no size of an array", units, q_len, kv_len);
     attn_status status = attn_check_dropout(dropout_p, units, q_len, kv_len, error);
     if (status != ATTN_OK || all == 0) return status;
+    if (dropout_p == 0) {
+        memset(keep, 1, (size_t)all);
+        return ATTN_OK;
+    }
     k.kernels = attn_kernels_for(ATTN_F32);
-    k.cut = attn_cut_rows(rows, (size_t)kv_len);
-    status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_rows, &k);
+    k.pieces = attn_ceil_div(kv_len, PIECE_KEYS);
+    k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_smaller(kv_len, PIECE_KEYS));
+    status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

@@ -8,6 +8,8 @@
 
 #include "attend.h"
 
+#define LOG2E 1.4426950408889634
+
 /* Steps from row to row and from key to key in a tile, in reals. */
 typedef struct {
     ptrdiff_t row, key;
@@ -36,6 +38,34 @@ void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t 
     }
 }
 
+static void put_real(const attn_plan *plan, void *tile, ptrdiff_t at, double x)
+{
+    if (plan->kernels->size == 4)
+        ((float *)tile)[at] = (float)x;
+    else
+        ((double *)tile)[at] = x;
+}
+
+/* The limits of a block with extra keys, as task->bias, which holds a bias already if `adds`. first and last then say
+ * that all is seen. */
+void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
+                        int32_t *last, int adds)
+{
+    const tile_steps step = steps_of(task->plan, block);
+    const ptrdiff_t hidden = task->plan->problem->hidden_len - from;
+    for (int r = 0; r < block->rows; r++) {
+        for (int n = 0; n < keys; n++) {
+            const ptrdiff_t at = r * step.row + n * step.key;
+            if (n < hidden && (n < first[r] || n >= last[r]))
+                put_real(task->plan, task->bias, at, -(double)INFINITY);
+            else if (!adds)
+                put_real(task->plan, task->bias, at, 0);
+        }
+        first[r] = 0;
+        last[r] = keys;
+    }
+}
+
 /* Pairs that are not to be touched, into task->dead. Returns whether there are any. */
 int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
                    const void *bias)
@@ -54,16 +84,34 @@ int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, con
     return any;
 }
 
-static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
-                                void *tile)
+/* A tile of `keys` columns of a mask. */
+static attn_tile_kind read_columns(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
+                                   double times, void *tile)
 {
     const attn_problem *p = task->plan->problem;
     const attn_operand *mask = &p->masks[which];
     const tile_steps step = steps_of(task->plan, block);
     const char *rows[ATTN_MAX_WIDTH];
     for (int r = 0; r < block->rows; r++) rows[r] = (const char *)block->mask[which][r] + from * mask->column;
-    return task->plan->kernels->bias_tile(p->mask_dtypes[which], block->rows, keys, rows, mask->column, tile, step.row,
-                                          step.key);
+    return task->plan->kernels->bias_tile(p->mask_dtypes[which], block->rows, keys, rows, mask->column, times, tile,
+                                          step.row, step.key);
+}
+
+/* The same of a mask that ends before extra keys, which it then does not hide. */
+static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
+                                double times, void *tile)
+{
+    const attn_plan *plan = task->plan;
+    const ptrdiff_t columns = which == ATTN_KEEP ? keys : plan->problem->hidden_len - from;
+    const tile_steps step = steps_of(plan, block);
+    if (columns >= keys) return read_columns(task, block, which, from, keys, times, tile);
+    if (columns <= 0) return ATTN_TILE_FREE;
+    const attn_tile_kind kind = read_columns(task, block, which, from, (int)columns, times, tile);
+    if (kind == ATTN_TILE_FREE) return kind;
+    for (int r = 0; r < block->rows; r++)
+        for (int n = kind == ATTN_TILE_DEAD ? 0 : (int)columns; n < keys; n++)
+            put_real(plan, tile, r * step.row + n * step.key, n < columns ? -(double)INFINITY : 0);
+    return ATTN_TILE_MIXED;
 }
 
 static int is_bool(attn_mask_dtype dtype) { return dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED; }
@@ -74,22 +122,26 @@ int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from,
     const attn_problem *p = task->plan->problem;
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)
         if (p->masks[which].data && is_bool(p->mask_dtypes[which]) &&
-            read_tile(task, block, which, from, keys, task->bias) == ATTN_TILE_DEAD)
+            read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_DEAD)
             return 1;
     return 0;
 }
 
-/* Both masks as one tile, in task->bias. task->keep, which is not needed yet, holds the second meanwhile. */
+/* Both masks as one tile, in task->bias. task->keep, which is not needed yet, holds the second meanwhile. Two of floats
+ * are added before they are brought to units of log2, so that they have the bits of one mask that holds their sums. */
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
-    const attn_operand *masks = plan->problem->masks;
+    const attn_problem *p = plan->problem;
+    const int one = p->masks[ATTN_MASK].data != NULL, other = p->masks[ATTN_PADDING].data != NULL;
+    const int added = one && other && !is_bool(p->mask_dtypes[ATTN_MASK]) && !is_bool(p->mask_dtypes[ATTN_PADDING]);
+    const double times = added ? 1 : LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
-    if (masks[ATTN_MASK].data) first = read_tile(task, block, ATTN_MASK, from, keys, task->bias);
-    if (masks[ATTN_PADDING].data == NULL || first == ATTN_TILE_DEAD) return first;
-    second = read_tile(task, block, ATTN_PADDING, from, keys, first == ATTN_TILE_FREE ? task->bias : task->keep);
+    if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, task->bias);
+    if (!other || first == ATTN_TILE_DEAD) return first;
+    second = read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? task->bias : task->keep);
     if (second == ATTN_TILE_MIXED && first == ATTN_TILE_MIXED)
-        plan->kernels->join_bias(tile_size(plan, block, keys), task->keep, task->bias);
+        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->keep, task->bias);
     return second == ATTN_TILE_FREE ? first : second;
 }
 
@@ -101,7 +153,7 @@ void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, i
     const tile_steps step = steps_of(plan, block);
     const size_t bytes = (size_t)(tile_size(plan, block, keys) * plan->kernels->size);
     if (p->masks[ATTN_KEEP].data) {
-        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, task->keep);
+        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, 1, task->keep);
         if (kind == ATTN_TILE_DEAD) memset(weights, 0, bytes);
         if (kind != ATTN_TILE_MIXED) return;
     } else {

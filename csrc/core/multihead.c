@@ -288,6 +288,7 @@ static attn_args middle_of(const multihead *m, own_view own[PROJECTIONS])
     middle.value = *view_of(m, &m->part[V], m->part[V].length, m->part[V].features, args->kv_heads, &own[V]);
     middle.layout = ATTN_LAYOUT_BSHD;
     middle.enable_gqa = 1;
+    middle.extra_keys = m->extra;
     return middle;
 }
 

@@ -122,15 +122,14 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
 {
     const size_t size = (size_t)plan->kernels->size;
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
-    const attn_operand *masks = plan->problem->masks;
+    const attn_problem *p = plan->problem;
+    const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->hidden_len < p->kv_len;
     size_t used = 0;
 
     task->scores =
         attn_next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
-    task->bias =
-        attn_next_part(memory, &used, masks[ATTN_MASK].data || masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
-    task->keep =
-        attn_next_part(memory, &used, plan->problem->drops || masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
+    task->bias = attn_next_part(memory, &used, masked ? plan->scores_bytes : 0);
+    task->keep = attn_next_part(memory, &used, p->drops || p->masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
     task->maximum = attn_next_part(memory, &used, rows * size);
     task->correction = attn_next_part(memory, &used, rows * size);
     task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);

@@ -20,6 +20,7 @@ typedef struct {
     int batch_axes, has_heads;
     ptrdiff_t batch_shape[ATTN_MAX_AXES];
     ptrdiff_t batches, heads, q_len, kv_len, head_dim, v_dim;
+    ptrdiff_t hidden_len; /* keys that masks, windows and lengths are about: those behind are seen by every row */
     ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
     ptrdiff_t group;                  /* query heads that share both */
     attn_dtype dtype;

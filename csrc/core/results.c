@@ -28,18 +28,19 @@ static int zero_or_one(const char *at, attn_dtype dtype)
     }
 }
 
-/* A float mask whose first and last row (of the first slice) hold zeros and ones, and not zeros alone. */
+/* A float mask whose first row (of the first head and batch entry) and last one (of the last) hold zeros and ones, and not zeros alone. */
 static int looks_like_ones(const attn_problem *p, int which)
 {
     const attn_operand *mask = &p->masks[which];
     const attn_mask_dtype dtype = p->mask_dtypes[which];
     if (mask->data == NULL || dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED) return 0;
-    if (p->q_len == 0 || p->kv_len == 0) return 0;
+    if (p->q_len == 0 || p->hidden_len == 0) return 0;
     if (p->batches == 0 || p->heads == 0) return 0;
-    const ptrdiff_t columns = mask->column == 0 ? 1 : p->kv_len < 2048 ? p->kv_len : 2048;
+    const ptrdiff_t columns = mask->column == 0 ? 1 : p->hidden_len < 2048 ? p->hidden_len : 2048;
     int seen = 0;
     for (int last = 0; last < 2; last++) {
-        const char *at = mask->data + (last ? (p->q_len - 1) * mask->row : 0);
+        const char *at =
+            last ? attn_part(p, mask, p->batches - 1, p->heads - 1) + (p->q_len - 1) * mask->row : mask->data;
         for (ptrdiff_t j = 0; j < columns && seen < 2; j++, at += mask->column)
             seen |= zero_or_one(at, (attn_dtype)dtype);
     }

@@ -59,11 +59,12 @@ enum { ATTN_UNBOUNDED = -1 };
  * get the bits of the whole.
  *
  * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
- * 1 - dropout_p. Kept is what keep_mask (bool, nonzero = kept) says; without it, what attn_dropout_keep does.
+ * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what attn_dropout_keep does.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
     attn_view mask, padding_mask;
+    ptrdiff_t extra_keys; /* so many at the end, which every row sees: all that hides, and its sizes, ends before */
     int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
     attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
@@ -136,7 +137,7 @@ ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn
  *
  *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)      output = heads . out_weight^T + out_bias
  *
- * All arrays but the mask and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
  */
 typedef struct {
     attn_view query, key, value; /* (..., length, inner), of the same leading axes */

@@ -1,19 +1,18 @@
-/* A tile of the mask, read through its strides: bool (True = attend) becomes 0 or -inf, a float mask is brought to
- * units of log2. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of them a row of nothing.
- */
+/* A tile of the mask, read through its strides: bool becomes 0 or -inf, a float mask is brought to units of log2, or read
+ * as it is. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of them a row of nothing. */
 
 static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
 static inline real K(bias_of_blocked)(const char *p) { return *p ? -INFINITY : 0; }
 
-static inline real K(bias_of_double)(double x)
+static inline real K(bias_of_double)(double x, double times)
 {
-    double y = x * 1.4426950408889634;
+    double y = x * times;
     if (y < -(double)REAL_MAX && x > (double)-INFINITY) y = -(double)REAL_MAX;
     if (y > (double)REAL_MAX && x < (double)INFINITY) y = (double)REAL_MAX;
     return (real)y;
 }
 
-static inline real K(bias_of_f16)(const char *p)
+static inline real K(bias_of_f16)(const char *p, double times)
 {
     uint16_t half;
     memcpy(&half, p, sizeof half);
@@ -21,68 +20,68 @@ static inline real K(bias_of_f16)(const char *p)
     double x = exponent == 31  ? (fraction ? (double)NAN : (double)INFINITY)
                : exponent == 0 ? fraction * 0x1p-24
                                : (double)(1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
-    return K(bias_of_double)(half & 0x8000 ? -x : x);
+    return K(bias_of_double)(half & 0x8000 ? -x : x, times);
 }
 
 /* A mask of the kernel's own dtype: one rounding in that dtype, as bias_vector does it. */
-static inline real K(bias_of_real)(real x)
+static inline real K(bias_of_real)(real x, real times)
 {
-    real y = x * (real)1.4426950408889634;
+    real y = x * times;
     if (y == -INFINITY && x != -INFINITY) y = -REAL_MAX;
     if (y == INFINITY && x != INFINITY) y = REAL_MAX;
     return y;
 }
 
-static inline real K(bias_of_f32)(const char *p)
+static inline real K(bias_of_f32)(const char *p, double times)
 {
     float x;
     memcpy(&x, p, sizeof x);
-    return REAL_F32 ? K(bias_of_real)((real)x) : K(bias_of_double)(x);
+    return REAL_F32 ? K(bias_of_real)((real)x, (real)times) : K(bias_of_double)(x, times);
 }
 
-static inline real K(bias_of_f64)(const char *p)
+static inline real K(bias_of_f64)(const char *p, double times)
 {
     double x;
     memcpy(&x, p, sizeof x);
-    return REAL_F32 ? K(bias_of_double)(x) : K(bias_of_real)((real)x);
+    return REAL_F32 ? K(bias_of_double)(x, times) : K(bias_of_real)((real)x, (real)times);
 }
 
-static inline real K(bias_of_long)(const char *p)
+static inline real K(bias_of_long)(const char *p, double times)
 {
     long double x;
     memcpy(&x, p, sizeof x);
     double y = (double)x; /* may overflow to inf where x was finite */
     if (isinf(y) && !isinf(x)) y = y < 0 ? -DBL_MAX : DBL_MAX;
-    return K(bias_of_double)(y);
+    return K(bias_of_double)(y, times);
 }
 
 /* One row of any dtype, with dtype a constant at every call. */
-ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask, ptrdiff_t step, real *bias,
-                               ptrdiff_t key_out)
+ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask, ptrdiff_t step, double times,
+                               real *bias, ptrdiff_t key_out)
 {
     for (int n = 0; n < keys; n++) {
         const char *at = mask + n * step;
         bias[n * key_out] = dtype == ATTN_MASK_BOOL      ? K(bias_of_bool)(at)
                             : dtype == ATTN_MASK_BLOCKED ? K(bias_of_blocked)(at)
-                            : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at)
-                            : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at)
-                            : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at)
-                                                         : K(bias_of_long)(at);
+                            : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at, times)
+                            : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at, times)
+                            : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at, times)
+                                                         : K(bias_of_long)(at, times);
     }
 }
 
-static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step, real *bias,
-                         ptrdiff_t row_out, ptrdiff_t key_out)
+static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                         double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
     for (int i = 0; i < rows; i++) {
         real *out = bias + i * row_out;
         switch (dtype) {
-        case ATTN_MASK_BOOL: K(bias_row)(ATTN_MASK_BOOL, keys, mask[i], step, out, key_out); break;
-        case ATTN_MASK_BLOCKED: K(bias_row)(ATTN_MASK_BLOCKED, keys, mask[i], step, out, key_out); break;
-        case ATTN_MASK_F16: K(bias_row)(ATTN_MASK_F16, keys, mask[i], step, out, key_out); break;
-        case ATTN_MASK_F32: K(bias_row)(ATTN_MASK_F32, keys, mask[i], step, out, key_out); break;
-        case ATTN_MASK_F64: K(bias_row)(ATTN_MASK_F64, keys, mask[i], step, out, key_out); break;
-        case ATTN_MASK_LONG: K(bias_row)(ATTN_MASK_LONG, keys, mask[i], step, out, key_out); break;
+        case ATTN_MASK_BOOL: K(bias_row)(ATTN_MASK_BOOL, keys, mask[i], step, times, out, key_out); break;
+        case ATTN_MASK_BLOCKED: K(bias_row)(ATTN_MASK_BLOCKED, keys, mask[i], step, times, out, key_out); break;
+        case ATTN_MASK_F16: K(bias_row)(ATTN_MASK_F16, keys, mask[i], step, times, out, key_out); break;
+        case ATTN_MASK_F32: K(bias_row)(ATTN_MASK_F32, keys, mask[i], step, times, out, key_out); break;
+        case ATTN_MASK_F64: K(bias_row)(ATTN_MASK_F64, keys, mask[i], step, times, out, key_out); break;
+        case ATTN_MASK_LONG: K(bias_row)(ATTN_MASK_LONG, keys, mask[i], step, times, out, key_out); break;
         }
     }
 }
@@ -98,8 +97,8 @@ static inline vec K(bias_at_the_edge)(vec x, vec y)
 /* A block of contiguous rows, bool or of the kernel's own dtype, into the prefill layout: squares, transposed in
  * registers. keys is a multiple of LANES. The rows lie far apart, each a stream of its own: what the next block of keys
  * reads is fetched here. */
-ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int keys, const char *const *mask, real *bias,
-                                   ptrdiff_t key_out)
+ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
+                                   double times, real *bias, ptrdiff_t key_out)
 {
     const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
     const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
@@ -117,7 +116,7 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
                     r[l] = V(load_bool)(at);
                     if (dtype == ATTN_MASK_BLOCKED) r[l] = V(select)(V(eq)(r[l], none), dead, none);
                 } else {
-                    r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)1.4426950408889634));
+                    r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)times));
                     check = V(fma)(r[l], V(splat)(0), check);
                 }
             }
@@ -132,10 +131,10 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
 
 /* One row for all queries: read once. */
 static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                              real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+                              double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
     real row[ATTN_BLOCK_KEYS];
-    K(bias_rows)(dtype, 1, keys, mask, step, row, 0, 1);
+    K(bias_rows)(dtype, 1, keys, mask, step, times, row, 0, 1);
     if (row_out == 1) /* prefill: lanes past `rows` are there to be written */
         for (int n = 0; n < keys; n++)
             for (int i = 0; i < rows; i += LANES) V(store)(bias + n * key_out + i, V(splat)(row[n]));
@@ -167,7 +166,8 @@ static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, co
 }
 
 static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
-                                   ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+                                   ptrdiff_t key_stride_bytes, double times, void *bias, ptrdiff_t row_out,
+                                   ptrdiff_t key_out)
 {
     const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
     const int own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
@@ -179,32 +179,38 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
     }
     for (int i = 1; same && i < rows; i++) same = mask[i] == mask[0];
     if (same) {
-        K(bias_broadcast)(dtype, rows, keys, mask, key_stride_bytes, bias, row_out, key_out);
+        K(bias_broadcast)(dtype, rows, keys, mask, key_stride_bytes, times, bias, row_out, key_out);
         return ATTN_TILE_MIXED;
     }
     if (row_out == 1 && key_stride_bytes == (is_bool ? 1 : (ptrdiff_t)sizeof(real))) {
         done = is_bool || own ? keys / LANES * LANES : 0;
         if (dtype == ATTN_MASK_BOOL)
-            K(bias_squares)(ATTN_MASK_BOOL, rows, done, mask, bias, key_out);
+            K(bias_squares)(ATTN_MASK_BOOL, rows, done, mask, times, bias, key_out);
         else if (is_bool)
-            K(bias_squares)(ATTN_MASK_BLOCKED, rows, done, mask, bias, key_out);
+            K(bias_squares)(ATTN_MASK_BLOCKED, rows, done, mask, times, bias, key_out);
         else if (own)
-            K(bias_squares)(REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64, rows, done, mask, bias, key_out);
+            K(bias_squares)(REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64, rows, done, mask, times, bias, key_out);
     }
     if (done < keys) {
         const char *rest[ATTN_MAX_WIDTH];
         for (int i = 0; i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
-        K(bias_rows)(dtype, rows, keys - done, rest, key_stride_bytes, (real *)bias + done * key_out, row_out, key_out);
+        K(bias_rows)(dtype, rows, keys - done, rest, key_stride_bytes, times, (real *)bias + done * key_out, row_out,
+                     key_out);
     }
     return ATTN_TILE_MIXED;
 }
 
-/* Chosen, not only added: -inf hides, whatever the other mask says. */
-static void K(join_bias)(ptrdiff_t n, const void *other, void *bias)
+/* Chosen, not only added: -inf hides, whatever the other mask says, and finite ones do not add up to it. */
+static void K(join_bias)(ptrdiff_t n, double times, const void *other, void *bias)
 {
-    const vec dead = V(splat)(-INFINITY);
+    const vec dead = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);
+    const vec least = V(splat)(-REAL_MAX), factor = V(splat)((real)times);
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const vec a = V(load)((const real *)other + i), b = V(load)((const real *)bias + i);
-        V(store)((real *)bias + i, V(select)(V(eq)(a, dead), dead, V(select)(V(eq)(b, dead), dead, V(add)(a, b))));
+        vec x = V(add)(a, b);
+        x = V(select)(V(eq)(x, dead), least, V(select)(V(eq)(x, endless), most, x));
+        x = V(select)(V(eq)(a, endless), a, V(select)(V(eq)(b, endless), b, x));
+        const vec y = K(bias_at_the_edge)(x, V(mul)(x, factor));
+        V(store)((real *)bias + i, V(select)(V(eq)(a, dead), dead, V(select)(V(eq)(b, dead), dead, y)));
     }
 }

@@ -95,12 +95,13 @@ typedef struct {
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 
-    /* Reads the mask of some rows and keys. bias (log2 units) lies at bias[j * key_out + i * row_out]. */
+    /* Reads the mask of some rows and keys, times log2(e), or times 1. bias lies at bias[j * key_out + i * row_out]. */
     attn_tile_kind (*bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
-                                ptrdiff_t key_stride_bytes, void *bias, ptrdiff_t row_out, ptrdiff_t key_out);
+                                ptrdiff_t key_stride_bytes, double times, void *bias, ptrdiff_t row_out,
+                                ptrdiff_t key_out);
 
-    /* bias = bias + other, over n reals (whole vectors); -inf where either is. */
-    void (*join_bias)(ptrdiff_t n, const void *other, void *bias);
+    /* bias = (bias + other) * times, over n reals (whole vectors); -inf where either is, and nowhere else. */
+    void (*join_bias)(ptrdiff_t n, double times, const void *other, void *bias);
 
     /* keep = -inf where a weight is dropped, else 0, laid out as a bias. query (rows) and head (rows) name the rows,
      * 4 * first is the first key, counted from absolute key 0. `keys` may be rounded up to a multiple of 4. */

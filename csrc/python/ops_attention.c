@@ -104,6 +104,7 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     args.query = pyattn_view(o.inputs[0]);
     args.key = pyattn_view(o.inputs[1]);
     args.value = pyattn_view(o.inputs[2]);
+    pyattn_view_options(&o.options, &args);
 
     if ((status = attn_check_inputs(&args, &problem, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
@@ -112,6 +113,7 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     attn_describe(&args, &problem, &shapes);
     if (warn_of_likely_mistakes(&shapes, args.layout) < 0) goto done;
     if (make_results(values, &shapes, args.query.dtype, &o) < 0) goto done;
+    if (pyattn_draw_seed(values + OPTIONS, &args, &problem.dropout_seed) < 0) goto done;
     if ((status = compute(&args, &problem, &o, &error)) != ATTN_OK)
         pyattn_raise(status, &error);
     else

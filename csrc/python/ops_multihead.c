@@ -71,9 +71,9 @@ static int unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, fr
     const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;
     if (q->axes == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
         PyErr_Format(PyExc_ValueError,
-                     "%s holds what belongs to query, key and value where k_weight and v_weight are left "
-                     "out: a multiple of 3 rows is expected, and no others beside it",
-                     name);
+                     "%s holds what belongs to query, key and value, on top of one another: a multiple of 3 rows is "
+                     "expected, and found are %zd",
+                     name, q->axes > 0 ? q->shape[0] : 0);
         return -1;
     }
     for (int n = 1; n < 3; n++) {
@@ -110,10 +110,12 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
         freeze(view, &own[n]);
     }
     if (o->arrays[K_WEIGHT] == NULL && o->arrays[V_WEIGHT] == NULL) {
-        if (unpack(&args->q_weight, &args->k_weight, &args->v_weight, "q_weight", own + Q_WEIGHT) < 0) return -1;
-        if (o->arrays[Q_BIAS] && unpack(&args->q_bias, &args->k_bias, &args->v_bias, "q_bias", own + Q_BIAS) < 0)
+        if (unpack(&args->q_weight, &args->k_weight, &args->v_weight, "in_proj_weight", own + Q_WEIGHT) < 0) return -1;
+        if (o->arrays[Q_BIAS] && unpack(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias", own + Q_BIAS) < 0)
             return -1;
     }
+    pyattn_view_options(&o->options, &args->attention); /* last: see there */
+    if (o->padding) args->attention.padding_mask = pyattn_view(o->padding);
     freeze(&args->attention.mask, &own[MASK]);
     freeze(&args->attention.padding_mask, &own[PADDING]);
     freeze(&args->attention.keep_mask, &own[KEEP_MASK]);
@@ -143,7 +145,6 @@ static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
     if (pyattn_convert_mask(values[KEY_PADDING_MASK], "key_padding_mask", blocked ? "blocked" : "attend", &o->padding) <
         0)
         return -1;
-    if (o->padding) args->padding_mask = pyattn_view(o->padding);
     return pyattn_convert_options(values + OPTIONS, args, &o->options);
 }
 
@@ -195,7 +196,8 @@ static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssiz
     const attn_status status = attn_multihead_shapes(&args, &shapes, &error);
     if (status != ATTN_OK)
         pyattn_raise(status, &error);
-    else if (warn_of_ones(&shapes, args.attention.mask_blocked) == 0)
+    else if (warn_of_ones(&shapes, args.attention.mask_blocked) == 0 &&
+             pyattn_draw_seed(values + OPTIONS, &args.attention, &args.attention.dropout_seed) == 0)
         result = compute(&args, &shapes, need_weights, &o);
 
 done:

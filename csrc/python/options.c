@@ -60,11 +60,10 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
     return pyattn_warn(
         "MaskWarning",
         blocked ? "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
-                  "scores, and masks nothing. If 1 means blocked, pass %s=%s == 1; if it means attend, pass "
-                  "%s=%s == 0"
+                  "scores, and masks nothing. If 1 means blocked, pass %s=numpy.equal(%s, 1); if it means "
+                  "attend, pass %s=numpy.equal(%s, 0)"
                 : "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
-                  "scores, and masks nothing. If 1 means attend, call attention(..., "
-                  "%s=pyattn.masks.from_ones(%s))",
+                  "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_ones(%s)",
         mask, mask, mask, mask, mask);
 }
 
@@ -158,31 +157,38 @@ static int convert_scale(PyObject *object, attn_args *args)
     return -1;
 }
 
-int pyattn_convert_probability(PyObject *object, const char *name, double *probability)
+int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed)
 {
-    *probability = 0;
-    if (object && pyattn_number(object, name, probability) < 0) return -1;
-    if (*probability >= 0 && *probability <= 1) return 0;
-    PyErr_Format(PyExc_ValueError, "%s is %R, expected a probability from 0 to 1", name, object);
-    return -1;
-}
-
-int pyattn_draw_seed(PyObject *rng, uint64_t *seed)
-{
+    PyObject *rng = values[PYATTN_RNG] ? values[PYATTN_RNG] : Py_None;
+    if (args->dropout_p == 0 || args->keep_mask.data)
+        return 0; /* nothing is drawn where nothing is dropped by chance */
     PyObject *module = PyImport_ImportModule("pyattn.dropping");
-    PyObject *drawn = module ? PyObject_CallMethod(module, "draw_seed", "(O)", rng ? rng : Py_None) : NULL;
+    PyObject *drawn = module ? PyObject_CallMethod(module, "draw_seed", "(O)", rng) : NULL;
     *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;
     Py_XDECREF(drawn);
     Py_XDECREF(module);
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static int convert_probability(PyObject *object, const char *name, double *probability)
+{
+    *probability = 0;
+    if (object == NULL) return 0;
+    if (PyBool_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s is of type bool, expected a number", name);
+        return -1;
+    }
+    if (pyattn_number(object, name, probability) < 0) return -1;
+    if (*probability >= 0 && *probability <= 1) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is %R, expected a probability from 0 to 1", name, object);
+    return -1;
+}
+
 static int convert_dropout(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays)
 {
     PyObject *keep_mask = values[PYATTN_KEEP_MASK];
-    if (pyattn_convert_probability(values[PYATTN_DROPOUT_P], "dropout_p", &args->dropout_p) < 0) return -1;
-    if (!pyattn_given(keep_mask)) /* nothing is drawn where nothing is dropped */
-        return args->dropout_p == 0 ? 0 : pyattn_draw_seed(values[PYATTN_RNG], &args->dropout_seed);
+    if (convert_probability(values[PYATTN_DROPOUT_P], "dropout_p", &args->dropout_p) < 0) return -1;
+    if (!pyattn_given(keep_mask)) return 0;
     if ((arrays->keep_mask = pyattn_as_array(keep_mask, "keep_mask")) == NULL) return -1;
     if (PyArray_TYPE(arrays->keep_mask) != NPY_BOOL) {
         PyObject *flags = pyattn_cast(keep_mask, "keep_mask", "", "bool");
@@ -222,11 +228,15 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
         return -1;
     if (convert_lengths(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
     if (convert_lengths(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
+    return 0;
+}
+
+void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args)
+{
     if (arrays->mask) args->mask = pyattn_view(arrays->mask);
     if (arrays->keep_mask) args->keep_mask = pyattn_view(arrays->keep_mask);
     if (arrays->key_lengths) args->key_lengths = pyattn_view(arrays->key_lengths);
     if (arrays->query_lengths) args->query_lengths = pyattn_view(arrays->query_lengths);
-    return 0;
 }
 
 void pyattn_release_options(pyattn_option_arrays *arrays)

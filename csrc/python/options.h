@@ -32,17 +32,19 @@ typedef struct {
     PyArrayObject *mask, *keep_mask, *key_lengths, *query_lengths;
 } pyattn_option_arrays;
 
-/* Fills args; values (PYATTN_OPTIONS) are NULL where not given. Returns -1 with an exception; what is in arrays then is
- * the caller's, too. need_weights and need_lse are not looked at: they ask for results. */
+/* Fills args but for its views; values (PYATTN_OPTIONS) are NULL where not given. Returns -1 with an exception; what is in
+ * arrays then is the caller's, too. need_weights and need_lse are not looked at: they ask for results. */
 int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
+/* Its views. To be taken when nothing is left to be converted: a conversion may let other threads run, which may give an
+ * array another shape. */
+void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args);
+/* 64 bits for a dropout by chance, when all else is checked: a call that fails draws nothing. Returns -1 with an exception.
+ */
+int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed);
 void pyattn_release_options(pyattn_option_arrays *arrays);
 
 /* A mask as the core reads it; `meaning` is what True means. Not given: stays NULL. Returns -1 with an exception. */
 int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask);
-
-/* A probability; and 64 bits for it drawn from rng, as NumPy's default_rng takes it. Return -1 with an exception. */
-int pyattn_convert_probability(PyObject *object, const char *name, double *probability);
-int pyattn_draw_seed(PyObject *rng, uint64_t *seed);
 
 /* A warning of one of pyattn's own classes, at the caller's line. Return -1 when warnings are errors. */
 int pyattn_warn(const char *class_name, const char *format, ...);

@@ -8,7 +8,7 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.dropping import RNG
+from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.multi_head import Dropout, Parameters, compute
 from pyattn.nn import init
@@ -16,7 +16,7 @@ from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
-from pyattn.torch_rules import Hidden, Window, as_probability, with_batch_first
+from pyattn.torch_rules import Hidden, Window, with_batch_first
 
 __all__ = ["MultiheadAttention"]
 
@@ -40,7 +40,7 @@ class MultiheadAttention(Module):
     num_heads : int
         Divides embed_dim, unless head_dim is given.
     dropout : float
-        Probability of leaving out a weight in training, which is not there yet: call `eval` first. Default: 0.0.
+        Probability of leaving out a weight in training; `eval` ends that. Default: 0.0.
     bias : bool
         Projections have biases, the default.
     add_bias_kv : bool
@@ -314,8 +314,8 @@ class MultiheadAttention(Module):
         rng : None, int, SeedSequence or Generator
             Where dropout's numbers come from, in training. Default: None, others each time.
         keep_mask : array_like of bool, optional
-            Broadcasts to (N, num_heads, L, S): True = kept, in training. In place of numbers drawn from rng.
-            Default: None.
+            Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept, in training. In place of numbers
+            drawn from rng. Default: None.
         empty_rows : {'zero', 'nan'}
             What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
@@ -341,7 +341,7 @@ class MultiheadAttention(Module):
             *with_batch_first(q, k, v, features, batch_first=self.batch_first),
             self._parameters(),
             Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
-            Dropout(self.dropout, rng, keep_mask) if self.training else Dropout(),
+            Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else Dropout(),
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
             add_zero=self.add_zero_attn,

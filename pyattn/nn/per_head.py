@@ -171,7 +171,7 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
     -------
     Heads
         Views of the parameters: what is written to one counts in the module's next call. ``from_heads(*heads)`` makes
-        an equal module of them.
+        a module with equal parameters of them; options, such as batch_first and columns, have to be said again.
 
     Raises
     ------

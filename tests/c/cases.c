@@ -147,13 +147,14 @@ static void draw_mask_weights_and_lse(test_case *c, lcg *g)
     const int *roles = c->has_heads ? with_heads : no_heads, count = c->has_heads ? 5 : 4, rank = c->rank;
     const attn_dtype mask_dtype = c->mask_kind == MASK_LEAST ? c->dtype : kinds[c->mask_kind];
     const ptrdiff_t *pairs = LIST(c->outer, c->batch, c->heads, c->q_len, c->kv_len);
+    const ptrdiff_t *hidden = LIST(c->outer, c->batch, c->heads, c->q_len, c->kv_len - c->args.extra_keys);
 
     const wish mask = {mask_dtype, roles, count, rank, 1, ANY_ROLE, ANY_ROLE, 0};
     const wish padding = {draw_one_in(g, 3) ? c->dtype : ATTN_BOOL, roles, count, rank, 1, ANY_ROLE, ANY_ROLE, 0};
     const wish weights = {c->dtype, roles, count, rank, rank, 0, 0, 1};
     const wish lse = {c->dtype, roles, count - 1, rank - 1, rank - 1, 0, 0, 1};
-    if (c->mask_kind != MASK_NONE) draw_tensor(&c->mask, g, &mask, pairs);
-    if (draw_one_in(g, 4)) draw_tensor(&c->padding, g, &padding, pairs);
+    if (c->mask_kind != MASK_NONE) draw_tensor(&c->mask, g, &mask, hidden);
+    if (draw_one_in(g, 4)) draw_tensor(&c->padding, g, &padding, hidden);
     if (c->wants_weights) draw_tensor(&c->weights, g, &weights, pairs);
     if (c->wants_lse) draw_tensor(&c->lse, g, &lse, LIST(c->outer, c->batch, c->heads, c->q_len, 1));
 }
@@ -232,10 +233,10 @@ static void describe(test_case *c)
     const attn_args *a = &c->args;
     snprintf(c->text, sizeof c->text,
              "case %d: %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
-             "starts %td %td%s%s%s%s, %d threads",
+             "starts %td %td, %td extra keys%s%s%s%s, %d threads",
              c->number, c->dtype == ATTN_F32 ? "float32" : "float64", c->outer, c->batch, c->heads, c->q_len, c->kv_len,
              c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right,
-             a->query_start, a->key_start, c->padding.data ? ", padding" : "",
+             a->query_start, a->key_start, a->extra_keys, c->padding.data ? ", padding" : "",
              a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
              c->wants_weights ? ", weights" : "", a->num_threads);
 }
@@ -256,10 +257,16 @@ void case_make(test_case *c, int number)
     const int heads = draw_axes(c, &g);
     limit_work(c, c->dtype == ATTN_F32 ? 8e6 : 3e6);
     draw_form(c, &g);
+    const int with_query_lengths = draw_one_in(&g, 4);
+    if (!with_query_lengths && draw_one_in(&g, 3)) {
+        const ptrdiff_t extra = PICK(&g, 1, 1, 2, 2, 70, 600);
+        c->args.extra_keys = extra < c->kv_len ? extra : c->kv_len;
+        if (c->args.align == ATTN_ALIGN_UNSAID) c->args.align = ATTN_ALIGN_UPPER_LEFT;
+    }
     draw_qkv_and_output(c, &g, heads);
     draw_mask_weights_and_lse(c, &g);
-    if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->key_lengths, c->kv_len);
-    if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->query_lengths, c->q_len);
+    if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->key_lengths, c->kv_len - c->args.extra_keys);
+    if (with_query_lengths) draw_lengths_of_batches(c, &g, &c->query_lengths, c->q_len);
 
     /* From nearly uniform weights to rows with one strong key and denormals behind it. */
     fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12));

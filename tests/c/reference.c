@@ -31,13 +31,14 @@ static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, p
     const ptrdiff_t lower = a->align == ATTN_ALIGN_LOWER_RIGHT ? key_length - query_length : 0;
     const ptrdiff_t centre = at[ROW] + a->query_start - a->key_start + lower;
 
+    *bias = 0;
+    if (j >= c->kv_len - a->extra_keys) return 1;
     if (j >= key_length || at[ROW] >= query_length) return 0;
     if (a->window_left != ATTN_UNBOUNDED && j < centre - a->window_left) return 0;
     if (a->window_right != ATTN_UNBOUNDED && j > centre + a->window_right) return 0;
     if (a->is_causal && j > centre) return 0;
 
     const ptrdiff_t pair[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], j};
-    *bias = 0;
     return lets_through(&c->mask, a->mask_blocked, pair, bias) &&
            lets_through(&c->padding, a->padding_blocked, pair, bias);
 }

@@ -108,7 +108,7 @@ static void NAME(compare)(const test_case *same, int count, const ptrdiff_t whos
     const test_case *c = &same[0];
     const size_t keys = (size_t)c->kv_len, features = (size_t)c->head_dim, columns = (size_t)c->v_dim;
     RECORD r = {.at = {whose[OUTER], whose[BATCH], whose[HEAD], 0, 0},
-                .key_length = length_of(&c->key_lengths, whose, c->kv_len),
+                .key_length = length_of(&c->key_lengths, whose, c->kv_len - c->args.extra_keys),
                 .query_length = length_of(&c->query_lengths, whose, c->q_len)};
     WIDE *numbers = take((features + keys * features + keys * columns + keys + columns) * sizeof *numbers);
     r.query = numbers;

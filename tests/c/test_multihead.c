@@ -160,6 +160,7 @@ static void test_multihead(attn_dtype dtype, lcg *g)
                                 .attention = attention};
     attention.query = view_of(&q), attention.key = view_of(&k), attention.value = view_of(&v);
     attention.layout = ATTN_LAYOUT_BSHD;
+    attention.extra_keys = s.given + s.zero;
     CLAIM(attn_attention(&attention, view_of(&heads), view_of(&weights), none, &error) == ATTN_OK, "%s", error.message);
     if (s.projected) {
         array rows = heads;

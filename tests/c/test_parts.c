@@ -1,5 +1,5 @@
 /* A part of a longer problem, placed by query_start and key_start, has the bits of the whole: chunked prefill, decode
- * with a cache, and keys that have left a window and are not there any more.
+ * with a cache, and keys that have left a window and are not there any more. Also with dropout.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +14,7 @@ typedef struct {
     attn_dtype dtype;
     ptrdiff_t size; /* bytes of a number */
     ptrdiff_t window_left;
+    double dropout_p;
     _Alignas(64) char query[LENGTH * HEAD_DIM * MOST_BYTES], key[LENGTH * HEAD_DIM * MOST_BYTES];
     _Alignas(64) char value[LENGTH * V_DIM * MOST_BYTES];
 } problem;
@@ -44,6 +45,8 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
         .query_start = at.row,
         .key_start = at.key,
         .num_threads = 1,
+        .dropout_p = p->dropout_p,
+        .dropout_seed = 77,
     };
     const attn_view output = {r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns};
     const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys),
@@ -112,6 +115,7 @@ int main(void)
             for (int window = 0; window < 3; window++) {
                 use_level(n);
                 p->window_left = LIST(ATTN_UNBOUNDED, 10, 200)[window];
+                p->dropout_p = window == 0 ? 0 : 0.3;
                 memset(&all, 0, sizeof all);
                 CLAIM(attend(p, (part){0, LENGTH, 0, LENGTH}, &all, &error) == ATTN_OK, "%s", error.message);
                 claim_parts(p, &all, &some);
