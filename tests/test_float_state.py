@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import threading
+from functools import partial
 
 import bounds
 import numpy as np
@@ -50,6 +51,8 @@ def attention_calls(arrays):
         lambda: pyattn.attention(large, large, large),
         lambda: pyattn.attention(invalid, key, infinite),
         lambda: pyattn.attention(query, key, value, attn_mask=mask),
+        *(partial(pyattn.attention, query, key, value, dropout_p=p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
+        lambda: pyattn.dropout_keep_mask((3, 300), 0.1, rng=0),
     ]
 
 

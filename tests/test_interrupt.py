@@ -25,6 +25,8 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "pyattn.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
+    "keeps": "pyattn.dropout_keep_mask((1, 1 << 32), 0.5)",
+    "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
     "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
 }
 

@@ -181,7 +181,7 @@ def test_the_function_has_the_arguments_of_torch(torch):
 
 
 def test_both_docstrings_open_with_the_table_of_polarities():
-    for thing in (nn.MultiheadAttention, pyattn.multi_head_attention_forward):
+    for thing in (nn.MultiheadAttention, pyattn.multi_head_attention_forward, pyattn.attention):
         first, second = thing.__doc__.splitlines()[:2]
         assert first.split() == ["attention:", "True", "=", "attend"]
         assert second.split() == ["MultiheadAttention,", "as", "torch:", "True", "=", "blocked"]

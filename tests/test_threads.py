@@ -385,3 +385,35 @@ def test_memory_in_use_cannot_be_resized():
     keep_changing(change, call, 0.5)
     assert BufferError in refused
     assert ValueError in refused
+
+
+RESHAPING = """
+import faulthandler, threading
+import numpy as np, pyattn
+
+faulthandler.dump_traceback_later(60, exit=True)
+x, weight = np.ones((2, 4), np.int64), np.eye(4, dtype=np.int64)  # converted in every call
+masks = [np.ones((2, 2), bool), np.ones((2, 2), np.float32), np.ones((1, 2, 2), bool)]
+done = False
+
+def reshape():
+    while not done:
+        for mask in masks:
+            mask.shape = mask.shape + (1,) * 20
+            mask.shape = mask.shape[:-20]
+
+thread = threading.Thread(target=reshape)
+thread.start()
+for n in range(ROUNDS):
+    for mask in masks:
+        try:
+            pyattn.self_attention(x, weight, weight, weight, attn_mask=mask, key_lengths=2)
+        except (ValueError, pyattn.MaskWarning):
+            pass
+done = True
+thread.join()
+"""
+
+
+def test_a_mask_that_another_thread_reshapes_is_no_crash():
+    run_python(RESHAPING.replace("ROUNDS", "300" if SANITIZED else "3000"), options=("-W", "ignore"))

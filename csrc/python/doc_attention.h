@@ -3,6 +3,9 @@
     "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, rng=None, keep_mask=None, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
+    "attention:                    True = attend\n" \
+    "MultiheadAttention, as torch: True = blocked\n" \
+    "\n" \
     "Scaled dot-product attention, ``softmax(scale * query @ key.T + mask) @ value``.\n" \
     "\n" \
     "Leading axes broadcast. When an array has four axes or more, heads are an axis of their own, and query heads may be a\n" \
