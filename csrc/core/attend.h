@@ -25,9 +25,10 @@ typedef struct {
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
     void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
     uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* names of its rows, where weights are dropped by chance */
-    void *packed;                                         /* queries, as score_block or decode_scores reads them */
-    attn_state part, total;                               /* of this chunk; of the chunks before it */
-    char *kept; /* when weights are asked for: per key block, what kept_block finds */
+    double shift[ATTN_MAX_WIDTH]; /* |q|^2 where scores are distances: the softmax does not see it, the lse does */
+    void *packed;                 /* queries, as score_block or decode_scores reads them */
+    attn_state part, total;       /* of this chunk; of the chunks before it */
+    char *kept;                   /* when weights are asked for: per key block, what kept_block finds */
 } attn_block;
 
 /* What is kept of one key block until its rows are finished, when weights are asked for. */
@@ -49,6 +50,7 @@ typedef struct {
     ptrdiff_t in_order;         /* groups whose weights are averaged: one task takes them one after the other; else 1 */
     ptrdiff_t columns;          /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
+    ptrdiff_t features; /* that scores are taken over: head_dim, and what a score function needs behind it */
     int workers;
     /* bytes of one worker's scratch and of its parts */
     size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes;
@@ -84,6 +86,7 @@ attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 
 /* rows.c */
+double attn_factor_of(const attn_problem *problem); /* of scores, in units of log2 */
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);

@@ -29,6 +29,20 @@ static key_block block_of(const char *base, const attn_operand *operand, ptrdiff
     return (key_block){copy, padded};
 }
 
+/* Keys as the scores want them. */
+static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const key_block block = block_of(task->key, &p->key, from, keys, p->head_dim, plan->features, plan->kernels->size,
+                                     plan->copy_keys ? task->key_copy : NULL);
+    if (p->score == ATTN_SCORE_COSINE)
+        plan->kernels->prepare_rows(ATTN_NORM_ONE, keys, p->head_dim, plan->features, task->key_copy);
+    if (p->score == ATTN_SCORE_DISTANCE)
+        plan->kernels->prepare_rows(ATTN_SQUARES_BEHIND, keys, p->head_dim, plan->features, task->key_copy);
+    return block;
+}
+
 /* One key block for one query block ---------------------------------------------------------------------------------
  */
 
@@ -100,8 +114,12 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     } else {
         const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
         memcpy(task->maximum, block->part.maximum, lanes);
-        k->score_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, bias, 0, scores,
-                       task->maximum);
+        if (p->score == ATTN_SCORE_ADDITIVE)
+            k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
+                              attn_factor_of(p), bias, scores, task->maximum);
+        else
+            k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, 0, scores,
+                           task->maximum);
         if (limited) {
             memcpy(task->maximum, block->part.maximum, lanes);
             k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
@@ -153,9 +171,8 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = keys_seen(p, block, from, to);
         if (keys == 0 || attn_is_dead(task, block, from, keys)) continue;
-        const key_block key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, plan->kernels->size,
-                                       plan->copy_keys ? task->key_copy : NULL);
-        plan->kernels->decode_scores(block->rows, keys, p->head_dim, block->packed, key.data, key.stride,
+        const key_block key = keys_of(task, from, keys);
+        plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride,
                                      scores_of(task, block, from));
     }
 }
@@ -177,9 +194,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
             const int seen = keys_seen(p, block, from, to);
             if (seen == 0) continue;
             if (value.data == NULL) {
-                if (!plan->decode)
-                    key = block_of(task->key, &p->key, from, keys, p->head_dim, p->head_dim, size,
-                                   plan->copy_keys ? task->key_copy : NULL);
+                if (!plan->decode) key = keys_of(task, from, keys);
                 value = block_of(task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
                                  plan->copy_values ? task->value_copy : NULL);
             }

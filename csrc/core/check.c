@@ -155,6 +155,29 @@ static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_erro
     return ATTN_OK;
 }
 
+static attn_status check_score(const attn_args *args, attn_problem *p, attn_error *error)
+{
+    const attn_view *weight = &args->score_weight;
+    p->score = args->score;
+    p->score_weight = weight->data;
+    if ((unsigned)args->score > ATTN_SCORE_ADDITIVE) FAIL("score is %d, which no attn_score is", (int)args->score);
+    if (args->score != ATTN_SCORE_ADDITIVE) {
+        if (weight->data == NULL) return ATTN_OK;
+        FAIL("score_weight was given, but score='%s' has none; it goes with score='bilinear' or score='additive'",
+             (const char *const[]){"dot", "cosine", "distance"}[args->score]);
+    }
+    if (weight->data == NULL)
+        FAIL("score='additive' needs score_weight, an array of shape (%td,): query has head_dim %td", p->head_dim,
+             p->head_dim);
+    if (weight->axes != 1 || weight->shape[0] != p->head_dim)
+        FAIL("score_weight has shape %s, expected (%td,): query has head_dim %td",
+             attn_shape_text(weight->axes, weight->shape), p->head_dim, p->head_dim);
+    if (weight->dtype != args->query.dtype) FAIL("score_weight has another dtype than query");
+    if (p->head_dim > 1 && weight->strides[0] != (args->query.dtype == ATTN_F64 ? 8 : 4))
+        FAIL("score_weight must be contiguous");
+    return ATTN_OK;
+}
+
 attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error *error)
 {
     attn_status status;
@@ -171,6 +194,7 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error
     p->dtype = args->query.dtype;
     p->has_scale = args->has_scale;
     p->scale = args->scale;
+    if ((status = check_score(args, p, error)) != ATTN_OK) return status;
     p->empty = args->empty;
     p->average = args->average_weights && p->has_heads;
     attn_resolve(&args->query, &at, p, &p->query);

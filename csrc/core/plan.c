@@ -15,7 +15,7 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
     const attn_kernels *k = plan->kernels;
     plan->groups = attn_over(p->heads, p->group);
     plan->rows = p->group * p->q_len;
-    plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
+    plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2 && p->score != ATTN_SCORE_ADDITIVE;
     plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_run = plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->run, k->lanes), ATTN_VECTORS);
     plan->blocks = plan->run == 0 ? 0 : attn_over(plan->rows, plan->run) * plan->blocks_per_run;
@@ -27,10 +27,10 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     const size_t size = (size_t)k->size, rows = (size_t)(plan->decode ? plan->rows : k->width);
     const size_t key_blocks = (size_t)attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
 
-    plan->packed_bytes = attn_padded(attn_times((size_t)p->head_dim, rows * size));
+    plan->packed_bytes = attn_padded(attn_times((size_t)plan->features, rows * size));
     plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
-    plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)p->head_dim, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
     plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
@@ -84,8 +84,11 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
 
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
-    plan->gather_queries = p->query.column != k->size && p->head_dim > 1;
-    plan->copy_keys = (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && attn_aliases(p->key.row));
+    plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX ? p->head_dim + 1 : p->head_dim;
+    const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* in the copy */
+    plan->gather_queries = prepared || (p->query.column != k->size && p->head_dim > 1);
+    plan->copy_keys =
+        prepared || (p->key.column != k->size && p->head_dim > 1) || (!plan->decode && attn_aliases(p->key.row));
     plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
                         (!plan->decode && attn_aliases(p->value.row));
     size_scratch(p, plan);

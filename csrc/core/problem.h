@@ -24,7 +24,9 @@ typedef struct {
     ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
     ptrdiff_t group;                  /* query heads that share both */
     attn_dtype dtype;
-    int has_scale; /* else 1 / sqrt(head_dim), taken where the caller's floating-point flags are safe */
+    int has_scale; /* else the score's own, taken where the caller's floating-point flags are safe */
+    attn_score score;
+    const char *score_weight;
     double scale, empty;
     double dropout_p;
     uint64_t dropout_seed;
@@ -57,11 +59,13 @@ attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_vie
 /* attend.c: computes a problem that is checked all through. */
 attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);
 
-/* Multiply-adds, about. In integers: a double would raise the caller's inexact flag. */
+/* Multiply-adds, about; a tanh takes as long as some twenty of them. In integers: a double would raise the caller's
+ * inexact flag. */
 static inline size_t attn_work(const attn_problem *p)
 {
     const size_t pairs = attn_times((size_t)p->batches * (size_t)p->heads * (size_t)p->q_len, (size_t)p->kv_len);
-    return attn_times(pairs, attn_plus((size_t)p->head_dim, (size_t)p->v_dim));
+    const size_t score = attn_times((size_t)p->head_dim, p->score == ATTN_SCORE_ADDITIVE ? 20 : 1);
+    return attn_times(pairs, attn_plus(score, (size_t)p->v_dim));
 }
 
 /* Address of an array's part that belongs to a batch entry and head. */

@@ -86,29 +86,68 @@ static void name_rows(const attn_task *task, attn_block *block)
     }
 }
 
-/* Rows of queries as head_dim contiguous reals: in place, or gathered. */
-static void query_rows(const attn_task *task, const attn_block *block, void **query)
+static double scale_of(const attn_problem *p)
+{
+    const double root = sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
+    if (p->has_scale) return p->scale;
+    switch (p->score) {
+    case ATTN_SCORE_DOT: return 1 / root;
+    case ATTN_SCORE_DISTANCE: return 0.5 / root;
+    default: return 1;
+    }
+}
+
+double attn_factor_of(const attn_problem *p) { return scale_of(p) * 1.4426950408889634; }
+
+/* What packed queries are multiplied with. Additive scores have the factor in their weight. */
+static double query_factor(const attn_problem *p)
+{
+    if (p->score == ATTN_SCORE_ADDITIVE) return 1;
+    return p->score == ATTN_SCORE_DISTANCE ? 2 * attn_factor_of(p) : attn_factor_of(p);
+}
+
+/* What scores want of a row of queries, in its own copy. -|q - k|^2 is 2 (q, -1/2) . (k, |k|^2) - |q|^2. */
+static void prepare_query(const attn_task *task, attn_block *block, int r, char *row)
 {
     const attn_problem *p = task->plan->problem;
-    const int size = task->plan->kernels->size;
+    const attn_kernels *k = task->plan->kernels;
+    void *behind = row + p->head_dim * k->size;
+    if (p->score == ATTN_SCORE_COSINE) k->prepare_rows(ATTN_NORM_ONE, 1, p->head_dim, 0, row);
+    if (p->score != ATTN_SCORE_DISTANCE) return;
+    k->prepare_rows(ATTN_SQUARES_BEHIND, 1, p->head_dim, 0, row);
+    block->shift[r] = k->size == 4 ? (double)*(const float *)behind : *(const double *)behind;
+    if (k->size == 4)
+        *(float *)behind = -0.5f;
+    else
+        *(double *)behind = -0.5;
+}
+
+/* Rows of queries as contiguous reals: in place, or gathered. */
+static void query_rows(const attn_task *task, attn_block *block, void **query)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const int size = plan->kernels->size;
     row_addresses(task, &p->query, block, query);
-    if (!task->plan->gather_queries) return;
+    if (!plan->gather_queries) return;
     for (int r = 0; r < block->rows; r++) {
-        char *to = (char *)task->query_rows + (ptrdiff_t)r * p->head_dim * size;
-        attn_copy_row(to, query[r], p->query.column, p->head_dim, p->head_dim, size);
+        char *to = (char *)task->query_rows + (ptrdiff_t)r * plan->features * size;
+        attn_copy_row(to, query[r], p->query.column, p->head_dim, plan->features, size);
+        prepare_query(task, block, r, to);
         query[r] = to;
     }
 }
 
 /* The decode layout's queries: rows as they are, times the factor. */
-static void scale_rows(const attn_problem *p, int rows, void *const *query, double factor, void *packed)
+static void scale_rows(const attn_plan *plan, int rows, void *const *query, double factor, void *packed)
 {
+    const ptrdiff_t features = plan->features;
     for (int r = 0; r < rows; r++)
-        for (ptrdiff_t d = 0; d < p->head_dim; d++) {
-            if (p->dtype == ATTN_F32)
-                ((float *)packed)[r * p->head_dim + d] = ((const float *)query[r])[d] * (float)factor;
+        for (ptrdiff_t d = 0; d < features; d++) {
+            if (plan->kernels->size == 4)
+                ((float *)packed)[r * features + d] = ((const float *)query[r])[d] * (float)factor;
             else
-                ((double *)packed)[r * p->head_dim + d] = ((const double *)query[r])[d] * factor;
+                ((double *)packed)[r * features + d] = ((const double *)query[r])[d] * factor;
         }
 }
 
@@ -118,8 +157,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
     const ptrdiff_t run = attn_over(number, plan->blocks_per_run), part = number - run * plan->blocks_per_run;
-    const double scale = p->has_scale ? p->scale : 1 / sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
-    const double factor = scale * 1.4426950408889634;
+    const double factor = query_factor(p);
     void *query[ATTN_MAX_WIDTH];
 
     /* 1. which rows: a run is cut evenly in units of one vector, never into a nearly empty block */
@@ -141,9 +179,9 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     /* 3. the queries, once */
     query_rows(task, block, query);
     if (plan->decode)
-        scale_rows(p, block->rows, query, factor, block->packed);
+        scale_rows(plan, block->rows, query, factor, block->packed);
     else
-        k->pack_queries(block->rows, block->vectors, p->head_dim, (const void *const *)query, factor, block->packed);
+        k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, factor, block->packed);
 
     if (block->kept)
         for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_kept_of(plan, block, n)->keys = 0;
@@ -157,12 +195,20 @@ static double natural_log(double top, double sum, double most)
     return fabs(top) == most && sum == sum ? top : top * 0.6931471805599453 + log(sum);
 }
 
-static void store_lse(const attn_problem *p, const attn_state *state, int r, void *lse)
+static void store_lse(const attn_problem *p, const attn_block *block, int r, void *lse)
 {
+    const attn_state *state = &block->total;
+    double y;
     if (p->dtype == ATTN_F32)
-        *(float *)lse = (float)natural_log(((const float *)state->maximum)[r], ((const float *)state->sum)[r], FLT_MAX);
+        y = natural_log((double)((const float *)state->maximum)[r], (double)((const float *)state->sum)[r], FLT_MAX);
     else
-        *(double *)lse = natural_log(((const double *)state->maximum)[r], ((const double *)state->sum)[r], DBL_MAX);
+        y = natural_log(((const double *)state->maximum)[r], ((const double *)state->sum)[r], DBL_MAX);
+    /* a row with nothing to attend to is not looked at: its query may hold NaN */
+    if (p->score == ATTN_SCORE_DISTANCE && y != (double)-INFINITY) y -= scale_of(p) * block->shift[r];
+    if (p->dtype == ATTN_F32)
+        *(float *)lse = (float)y;
+    else
+        *(double *)lse = y;
 }
 
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
@@ -174,7 +220,7 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     if (!block->total_begun) memset(block->total.sum, 0, (size_t)(block->rows * plan->kernels->size));
     if (p->lse.data) {
         row_addresses(task, &p->lse, block, output);
-        for (int r = 0; r < block->rows; r++) store_lse(p, &block->total, r, output[r]);
+        for (int r = 0; r < block->rows; r++) store_lse(p, block, r, output[r]);
     }
     row_addresses(task, &p->output, block, output);
     for (int r = 0; r < block->rows; r++)

@@ -1,6 +1,6 @@
 /* attn.h: attention on strided arrays. The only public header of the C core, which knows neither Python nor NumPy.
  *
- *     output = softmax(scale * query . key^T + mask) . value        per batch entry and head
+ *     output = softmax(score(query, key) + mask) . value        per batch entry and head
  *
  * Arrays are views: any number of axes, any strides (in bytes: negative, zero and broadcast ones too). Elements must be
  * aligned and in native byte order. Nothing is written unless a call returns ATTN_OK, or ATTN_INTERRUPTED, after which
@@ -43,6 +43,15 @@ typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT 
 /* Axes of query, key, value and output: (..., heads, length, dim) or (..., length, heads, dim). */
 typedef enum { ATTN_LAYOUT_BHSD, ATTN_LAYOUT_BSHD } attn_layout;
 
+/* What a query and a key score, before the mask:
+ *
+ *     ATTN_SCORE_DOT        scale * q . k                        scale 1 / sqrt(head_dim) unless has_scale
+ *     ATTN_SCORE_COSINE     scale * q . k / (|q| |k|)            1; a vector of zeros scores 0
+ *     ATTN_SCORE_DISTANCE   -scale * |q - k|^2                   1 / (2 sqrt(head_dim))
+ *     ATTN_SCORE_ADDITIVE   scale * score_weight . tanh(q + k)   1
+ */
+typedef enum { ATTN_SCORE_DOT, ATTN_SCORE_COSINE, ATTN_SCORE_DISTANCE, ATTN_SCORE_ADDITIVE } attn_score;
+
 enum { ATTN_UNBOUNDED = -1 };
 
 /* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
@@ -68,7 +77,9 @@ typedef struct {
     int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
     attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
-    double scale; /* 1 / sqrt(head_dim) unless has_scale */
+    double scale;
+    attn_score score;
+    attn_view score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
     int is_causal;
     attn_align align;
     ptrdiff_t window_left, window_right; /* inclusive */

@@ -4,6 +4,9 @@
 #include "stream.inc.h"
 #include "square.inc.h"
 #include "score.inc.h"
+#include "prepare.inc.h"
+#include "tanh.inc.h"
+#include "additive.inc.h"
 #include "softmax.inc.h"
 #include "value.inc.h"
 #include "decode.inc.h"
@@ -21,6 +24,8 @@ static const attn_kernels K(kernels) = {
     .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
+    .prepare_rows = K(prepare_rows),
+    .additive_block = K(additive_block),
     .mask_block = K(mask_block),
     .softmax_block = K(softmax_block),
     .value_block = K(value_block),
@@ -40,6 +45,7 @@ static const attn_kernels K(kernels) = {
     .linear_rows = K(linear_rows),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
+    .tanh_array = K(tanh_array),
     .fma_rounds = K(fma_rounds),
     .read_array = K(read_array),
 };

@@ -37,6 +37,9 @@ typedef enum {
     ATTN_MASK_BLOCKED
 } attn_mask_dtype;
 
+/* What rows are made to be: of norm 1 (zeros stay), or followed by the sum of their squares. */
+typedef enum { ATTN_NORM_ONE, ATTN_SQUARES_BEHIND } attn_preparation;
+
 /* What bias_tile found. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
 
@@ -67,6 +70,14 @@ typedef struct {
      * in and out. `adds`: to scores of features before these, of which there was a multiple of ATTN_FOLD_FEATURES. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
                         ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
+
+    /* The same for additive scores, factor * weight . tanh(query + key). */
+    void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
+                           ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
+                           void *maximum);
+
+    /* data (rows, dim), in and out; row stride `stride`, which has room for what comes behind. */
+    void (*prepare_rows)(attn_preparation how, int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
 
     /* -inf to scores whose key is outside [first, last) of its lane, counted from the block's first key; maximum (lanes)
      * in and out. */
@@ -141,6 +152,9 @@ typedef struct {
 
     /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Used by every softmax above; here for its tests. */
     void (*exp2_array)(ptrdiff_t n, const void *x, void *y);
+
+    /* y = tanh(x): at most 4 ULP, odd. Used by additive scores; here for its tests. */
+    void (*tanh_array)(ptrdiff_t n, const void *x, void *y);
 
     /* For benchmarks: fma at full speed (returns operations done), and a pure read of n reals. sink: one vector. */
     double (*fma_rounds)(ptrdiff_t rounds, void *sink);

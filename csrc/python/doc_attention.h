@@ -1,12 +1,12 @@
 /* The docstring of pyattn.attention. Its first line is the signature that inspect.signature reads. */
 #define DOC_ATTENTION \
-    "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, rng=None, keep_mask=None, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
+    "attention($module, query, key, value, *, attn_mask=None, is_causal=False, align=None, scale=None, score='dot', score_weight=None, window=None, key_lengths=None, query_lengths=None, dropout_p=0.0, rng=None, keep_mask=None, enable_gqa=False, need_weights=False, need_lse=False, empty_rows='zero', layout='bhsd', num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
     "attention:                    True = attend\n" \
     "MultiheadAttention, as torch: True = blocked\n" \
     "\n" \
-    "Scaled dot-product attention, ``softmax(scale * query @ key.T + mask) @ value``.\n" \
+    "Attention, ``softmax(scale * query @ key.T + mask) @ value``; with `score`, for other scores than the dot product.\n" \
     "\n" \
     "Leading axes broadcast. When an array has four axes or more, heads are an axis of their own, and query heads may be a\n" \
     "multiple of key and value heads. A row with nothing to attend to gives 0; what a mask rules out is never touched, even\n" \
@@ -31,7 +31,19 @@
     "    'lower_right': the last query stands at the last key (FlashAttention; decoding with a cache); with `key_lengths` or\n" \
     "    `query_lengths`, at each batch entry's own last ones. Must be said when L != S.\n" \
     "scale : float, optional\n" \
-    "    Default ``1 / sqrt(head_dim)``.\n" \
+    "    What scores are multiplied with. Default: see `score`.\n" \
+    "score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}, default 'dot'\n" \
+    "    How a query and a key score, before the mask::\n" \
+    "\n" \
+    "        dot       scale * q . k                        scale 1 / sqrt(head_dim)\n" \
+    "        cosine    scale * q . k / (|q| |k|)            1; a vector of zeros scores 0\n" \
+    "        distance  -scale * |q - k|^2                   1 / (2 * sqrt(head_dim))\n" \
+    "        bilinear  scale * q . score_weight . k         1; score_weight (query's features, key's features)\n" \
+    "        additive  scale * score_weight . tanh(q + k)   1; score_weight (head_dim,)\n" \
+    "\n" \
+    "    Bilinear is Luong's \"general\" score; additive is Bahdanau's, after its projections, which `additive_attention` has.\n" \
+    "score_weight : array_like, optional\n" \
+    "    Of a bilinear or additive score, which need it; promoted with query, key and value. Default: None.\n" \
     "window : int or (int or None, int or None), optional\n" \
     "    How many keys to the left and right of its own position a query sees, both ends included; one int means both sides,\n" \
     "    None is unbounded.\n" \
@@ -69,8 +81,8 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that do not go together; a missing `align`; lengths out of range; a scale that is not finite; an `out` that does not\n" \
-    "    fit.\n" \
+    "    Shapes that do not go together; a missing `align`; lengths out of range; a scale that is not finite; a `score`\n" \
+    "    without its `score_weight`, or the reverse; an `out` that does not fit.\n" \
     "TypeError\n" \
     "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
     "    CPU or require grad. The message says what to pass instead.\n" \
@@ -89,6 +101,10 @@
     "``query * scale`` is formed in the arrays' dtype, with denormals taken as 0: where its elements leave the range from\n" \
     "1e-38 to 1e38 (float32), pass float64. A finite mask stays finite: what log2(e) times it would overflow is the dtype's\n" \
     "largest number.\n" \
+    "\n" \
+    "Distances are taken as ``2 q . k - |k|^2``, and |q|^2, which no weight depends on, is in the lse alone. An offset that\n" \
+    "all queries and keys share costs digits there: subtract it first. Squares have to stay in the dtype's range; cosines\n" \
+    "take numbers of any size. A bilinear score takes memory for ``query @ score_weight``.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

@@ -1,23 +1,28 @@
 /* pyattn.attention: parse, convert, drop the GIL, call, wrap. */
+#include "linear.h"
 #include "options.h"
 #include "problem.h"
 
 #include "doc_attention.h"
 
-enum { QUERY, KEY, VALUE, OPTIONS, OUT = OPTIONS + PYATTN_OPTIONS, ARGUMENTS };
-static const char *const argument_names[ARGUMENTS] = {"query", "key", "value", PYATTN_OPTION_NAMES, "out"};
+enum { QUERY, KEY, VALUE, SCORE_WEIGHT, ARRAYS, OPTIONS = ARRAYS, OUT = OPTIONS + PYATTN_OPTIONS, ARGUMENTS };
+static const char *const argument_names[ARGUMENTS] = {"query", "key", "value", "score_weight", PYATTN_OPTION_NAMES,
+                                                      "out"};
 static PyObject *interned_names[ARGUMENTS];
-static const pyattn_signature signature = {"attention", ARGUMENTS, 3, 3, argument_names, interned_names};
+static const pyattn_signature signature = {"attention",  ARGUMENTS,      SCORE_WEIGHT,
+                                           SCORE_WEIGHT, argument_names, interned_names};
 
 /* What one call owns: all released in one place. */
 typedef struct {
-    PyArrayObject *inputs[3], *output, *weights, *lse;
+    PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
+    PyArrayObject *product; /* of query and a bilinear score's weight */
     pyattn_option_arrays options;
 } owned;
 
 static void release(owned *o)
 {
-    for (int n = 0; n < 3; n++) Py_XDECREF(o->inputs[n]);
+    for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->inputs[n]);
+    Py_XDECREF(o->product);
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
     Py_XDECREF(o->lse);
@@ -42,13 +47,9 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
     const int need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse");
     if (need_weights < 0 || need_lse < 0) return -1;
-    PyArrayObject *const inputs[] = {o->inputs[0],
-                                     o->inputs[1],
-                                     o->inputs[2],
-                                     o->options.mask,
-                                     o->options.keep_mask,
-                                     o->options.key_lengths,
-                                     o->options.query_lengths};
+    PyArrayObject *const inputs[] = {
+        o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
+        o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
     o->output = pyattn_result(values[OUT], shapes->axes, shapes->output, inputs, sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
     if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
@@ -57,15 +58,83 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     return 0;
 }
 
-static attn_status compute(const attn_args *args, attn_problem *problem, const owned *o, attn_error *error)
+/* score_weight of a bilinear score, beside what it goes between. Returns -1 with a ValueError. */
+static int check_bilinear(const owned *o)
+{
+    PyArrayObject *query = o->inputs[QUERY], *key = o->inputs[KEY], *weight = o->inputs[SCORE_WEIGHT];
+    const int q_axes = PyArray_NDIM(query), k_axes = PyArray_NDIM(key);
+    if (q_axes < 2 || k_axes < 2) return 0; /* the core has words for that */
+    const npy_intp wanted[] = {PyArray_DIM(query, q_axes - 1), PyArray_DIM(key, k_axes - 1)};
+    if (weight == NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "score='bilinear' needs score_weight, an array of shape (%zd, %zd): query's features, key's "
+                     "features",
+                     wanted[0], wanted[1]);
+        return -1;
+    }
+    if (PyArray_NDIM(weight) == 2 && PyArray_CompareLists(PyArray_DIMS(weight), wanted, 2)) return 0;
+    PyObject *found = PyObject_GetAttrString((PyObject *)weight, "shape");
+    if (found != NULL)
+        PyErr_Format(PyExc_ValueError,
+                     "score_weight has shape %S, expected (%zd, %zd): query's features, key's features", found,
+                     wanted[0], wanted[1]);
+    Py_XDECREF(found);
+    return -1;
+}
+
+/* A bilinear score is a dot product with query . score_weight in query's place, unscaled. That is what is checked; what
+ * is in it comes later, without the GIL. Sets `product` to how it is computed. */
+static int prepare_bilinear(PyObject *const *values, attn_args *args, attn_product *product, owned *o)
+{
+    PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
+    const int axes = PyArray_NDIM(query);
+    npy_intp shape[NPY_MAXDIMS];
+    attn_error error;
+    if (!pyattn_given(values[OPTIONS + PYATTN_SCALE])) {
+        args->has_scale = 1;
+        args->scale = 1;
+    }
+    if (check_bilinear(o) < 0) return -1;
+    if (weight == NULL || axes < 2 || PyArray_NDIM(o->inputs[KEY]) < 2) return 0;
+
+    memcpy(shape, PyArray_DIMS(query), (size_t)axes * sizeof *shape);
+    shape[axes - 1] = PyArray_DIM(weight, 1);
+    if ((o->product = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
+    const npy_intp *w = PyArray_DIMS(weight), *steps = PyArray_STRIDES(weight);
+    const ptrdiff_t turned[] = {w[1], w[0]}, strides[] = {steps[1], steps[0]};
+    const attn_linear_args linear = {.x = args->query,
+                                     .weight = {PyArray_DATA(weight), args->query.dtype, 2, turned, strides},
+                                     .num_threads = args->num_threads};
+    const attn_status status = attn_lay_linear(&linear, pyattn_view(o->product), product, &error);
+    if (status != ATTN_OK) {
+        pyattn_raise(status, &error);
+        return -1;
+    }
+    args->query = pyattn_view(o->product);
+    return 0;
+}
+
+static attn_status run(const attn_args *args, const attn_problem *problem, const attn_product *product,
+                       attn_error *error)
+{
+    const attn_status status = product ? attn_multiply(product, args->num_threads, error) : ATTN_OK;
+    return status == ATTN_OK ? attn_attend(problem, args->num_threads, error) : status;
+}
+
+static attn_status compute(const attn_args *args, attn_problem *problem, const attn_product *product, const owned *o,
+                           attn_error *error)
 {
     const attn_view none = {.data = NULL}, output = pyattn_view(o->output);
     const attn_view weights = o->weights ? pyattn_view(o->weights) : none, lse = o->lse ? pyattn_view(o->lse) : none;
     attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
+    size_t work = attn_work(problem);
+    if (product)
+        work = attn_plus(
+            work, attn_times(attn_times((size_t)product->rows, (size_t)product->inner), (size_t)product->features));
 
     if (status != ATTN_OK) return status;
-    if (attn_work(problem) < PYATTN_WORTH_THE_GIL) return attn_attend(problem, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_attend(problem, args->num_threads, error);
+    if (work < PYATTN_WORTH_THE_GIL) return run(args, problem, product, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = run(args, problem, product, error);
     Py_END_ALLOW_THREADS return status;
 }
 
@@ -93,18 +162,28 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     owned o = {.output = NULL};
     attn_args args = {.scale = 0};
     attn_problem problem;
+    attn_product product;
     attn_shapes shapes;
     attn_error error;
     attn_status status;
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (pyattn_as_reals(values + QUERY, argument_names + QUERY, 3, 3, o.inputs) < 0) goto done;
+    if (pyattn_as_reals(values + QUERY, argument_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) < 0) goto done;
+    PyObject *const score = values[OPTIONS + PYATTN_SCORE];
+    const int bilinear = score && PyUnicode_Check(score) && PyUnicode_CompareWithASCIIString(score, "bilinear") == 0;
+    if (bilinear) values[OPTIONS + PYATTN_SCORE] = NULL;
     if (pyattn_convert_options(values + OPTIONS, &args, &o.options) < 0) goto done;
-    args.query = pyattn_view(o.inputs[0]);
-    args.key = pyattn_view(o.inputs[1]);
-    args.value = pyattn_view(o.inputs[2]);
-    pyattn_view_options(&o.options, &args);
+    args.query = pyattn_view(o.inputs[QUERY]);
+    args.key = pyattn_view(o.inputs[KEY]);
+    args.value = pyattn_view(o.inputs[VALUE]);
+    if (bilinear) {
+        if (prepare_bilinear(values, &args, &product, &o) < 0) goto done;
+    } else if (o.inputs[SCORE_WEIGHT]) {
+        if (pyattn_make_rows_contiguous(o.inputs + SCORE_WEIGHT, 1) < 0) goto done;
+        args.score_weight = pyattn_view(o.inputs[SCORE_WEIGHT]);
+    }
+    pyattn_view_options(&o.options, &args); /* last: see there */
 
     if ((status = attn_check_inputs(&args, &problem, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
@@ -114,7 +193,7 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     if (warn_of_likely_mistakes(&shapes, args.layout) < 0) goto done;
     if (make_results(values, &shapes, args.query.dtype, &o) < 0) goto done;
     if (pyattn_draw_seed(values + OPTIONS, &args, &problem.dropout_seed) < 0) goto done;
-    if ((status = compute(&args, &problem, &o, &error)) != ATTN_OK)
+    if ((status = compute(&args, &problem, o.product ? &product : NULL, &o, &error)) != ATTN_OK)
         pyattn_raise(status, &error);
     else
         result = wrap(values, &o);

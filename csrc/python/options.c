@@ -201,6 +201,26 @@ static int convert_dropout(PyObject *const *values, attn_args *args, pyattn_opti
     return 0;
 }
 
+static int convert_score(PyObject *object, attn_args *args)
+{
+    static const struct {
+        const char *name;
+        attn_score score;
+    } scores[] = {{"dot", ATTN_SCORE_DOT},
+                  {"cosine", ATTN_SCORE_COSINE},
+                  {"distance", ATTN_SCORE_DISTANCE},
+                  {"additive", ATTN_SCORE_ADDITIVE}};
+    if (object == NULL) return 0;
+    for (size_t n = 0; PyUnicode_Check(object) && n < sizeof scores / sizeof *scores; n++)
+        if (PyUnicode_CompareWithASCIIString(object, scores[n].name) == 0) {
+            args->score = scores[n].score;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "score is %R, expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
+                 object);
+    return -1;
+}
+
 static int convert_words(PyObject *const *values, attn_args *args)
 {
     int n;
@@ -220,6 +240,7 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
     if ((args->is_causal = pyattn_flag(values[PYATTN_IS_CAUSAL], "is_causal")) < 0) return -1;
     if ((args->enable_gqa = pyattn_flag(values[PYATTN_ENABLE_GQA], "enable_gqa")) < 0) return -1;
     if (convert_words(values, args) < 0 || convert_scale(values[PYATTN_SCALE], args) < 0) return -1;
+    if (convert_score(values[PYATTN_SCORE], args) < 0) return -1;
     if (convert_window(values[PYATTN_WINDOW], args) < 0 || convert_dropout(values, args, arrays) < 0) return -1;
     if ((args->num_threads = pyattn_num_threads(values[PYATTN_NUM_THREADS])) < 0) return -1;
 

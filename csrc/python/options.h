@@ -9,6 +9,7 @@ enum {
     PYATTN_IS_CAUSAL,
     PYATTN_ALIGN,
     PYATTN_SCALE,
+    PYATTN_SCORE,
     PYATTN_WINDOW,
     PYATTN_KEY_LENGTHS,
     PYATTN_QUERY_LENGTHS,
@@ -24,7 +25,7 @@ enum {
     PYATTN_OPTIONS
 };
 #define PYATTN_OPTION_NAMES                                                                                            \
-    "attn_mask", "is_causal", "align", "scale", "window", "key_lengths", "query_lengths", "dropout_p", "rng",          \
+    "attn_mask", "is_causal", "align", "scale", "score", "window", "key_lengths", "query_lengths", "dropout_p", "rng", \
         "keep_mask", "enable_gqa", "need_weights", "need_lse", "empty_rows", "layout", "num_threads"
 
 /* Arrays among them. */

@@ -204,6 +204,16 @@ static void poison(test_case *c, lcg *g)
         if (at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
 }
 
+/* As large as makes scores near 1. */
+static void draw_score_weight(test_case *c, lcg *g)
+{
+    static const int roles[] = {COLUMN};
+    const storage contiguous = {.order = {OUTER, BATCH, HEAD, ROW, COLUMN}, .stretch = 1};
+    tensor_make(&c->score_weight, c->dtype, LIST(1, 1, 1, 1, c->head_dim), roles, 1, 1, &contiguous);
+    fill(&c->score_weight, g, 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1)));
+    c->args.score_weight = tensor_view(&c->score_weight);
+}
+
 static void draw_form(test_case *c, lcg *g)
 {
     attn_args *a = &c->args;
@@ -229,23 +239,29 @@ static void draw_form(test_case *c, lcg *g)
 static void describe(test_case *c)
 {
     static const char *const masks[] = {"none", "bool", "float16", "float32", "float64", "long double", "finfo.min"};
+    static const char *const scores[] = {"dot", "cosine", "distance", "additive"};
     static const char *const forms[] = {"sees all", "causal", "causal lower", "window", "window lower"};
     const attn_args *a = &c->args;
-    snprintf(c->text, sizeof c->text,
-             "case %d: %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
-             "starts %td %td, %td extra keys%s%s%s%s, %d threads",
-             c->number, c->dtype == ATTN_F32 ? "float32" : "float64", c->outer, c->batch, c->heads, c->q_len, c->kv_len,
-             c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left, a->window_right,
-             a->query_start, a->key_start, a->extra_keys, c->padding.data ? ", padding" : "",
-             a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
-             c->wants_weights ? ", weights" : "", a->num_threads);
+    snprintf(
+        c->text, sizeof c->text,
+        "case %d: %s, %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
+        "starts %td %td, %td extra keys%s%s%s%s, %d threads",
+        c->number, c->dtype == ATTN_F32 ? "float32" : "float64", scores[a->score], c->outer, c->batch, c->heads,
+        c->q_len, c->kv_len, c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left,
+        a->window_right, a->query_start, a->key_start, a->extra_keys, c->padding.data ? ", padding" : "",
+        a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
+        c->wants_weights ? ", weights" : "", a->num_threads);
 }
 
 void case_make(test_case *c, int number)
 {
     lcg g = lcg_from((uint64_t)number + 1);
-    int n = number;
+    int n = number % DOT_CASES;
     *c = (test_case){.number = number};
+    if (number >= DOT_CASES) { /* 13 and the number of combinations have no divisor in common */
+        n = 13 * n % DOT_CASES;
+        c->args.score = (attn_score)(1 + number % OTHER_SCORES);
+    }
     c->dtype = n % DTYPES == 0 ? ATTN_F32 : ATTN_F64, n /= DTYPES;
     c->mask_kind = n % MASK_KINDS, n /= MASK_KINDS;
     c->form = n % FORMS, n /= FORMS;
@@ -255,7 +271,7 @@ void case_make(test_case *c, int number)
 
     draw_lengths(c, &g);
     const int heads = draw_axes(c, &g);
-    limit_work(c, c->dtype == ATTN_F32 ? 8e6 : 3e6);
+    limit_work(c, (c->dtype == ATTN_F32 ? 8e6 : 3e6) / (c->args.score == ATTN_SCORE_ADDITIVE ? 10 : 1));
     draw_form(c, &g);
     const int with_query_lengths = draw_one_in(&g, 4);
     if (!with_query_lengths && draw_one_in(&g, 3)) {
@@ -289,6 +305,8 @@ void case_make(test_case *c, int number)
     a->query_lengths = tensor_view(&c->query_lengths);
     a->has_scale = draw_one_in(&g, 4);
     a->scale = (double)PICK(&g, -4, 0, 1, 2, 8) / 8;
+    if (a->score == ATTN_SCORE_COSINE) a->scale *= 20;
+    if (a->score == ATTN_SCORE_ADDITIVE) draw_score_weight(c, &g);
     a->empty = draw_one_in(&g, 8) ? (double)NAN : 0;
     a->num_threads = 1 + number % 3;
     describe(c);
@@ -296,9 +314,10 @@ void case_make(test_case *c, int number)
 
 void case_free(test_case *c)
 {
-    tensor *inputs[] = {&c->query, &c->key, &c->value, &c->mask, &c->padding, &c->key_lengths, &c->query_lengths};
+    tensor *inputs[] = {&c->query,   &c->key,         &c->value,         &c->mask,
+                        &c->padding, &c->key_lengths, &c->query_lengths, &c->score_weight};
     tensor *results[] = {&c->output, &c->weights, &c->lse};
-    for (int n = 0; n < 7; n++) tensor_free(inputs[n]);
+    for (int n = 0; n < 8; n++) tensor_free(inputs[n]);
     for (int n = 0; n < 3; n++) tensor_free(results[n]);
 }
 

@@ -1,4 +1,5 @@
-/* A fixed list of attention calls: every combination of dtype, mask, causal form and regime once, the rest drawn. */
+/* A fixed list of attention calls: every combination of dtype, mask, causal form and regime once, the rest drawn. Then
+ * some of them again, with each of the other scores in turn. */
 #ifndef CASES_H
 #define CASES_H
 
@@ -7,7 +8,7 @@
 enum { MASK_NONE, MASK_BOOL, MASK_F16, MASK_F32, MASK_F64, MASK_LONG, MASK_LEAST, MASK_KINDS };
 enum { SEES_ALL, CAUSAL_UPPER, CAUSAL_LOWER, WINDOW_UPPER, WINDOW_LOWER, FORMS };
 enum { SMALL, DECODE, PREFILL, LONG, REGIMES };
-enum { DTYPES = 2, CASES = DTYPES * MASK_KINDS * FORMS * REGIMES };
+enum { DTYPES = 2, DOT_CASES = DTYPES * MASK_KINDS * FORMS * REGIMES, OTHER_SCORES = 3, CASES = DOT_CASES * 3 / 2 };
 
 typedef struct {
     int number, mask_kind, form, regime;
@@ -15,10 +16,10 @@ typedef struct {
     int has_heads, rank;
     ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
     attn_args args; /* its views point into the tensors: a case stays where it was made */
-    tensor query, key, value, mask, padding, key_lengths, query_lengths; /* data == NULL: not given */
+    tensor query, key, value, mask, padding, key_lengths, query_lengths, score_weight; /* data == NULL: not given */
     tensor output, weights, lse;
     int wants_weights, wants_lse;
-    char text[240];
+    char text[260];
 } test_case;
 
 void case_make(test_case *c, int number);

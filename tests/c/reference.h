@@ -10,7 +10,9 @@
  *
  *     u        2^-24 for float32, 2^-53 for float64
  *     tiny     2^-126, 2^-1022: denormals may be flushed
- *     a_j      |scale| sum_d |q_d| |k_jd| + |bias_j| over the keys j that a row attends to; A = max_j a_j
+ *     a_j      |scale| size_j + |bias_j| over the keys j that a row attends to; A = max_j a_j
+ *     size_j   dot: sum_d |q_d| |k_jd|; cosine: the same / (|q| |k_j|); distance: sum_d (|q_d| + |k_jd|)^2; additive:
+ *              sum_d |weight_d| (tests/bounds.py says why)
  *     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (kv_len + head_dim + 1) tiny
  *     weight   8u w (1 + 2A) + tiny;   their sum: 8u sqrt(kv_len)
  *     lse      4u (1 + |lse| + A)

@@ -26,9 +26,44 @@ static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t 
     for (ptrdiff_t d = 0; d < t->size[COLUMN]; d++) out[d] = *(const REAL *)(const void *)(p + d * t->step[COLUMN]);
 }
 
+/* What scale is multiplied with, as attn.h has it, and the size of what it is made of: how far rounding can go. */
+static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double *size)
+{
+    const REAL *weight = (const REAL *)(const void *)c->score_weight.data;
+    WIDE sum = 0, query_squares = 0, key_squares = 0;
+    *size = 0;
+    for (ptrdiff_t d = 0; d < c->head_dim; d++) {
+        const WIDE q = r->query[d], k = r->key[j * c->head_dim + d];
+        query_squares += q * q;
+        key_squares += k * k;
+        switch (c->args.score) {
+        case ATTN_SCORE_DISTANCE:
+            sum -= (q - k) * (q - k);
+            *size += (double)((fabs(q) + fabs(k)) * (fabs(q) + fabs(k)));
+            break;
+        case ATTN_SCORE_ADDITIVE:
+            sum += weight[d] * tanh(q + k);
+            *size += (double)fabs(weight[d]);
+            break;
+        default: sum += q * k; *size += (double)fabs(q * k);
+        }
+    }
+    if (c->args.score != ATTN_SCORE_COSINE) return sum;
+    const WIDE norms = sqrt(query_squares) * sqrt(key_squares);
+    *size = norms == 0 ? 0 : *size / (double)norms;
+    return norms == 0 ? 0 : sum / norms;
+}
+
+static double NAME(scale)(const test_case *c)
+{
+    const double root = sqrt((double)(c->head_dim > 0 ? c->head_dim : 1));
+    if (c->args.has_scale) return c->args.scale;
+    return c->args.score == ATTN_SCORE_DOT ? 1 / root : c->args.score == ATTN_SCORE_DISTANCE ? 1 / (2 * root) : 1;
+}
+
 static void NAME(attend)(const test_case *c, RECORD *r)
 {
-    const double scale = c->args.has_scale ? c->args.scale : 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1));
+    const double scale = NAME(scale)(c);
     WIDE top = -(WIDE)INFINITY, sum = 0;
     r->largest = 0;
 
@@ -37,12 +72,7 @@ static void NAME(attend)(const test_case *c, RECORD *r)
         double bias = 0;
         r->weight[j] = r->size[j] = 0;
         if (!(r->visible[j] = (unsigned char)sees(c, r->at, r->key_length, r->query_length, j, &bias))) continue;
-        for (ptrdiff_t d = 0; d < c->head_dim; d++) {
-            const WIDE product = r->query[d] * r->key[j * c->head_dim + d];
-            r->weight[j] += product;
-            r->size[j] += (double)fabs(product);
-        }
-        r->weight[j] = r->weight[j] * (WIDE)scale + (WIDE)bias;
+        r->weight[j] = NAME(score)(c, r, j, &r->size[j]) * (WIDE)scale + (WIDE)bias;
         r->size[j] = r->size[j] * fabs(scale) + fabs(bias);
         if (!(r->weight[j] <= top)) top = r->weight[j];
         if (r->size[j] > r->largest) r->largest = r->size[j];

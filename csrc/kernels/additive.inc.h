@@ -1,0 +1,59 @@
+/* Additive scores, weight . tanh(query + key), laid out as score_block's. The time goes into tanh, so that one vector of
+ * queries at a time will do, and decoding has no form of its own.
+ */
+
+/* R keys against J = 1 vector of queries, over some features: one chain of fma per score. */
+ATTN_TEMPLATE void K(additive_tile)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
+                                    const real *key, ptrdiff_t key_stride, const real *weight, real factor, vec *acc)
+{
+    ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(splat)(0);
+    for (ptrdiff_t d = 0; d < features; d++) {
+        const vec q = V(load)(packed + d * width), w = V(splat)(weight[d] * factor);
+        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] =
+            V(fma)(w, K(tanh)(V(add)(q, V(splat)(key[r * key_stride + d]))), acc[r]);
+    }
+}
+
+/* R keys, all features, folded every ATTN_FOLD_FEATURES, and out. */
+ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
+                                   const real *key, ptrdiff_t key_stride, const real *weight, real factor,
+                                   const real *bias, real *scores, vec best)
+{
+    const vec dead = V(splat)(-INFINITY);
+    vec sum[R], acc[R];
+    for (ptrdiff_t from = 0; from == 0 || from < features; from += ATTN_FOLD_FEATURES) {
+        const ptrdiff_t some = features - from < ATTN_FOLD_FEATURES ? features - from : ATTN_FOLD_FEATURES;
+        K(additive_tile)(R, some, packed + from * width, width, key + from, key_stride, weight + from, factor, acc);
+        ATTN_UNROLL for (int r = 0; r < R; r++) sum[r] = from > 0 ? V(add)(sum[r], acc[r]) : acc[r];
+    }
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+    {
+        if (bias) {
+            const vec b = V(load)(bias + r * width);
+            sum[r] = V(select)(V(eq)(b, dead), dead, V(add)(sum[r], b));
+        }
+        V(store)(scores + r * width, sum[r]);
+        best = V(max)(sum[r], best);
+    }
+    return best;
+}
+
+static void K(additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
+                              ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
+                              void *maximum)
+{
+    const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    for (int j = 0; j < vectors; j++) {
+        const real *q = (const real *)packed + j * LANES, *b = bias ? (const real *)bias + j * LANES : NULL;
+        real *out = (real *)scores + j * LANES, *top = (real *)maximum + j * LANES;
+        vec best = V(load)(top);
+        int n = 0;
+#define KEYS(R)                                                                                                        \
+    best = K(additive_keys)((R), features, q, width, (const real *)key + n * key_stride, key_stride, weight,           \
+                            (real)factor, b ? b + n * width : NULL, out + n * width, best)
+        for (; n + 4 <= keys; n += 4) KEYS(4);
+        for (; n < keys; n++) KEYS(1);
+#undef KEYS
+        V(store)(top, best);
+    }
+}
