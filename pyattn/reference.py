@@ -33,6 +33,7 @@ Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 Align = Literal["upper_left", "lower_right"]
 Layout = Literal["bhsd", "bshd"]
+Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
 Window = int | tuple[int | None, int | None]
 
 
@@ -62,6 +63,8 @@ def attention(
     is_causal: bool = False,
     align: Align | None = None,
     scale: float | None = None,
+    score: Score = "dot",
+    score_weight: npt.ArrayLike | None = None,
     window: Window | None = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
@@ -70,7 +73,7 @@ def attention(
     layout: Layout = "bhsd",
     dtype: npt.DTypeLike = np.float64,
 ) -> Attended:
-    """Return softmax(scale * query key^T + bias) value, taken over the visible keys of each query.
+    """Return softmax(scale * score(query, key) + bias) value, taken over the visible keys of each query.
 
     Arguments are those of `pyattn.attention` that change the numbers, and mean the same.
 
@@ -85,7 +88,11 @@ def attention(
     align : {"upper_left", "lower_right"}, optional
         Whether the first queries and keys stand beside each other (the default), or the last.
     scale : float, optional
-        1 / sqrt(head_dim) unless given.
+        1 / sqrt(head_dim) unless given; half of that for distances, 1 for the others.
+    score : {"dot", "cosine", "distance", "bilinear", "additive"}
+        Default: "dot".
+    score_weight : array_like, optional
+        Of a bilinear or additive score. Default: none.
     window : int or tuple, optional
         (left, right), inclusive; one int is both; None = unbounded, the default.
     key_lengths, query_lengths : array_like of int, optional
@@ -116,10 +123,9 @@ def attention(
     visible = visible_pairs(
         (*q.shape[:-1], k.shape[-2]), has_heads, mask, is_causal, align, window, key_lengths, query_lengths
     )
-    one = np.asarray(1, dtype)
 
     with np.errstate(all="ignore"):  # what is masked may overflow or be NaN; np.where drops it
-        scores = q @ k.mT * (one / np.sqrt(one * q.shape[-1]) if scale is None else one * scale)
+        scores = _scores(q, k, score, score_weight, scale)
         if mask is not None and mask.dtype != np.bool_:
             scores = scores + mask.astype(dtype)
         scores = np.where(visible, scores, -np.inf)
@@ -134,6 +140,23 @@ def attention(
     if empty_rows == "nan":
         output = np.where(empty, np.nan, output)
     return Attended(output.swapaxes(-3, -2) if layout == "bshd" else output, weights, lse)
+
+
+def _scores(q: Floats, k: Floats, score: Score, weight: npt.ArrayLike | None, scale: float | None) -> Floats:
+    """Return scale times the score of each query and key, (..., L, S)."""
+    w, one = np.asarray(0 if weight is None else weight).astype(q.dtype), np.ones((), q.dtype)
+    root = np.sqrt(one * max(1, q.shape[-1]))
+    factor = {"dot": one / root, "distance": one / (2 * root)}.get(score, one) if scale is None else one * scale
+    if score == "cosine":
+        norms = (np.sqrt((x * x).sum(axis=-1, keepdims=True)) for x in (q, k))
+        q, k = (x / np.where(norm == 0, 1, norm) for x, norm in zip((q, k), norms, strict=True))
+    if score in ("dot", "cosine", "bilinear"):
+        return np.asarray((q @ w if score == "bilinear" else q) @ k.mT * factor)
+    scores = np.zeros((*q.shape[:-1], k.shape[-2]), q.dtype)
+    for d in range(q.shape[-1]):
+        one_query, one_key = q[..., :, np.newaxis, d], k[..., np.newaxis, :, d]
+        scores += -((one_query - one_key) ** 2) if score == "distance" else w[d] * np.tanh(one_query + one_key)
+    return np.asarray(scores * factor)
 
 
 def operands(

@@ -8,10 +8,19 @@ The bounds, for a row of a result, over the keys j that it attends to:
 
     u      2^-24 for float32, 2^-53 for float64
     tiny   2^-126, 2^-1022: denormals may be flushed
-    a_j    |scale| sum_d |q_d| |k_jd| + |bias_j|: the size of what was added up to make a score; A = max_j a_j
+    a_j    |scale| size_j + |bias_j|: the size of what was added up to make a score; A = max_j a_j
     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny
     weight   8u w (1 + 2A) + tiny;  a row's sum: 8u sqrt(S)
     lse      4u (1 + |lse| + A)
+
+The size of a score, to first order in u and without what a sum's length adds, for which the bars have room:
+
+    dot        sum_d |q_d| |k_d|
+    cosine     sum_d |q_d| |k_d| / (|q| |k|), at most 1: rows of norm 1 are off by a unit or two of their own size
+    distance   sum_d (|q_d| + |k_d|)^2: all of 2 q . k, |k|^2 and (in the lse) |q|^2, which are added up
+    bilinear   sum_cd |q_c| |W_cd| |k_d|
+    additive   sum_d |w_d|. x = q_d + k_d is rounded, by u |x|, which tanh makes u |x| / cosh(x)^2 < u / 2; tanh is off
+               by 4 ULP at most, 8u, and by one or two at the usual place; w_d * scale is rounded, by u.
 
 References are computed one float type wider than the result, else they would carry errors as large as those they judge.
 (Where long double is no wider than double, the float64 cases do that: both sides' errors then share one bound.)
@@ -70,10 +79,12 @@ def expect(query, key, value, dtype, *, part_lse=None, **arguments) -> Expected:
     visible = reference.visible_pairs(
         weights.shape, has_heads, mask, **{name: arguments[name] for name in masks if name in arguments}
     )
-    scale = arguments.get("scale")
+    scale, score = arguments.get("scale"), arguments.get("score", "dot")
     features, keys = q.shape[-1], k.shape[-2]
+    root = np.sqrt(max(1, features))
     with np.errstate(all="ignore"):
-        a = np.abs(q) @ np.abs(k).mT * (1 / np.sqrt(features) if scale is None else abs(scale))
+        a = _score_sizes(q, k, score, arguments.get("score_weight"))
+        a = a * ({"dot": 1 / root, "distance": 0.5 / root}.get(score, 1) if scale is None else abs(scale))
         if mask is not None and mask.dtype != np.bool_:
             a = a + np.abs(mask.astype(np.float64))
         a = np.where(visible, a, 0)
@@ -88,6 +99,20 @@ def expect(query, key, value, dtype, *, part_lse=None, **arguments) -> Expected:
     if rows is not output:
         unit = unit.swapaxes(-3, -2)
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, largest)
+
+
+def _score_sizes(q, k, score, weight):
+    """What the rounding of scores is relative to, without their scale."""
+    q, k = np.abs(q), np.abs(k)
+    if score == "additive":
+        return np.full((*q.shape[:-1], k.shape[-2]), np.abs(weight).sum(dtype=np.float64))
+    if score == "distance":  # nothing cancels
+        return (q * q).sum(-1)[..., np.newaxis] + 2 * (q @ k.mT) + (k * k).sum(-1)[..., np.newaxis, :]
+    if score == "cosine":
+        q, k = (
+            x / np.where(norm == 0, 1, norm) for x in (q, k) for norm in [np.linalg.norm(x, axis=-1, keepdims=True)]
+        )
+    return (q @ np.abs(weight) if score == "bilinear" else q) @ k.mT
 
 
 def output_ratio(output, expected: Expected) -> float:

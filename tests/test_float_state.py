@@ -53,6 +53,10 @@ def attention_calls(arrays):
         lambda: pyattn.attention(query, key, value, attn_mask=mask),
         *(partial(pyattn.attention, query, key, value, dropout_p=p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
         lambda: pyattn.dropout_keep_mask((3, 300), 0.1, rng=0),
+        lambda: pyattn.attention(large, far, tiny, score="cosine"),
+        lambda: pyattn.attention(far, large, value, score="distance", need_lse=True),
+        lambda: pyattn.attention(large, key, value, score="bilinear", score_weight=large[0, :24]),
+        lambda: pyattn.attention(invalid, key, value, score="additive", score_weight=large[0, 0]),
     ]
 
 

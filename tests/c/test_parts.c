@@ -15,6 +15,7 @@ typedef struct {
     ptrdiff_t size; /* bytes of a number */
     ptrdiff_t window_left;
     double dropout_p;
+    attn_score score;
     _Alignas(64) char query[LENGTH * HEAD_DIM * MOST_BYTES], key[LENGTH * HEAD_DIM * MOST_BYTES];
     _Alignas(64) char value[LENGTH * V_DIM * MOST_BYTES];
 } problem;
@@ -42,12 +43,15 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
         .align = ATTN_ALIGN_UPPER_LEFT,
         .window_left = p->window_left,
         .window_right = ATTN_UNBOUNDED,
+        .score = p->score,
         .query_start = at.row,
         .key_start = at.key,
         .num_threads = 1,
         .dropout_p = p->dropout_p,
         .dropout_seed = 77,
     };
+    void *const score_weight = p->score == ATTN_SCORE_ADDITIVE ? p->value : NULL;
+    args.score_weight = (attn_view){score_weight, p->dtype, 1, LIST(HEAD_DIM), features + 1};
     const attn_view output = {r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns};
     const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys),
                                keys};
@@ -60,8 +64,8 @@ static void claim_part(problem *p, part at, const results *whole, results *r)
     attn_error error = {""};
     const ptrdiff_t row = at.row * p->size, rows = at.rows * p->size;
     char text[160];
-    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td of keys %td to %td, window %td", attn_isa(), 8 * p->size,
-             at.row, at.row + at.rows, at.key, at.key + at.keys, p->window_left);
+    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td of keys %td to %td, window %td, score %d", attn_isa(),
+             8 * p->size, at.row, at.row + at.rows, at.key, at.key + at.keys, p->window_left, (int)p->score);
     memset(r->weights + row * LENGTH, 0, (size_t)(rows * LENGTH));
     CLAIM(attend(p, at, r, &error) == ATTN_OK, "%s: %s", text, error.message);
     CLAIM(memcmp(r->output + row * V_DIM, whole->output + row * V_DIM, (size_t)(rows * V_DIM)) == 0,
@@ -112,9 +116,10 @@ int main(void)
         fill(p, p->key, LENGTH * HEAD_DIM, &g);
         fill(p, p->value, LENGTH * V_DIM, &g);
         for (int n = 0; n < level_count(); n++)
-            for (int window = 0; window < 3; window++) {
+            for (int window = 0; window < 6; window++) { /* the last three: one window, the other scores */
                 use_level(n);
-                p->window_left = LIST(ATTN_UNBOUNDED, 10, 200)[window];
+                p->score = (attn_score)(window < 3 ? ATTN_SCORE_DOT : window - 2);
+                p->window_left = LIST(ATTN_UNBOUNDED, 10, 200)[window < 3 ? window : 2];
                 p->dropout_p = window == 0 ? 0 : 0.3;
                 memset(&all, 0, sizeof all);
                 CLAIM(attend(p, (part){0, LENGTH, 0, LENGTH}, &all, &error) == ATTN_OK, "%s", error.message);
