@@ -33,6 +33,7 @@ __all__ = [
     "SelfAttention",
     "ShapeWarning",
     "__version__",
+    "additive_attention",
     "attention",
     "compare",
     "dropout_keep_mask",
@@ -58,12 +59,14 @@ _FROM = {
     "Linear": "nn",
     "MultiheadAttention": "nn",
     "SelfAttention": "nn",
+    "additive_attention": "additive",
     "compare": "comparing",
     "multi_head_attention_forward": "multi_head",
 }
 
 if TYPE_CHECKING:
     from pyattn import nn
+    from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Linear, MultiheadAttention, SelfAttention

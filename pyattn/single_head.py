@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.functional import AttentionResult, FloatArray
 
-__all__ = ["Window", "read_weight", "self_attention"]
+__all__ = ["Window", "check_inner", "read_rows", "read_weight", "self_attention"]
 
 Array = npt.NDArray[Any]
 Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
@@ -109,7 +109,7 @@ def self_attention(
     weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
     sources = ("x", *(["x" if context is None else "context"] * 2))
     for (name, weight), source, rows in zip(weights.items(), sources, inputs, strict=True):
-        _check_inner(name, weight, source, rows, columns)
+        check_inner(name, weight, source, rows, columns)
     key_dim, other = len(weights["w_query"]), len(weights["w_key"])
     if key_dim != other:
         raise ValueError(f"w_query gives {key_dim} numbers a query but w_key {other} a key")
@@ -171,10 +171,10 @@ def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
 
 def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> list[Array]:
     """Those of queries, keys and values, an input per row."""
-    own = _rows_of(x, "x", columns)
+    own = read_rows(x, "x", columns)
     if context is None:
         return [own] * 3
-    other = _rows_of(context, "context", columns)
+    other = read_rows(context, "context", columns)
     if other.shape[:-2] != own.shape[:-2]:
         raise ValueError(
             f"context has the leading axes {other.shape[:-2]}, expected {own.shape[:-2]}, those of x; "
@@ -183,7 +183,30 @@ def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -
     return [own, other, other]
 
 
-def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
+def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
+    """Read inputs as (..., length, d_x).
+
+    Parameters
+    ----------
+    x : array_like, (..., length, d_x)
+        (..., d_x, length) with columns.
+    name : str
+        What messages call it.
+    columns : bool
+        The column convention.
+
+    Returns
+    -------
+    ndarray, (..., length, d_x)
+        Without a copy where NumPy can view x.
+
+    Raises
+    ------
+    ValueError
+        It has fewer than two axes.
+    TypeError
+        It is no array of numbers.
+    """
     array = _core.as_array(x, name)
     if array.ndim < 2:
         expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
@@ -191,8 +214,27 @@ def _rows_of(x: npt.ArrayLike, name: str, columns: bool) -> Array:
     return array.swapaxes(-1, -2) if columns else array
 
 
-def _check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
-    """Either may be the wrong one of the two: the message says what would fit the other."""
+def check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
+    """Check that a weight takes the rows' features. Either may be wrong: the message says what would fit the other.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the weight.
+    weight : ndarray, (dim, d_x)
+        As `read_weight` gives it.
+    source : str
+        What messages call the rows.
+    rows : ndarray, (..., length, d_x)
+        As `read_rows` gives them.
+    columns : bool
+        The column convention, in which messages give shapes.
+
+    Raises
+    ------
+    ValueError
+        It does not.
+    """
     inner, features = weight.shape[1], rows.shape[-1]
     if inner == features:
         return

@@ -160,6 +160,7 @@ MODULES = {
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
+    "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
         *(X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
     ),
@@ -175,6 +176,8 @@ MODULES_MISTAKES = {
     "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
     "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
+    "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
     "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }

@@ -40,10 +40,20 @@ WORDS = {
 # Module of pyattn: the others that it may import, at any depth.
 PYTHON_ARROWS = {
     "": {
-        *("_version", "comparing", "dropping", "functional", "masks", "multi_head", "nn", "runtime", "single_head"),
+        "_version",
+        "additive",
+        "comparing",
+        "dropping",
+        "functional",
+        "masks",
+        "multi_head",
+        "nn",
+        "runtime",
+        "single_head",
         "warning",
     },
     "__main__": {"", "_article", "_core", "comparing"},
+    "additive": {"_core", "dropping", "functional", "single_head"},
     "_article": set(),
     "_version": set(),
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
@@ -242,7 +252,18 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
     assert set(foreign.split()) <= {"numpy", "pyattn"}
     lazy = {
         f"pyattn.{name}"
-        for name in ("reference", "tracing", "plot", "comparing", "testing", "interop", "nn", "__main__", "_article")
+        for name in (
+            "reference",
+            "additive",
+            "tracing",
+            "plot",
+            "comparing",
+            "testing",
+            "interop",
+            "nn",
+            "__main__",
+            "_article",
+        )
     }
     assert not lazy & set(ours.split())
     assert not SLOW & set(new.split())
