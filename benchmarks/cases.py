@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,6 +86,7 @@ class AttentionInputs:
     key: np.ndarray
     value: np.ndarray
     mask: np.ndarray | None
+    score_weight: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class AttentionCase(Case):
     causal: bool = False
     kv_heads: int = 0
     mask: str = ""
+    score: str = "dot"
     strided: bool = False
     """(batch, length, heads, head_dim) in memory, seen through a transposed view."""
 
@@ -106,7 +108,8 @@ class AttentionCase(Case):
     @property
     def name(self) -> str:
         groups = f"/{self.kv_heads}" if self.kv_heads else ""
-        return f"{super().name}{groups}{' causal' if self.causal else ''}"
+        score = f" {self.score}" if self.score != "dot" else ""
+        return f"{super().name}{groups}{' causal' if self.causal else ''}{score}"
 
     @property
     def flops(self) -> float:
@@ -130,7 +133,9 @@ class AttentionCase(Case):
 
         query = draw(heads, q_len)
         key, value = (draw(self.kv_heads or heads, kv_len) for _ in "kv")
-        return AttentionInputs(query, key, value, self._draw_mask(rng))
+        mask = self._draw_mask(rng)
+        weight = rng.standard_normal((head_dim, head_dim), np.float32) if self.score == "bilinear" else None
+        return AttentionInputs(query, key, value, mask, None if weight is None else weight / np.float32(head_dim))
 
     def _draw_mask(self, rng: np.random.Generator) -> np.ndarray | None:
         batch, heads, q_len, kv_len, _ = self.shape
@@ -164,6 +169,49 @@ def denormal(inputs: AttentionInputs, kind: str) -> AttentionInputs:
     key[..., 0] = 0.0
     key[..., 0, 0] = 95.0
     return replace(inputs, query=query, key=key)
+
+
+@dataclass(frozen=True)
+class AdditiveInputs:
+    """query (batch, q_len, hidden), states (batch, kv_len, hidden), two weights (hidden, hidden), w_score (hidden,)."""
+
+    query: np.ndarray
+    states: np.ndarray
+    """Keys, and values."""
+    w_query: np.ndarray
+    w_key: np.ndarray
+    w_score: np.ndarray
+
+
+@dataclass(frozen=True)
+class AdditiveCase(Case):
+    """Additive attention over some states, with its projections."""
+
+    least: dict[str, float] = field(default_factory=dict)
+    """Peer to its bar."""
+
+    operation = "additive"
+    axes = "batch,q_len,kv_len,hidden"
+
+    @property
+    def flops(self) -> float:
+        batch, q_len, kv_len, hidden = self.shape
+        return 2.0 * batch * hidden * ((q_len + kv_len) * hidden + 2 * q_len * kv_len)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        return tuple(Bar(peer, limit) for peer, limit in self.least.items())
+
+    def inputs(self) -> AdditiveInputs:
+        batch, q_len, kv_len, hidden = self.shape
+        rng = self._generator()
+        query, states = (rng.standard_normal((batch, length, hidden), np.float32) for length in (q_len, kv_len))
+        w_query, w_key = (_draw_linear(rng, hidden, hidden)[0].T for _ in "qk")
+        return AdditiveInputs(
+            query, states, w_query, w_key, rng.standard_normal(hidden, np.float32) * np.float32(1 / np.sqrt(hidden))
+        )
+
+    def read_once(self, inputs: AdditiveInputs) -> tuple[np.ndarray, ...]:
+        return ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cases import AttentionCase, Bar, Case, LinearCase, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, Bar, Case, LinearCase, MultiHeadCase
 
 Shape = tuple[int, int, int, int, int]
 
@@ -50,6 +50,7 @@ MULTI_HEAD: tuple[tuple[tuple[int, int, int, int], str, float], ...] = (  # the 
 def grid() -> Iterator[Case]:
     """Every case, in the order of the table."""
     yield from _attention()
+    yield AdditiveCase("scores additive", (8, 256, 256, 128), {"torch": 1.5, "numpy": 5.0}, quick=True)
     for sizes in LINEAR:
         for rows in ROWS:
             yield LinearCase(
@@ -87,5 +88,8 @@ def _attention() -> Iterator[AttentionCase]:
         yield AttentionCase(f"{mask} mask", (2, 12, 512, 512, 64), (1.2, 1.2), mask=mask, quick=mask == "bool")
     for shape in ((1, 12, 128, 128, 64), (1, 12, 512, 512, 64), (1, 16, 1024, 1024, 64)):
         yield AttentionCase("weights", shape, own=(Bar("cost", 1.25, at_least=False),), quick=shape[2] == 512)
+    for score in ("cosine", "distance", "bilinear"):
+        dear = Bar("cost", 1.15, at_least=False)
+        yield AttentionCase("scores", (1, 12, 512, 512, 64), score=score, own=(dear,), quick=score == "cosine")
     for kind in ("scores", "values"):
         yield AttentionCase(f"denormal {kind}", (1, 12, 512, 512, 64), own=(Bar("cost", 1.5, at_least=False),))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cases import AttentionCase, Bar, Case, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, Bar, Case, MultiHeadCase
 from benchmarks.peers import Pyattn
 from benchmarks.run import Result
 
@@ -26,6 +26,11 @@ FOR_ITS_INPUT = Bar("times its input", 8.0, at_least=False)
 FOR_ITS_SCORES = Bar("MB", LENGTH**2 / 1e6, at_least=False)
 CASES: tuple[Case, ...] = (
     AttentionCase("memory", (1, 8, LENGTH, LENGTH, 64), mask="padding", own=(Bar("MB", 16.0, at_least=False),)),
+    *(
+        AttentionCase("memory", (1, 1, LENGTH, LENGTH, 64), score=score, own=(Bar("MB", 16.0, at_least=False),))
+        for score in ("cosine", "distance", "bilinear")
+    ),
+    AdditiveCase("memory additive", (1, LENGTH, LENGTH, 8), own=(Bar("MB", 16.0, at_least=False),)),
     MultiHeadCase("memory mha", (1, 4096, 768, 12), own=(FOR_ITS_INPUT,)),
     MultiHeadCase("memory mha", (1, LENGTH, 64, 4), own=(FOR_ITS_INPUT, FOR_ITS_SCORES)),
 )

@@ -19,6 +19,8 @@ import numpy as np
 import pyattn
 from benchmarks import jax_worker
 from benchmarks.cases import (
+    AdditiveCase,
+    AdditiveInputs,
     AttentionCase,
     AttentionInputs,
     Case,
@@ -92,7 +94,14 @@ class Pyattn:
         options: dict[str, Any] = {"is_causal": True} if case.causal else {}
         if inputs.mask is not None:
             options["attn_mask"] = inputs.mask
+        if case.score != "dot":
+            options |= {"score": case.score, "score_weight": inputs.score_weight}
         return _contender(pyattn.attention, inputs.query, inputs.key, inputs.value, **options, **more)
+
+    @staticmethod
+    def additive(case: AdditiveCase, inputs: AdditiveInputs) -> Contender:
+        weights = inputs.w_query, inputs.w_key, inputs.w_score
+        return _contender(pyattn.additive_attention, inputs.query, inputs.states, inputs.states, *weights)
 
     @staticmethod
     def linear(case: LinearCase, inputs: LinearInputs) -> Contender:
@@ -154,6 +163,18 @@ class Torch:
         if case.kv_heads:
             options["enable_gqa"] = True
         return [_contender(attention, query, key, value, **options)]
+
+    def additive(self, case: AdditiveCase, inputs: AdditiveInputs) -> list[Contender]:
+        """The eager formula, with the one large array that it needs used twice."""
+        torch = self.torch
+        weights = inputs.w_query, inputs.w_key, inputs.w_score
+        query, states, w_query, w_key, w_score = map(torch.from_numpy, (inputs.query, inputs.states, *weights))
+
+        def call() -> Any:
+            pairs = (query @ w_query)[:, :, None] + (states @ w_key)[:, None]
+            return torch.softmax(pairs.tanh_() @ w_score, dim=-1) @ states
+
+        return [_contender(call)]
 
     def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
         arrays = inputs.x, inputs.weight, inputs.bias
@@ -300,6 +321,18 @@ class NumPy:
             weights = np.exp(scores, out=scores)
             weights /= weights.sum(axis=-1, keepdims=True)
             output: np.ndarray = weights @ value
+            return output
+
+        return [Contender(repeated(call), call)]
+
+    def additive(self, case: AdditiveCase, inputs: AdditiveInputs) -> list[Contender]:
+        def call() -> np.ndarray:
+            pairs = (inputs.query @ inputs.w_query)[:, :, np.newaxis] + (inputs.states @ inputs.w_key)[:, np.newaxis]
+            scores = np.tanh(pairs, out=pairs) @ inputs.w_score
+            scores -= scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            weights /= weights.sum(axis=-1, keepdims=True)
+            output: np.ndarray = weights @ inputs.states
             return output
 
         return [Contender(repeated(call), call)]

@@ -13,10 +13,10 @@ from helpers import ROOT, run_python
 
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
-from benchmarks.cases import AttentionCase, LinearCase, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
 from benchmarks.measure import Effort
-from benchmarks.peers import Contender, Pyattn, Torch
+from benchmarks.peers import Contender, NumPy, Pyattn, Torch
 from benchmarks.run import run_case
 
 SHORT = Effort(seconds=0.0, turns=1, tiny_turns=1, blocks=1)
@@ -43,7 +43,7 @@ def result_of(**peers):
 
 def test_every_case_has_a_name_of_its_own():
     names = Counter(case.name for case in grid())
-    assert {"linear", "mha", "prefill"} <= {name.split()[0] for name in names}
+    assert {"linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
     assert max(names.values()) == 1
 
 
@@ -77,6 +77,16 @@ def test_one_token_is_compared_with_a_read_of_what_it_needs(case, own):
 
 def test_more_tokens_are_not_compared_with_a_read():
     assert "read" not in result_of().times
+
+
+@pytest.mark.parametrize("score", ["cosine", "distance", "bilinear"])
+def test_a_score_is_compared_with_the_dot_product_of_the_same_sizes(score, monkeypatch):
+    asked = []
+    attend = Pyattn.attention
+    monkeypatch.setattr(Pyattn, "attention", lambda case, inputs: asked.append(case.score) or attend(case, inputs))
+    result = run_case(AttentionCase("scores", (1, 2, 9, 9, 8), score=score), 1, {}, {}, SHORT)
+    assert sorted(asked) == sorted(["dot", score])
+    assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
 
 
 GROWTH = """
@@ -119,6 +129,22 @@ def test_torchs_module_is_timed_with_its_fast_path_and_without(torch, monkeypatc
         peer.close()
     assert counts == [2, 2, 4]
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.peers
+def test_peers_have_the_same_additive_attention():
+    case = AdditiveCase("scores additive", (2, 5, 7, 8), {"torch": 1.0, "numpy": 1.0})
+    inputs = case.inputs()
+    torch, numpy = Torch(1), NumPy(1)
+    try:
+        result = run_case(case, 1, {"torch": torch, "numpy": numpy}, {}, SHORT)
+        exact = numpy.additive(case, inputs)[0].output()
+        np.testing.assert_allclose(Pyattn.additive(case, inputs).output(), exact, rtol=0, atol=1e-5)
+    finally:
+        torch.close()
+        numpy.close()
+    assert result.absent == {}
+    assert {"torch", "numpy"} <= result.figures.keys()
 
 
 @pytest.mark.peers
