@@ -266,12 +266,14 @@ def test_dropout_is_in_the_weights_alone(score, dtype):
 
 @pytest.mark.parametrize("score", ["bilinear", "additive"])
 def test_out_may_overlap_the_score_weight(score, dtype):
-    arrays, options = draw(score, dtype, (200, 20), (20, 20), v_dim=20)
+    """Where the rows that are computed first go: the last."""
+    arrays, options = draw(score, dtype, (1500, 20), (20, 20), v_dim=20)
+    weight = options["score_weight"]
     expected = pyattn.attention(*arrays, **options)
-    memory = np.zeros((200, 20), dtype)
-    memory[:20] = options["score_weight"]
-    shared = {**options, "score_weight": memory[:20] if score == "bilinear" else memory[0]}
-    assert_same_bits(pyattn.attention(*arrays, **shared, out=memory, num_threads=1), expected)
+    memory = np.zeros((1500, 20), dtype)
+    shared = memory[-20:] if score == "bilinear" else memory[-1]
+    shared[:] = weight
+    assert_same_bits(pyattn.attention(*arrays, score=score, score_weight=shared, out=memory, num_threads=1), expected)
 
 
 GROWTH = """

@@ -53,7 +53,8 @@ typedef struct {
     ptrdiff_t features; /* that scores are taken over: head_dim, and what a score function needs behind it */
     int workers;
     /* bytes of one worker's scratch and of its parts */
-    size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes;
+    size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes,
+        turned_bytes;
     size_t weights_row_bytes; /* of a row of weights before it is averaged; 0 where it is not */
     size_t worker_bytes, partial_bytes;
     char *scratch, *partials;
@@ -71,7 +72,7 @@ typedef struct {
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     const char *key, *value;
-    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows;
+    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *turned_keys;
     unsigned char *dead;
     char *weights; /* of a block's rows, when they are averaged */
     attn_block blocks[ATTN_MOST_BLOCKS];

@@ -162,6 +162,23 @@ void attn_fold_chunk(const attn_plan *plan, attn_block *block)
     block->part_begun = 0;
 }
 
+/* Additive scores in the decode layout. A query and a key are only added: the block form does it, with their roles
+ * exchanged, and the same bits come out. */
+static void score_additive(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const attn_kernels *k = plan->kernels;
+    const int vectors = ATTN_BLOCK_KEYS / k->lanes;
+    const void *row[ATTN_BLOCK_KEYS];
+    double unused[ATTN_BLOCK_KEYS] = {0}; /* maxima over queries */
+
+    for (int n = 0; n < keys; n++) row[n] = (const char *)key.data + n * key.stride * k->size;
+    k->pack_queries(keys, vectors, p->head_dim, row, 1, task->turned_keys);
+    k->additive_block(vectors, block->rows, p->head_dim, task->turned_keys, block->packed, p->head_dim, p->score_weight,
+                      attn_factor_of(p), NULL, scores, unused);
+}
+
 /* Decode: the keys of a whole chunk, then (walk_chunk) its values. Two long reads go at the speed of memory; a change
  * from keys to values every 64 rows does not: 33 against 24 GB/s on Zen 4. */
 static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
@@ -172,8 +189,12 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
         const int keys = keys_seen(p, block, from, to);
         if (keys == 0 || attn_is_dead(task, block, from, keys)) continue;
         const key_block key = keys_of(task, from, keys);
-        plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride,
-                                     scores_of(task, block, from));
+        void *const scores = scores_of(task, block, from);
+        if (plan->problem->score == ATTN_SCORE_ADDITIVE)
+            score_additive(task, block, keys, key, scores);
+        else
+            plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride,
+                                         scores);
     }
 }
 

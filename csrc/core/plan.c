@@ -15,7 +15,7 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
     const attn_kernels *k = plan->kernels;
     plan->groups = attn_over(p->heads, p->group);
     plan->rows = p->group * p->q_len;
-    plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2 && p->score != ATTN_SCORE_ADDITIVE;
+    plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
     plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_run = plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->run, k->lanes), ATTN_VECTORS);
     plan->blocks = plan->run == 0 ? 0 : attn_over(plan->rows, plan->run) * plan->blocks_per_run;
@@ -31,6 +31,9 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
     plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->turned_bytes = plan->decode && p->score == ATTN_SCORE_ADDITIVE
+                             ? attn_padded(attn_times((size_t)p->head_dim, ATTN_BLOCK_KEYS * size))
+                             : 0;
     plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
@@ -137,6 +140,7 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->correction = attn_next_part(memory, &used, rows * size);
     task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
+    task->turned_keys = attn_next_part(memory, &used, plan->turned_bytes);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->weights = attn_next_part(memory, &used, attn_times(rows, plan->weights_row_bytes));

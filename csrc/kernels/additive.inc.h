@@ -1,5 +1,5 @@
 /* Additive scores, weight . tanh(query + key), laid out as score_block's. The time goes into tanh, so that one vector of
- * queries at a time will do, and decoding has no form of its own.
+ * queries at a time will do.
  */
 
 /* R keys against J = 1 vector of queries, over some features: one chain of fma per score. */
