@@ -51,10 +51,13 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "softmax",
+    "trace",
+    "trace_attention",
+    "tracing",
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "reference")
+_LAZY = ("comparing", "interop", "nn", "reference", "tracing")
 _FROM = {
     "Linear": "nn",
     "MultiheadAttention": "nn",
@@ -62,6 +65,8 @@ _FROM = {
     "additive_attention": "additive",
     "compare": "comparing",
     "multi_head_attention_forward": "multi_head",
+    "trace": "tracing",
+    "trace_attention": "tracing",
 }
 
 if TYPE_CHECKING:
@@ -70,6 +75,7 @@ if TYPE_CHECKING:
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 
     def __getattr__(name):

@@ -1,0 +1,354 @@
+"""What a trace computes: the worked example exactly, and all else by formulas in plain Python or by the C core."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from bounds import OUTPUT_BAR, expect, output_ratio, weights_ratio
+
+import pyattn
+from pyattn.tracing import data
+
+NAMES = ("x", "w_key", "w_query", "w_value", "keys", "queries", "values", "scores")
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(params=["row", "column"])
+def convention(request):
+    return request.param
+
+
+@pytest.fixture
+def turned(convention):
+    """What the convention does to an array."""
+    return np.transpose if convention == "column" else np.asarray
+
+
+@pytest.fixture
+def example(article, turned, convention):
+    """The worked example in a convention, with arguments of one's own."""
+    matrices = [turned(article[name]) for name in ("x", "w_query", "w_key", "w_value")]
+    return lambda **arguments: pyattn.trace(*matrices, convention=convention, **arguments)
+
+
+def random_call(queries=5, keys=7, key_dim=4, v_dim=3):
+    shapes = (queries, key_dim), (keys, key_dim), (keys, v_dim)
+    return [RNG.standard_normal(shape) for shape in shapes]
+
+
+# The worked example
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_is_exact(example, article, turned, name):
+    np.testing.assert_array_equal(getattr(example(), name), turned(article[name]))
+
+
+def test_the_weights_of_the_example_have_all_five_digits(example, article, turned):
+    found = turned(example().weights)
+    assert [[f"{x:.4e}" for x in row] for row in found] == [[f"{x:.4e}" for x in row] for row in article["softmax"]]
+
+
+def test_the_outputs_of_the_example_are_the_formulas(example, article, turned):
+    exponentials = np.exp(np.longdouble(article["scores"]))
+    expected = exponentials / exponentials.sum(axis=-1, keepdims=True) @ np.longdouble(article["values"])
+    np.testing.assert_allclose(turned(example().outputs), np.float64(expected), rtol=0, atol=8 * 12 * 2.0**-53 * 17)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("weights", "softmax_rounded"),
+        ("weighted_values", "weighted_values_of_rounded"),
+        ("outputs", "outputs_of_rounded"),
+    ],
+)
+def test_the_rounded_variant_is_exact(example, article, turned, name, expected):
+    np.testing.assert_array_equal(turned(getattr(example(round_weights=1), name)), article[expected])
+
+
+@pytest.mark.parametrize(
+    "typed", [np.float32, np.int8, lambda x: np.asarray(x).tolist()], ids=["float32", "int8", "lists"]
+)
+def test_any_type_of_input_is_computed_in_float64(article, typed):
+    trace = pyattn.trace(*(typed(article[name]) for name in ("x", "w_query", "w_key", "w_value")))
+    assert trace.outputs.dtype == np.float64
+    np.testing.assert_array_equal(trace.scores, article["scores"])
+
+
+# Against the core
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal", "causal and bool"])
+def test_a_trace_is_what_attention_computes(mask):
+    query, key, value = random_call(6, 6)
+    arguments = {"is_causal": mask.startswith("causal")}
+    if mask.endswith("bool"):
+        arguments["attn_mask"] = RNG.random((6, 6)) < 0.6
+    elif mask == "float":
+        arguments["attn_mask"] = np.where(RNG.random((6, 6)) < 0.3, -np.inf, RNG.standard_normal((6, 6)))
+    trace = pyattn.trace_attention(query, key, value, **arguments)
+    expected = expect(query, key, value, "float64", **arguments)
+    assert output_ratio(trace.outputs, expected) <= OUTPUT_BAR
+    assert weights_ratio(trace.weights, expected) <= 1
+    core = pyattn.attention(query, key, value, **arguments)
+    assert output_ratio(core, expected) <= OUTPUT_BAR, "the same arguments mean the same"
+
+
+@pytest.mark.parametrize("align", ["upper_left", "lower_right"])
+def test_causal_alignment_is_attentions(align):
+    query, key, value = random_call(3, 5)
+    trace = pyattn.trace_attention(query, key, value, is_causal=True, align=align)
+    weights = pyattn.attention(query, key, value, is_causal=True, align=align, need_weights=True).weights
+    np.testing.assert_array_equal(trace.weights == 0, weights == 0)
+
+
+def test_trace_is_what_self_attention_computes(convention, turned):
+    x, w_query, w_key, w_value = (RNG.standard_normal(shape) for shape in ((5, 4), (4, 3), (4, 3), (4, 2)))
+    matrices = [turned(matrix) for matrix in (x, w_query, w_key, w_value)]
+    bias = [RNG.standard_normal(3), None, RNG.standard_normal(2)]
+    mask = RNG.random((5, 5)) < 0.7
+    trace = pyattn.trace(*matrices, bias=bias, attn_mask=mask, scale=0.5, convention=convention)
+    expected = pyattn.self_attention(*matrices, bias=bias, attn_mask=mask, scale=0.5, columns=convention == "column")
+    assert trace.outputs.shape == expected.shape
+    np.testing.assert_allclose(trace.outputs, expected, rtol=1e-13, atol=1e-13)  # some 100 roundings of 2^-53 each
+
+
+def test_both_conventions_show_the_same_numbers(article):
+    matrices = [article[name] for name in ("x", "w_query", "w_key", "w_value")]
+    rows = pyattn.trace(*matrices, bias=[[1, 2, 3], None, None], is_causal=True)
+    columns = pyattn.trace(
+        *(matrix.T for matrix in matrices), bias=[[1, 2, 3], None, None], is_causal=True, convention="column"
+    )
+    for name in (*NAMES, "b_query", "weights", "outputs", "weighted_values", "visible"):
+        np.testing.assert_array_equal(getattr(columns, name), getattr(rows, name).T, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "causal"])
+def test_masked_nan_never_leaks(kind):
+    query, key, value = random_call(3, 3)
+    key[2], value[2] = np.nan, np.nan
+    visible = np.array([[True, False, False], [True, True, False], [False, False, False]])
+    arguments = {"attn_mask": visible if kind == "bool" else np.where(visible, 0.5, -np.inf)}
+    if kind == "causal":
+        arguments, visible = {"is_causal": True}, np.tri(3, dtype=bool)
+    trace = pyattn.trace_attention(query, key, value, **arguments)
+    rows = visible[:, 2] == False  # noqa: E712 (of an array)
+    assert np.isfinite(trace.outputs[rows]).all()
+    assert (trace.scores[~visible] == -np.inf).all()
+    assert (trace.weights[~visible] == 0).all()
+    assert np.isfinite(trace.weighted_values[:, rows]).all()
+    assert np.isnan(trace.outputs[~rows]).all()
+
+
+@pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])
+def test_a_row_with_nothing_to_attend_to_gives_zero(normalise):
+    visible = np.array([[True, True], [False, False]])
+    trace = pyattn.trace_attention(*random_call(2, 2), attn_mask=visible, normalise=normalise, round_weights=2)
+    assert (trace.weights[1] == 0).all()
+    assert (trace.outputs[1] == 0).all()
+    assert (trace.weights[0] > 0).any()
+
+
+# Scores and normalisers
+
+
+def dot(q, k):
+    return sum(a * b for a, b in zip(q, k, strict=True))
+
+
+SCORES = {
+    "dot": (lambda q, k, w: dot(q, k), lambda d: 1 / math.sqrt(d)),
+    "cosine": (lambda q, k, w: dot(q, k) / (math.hypot(*q) * math.hypot(*k)), lambda d: 1),
+    "distance": (lambda q, k, w: -(math.dist(q, k) ** 2), lambda d: 1 / (2 * math.sqrt(d))),
+    "bilinear": (lambda q, k, w: sum(q[a] * w[a][b] * k[b] for a in range(4) for b in range(4)), lambda d: 1),
+    "additive": (lambda q, k, w: sum(w[d] * math.tanh(q[d] + k[d]) for d in range(4)), lambda d: 1),
+}
+WEIGHTS = {"bilinear": RNG.standard_normal((4, 4)), "additive": RNG.standard_normal(4)}
+
+
+@pytest.mark.parametrize("scale", [None, 0.7], ids=["default scale", "scale"])
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_are_their_formulas(score, scale):
+    query, key, value = random_call()
+    trace = pyattn.trace_attention(query, key, value, score=score, score_weight=WEIGHTS.get(score), scale=scale)
+    formula, usual = SCORES[score]
+    weight = WEIGHTS.get(score, np.zeros(0)).tolist()
+    expected = [
+        [(usual(4) if scale is None else scale) * formula(q, k, weight) for k in key.tolist()] for q in query.tolist()
+    ]
+    np.testing.assert_allclose(trace.scores, expected, rtol=1e-13, atol=1e-14)  # 2^-53 times some 40 operations
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_scale_of_trace_is_one_unless_given(score, article):
+    matrices = [article[name] for name in ("x", "w_query", "w_key", "w_value")]
+    weight = {"bilinear": np.eye(3), "additive": np.ones(3)}.get(score)
+    unscaled = pyattn.trace(*matrices, score=score, score_weight=weight)
+    scaled = pyattn.trace(*matrices, score=score, score_weight=weight, scale=None)
+    assert unscaled.scale == 1
+    assert scaled.scale == pytest.approx(SCORES[score][1](3), rel=1e-15)
+    np.testing.assert_allclose(scaled.scores, unscaled.scores * scaled.scale, rtol=1e-15)
+
+
+def test_the_cosine_of_a_zero_vector_is_zero():
+    trace = pyattn.trace_attention([[0, 0], [3, 4]], [[3, 4], [0, 0]], [[1], [2]], score="cosine")
+    np.testing.assert_allclose(trace.scores, [[0, 0], [1, 0]], rtol=0, atol=2.0**-52)
+
+
+def test_the_cosine_of_huge_and_tiny_vectors_is_right():
+    trace = pyattn.trace_attention([[3e200, 4e200]], [[4e-200, 3e-200]], [[1]], score="cosine")
+    assert trace.scores[0, 0] == pytest.approx(24 / 25, rel=1e-15)
+
+
+def test_bilinear_compares_vectors_of_different_sizes():
+    trace = pyattn.trace_attention([[1, 2]], [[1, 0, 1]], [[1]], score="bilinear", score_weight=[[1, 2, 3], [4, 5, 6]])
+    assert trace.scores.tolist() == [[1 + 3 + 2 * (4 + 6)]]
+
+
+def test_sigmoid_takes_every_key_by_itself():
+    query, key, value = random_call()
+    trace = pyattn.trace_attention(query, key, value, normalise="sigmoid", attn_mask=np.arange(7) < 5)
+    expected = [[1 / (1 + math.exp(-s)) for s in row] for row in trace.scores[:, :5].tolist()]
+    np.testing.assert_allclose(trace.weights[:, :5], expected, rtol=4 * 2.0**-53)
+    assert (trace.weights[:, 5:] == 0).all()
+
+
+@pytest.mark.parametrize("size", [0.1, 1, 30, 1e9])
+def test_sparsemax_is_the_nearest_distribution(size):
+    """By the conditions of the minimum: weights are scores less one number, or 0 where that would be negative."""
+    query, key, value = random_call(40, 30)
+    visible = RNG.random((40, 30)) < 0.8
+    trace = pyattn.trace_attention(query * size, key, value, normalise="sparsemax", attn_mask=visible)
+    for scores, weights, seen in zip(trace.scores, trace.weights, visible, strict=True):
+        kept = weights > 0
+        rounding = 2.0**-50 * (1 + np.abs(scores[seen]).max())
+        assert not kept[~seen].any()
+        assert (weights >= 0).all()
+        assert weights.sum() == pytest.approx(1, abs=30 * 2.0**-52)
+        tau = scores[kept] - weights[kept]
+        np.testing.assert_allclose(tau, tau[0], rtol=0, atol=rounding)
+        assert (scores[~kept] <= tau[0] + rounding).all()
+
+
+def test_sparsemax_of_the_papers_kind_is_sparse():
+    trace = pyattn.trace_attention([[1]], [[1.0], [0.8], [-1]], np.eye(3), scale=1, normalise="sparsemax")
+    np.testing.assert_allclose(trace.weights, [[0.6, 0.4, 0]], rtol=0, atol=2.0**-52)
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 2, 5])
+def test_rounded_rows_keep_their_sum(decimals):
+    trace = pyattn.trace_attention(*random_call(50, 20), round_weights=decimals)
+    exact = pyattn.trace_attention(trace.queries, trace.keys, trace.values)
+    units = trace.weights * 10**decimals
+    np.testing.assert_allclose(units, np.rint(units), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(trace.weights.sum(axis=-1), 1, rtol=0, atol=1e-14)
+    assert np.abs(trace.weights - exact.weights).max() < 10.0**-decimals
+
+
+# Fields and steps
+
+
+def test_weighted_values_sum_to_the_outputs():
+    trace = pyattn.trace_attention(*random_call())
+    assert trace.weighted_values.shape == (7, 5, 3)
+    np.testing.assert_allclose(trace.weighted_values.sum(0), trace.outputs, rtol=1e-14, atol=1e-15)
+
+
+def test_weighted_values_beyond_the_limit_name_their_size():
+    trace = pyattn.trace_attention(np.ones((4096, 1)), np.ones((4096, 1)), np.ones((4096, 64)))
+    with pytest.raises(ValueError, match=r"^weighted_values of shape \(4096, 4096, 64\) would take 8,192 MiB"):
+        trace.weighted_values  # noqa: B018 (a property)
+    assert trace.for_query(4095)[2].arrays["weighted_values"].shape == (4096, 64)
+
+
+def test_a_trace_is_its_own_and_read_only():
+    query, key, value = random_call()
+    trace = pyattn.trace_attention(query, key, value)
+    before = trace.queries.copy()
+    query[...] = 0
+    np.testing.assert_array_equal(trace.queries, before)
+    with pytest.raises(ValueError, match="read-only"):
+        trace.scores[0, 0] = 1
+
+
+def test_the_fields_are_in_the_order_of_the_steps(example):
+    names = [name for name in example().to_dict() if name in (*NAMES, "weights", "weighted_values", "outputs")]
+    assert names == [*NAMES, "weights", "weighted_values", "outputs"]
+
+
+def test_there_are_eight_steps_with_the_arrays_of_the_example(example, article, turned):
+    steps = example().steps
+    assert [step.number for step in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    names = [tuple(step.arrays) for step in steps]
+    assert names[:3] == [("x",), ("w_key", "w_query", "w_value"), ("keys", "queries", "values")]
+    assert names[3:] == [
+        ("scores",),
+        ("weights",),
+        ("weighted_values",),
+        ("outputs",),
+        ("scores", "weights", "outputs"),
+    ]
+    assert all(array.ndim == 2 for step in steps for array in step.arrays.values())
+    np.testing.assert_array_equal(turned(steps[3].arrays["scores"]), article["scores"][:1])
+    np.testing.assert_array_equal(turned(steps[7].arrays["scores"]), article["scores"])
+
+
+@pytest.mark.parametrize("i", [0, 1, -1])
+def test_for_query_gives_steps_four_to_seven_of_one_input(example, article, turned, i):
+    steps = example(round_weights=1).for_query(i)
+    assert [step.number for step in steps] == [4, 5, 6, 7]
+    arrays = {name: turned(array) for step in steps for name, array in step.arrays.items()}
+    np.testing.assert_array_equal(arrays["scores"], article["scores"][i][np.newaxis])
+    np.testing.assert_array_equal(arrays["weighted_values"], article["weighted_values_of_rounded"][:, i])
+    np.testing.assert_array_equal(arrays["outputs"], article["outputs_of_rounded"][i][np.newaxis])
+
+
+def test_for_query_tells_the_products_as_the_example_does(article):
+    trace = pyattn.trace(*(article[name] for name in ("x", "w_query", "w_key", "w_value")))
+    assert trace.for_query(0)[0].note == "input 1: [1, 0, 2] x K^T = [2, 4, 4]"
+    assert trace.for_query(2)[0].note == "input 3: [2, 1, 3] x K^T = [4, 12, 10]"
+
+
+@pytest.mark.parametrize("i", [3, -4])
+def test_for_query_refuses_an_input_that_is_not_there(example, i):
+    with pytest.raises(IndexError, match=rf"^i is {i}, expected -3 to 2: there are 3 inputs$"):
+        example().for_query(i)
+
+
+def test_a_dict_is_json_and_keeps_every_number(example):
+    trace = example(is_causal=True, tokens=["a", "b", "c"])
+    read = json.loads(json.dumps(trace.to_dict(), allow_nan=False))
+    np.testing.assert_array_equal(np.array(read["scores"], float), trace.scores)
+    np.testing.assert_array_equal(read["weights"], trace.weights)
+    np.testing.assert_array_equal(read["weighted_values"], trace.weighted_values)
+    assert read["tokens"] == ["a", "b", "c"]
+
+
+def test_a_dict_leaves_out_weighted_values_beyond_the_limit(example, monkeypatch):
+    monkeypatch.setattr(data, "MOST_BYTES", 8)
+    assert example().to_dict()["weighted_values"] is None
+
+
+@pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])
+@pytest.mark.parametrize("score", SCORES)
+def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
+    """With a mask, and with text made of it."""
+    x, weight = np.ones((2048, 8)), np.eye(8)
+    score_weight = {"bilinear": np.eye(8), "additive": np.ones(8)}.get(score)
+    tracemalloc.start()
+    try:
+        trace = pyattn.trace(
+            x, weight, weight, weight, is_causal=True, score=score, score_weight=score_weight, normalise=normalise
+        )
+        texts = str(trace), trace.to_markdown()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert trace.weights.shape == (2048, 2048)
+    assert all(texts)
+    assert most < 200e6
