@@ -337,7 +337,7 @@ def test_a_dict_leaves_out_weighted_values_beyond_the_limit(example, monkeypatch
 @pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])
 @pytest.mark.parametrize("score", SCORES)
 def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
-    """With a mask, and with text made of it."""
+    """With a mask, and with text and page made of it."""
     x, weight = np.ones((2048, 8)), np.eye(8)
     score_weight = {"bilinear": np.eye(8), "additive": np.ones(8)}.get(score)
     tracemalloc.start()
@@ -345,7 +345,7 @@ def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
         trace = pyattn.trace(
             x, weight, weight, weight, is_causal=True, score=score, score_weight=score_weight, normalise=normalise
         )
-        texts = str(trace), trace.to_markdown()
+        texts = str(trace), trace.to_markdown(), trace._repr_html_()
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

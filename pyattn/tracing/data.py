@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -86,6 +87,8 @@ class Trace:
         Sums of the weighted values.
     visible : ndarray of bool, (L, S), or None
         Which query attends to which key; None where nothing is hidden.
+    attn_bias : ndarray, (L, S), or None
+        A float mask, which is part of the scores.
     score : str
         The score function.
     score_weight : ndarray or None
@@ -118,6 +121,7 @@ class Trace:
     weights: Array
     outputs: Array
     visible: npt.NDArray[np.bool_] | None
+    attn_bias: Array | None
     score: scoring.Score
     score_weight: Array | None
     scale: float
@@ -242,6 +246,23 @@ class Trace:
 
         return to_markdown(self)
 
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the steps as a page that needs nothing else: no network, no library.
+
+        Parameters
+        ----------
+        path : str or path
+            Of the file, which is replaced.
+        """
+        from pyattn.tracing.page import write_page
+
+        write_page(self._repr_html_(), path)
+
+    def _repr_html_(self) -> str:
+        from pyattn.tracing.html import to_html
+
+        return to_html(self)
+
     def __str__(self) -> str:
         """Write all steps as text."""
         from pyattn.tracing.text import to_text
@@ -332,7 +353,7 @@ def make_trace(
     outputs = scoring.weighted_sum(numerators, values, visible) / denominator
     arrays = dict.fromkeys(("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")) | dict(given)
     arrays |= {"keys": keys, "queries": queries, "values": values, "scores": scores, "weights": weights}
-    fields: dict[str, Any] = {**arrays, "outputs": outputs, "visible": visible}
+    fields: dict[str, Any] = {**arrays, "outputs": outputs, "visible": visible, "attn_bias": bias}
     for name, array in fields.items():
         if array is not None:
             array.flags.writeable = False

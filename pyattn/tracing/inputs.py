@@ -338,5 +338,5 @@ def hiding_of(
     _core.attention(query, key, key, attn_mask=attn_mask, is_causal=is_causal, align=align)
     mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
     visible = reference.visible_pairs((q_len, kv_len), False, mask, is_causal, align)
-    bias = None if mask is None or mask.dtype == np.bool_ else np.broadcast_to(mask, visible.shape).astype(np.float64)
+    bias = None if mask is None or mask.dtype == np.bool_ else np.broadcast_to(mask.astype(np.float64), visible.shape)
     return (None if visible.all() else np.array(visible)), bias
