@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar
+from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
-from pyattn.multi_head import Dropout, Parameters, compute
+from pyattn.multi_head import Dropout, compute
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
+from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
+from pyattn.nn.packing import OWN, SEPARATE, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first
 
 __all__ = ["MultiheadAttention"]
 
 _Self = TypeVar("_Self", bound="MultiheadAttention")
-_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-_OWN = ("in_proj_weight", *_SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
 
 
 class MultiheadAttention(Module):
@@ -146,7 +145,7 @@ class MultiheadAttention(Module):
         out = _count(out_dim, "out_dim", self.embed_dim)
         rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
         packed = {*rows, self.kdim, self.vdim, out} == {self.embed_dim}  # as torch's
-        shapes = self._shapes(out, bool(bias), bool(add_bias_kv), packed)
+        shapes = shapes_of(self, out, bool(bias), bool(add_bias_kv), packed)
         kind = as_float_dtype(dtype)
         self._set_parameters({name: np.empty(shape, kind) for name, shape in shapes.items()})
         self.reset_parameters(rng)
@@ -202,7 +201,7 @@ class MultiheadAttention(Module):
         self = cls.__new__(cls)
         self.num_heads = _count(num_heads, "num_heads")
         self.num_kv_heads = _count(num_kv_heads, "num_kv_heads", self.num_heads)
-        weights = _weights_of(state_dict)
+        weights = weights_of(state_dict)
         (_, self.embed_dim), (_, self.kdim), (v_rows, self.vdim) = (weight.shape for weight in weights[:3])
         self.head_dim = weights[0].shape[0] // self.num_heads
         self.v_head_dim = v_rows // self.num_kv_heads
@@ -210,7 +209,7 @@ class MultiheadAttention(Module):
         if packed:
             self.head_dim = self.v_head_dim = self.embed_dim // self.num_heads
         self._set_options(dropout, add_zero_attn, batch_first)
-        shapes = self._shapes(weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
+        shapes = shapes_of(self, weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
         check_arrays(state_dict, shapes)
         self._set_parameters(state_dict)
         return self
@@ -223,20 +222,8 @@ class MultiheadAttention(Module):
         self.dropout = as_probability(dropout, "dropout")
         self.add_zero_attn, self.batch_first = bool(add_zero_attn), bool(batch_first)
 
-    def _shapes(self, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
-        """Of the parameters that there are, in torch's order."""
-        q, k, v = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
-        shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * self.embed_dim, self.embed_dim)}
-        if not packed:
-            separate = (q, self.embed_dim), (k, self.kdim), (v, self.vdim)
-            shapes = dict(zip(_SEPARATE, separate, strict=True))
-        shapes |= {"in_proj_bias": (q + k + v,)} if bias else {}
-        shapes |= {"bias_k": (1, 1, k), "bias_v": (1, 1, v)} if bias_kv else {}
-        shapes["out_proj.weight"] = (out_dim, self.num_heads * self.v_head_dim)
-        return shapes | ({"out_proj.bias": (out_dim,)} if bias else {})
-
     def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
-        for name in _OWN:
+        for name in OWN:
             self.register_parameter(name, arrays.get(name))
         self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
 
@@ -249,7 +236,7 @@ class MultiheadAttention(Module):
             Where the numbers come from. Default: None, others each time.
         """
         generator = np.random.default_rng(rng)
-        for name in ("in_proj_weight", *_SEPARATE):
+        for name in ("in_proj_weight", *SEPARATE):
             if getattr(self, name) is not None:
                 init.xavier_uniform_(getattr(self, name), rng=generator)
         self.out_proj.reset_parameters(generator)
@@ -339,7 +326,7 @@ class MultiheadAttention(Module):
         features = self.embed_dim, self.kdim, self.vdim
         output, weights = compute(
             *with_batch_first(q, k, v, features, batch_first=self.batch_first),
-            self._parameters(),
+            parameters_of(self),
             Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
             Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else Dropout(),
             heads=self.num_heads,
@@ -351,18 +338,6 @@ class MultiheadAttention(Module):
         )
         turn = output.ndim == 3 and not self.batch_first
         return output.swapaxes(0, 1) if turn else output, weights
-
-    def _parameters(self) -> Parameters:
-        """As the core takes them: never copies."""
-        weights: list[Any] = [self.in_proj_weight, None, None]
-        biases: list[Any] = [self.in_proj_bias, None, None]
-        if self.in_proj_weight is None:
-            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
-            q, k = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-            if self.in_proj_bias is not None:
-                biases = [self.in_proj_bias[:q], self.in_proj_bias[q : q + k], self.in_proj_bias[q + k :]]
-        extra = [None if x is None else x[0, 0] for x in (self.bias_k, self.bias_v)]
-        return Parameters._make([*weights, self.out_proj.weight, *biases, self.out_proj.bias, *extra])
 
     def extra_repr(self) -> str:
         """Tell the sizes, and those that torch does not have where they differ from its own.
@@ -380,15 +355,3 @@ class MultiheadAttention(Module):
 
 def _count(x: SupportsIndex | None, name: str, default: int = 0) -> int:
     return as_count(default if x is None else x, name, least=1)
-
-
-def _weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
-    """Those of query, key, value and output, all of two axes; the packed one stands for the first three."""
-    names = [*(["in_proj_weight"] * 3 if "in_proj_weight" in state else _SEPARATE), "out_proj.weight"]
-    for name in names:
-        if name not in state:
-            raise ValueError(f"{name} is missing, and an attention has that of torch.nn.MultiheadAttention's names")
-        check_parameter(state[name], name)
-        if state[name].ndim != 2:
-            raise ValueError(f"{name} has shape {state[name].shape}, expected 2 axes: (out_features, in_features)")
-    return [state[name] for name in names]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.functional import FloatArray
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.packing import parameters_of
 
 __all__ = ["Heads", "from_heads", "to_heads"]
 
@@ -193,7 +194,7 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
         raise TypeError(f"module is of type {type(module).__name__}, expected a MultiheadAttention")
     if module.bias_k is not None:
         raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
-    parameters = module._parameters()
+    parameters = parameters_of(module)
     weights: list[Any] = [*parameters[:3]]
     biases: list[Any] = [*parameters[4:7]]
     if parameters.k_weight is None:  # all three on top of one another

@@ -1,0 +1,105 @@
+"""How the parameters of multi-head attention are called and shaped: torch's names, packed in one array or separate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyattn.functional import FloatArray
+from pyattn.multi_head import Parameters
+from pyattn.nn.dtypes import check_parameter
+
+__all__ = ["OWN", "SEPARATE", "parameters_of", "shapes_of", "weights_of"]
+
+SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
+
+
+def _rows_of(module: Any) -> tuple[int, int, int]:
+    """Of the weights of query, key and value."""
+    heads, kv_heads = module.num_heads, module.num_kv_heads
+    return heads * module.head_dim, kv_heads * module.head_dim, kv_heads * module.v_head_dim
+
+
+def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters that there are, in torch's order.
+
+    Parameters
+    ----------
+    module : MultiheadAttention
+        With its sizes; parameters are not looked at.
+    out_dim : int
+        Features of the output.
+    bias : bool
+        Projections have biases.
+    bias_kv : bool
+        There are bias_k and bias_v.
+    packed : bool
+        One array holds the weights of query, key and value.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        By name.
+    """
+    q, k, v = _rows_of(module)
+    shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * module.embed_dim, module.embed_dim)}
+    if not packed:
+        separate = (q, module.embed_dim), (k, module.kdim), (v, module.vdim)
+        shapes = dict(zip(SEPARATE, separate, strict=True))
+    shapes |= {"in_proj_bias": (q + k + v,)} if bias else {}
+    shapes |= {"bias_k": (1, 1, k), "bias_v": (1, 1, v)} if bias_kv else {}
+    shapes["out_proj.weight"] = (out_dim, module.num_heads * module.v_head_dim)
+    return shapes | ({"out_proj.bias": (out_dim,)} if bias else {})
+
+
+def weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
+    """Find the weights of query, key, value and output; the packed one stands for the first three.
+
+    Parameters
+    ----------
+    state : mapping of str to ndarray
+        A state_dict.
+
+    Returns
+    -------
+    list of ndarray
+        Four, all of two axes.
+
+    Raises
+    ------
+    ValueError
+        One is missing, or has not two axes.
+    """
+    names = [*(["in_proj_weight"] * 3 if "in_proj_weight" in state else SEPARATE), "out_proj.weight"]
+    for name in names:
+        if name not in state:
+            raise ValueError(f"{name} is missing, and an attention has that of torch.nn.MultiheadAttention's names")
+        check_parameter(state[name], name)
+        if state[name].ndim != 2:
+            raise ValueError(f"{name} has shape {state[name].shape}, expected 2 axes: (out_features, in_features)")
+    return [state[name] for name in names]
+
+
+def parameters_of(module: Any) -> Parameters:
+    """Return the parameters as the core takes them.
+
+    Parameters
+    ----------
+    module : MultiheadAttention
+        With parameters.
+
+    Returns
+    -------
+    pyattn.multi_head.Parameters
+        Never copies.
+    """
+    weights: list[Any] = [module.in_proj_weight, None, None]
+    biases: list[Any] = [module.in_proj_bias, None, None]
+    if module.in_proj_weight is None:
+        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+        q, k, _ = _rows_of(module)
+        if module.in_proj_bias is not None:
+            biases = [module.in_proj_bias[:q], module.in_proj_bias[q : q + k], module.in_proj_bias[q + k :]]
+    extra = [None if x is None else x[0, 0] for x in (module.bias_k, module.bias_v)]
+    return Parameters._make([*weights, module.out_proj.weight, *biases, module.out_proj.bias, *extra])
