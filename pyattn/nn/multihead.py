@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from pyattn.nn.module import Module
 from pyattn.nn.packing import OWN, SEPARATE, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first
+
+if TYPE_CHECKING:
+    from pyattn.tracing import HeadTraces
 
 __all__ = ["MultiheadAttention"]
 
@@ -338,6 +341,45 @@ class MultiheadAttention(Module):
         )
         turn = output.ndim == 3 and not self.batch_first
         return output.swapaxes(0, 1) if turn else output, weights
+
+    def trace(
+        self,
+        x: npt.ArrayLike,
+        key: npt.ArrayLike | None = None,
+        value: npt.ArrayLike | None = None,
+        *,
+        key_padding_mask: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        tokens: Sequence[str] | None = None,
+        key_tokens: Sequence[str] | None = None,
+    ) -> HeadTraces:
+        """Trace the eight steps of every head in float64, without dropout, and the output's projection.
+
+        Parameters
+        ----------
+        x : array_like, (L, embed_dim)
+            The query; of any real dtype, as the next two.
+        key : array_like, (S, kdim), optional
+            Default: x.
+        value : array_like, (S, vdim), optional
+            Default: key.
+        key_padding_mask, attn_mask : array_like, optional
+            As for `forward`: True = blocked. Default: None.
+        is_causal : bool
+            As for `forward`. Default: False.
+        tokens, key_tokens : sequence of str, optional
+            Names of queries and keys. Default: None, their numbers.
+
+        Returns
+        -------
+        pyattn.tracing.HeadTraces
+            ``heads[i]`` is the `Trace` of head i; with key or value, heads begin at their third step.
+        """
+        from pyattn.tracing.heads import trace_heads
+
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}
+        return trace_heads(self, (x, key, value), masks, (tokens, key_tokens))
 
     def extra_repr(self) -> str:
         """Tell the sizes, and those that torch does not have where they differ from its own.

@@ -8,5 +8,6 @@
 
 from pyattn.tracing.data import Step, Trace
 from pyattn.tracing.functions import trace, trace_attention
+from pyattn.tracing.heads import HeadTraces
 
-__all__ = ["Step", "Trace", "trace", "trace_attention"]
+__all__ = ["HeadTraces", "Step", "Trace", "trace", "trace_attention"]

@@ -36,6 +36,9 @@ KINDS: Final[dict[str, str]] = {
     "weights": "scores",
     "weighted_values": "weighted values",
     "outputs": "outputs",
+    "concatenated": "outputs",
+    "w_out": "outputs",
+    "b_out": "outputs",
 }
 """Field of a trace to kind."""
 

@@ -24,7 +24,7 @@ from pyattn.tracing.digits import cut, number_text, part_of
 from pyattn.tracing.page import SCRIPT, STYLE, class_of
 from pyattn.tracing.text import labels_of
 
-__all__ = ["fragment", "heat_map", "steps_html", "to_html"]
+__all__ = ["heads_html", "heat_map", "to_html"]
 
 Array = npt.NDArray[np.float64]
 _MOST_SHOWN = 16  # rows or columns of a table
@@ -46,39 +46,39 @@ def to_html(trace: Trace) -> str:
     str
         A fragment with its own style and script, which may stand beside others.
     """
-    return fragment(f"<h2>Attention, step by step</h2>\n{steps_html(trace)}")
+    return _fragment(f"<h2>Attention, step by step</h2>\n{_steps(trace)}")
 
 
-def fragment(content: str) -> str:
-    """Put style around traces.
+def heads_html(heads: Sequence[Trace], projection: Step) -> str:
+    """Write the traces of several heads as HTML: their weights side by side, and the steps of each to unfold.
 
     Parameters
     ----------
-    content : str
-        HTML.
+    heads : sequence of Trace
+        One at least.
+    projection : Step
+        The last step.
 
     Returns
     -------
     str
-        HTML.
+        A fragment with its own style and script, which may stand beside others.
     """
+    weights = [_figure("weights", head.weights, head, None, f"head {n}, ") for n, head in enumerate(heads, 1)]
+    parts = [f"<h2>Attention with {len(heads)} heads</h2>", f'<div class="pa-row">{"".join(weights)}</div>']
+    for n, head in enumerate(heads, 1):
+        parts.append(f"<details><summary>Head {n}, step by step</summary>\n{_steps(head, len(heads))}\n</details>")
+    return _fragment("\n".join([*parts, _section(projection, heads[0])]))
+
+
+def _fragment(content: str) -> str:
     return f'<div class="pyattn">\n<style>{STYLE}</style>\n{content}\n</div>'
 
 
-def steps_html(trace: Trace, share: int = 1) -> str:
-    """Write the steps, the matrices that hovers are computed from, and the script.
+def _steps(trace: Trace, share: int = 1) -> str:
+    """Write the steps, the matrices that hovers are computed from, and the script; `share` traces are on the page.
 
-    Parameters
-    ----------
-    trace : Trace
-        Of any kind.
-    share : int
-        How many traces the page has. Default: 1.
-
-    Returns
-    -------
-    str
-        HTML. The id is drawn anew each time: one notebook may show one trace twice.
+    The id is drawn anew each time: one notebook may show one trace twice.
     """
     name = f"pyattn-{secrets.token_hex(6)}"
     data = json.dumps(_data_of(trace, share), separators=(",", ":"))
@@ -99,10 +99,10 @@ def _section(step: Step, trace: Trace) -> str:
     return "\n".join([*lines, '<div class="pa-row">', *figures, "</div>\n</section>"])
 
 
-def _figure(name: str, array: Array, trace: Trace, query: int | None) -> str:
+def _figure(name: str, array: Array, trace: Trace, query: int | None, prefix: str = "") -> str:
     rows, columns = array.shape
     kind = KINDS[name]
-    about = f"{name.replace('_', ' ') if kind == 'weighted values' else name} <span>{rows} x {columns}"
+    about = f"{prefix}{name.replace('_', ' ') if kind == 'weighted values' else name} <span>{rows} x {columns}"
     after = {"weights": f"scores after {trace.normalise}", "x": "inputs"}.get(name, f"for {kind}")
     about += "" if name.replace("_", " ") == kind else f", {after}"
     large = name == "weights" and query is None and max(array.shape) > _MOST_SHOWN
@@ -201,12 +201,16 @@ def _data_of(trace: Trace, share: int) -> dict[str, Any]:
 
     The script computes scores and weights as needed; rounded weights it is given.
     """
-    projected = ("keys", "queries", "values")
+    projected: tuple[str, ...] = ("keys", "queries", "values")
     given = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
     others = ("attn_bias", *(["weights"] if trace.round_weights is not None else []))
     most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // share
     matrices: dict[str, Any] = {}
-    for names in ((*(given if trace.x is not None else projected), *others), (*projected, *others)):
+    first = projected
+    if trace.x is not None:  # keys that are not made of inputs can only be given
+        extra = len(trace.in_rows("keys")) > len(trace.in_rows("x"))
+        first = (*given, "keys", "values") if extra else given
+    for names in ((*first, *others), (*projected, *others)):
         arrays = {name: trace.in_rows(name) for name in names if getattr(trace, name) is not None}
         if trace.score_weight is not None:
             arrays["score_weight"] = np.atleast_2d(trace.score_weight)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.tracing.data import Trace
+from pyattn.tracing.data import Step, Trace
 from pyattn.tracing.digits import cut, part_of
 from pyattn.tracing.text import labels_of
 
-__all__ = ["to_markdown"]
+__all__ = ["step_markdown", "to_markdown"]
 
 Array = npt.NDArray[np.float64]
 
@@ -30,17 +30,33 @@ def to_markdown(trace: Trace) -> str:
     str
         Large matrices are shown by their first and last rows and columns.
     """
-    blocks: list[str] = []
-    for step in trace.steps:
-        blocks.append(f"## Step {step.number}: {_escaped(step.title)}")
-        if step.formula:
-            blocks.append(f"```\n{step.formula}\n```")
-        if step.note:
-            blocks.append("  \n".join(map(_escaped, step.note.splitlines())))
-        for name, array in step.arrays.items():
-            blocks.append(f"**{_escaped(name)}**, {array.shape[0]} x {array.shape[1]}")
-            blocks.append(_table(array, *labels_of(trace, name, 0 if step.number in (4, 5, 6, 7) else None)))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(step_markdown(step, trace) for step in trace.steps) + "\n"
+
+
+def step_markdown(step: Step, trace: Trace) -> str:
+    """Write a step as Markdown.
+
+    Parameters
+    ----------
+    step : Step
+        Any.
+    trace : Trace
+        Whose tokens name rows and columns.
+
+    Returns
+    -------
+    str
+        A heading, and a table for each matrix.
+    """
+    blocks = [f"## Step {step.number}: {_escaped(step.title)}"]
+    if step.formula:
+        blocks.append(f"```\n{step.formula}\n```")
+    if step.note:
+        blocks.append("  \n".join(map(_escaped, step.note.splitlines())))
+    for name, array in step.arrays.items():
+        blocks.append(f"**{_escaped(name)}**, {array.shape[0]} x {array.shape[1]}")
+        blocks.append(_table(array, *labels_of(trace, name, 0 if step.number in (4, 5, 6, 7) else None)))
+    return "\n\n".join(blocks)
 
 
 def _table(matrix: Array, rows: Sequence[str] | None, columns: Sequence[str] | None) -> str:

@@ -165,6 +165,7 @@ function explain(n,i,j){
     (A?" = "+N(A.a[i*A.c+j]):"")+"\ngiven",[]];
   if(n==="keys"||n==="queries"||n==="values"){
     s={keys:"key",queries:"query",values:"value"}[n];o=s+" "+name(n==="queries"?"q":"k",i)+", number "+(j+1);
+    if(M("x")&&i>=M("x").r)return[o+" = "+N(A.a[i*A.c+j])+"\nno input: a parameter, or zero",[]];
     if(!M("x"))return[o+(A?" = "+N(A.a[i*A.c+j])+(D.given?"\ngiven":"\n"+big):"\n"+big),[]];
     x=row(M("x"),i);w=col(M("w_"+s),j);v=M("b_"+s);
     return[o+"\nx "+V(x)+"\n"+line+" "+(j+1)+" of w_"+s+" "+V(w)+"\n"+S(Z(x,w))+(v?" + bias "+B(v.a[j]):"")+" = "+

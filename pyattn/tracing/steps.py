@@ -60,7 +60,9 @@ def _about_sizes(trace: Trace) -> str:
     key_dim, v_dim = trace.in_rows("keys").shape[1], trace.in_rows("values").shape[1]
     if key_dim != trace.in_rows("queries").shape[1]:
         return ""  # queries are compared through a matrix
-    return f"A key has {key_dim} numbers, as a query; a value has {v_dim}, as an output."
+    note = f"A key has {key_dim} numbers, as a query; a value has {v_dim}, as an output."
+    more = 0 if trace.x is None else len(trace.in_rows("keys")) - len(trace.in_rows("x"))
+    return note + f"\nThe last {more} of the keys and values are no inputs, but parameters or zeros." * (more > 0)
 
 
 def _projections(trace: Trace) -> str:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from pyattn.tracing.data import Step, Trace
 from pyattn.tracing.digits import Shown, cut, pad, part_of, width_of
 
-__all__ = ["labels_of", "matrix_lines", "step_text", "to_dict", "to_text"]
+__all__ = ["labels_of", "matrix_lines", "plain", "step_text", "to_dict", "to_text"]
 
 Array = npt.NDArray[np.float64]
 Names = Sequence[str] | None
-_BY_QUERY, _BY_KEY = ("x", "queries", "outputs"), ("keys", "values", "weighted_values")
+_BY_QUERY, _BY_KEY = ("x", "queries", "concatenated", "outputs"), ("keys", "values", "weighted_values")
 
 
 def labels_of(trace: Trace, name: str, query: int | None = None) -> tuple[Names, Names]:
@@ -146,18 +146,30 @@ def to_dict(trace: Trace) -> dict[str, Any]:
     for field in dataclasses.fields(trace):
         if field.name == "outputs":
             entries["weighted_values"] = _weighted_list(trace)
-        entries[field.name] = _plain(getattr(trace, field.name))
+        entries[field.name] = plain(getattr(trace, field.name))
     return entries
 
 
 def _weighted_list(trace: Trace) -> Any:
     try:
-        return _plain(trace.weighted_values)
+        return plain(trace.weighted_values)
     except ValueError:  # beyond its limit
         return None
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
+    """Return arrays as lists, and all else as it is.
+
+    Parameters
+    ----------
+    x : object
+        A field of a trace.
+
+    Returns
+    -------
+    object
+        What `json.dumps` takes.
+    """
     if isinstance(x, np.ndarray):
         finite = x.dtype == np.bool_ or bool(np.isfinite(x).all())
         return x.tolist() if finite else _spelled(x.tolist())
