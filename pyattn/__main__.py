@@ -33,14 +33,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        1 where a number of the worked example, or what a comparison finds, is not as expected, else 0.
+        1 where a number of the worked example, or what a comparison finds, is not as expected, 2 where a file cannot be
+        read, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,explain}")
     commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
     info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("compare", help="where two attentions differ, and why: one that is right, and one with a fault")
+    explain = commands.add_parser("explain", help="the worked example, or your matrices, step by step on a page")
+    explain.add_argument("file", nargs="?", help=".npz or .json with x, w_query, w_key, w_value, or query, key, value")
+    explain.add_argument("-o", "--output", default="explain.html", help="the page (default: %(default)s)")
+    explain.add_argument("--text", action="store_true", help="print the steps, too")
     options = parser.parse_args(arguments)
     if options.command == "info":
         show_info(as_json=options.json)
@@ -51,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text, right = demonstrate()
         print(text)
         return 0 if right else 1
+    if options.command == "explain":
+        from pyattn.tracing.files import explain as write_explanation
+
+        return write_explanation(options.file, options.output, options.text)
     right = show_article()
     show_speed()
     return 0 if right else 1

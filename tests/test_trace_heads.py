@@ -147,7 +147,7 @@ def test_heads_are_told_one_after_another():
     assert text.count("\nStep 8:") == 3
     assert text.count("\nStep 9: Project the heads") == 1
     assert traced.heads[0].key_tokens == ["我", "b", "c", "bias_k/v", "zero"]
-    assert "The last 2 of the keys and values are no inputs" in text
+    assert "The last 2 keys and values are made of no input" in text
     assert repr(traced) == "HeadTraces(3 heads, outputs 3 x 12)"
 
 

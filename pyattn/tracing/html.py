@@ -27,7 +27,7 @@ from pyattn.tracing.text import labels_of
 __all__ = ["heads_html", "heat_map", "to_html"]
 
 Array = npt.NDArray[np.float64]
-_MOST_SHOWN = 16  # rows or columns of a table
+_MOST_SHOWN = 12  # rows or columns of a table
 _MOST_PIXELS = 256  # of a heat map's side; beyond, a pixel is the largest of several weights
 _CHARACTERS_PER_TOKEN = 2200  # of embedded matrices: 140 kB for 64 tokens, beside some 40 kB of all else
 _OPACITY = 0.8  # of the largest weight: text on it can still be read

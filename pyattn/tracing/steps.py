@@ -62,7 +62,8 @@ def _about_sizes(trace: Trace) -> str:
         return ""  # queries are compared through a matrix
     note = f"A key has {key_dim} numbers, as a query; a value has {v_dim}, as an output."
     more = 0 if trace.x is None else len(trace.in_rows("keys")) - len(trace.in_rows("x"))
-    return note + f"\nThe last {more} of the keys and values are no inputs, but parameters or zeros." * (more > 0)
+    which = "key and value is" if more == 1 else f"{more} keys and values are"
+    return note + f"\nThe last {which} made of no input: a parameter, or zero." * (more > 0)
 
 
 def _projections(trace: Trace) -> str:

@@ -1,0 +1,121 @@
+"""``python -m pyattn explain``: pages of the example, of files, and what it says of files that it cannot use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT
+from test_trace_html import Reader
+
+import pyattn
+from pyattn import __main__ as command
+
+
+@pytest.fixture
+def explain(tmp_path, monkeypatch, capsys):
+    """Run it in a folder of its own: status, standard output, standard error, and the page, or None."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, page="explain.html"):
+        status = command.main(["explain", *map(str, arguments)])
+        captured = capsys.readouterr()
+        path = tmp_path / page
+        return status, captured.out, captured.err, path.read_text("utf-8") if path.exists() else None
+
+    return run
+
+
+def test_the_page_of_the_example_is_written_and_named(explain, article):
+    status, out, err, page = explain()
+    assert (status, out, err) == (0, "explain.html: open it in a browser\n", "")
+    np.testing.assert_array_equal(np.array(Reader(page).table("scores")["cells"], float), article["scores"])
+
+
+def test_the_text_is_printed_when_asked_for(explain, article):
+    _, out, err, page = explain("--text", "-o", "mine.html", page="mine.html")
+    assert page is not None
+    matrices = (article[name] for name in ("x", "w_query", "w_key", "w_value"))
+    assert out == f"{pyattn.trace(*matrices)}\n"
+    assert err == "mine.html: open it in a browser\n"
+
+
+@pytest.mark.parametrize("kind", ["json", "npz"])
+def test_matrices_of_a_file_are_explained_with_its_options(explain, tmp_path, kind):
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal(shape) for name, shape in
+              {"x": (4, 3), "w_query": (3, 2), "w_key": (3, 2), "w_value": (3, 5)}.items()}  # fmt: skip
+    options = {"scale": 0.5, "is_causal": True, "score": "cosine", "round_weights": 2, "tokens": ["我", "b", "c", "d"]}
+    path = tmp_path / f"matrices.{kind}"
+    if kind == "npz":
+        np.savez(path, **arrays, **options)
+    else:
+        path.write_text(json.dumps({name: x.tolist() for name, x in arrays.items()} | options), encoding="utf-8")
+    status, out, _, _ = explain(path, "--text")
+    assert status == 0
+    assert out == f"{pyattn.trace(**arrays, **options)}\n"
+
+
+def test_queries_keys_and_values_of_a_file_are_explained(explain, tmp_path):
+    arrays = {"query": [[1, 2]], "key": [[1, 0], [0, 1]], "value": [[1], [2]]}
+    (tmp_path / "a.json").write_text(json.dumps(arrays))
+    _, out, _, _ = explain("a.json", "--text")
+    assert out == f"{pyattn.trace_attention(**arrays)}\n"
+
+
+def test_names_that_are_not_used_are_told(explain):
+    status, _, err, _ = explain(ROOT / "tests" / "article.json")
+    assert status == 0
+    assert re.search(r"article\.json: not used: about, keys, .*outputs_of_rounded\n", err)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", '{"x": [[1]]}', "a.json has no w_query, w_key, w_value: expected x, w_query, w_key and w_value, or "
+                                   "query, key and value; it has x"),
+        ("a.json", "[1]", "a.json holds a list, expected an object of names and matrices"),
+        ("a.json", "hm", "a.json is not a JSON file: "),
+        ("a.npz", "hm", "a.npz is not an .npz file of numbers and strings"),
+        ("a.txt", "hm", "a.txt has an unknown ending, expected .npz or .json"),
+        ("a.json", None, "[Errno 2] No such file or directory: 'a.json'"),
+        ("a.npz", None, "[Errno 2] No such file or directory: 'a.npz'"),
+        ("a.json", '{"query": [1], "key": [[1]], "value": [[1]]}', "query has shape (1,), expected (length, key_dim)"),
+        ("a.json", '{"query": [["x"]], "key": [[1]], "value": [[1]]}', "query has dtype <U1, expected float32"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_explained_is_told_why(explain, tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    status, out, err, page = explain(name)
+    assert (status, out, page) == (2, "", None)
+    assert err.startswith(f"python -m pyattn explain: {message}")
+    assert err.count("\n") == 1
+
+
+def test_objects_in_a_file_are_never_unpickled(explain, tmp_path):
+    class Loud:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "unpickled"),))
+
+    np.savez(tmp_path / "a.npz", x=np.array([Loud()], dtype=object))
+    assert explain("a.npz")[0] == 2
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_a_page_that_cannot_be_written_is_told(explain):
+    status, _, err, _ = explain("-o", "no/such/folder.html")
+    assert status == 2
+    assert "No such file or directory" in err
+
+
+def test_it_is_a_subcommand(tmp_path):
+    command = [sys.executable, "-m", "pyattn", "explain", "-o", str(tmp_path / "page.html")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").stat().st_size < 30_000
