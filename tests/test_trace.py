@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from bounds import OUTPUT_BAR, expect, output_ratio, weights_ratio
+from papers import Papers, assert_near
 
 import pyattn
 from pyattn.tracing import data
@@ -54,9 +55,8 @@ def test_the_weights_of_the_example_have_all_five_digits(example, article, turne
 
 
 def test_the_outputs_of_the_example_are_the_formulas(example, article, turned):
-    exponentials = np.exp(np.longdouble(article["scores"]))
-    expected = exponentials / exponentials.sum(axis=-1, keepdims=True) @ np.longdouble(article["values"])
-    np.testing.assert_allclose(turned(example().outputs), np.float64(expected), rtol=0, atol=8 * 12 * 2.0**-53 * 17)
+    expected = expect(article["queries"], article["keys"], article["values"], "float64", scale=1)
+    assert output_ratio(turned(example().outputs), expected) <= OUTPUT_BAR
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,32 @@ def test_causal_alignment_is_attentions(align):
     np.testing.assert_array_equal(trace.weights == 0, weights == 0)
 
 
-def test_trace_is_what_self_attention_computes(convention, turned):
+def test_trace_is_the_papers_formula(convention, turned):
     x, w_query, w_key, w_value = (RNG.standard_normal(shape) for shape in ((5, 4), (4, 3), (4, 3), (4, 2)))
-    matrices = [turned(matrix) for matrix in (x, w_query, w_key, w_value)]
-    bias = [RNG.standard_normal(3), None, RNG.standard_normal(2)]
-    mask = RNG.random((5, 5)) < 0.7
-    trace = pyattn.trace(*matrices, bias=bias, attn_mask=mask, scale=0.5, convention=convention)
-    expected = pyattn.self_attention(*matrices, bias=bias, attn_mask=mask, scale=0.5, columns=convention == "column")
-    assert trace.outputs.shape == expected.shape
-    np.testing.assert_allclose(trace.outputs, expected, rtol=1e-13, atol=1e-13)  # some 100 roundings of 2^-53 each
+    x, *weights = [turned(matrix) for matrix in (x, w_query, w_key, w_value)]
+    biases = [RNG.standard_normal(3), None, RNG.standard_normal(2)]
+    trace = pyattn.trace(x, *weights, bias=biases, scale=0.5, convention=convention)
+    formula = Papers(np.float64).columns if convention == "column" else Papers(np.float64).rows
+    output, attended = formula(x, x, x, weights, biases, scale=0.5)
+    assert_near(trace.outputs, output)
+    assert_near(trace.weights, attended)
+
+
+@pytest.mark.parametrize("mask", ["bool", "causal"])
+def test_masks_of_trace_are_those_of_self_attention(convention, turned, mask):
+    x, w_query, w_key, w_value = (turned(RNG.standard_normal(shape)) for shape in ((5, 4), (4, 3), (4, 3), (4, 2)))
+    masks = {"is_causal": True} if mask == "causal" else {"attn_mask": RNG.random((5, 5)) < 0.5}
+    trace = pyattn.trace(x, w_query, w_key, w_value, convention=convention, **masks)
+    core = pyattn.self_attention(
+        x, w_query, w_key, w_value, columns=convention == "column", scale=1, need_weights=True, **masks
+    )
+    np.testing.assert_array_equal(trace.weights == 0, core.weights == 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e308])
+def test_numbers_that_overflow_are_shown_without_a_warning(value):
+    trace = pyattn.trace_attention([[value, 1]], [[1, value], [1, 1]], [[value], [1]], round_weights=1)
+    assert all((str(trace), trace.to_markdown(), trace._repr_html_(), json.dumps(trace.to_dict(), allow_nan=False)))
 
 
 def test_both_conventions_show_the_same_numbers(article):
@@ -181,7 +198,7 @@ def test_scores_are_their_formulas(score, scale):
     expected = [
         [(usual(4) if scale is None else scale) * formula(q, k, weight) for k in key.tolist()] for q in query.tolist()
     ]
-    np.testing.assert_allclose(trace.scores, expected, rtol=1e-13, atol=1e-14)  # 2^-53 times some 40 operations
+    np.testing.assert_allclose(trace.scores, expected, rtol=0, atol=40 * 2.0**-53 * 20)  # 40 operations, terms below 20
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -334,8 +351,9 @@ def test_a_dict_leaves_out_weighted_values_beyond_the_limit(example, monkeypatch
     assert example().to_dict()["weighted_values"] is None
 
 
-@pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    ("score", "normalise"), [*((score, "softmax") for score in SCORES), ("dot", "sigmoid"), ("dot", "sparsemax")]
+)
 def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
     """With a mask, and with text and page made of it."""
     x, weight = np.ones((2048, 8)), np.eye(8)

@@ -254,7 +254,7 @@ def test_two_traces_in_one_notebook_do_not_collide(article):
     assert len(set(ids)) == 20
     reader = Reader(trace._repr_html_())
     (own,) = (attrs["id"] for _, attrs in reader.elements if "id" in attrs)
-    assert f'document.getElementById("{own}")' in reader.scripts[1]
+    assert f"document.querySelectorAll('#{own}')" in reader.scripts[1]
 
 
 def test_style_reaches_nothing_outside():

@@ -86,7 +86,8 @@ def _steps(trace: Trace, share: int = 1) -> str:
         data = data.replace(character, f"\\u{ord(character):04x}")
     parts = [f'<div id="{name}">', *(_section(step, trace) for step in trace.steps)]
     parts += [f'<script type="application/json">{data}</script>']
-    parts += [f'<script>{SCRIPT}(document.getElementById("{name}"));</script>', "</div>"]
+    call = f"document.querySelectorAll('#{name}').forEach(explain)"  # a notebook may show one output in two views
+    parts += [f"<script>{{{SCRIPT}\n{call};}}</script>", "</div>"]
     return "\n".join(parts)
 
 
@@ -215,7 +216,8 @@ def _data_of(trace: Trace, share: int) -> dict[str, Any]:
         if trace.score_weight is not None:
             arrays["score_weight"] = np.atleast_2d(trace.score_weight)
         if sum(16 / 3 * array.size for array in arrays.values()) <= most:
-            matrices = {name: [*array.shape, _encoded(np.asarray(array, "<f4"))] for name, array in arrays.items()}
+            with np.errstate(over="ignore"):  # beyond float32 a hover says inf
+                matrices = {name: [*array.shape, _encoded(array.astype("<f4"))] for name, array in arrays.items()}
             break
     visible = None if trace.visible is None or not matrices else np.packbits(trace.in_rows("visible"))
     tokens = {"q": trace.tokens, "k": trace.key_tokens}

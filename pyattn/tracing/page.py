@@ -71,7 +71,9 @@ box-shadow:0 3px 12px rgba(0,0,0,.3);pointer-events:none}}
 # On hover: find the cell's place, list the products that made it, and mark where they come from. Matrices are those of
 # the row convention; r is a row of the matrix itself, whatever part of it the table shows.
 SCRIPT = r"""
-(function(root){
+const explain=function(root){
+if(root.dataset.on)return;
+root.dataset.on=1;
 var D=JSON.parse(root.querySelector("script[type='application/json']").textContent),memo={},tip=null,marked=[];
 var visible=D.visible===null?"":atob(D.visible);
 function M(n){
@@ -158,7 +160,7 @@ function products(i,k){
   if(D.score==="cosine")t+=" / ("+N(Math.hypot.apply(null,q))+"\u00d7"+N(Math.hypot.apply(null,K))+")";
   return h+t+" = "+N(between(row(M("queries"),i),K));
 }
-function explain(n,i,j){
+function about(n,i,j){
   var A=M(n),big="The numbers behind it are too large for this page.",line=D.column?"row":"column",o,s,x,w,v,t;
   if(n==="x")return["input "+name("q",i)+", number "+(j+1)+(A?" = "+N(A.a[i*A.c+j]):"")+"\ngiven",[]];
   if(n[1]==="_")return[n+(n[0]==="b"?", number "+(j+1):", from number "+(i+1)+" of x to number "+(j+1))+
@@ -216,7 +218,7 @@ function show(n,i,j,at,here){
   var q=at.dataset.q===undefined?null:+at.dataset.q,e,r;
   if(n==="weighted_values")i=[i,q];
   else if(q!==null)i=q;
-  e=explain(n,i,j);clear();
+  e=about(n,i,j);clear();
   tip=document.createElement("div");tip.className="pa-tip";tip.setAttribute("role","status");
   tip.textContent=e[0];root.appendChild(tip);
   e[1].forEach(function(s){
@@ -255,7 +257,7 @@ function over(ev){
 root.addEventListener("mouseover",over);root.addEventListener("click",over);
 root.addEventListener("mousemove",function(ev){if(ev.target.tagName==="IMG")over(ev);});
 root.addEventListener("mouseleave",clear);
-})
+};
 """.strip()
 
 
