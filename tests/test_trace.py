@@ -355,14 +355,19 @@ def test_a_dict_leaves_out_weighted_values_beyond_the_limit(example, monkeypatch
     ("score", "normalise"), [*((score, "softmax") for score in SCORES), ("dot", "sigmoid"), ("dot", "sparsemax")]
 )
 def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
-    """With a mask, and with text and page made of it."""
+    """With both masks, rounded, and with text and page made of it."""
     x, weight = np.ones((2048, 8)), np.eye(8)
-    score_weight = {"bilinear": np.eye(8), "additive": np.ones(8)}.get(score)
+    options = {
+        "score": score,
+        "score_weight": {"bilinear": np.eye(8), "additive": np.ones(8)}.get(score),
+        "normalise": normalise,
+        "is_causal": True,
+        "attn_mask": np.full((2048, 2048), 0.5),
+        "round_weights": 3,
+    }
     tracemalloc.start()
     try:
-        trace = pyattn.trace(
-            x, weight, weight, weight, is_causal=True, score=score, score_weight=score_weight, normalise=normalise
-        )
+        trace = pyattn.trace(x, weight, weight, weight, **options)
         texts = str(trace), trace.to_markdown(), trace._repr_html_()
         most = tracemalloc.get_traced_memory()[1]
     finally:

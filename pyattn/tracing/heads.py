@@ -37,6 +37,15 @@ class HeadTraces:
         ``out_proj.bias``.
     outputs : ndarray, (L, out_dim)
         ``concatenated @ w_out + b_out``: what the module returns.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> traced = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8))
+    >>> traced
+    HeadTraces(2 heads, outputs 3 x 8)
+    >>> traced.heads[1].queries.shape, traced.projection.number
+    ((3, 4), 9)
     """
 
     heads: tuple[Trace, ...]

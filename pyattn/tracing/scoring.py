@@ -182,12 +182,12 @@ def round_rows(weights: Array, decimals: int) -> Rounded:
         NaN stays NaN.
     """
     denominator = 10.0**decimals
-    exact = weights * denominator
-    numerators = np.floor(exact)
-    lost = exact - numerators
-    missing = np.nan_to_num(np.rint(exact.sum(axis=-1)) - numerators.sum(axis=-1)).astype(int)
-    for i, count in enumerate(missing):
-        numerators[i, np.argsort(-lost[i], kind="stable")[:count]] += 1
+    numerators = np.empty_like(weights)
+    for i, row in enumerate(weights):
+        exact = row * denominator
+        numerators[i] = cut = np.floor(exact)
+        missing = int(np.nan_to_num(np.rint(exact.sum()) - cut.sum()))
+        numerators[i, np.argsort(cut - exact, kind="stable")[:missing]] += 1  # a tie goes to the earlier key
     return Rounded(numerators, denominator)
 
 
