@@ -154,7 +154,7 @@ class Rounded(NamedTuple):
     Attributes
     ----------
     numerators : ndarray, (L, S)
-        Whole numbers, or the weights themselves over a denominator of 1.
+        Whole numbers.
     denominator : float
         A power of ten.
     """
