@@ -97,3 +97,46 @@ def test_softmax_has_bounds_too(dtype, logarithm):
     y = below - np.log(total) if logarithm else np.exp(below) / total
     assert bounds.softmax_ratio(y, x, logarithm=logarithm) <= 1
     assert bounds.softmax_ratio(y * np.asarray(1 + 1e-3, dtype), x, logarithm=logarithm) > 1
+
+
+def flat_inputs(dtype, keys, *, spread=1e-3, sign=1.0):
+    rng = np.random.default_rng(10)
+    query, key, value = (rng.standard_normal((length, 8)) for length in (3, keys, keys))
+    return [x.astype(dtype) for x in (query, key * spread, sign * (np.abs(value) + 0.5))]
+
+
+def test_the_flat_bar_is_for_equal_weights_and_values_of_one_sign(dtype):
+    assert (bounds.output_bars(bounds.expect(*flat_inputs(dtype, 200), dtype)) == bounds.FLAT_OUTPUT_BAR).all()
+    for others in (
+        flat_inputs(dtype, 20),  # few keys
+        flat_inputs(dtype, 200, spread=3),  # some weigh more
+        flat_inputs(dtype, 200, sign=np.where(np.arange(200) % 2, 1, -1)[:, np.newaxis]),
+    ):
+        assert (bounds.output_bars(bounds.expect(*others, dtype)) == bounds.OUTPUT_BAR).all()
+
+
+def test_each_row_has_a_bar_of_its_own(dtype):
+    query, key, value = flat_inputs(dtype, 200)
+    mask = np.ones((3, 200), bool)
+    mask[1, 10:] = False
+    bars = bounds.output_bars(bounds.expect(query, key, value, dtype, attn_mask=mask))
+    assert bars[:, 0].tolist() == [bounds.FLAT_OUTPUT_BAR, bounds.OUTPUT_BAR, bounds.FLAT_OUTPUT_BAR]
+
+
+def test_bars_lie_as_the_output_does(dtype):
+    query, key, value = (np.stack([x] * 2)[np.newaxis] for x in flat_inputs(dtype, 200))
+    value[:, 1] *= np.where(np.arange(200) % 2, 1, -1)[:, np.newaxis].astype(dtype)
+    swapped = [x.swapaxes(1, 2) for x in (query, key, value)]
+    bars = bounds.output_bars(bounds.expect(*swapped, dtype, layout="bshd"))
+    assert bars.shape == (1, 3, 2, 8)
+    assert (bars[:, :, 0] == bounds.FLAT_OUTPUT_BAR).all()
+    assert (bars[:, :, 1] == bounds.OUTPUT_BAR).all()
+
+
+def test_ratios_say_where_the_error_is(ordinary, dtype):
+    expected = bounds.expect(*ordinary, dtype)
+    output = formula(*ordinary)[0]
+    output[3, 4] += 1
+    ratios = bounds.output_ratios(output, expected)
+    assert np.argwhere(ratios > bounds.OUTPUT_BAR).tolist() == [[3, 4]]
+    assert ratios.max() == bounds.output_ratio(output, expected)
