@@ -51,13 +51,14 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "softmax",
+    "testing",
     "trace",
     "trace_attention",
     "tracing",
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "reference", "tracing")
+_LAZY = ("comparing", "interop", "nn", "reference", "testing", "tracing")
 _FROM = {
     "Linear": "nn",
     "MultiheadAttention": "nn",
@@ -70,7 +71,7 @@ _FROM = {
 }
 
 if TYPE_CHECKING:
-    from pyattn import nn
+    from pyattn import nn, testing
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward

@@ -142,8 +142,8 @@ def expect(
         amplified = shares * (1 + a)
         magnitude = amplified @ sizes + amplified.sum(-1, keepdims=True) * np.abs(rows)
         flat = _flat(shares, visible)[..., np.newaxis] & (np.abs(rows) >= FLAT_SUM * (shares @ sizes))
-    number = np.finfo(np.dtype(dtype))
-    unit = (magnitude * (number.eps / 2) + (keys + features + 1) * number.tiny).astype(np.float64)
+        number = np.finfo(np.dtype(dtype))
+        unit = (magnitude * (number.eps / 2) + (keys + features + 1) * number.tiny).astype(np.float64)
     if rows is not output:
         unit, flat = unit.swapaxes(-3, -2), flat.swapaxes(-3, -2)
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, flat, largest)
