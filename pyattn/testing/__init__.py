@@ -1,10 +1,12 @@
-"""Judge the results of any attention.
+"""Mark an attention of your own: `check` runs it on graded cases, `assert_attention_close` judges one result.
 
->>> import numpy as np, pyattn
->>> query = key = value = np.eye(3)
->>> pyattn.testing.assert_attention_close(pyattn.attention(query, key, value), query, key, value)
+>>> import pyattn
+>>> pyattn.testing.check(pyattn.attention).passed
+True
 """
 
+from pyattn.testing.checking import check
 from pyattn.testing.closeness import assert_attention_close
+from pyattn.testing.report import CheckResult, Failure, GroupResult
 
-__all__ = ["assert_attention_close"]
+__all__ = ["CheckResult", "Failure", "GroupResult", "assert_attention_close", "check"]

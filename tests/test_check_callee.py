@@ -1,0 +1,153 @@
+"""check finds out what a function takes, and refuses what is none."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from right_attentions import careful, counts_of, formula
+from wrong_attentions import WRONG, softmax
+
+import pyattn
+from pyattn.testing import check
+
+# What a function takes
+
+
+def test_arguments_go_by_many_names():
+    def attention(Q, K, V, mask=None, causal=False, softmax_scale=None):  # noqa: N803
+        return careful(Q, K, V, mask, causal, softmax_scale)
+
+    result = check(attention, strict=True)
+    assert result.passed, result
+    assert not any(counts_of(result, name)[2] for name in ("bool masks", "causal", "scale"))
+
+
+def test_inputs_may_come_in_any_order():
+    def attention(keys, queries, values):
+        return formula(queries, keys, values)
+
+    assert check(attention, strict=True).passed
+    assert check(lambda *, value, key, query: formula(query, key, value), strict=True).passed
+
+
+def test_unknown_names_are_taken_in_order():
+    assert check(lambda a, b, c: formula(a, b, c), strict=True).passed
+    assert check(lambda *arrays: formula(*arrays), strict=True).passed
+
+
+def test_arguments_that_must_be_given_are():
+    def attention(query, key, value, mask, d_k, dropout=None):
+        scores = query @ key.swapaxes(-1, -2) / math.sqrt(d_k)
+        return softmax(np.where(mask, scores, -np.inf)) @ value
+
+    result = check(attention)
+    assert result.passed, result
+    assert counts_of(result, "bool masks") == (12, 0, 0)
+
+
+def test_a_mask_that_is_a_flag_is_a_causal_one():
+    def attention(query, key, value, mask=False, scale=True):
+        return careful(query, key, value, is_causal=mask)
+
+    result = check(attention, strict=True)
+    assert result.passed, result
+    assert counts_of(result, "causal") == (10, 0, 0)
+    assert counts_of(result, "bool masks") == counts_of(result, "masks that broadcast") == (0, 0, 12)
+    assert counts_of(result, "scale") == (0, 0, 8)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_a_function_may_want_more_axes(rank):
+    def attention(query, key, value, mask=None):
+        if query.ndim != rank:
+            raise ValueError(f"{query.ndim} axes")
+        return careful(query, key, value, mask)
+
+    result = check(attention, strict=True)
+    assert result.passed, result
+    assert counts_of(result, "plain") == (14, 0, 0)
+    assert counts_of(result, "bool masks") == ((10 if rank == 3 else 12), 0, (2 if rank == 3 else 0))
+
+
+def test_the_layout_may_be_said():
+    def attention(query, key, value, mask=None):
+        swapped = [x.swapaxes(1, 2) for x in (query, key, value)]
+        return careful(*swapped, mask).swapaxes(1, 2)
+
+    assert "pass layout='bshd'" in check(lambda query, key, value: attention(query, key, value)).cause
+    result = check(attention, layout="bshd", strict=True)
+    assert result.passed, result
+    assert counts_of(result, "batch and heads axes") == (9, 0, 0)
+
+
+def test_a_cause_is_found_in_either_layout():
+    def attention(query, key, value):
+        swapped = [x.swapaxes(1, 2) for x in (query, key, value)]
+        return WRONG["unscaled"].function(*swapped).swapaxes(1, 2)
+
+    assert "the scores are not scaled" in check(attention, layout="bshd").cause
+
+
+def test_other_libraries_arrays_may_be_asked_for():
+    seen = set()
+
+    def attention(query, key, value):
+        seen.add(type(query).__module__)
+        return formula(query, key, value)
+
+    check(attention, arrays="numpy")
+    assert seen == {"numpy"}
+
+
+@pytest.mark.peers
+def test_tensors_may_be_asked_for(torch):
+    seen = set()
+
+    def attention(query, key, value):
+        seen.add(type(query))
+        return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, dim=-1) @ value
+
+    assert check(attention, arrays="torch").passed
+    assert seen == {torch.Tensor}
+
+
+def test_the_functions_own_exceptions_come_with_their_line():
+    result = check(lambda query, key, value: formula(query, key, value.missing))
+    assert "(test_check_callee.py, line " in result.first_failure.what
+
+
+# What is refused
+
+
+class Named:
+    def __call__(self, query, key, value):
+        return formula(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (3, "my_attention is of type int, expected a function of query, key and value, or an object like one"),
+        (Named, "my_attention is the class Named, expected a function of query, key and value, or an object like one"),
+        (lambda x, mask=None: x, "<lambda> takes (x, mask), expected a function of query, key and value"),
+        (pyattn.self_attention, "self_attention needs w_value, expected a function of query, key and value"),
+        (lambda query, key, value, heads: value, "<lambda> needs heads, expected a function of query, key and value"),
+    ],
+)
+def test_what_is_no_attention_is_refused(function, message):
+    with pytest.raises(TypeError) as caught:
+        check(function)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["align", "layout", "arrays"])
+def test_options_have_names(name):
+    with pytest.raises(ValueError, match=rf"^{name} is 'middle', expected '.*' or None$"):
+        check(formula, **{name: "middle"})
+
+
+def test_an_object_that_can_be_called_is_a_function():
+    result = check(Named(), strict=True)
+    assert (result.name, result.passed) == ("Named", True)
