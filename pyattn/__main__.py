@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,explain}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain}")
     commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
     info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
@@ -46,6 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain.add_argument("file", nargs="?", help=".npz or .json with x, w_query, w_key, w_value, or query, key, value")
     explain.add_argument("-o", "--output", default="explain.html", help="the page (default: %(default)s)")
     explain.add_argument("--text", action="store_true", help="print the steps, too")
+    checking = commands.add_parser("check", help="mark an attention function of your own")
+    checking.add_argument("target", metavar="file.py:function", help="or package.module:function")
+    checking.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
+    checking.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
+    checking.add_argument("--strict", action="store_true", help="what libraries differ on counts, too")
     options = parser.parse_args(arguments)
     if options.command == "info":
         show_info(as_json=options.json)
@@ -60,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from pyattn.tracing.files import explain as write_explanation
 
         return write_explanation(options.file, options.output, options.text)
+    if options.command == "check":
+        run_check = importlib.import_module("pyattn.testing.command").run
+        return int(run_check(options.target, scale=options.scale, layout=options.layout, strict=options.strict))
     right = show_article()
     show_speed()
     return 0 if right else 1

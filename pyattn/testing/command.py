@@ -1,0 +1,72 @@
+"""``python -m pyattn check file.py:function``: find the function, check it, print the report."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyattn.testing.checking import check
+
+__all__ = ["run"]
+
+
+class _NotThereError(Exception):
+    """There is no such function; the message is for the user."""
+
+
+def run(target: str, **options: Any) -> int:
+    """Check a function by its name; options are those of `check`.
+
+    Parameters
+    ----------
+    target : str
+        ``file.py:function`` or ``package.module:function``; the function may be an attribute of something else.
+
+    Returns
+    -------
+    int
+        The exit status: 0 where all passed, 1 where something failed, 2 where there is nothing to check.
+    """
+    try:
+        result = check(_load(target), **options)
+    except (_NotThereError, TypeError) as problem:
+        sys.stderr.write(f"check: {problem}\n")
+        return 2
+    sys.stdout.write(f"{result}\n")
+    return 0 if result.passed else 1
+
+
+def _load(target: str) -> Any:
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise _NotThereError(f"{target!r} names no function, expected file.py:function or package.module:function")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise _NotThereError(f"there is no file {place}")
+    try:
+        module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _NotThereError(f"{place} does not import: {reason}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+            raise _NotThereError(f"{place} has no {name}; it has {', '.join(own) or 'no functions'}")
+        found = getattr(found, part)
+    return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file by a name that no other module has, with its neighbours in reach, as a script has them."""
+    name = f"_checked_{path.stem}"
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "it is a .py file"
+    assert spec.loader is not None, "and these have a loader"
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
