@@ -45,6 +45,7 @@ __all__ = [
     "merge_states",
     "multi_head_attention_forward",
     "nn",
+    "plot",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "reference", "testing", "tracing")
+_LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
     "Linear": "nn",
     "MultiheadAttention": "nn",
@@ -71,7 +72,7 @@ _FROM = {
 }
 
 if TYPE_CHECKING:
-    from pyattn import nn, testing
+    from pyattn import nn, plot, testing
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward

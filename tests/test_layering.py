@@ -220,7 +220,7 @@ def test_comparing_reads_modules_through_their_state_dict():
 @every_python_file
 def test_numpy_is_the_only_dependency(path):
     file = path.relative_to(ROOT / "pyattn").as_posix()
-    usual = {"numpy", *sys.stdlib_module_names}
+    usual = {"numpy", *sys.stdlib_module_names, *OPTIONAL_ROOMS.get(module_of(path), ())}
     assert imports_of(path)[1] <= usual | OPTIONAL.get(file, set())
     assert imports_of(path, inside_functions=False)[1] <= usual
 
