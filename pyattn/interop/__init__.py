@@ -1,9 +1,9 @@
-"""To and from other libraries, which are imported when a function needs them: `pyattn.interop.torch`."""
+"""To and from other libraries, which are imported when a function needs them: `torch`, `bertviz`."""
 
 import importlib
 from typing import TYPE_CHECKING
 
-_LAZY = ("torch",)  # submodules that are imported on first use
+_LAZY = ("bertviz", "torch")  # submodules that are imported on first use
 
 if not TYPE_CHECKING:  # as in pyattn itself
 

@@ -45,6 +45,7 @@ class Lettering:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
+        self.bold = "bold"  # unless the chosen font has no such letters
         self.family = [name for name in rcParams["font.family"] if isinstance(name, str)]
         characters = {one for text in texts for one in text.translate(_VISIBLE) if one.isprintable()}
         missing = _missing(characters | set("…" + _BOX), self.family)
@@ -52,6 +53,7 @@ class Lettering:
         if wide:
             font = _choose_font(frozenset(wide))
             if font is not None:
+                self.bold = "bold" if _is_bold(font) else "normal"
                 self.family = [*self.family, font]
                 missing = _missing(missing, [font])
         self._boxed = {ord(one): "?" if _BOX in missing else _BOX for one in missing}
@@ -186,6 +188,12 @@ def _choose_font(characters: frozenset[str]) -> str | None:
     covered = {name: sum(_has(name, one) for one in characters) for name in names}
     best = max(names, key=lambda name: covered[name], default=None)
     return best if best is not None and covered[best] else None
+
+
+def _is_bold(family: str) -> bool:
+    """Whether it is installed in bold letters, too."""
+    weights = {entry.weight for entry in fontManager.ttflist if entry.name == family}
+    return bool(weights & {600, 700, 800, "semibold", "bold", "heavy"})
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -14,7 +14,6 @@ __all__ = [
     "DARK",
     "LIGHT",
     "PALETTE",
-    "WORDS",
     "Look",
     "choose_look",
     "contrasting",
@@ -29,27 +28,12 @@ PALETTE = {
     "queries": "#c31d14",
     "values": "#762b80",
     "scores": "#568cf0",
-    "weighted_values": "#f7e436",
+    "weighted_values": "#fdee1c",
     "outputs": "#144233",
 }
 """The worked example's colours: green, orange, red, purple, blue, yellow and dark green.
 
 Of all such colours those that stay furthest apart for readers who lack one kind of cone, too."""
-
-WORDS = {
-    "x": ("inputs", "inputs"),
-    "w_key": ("key weights", "keys"),
-    "w_query": ("query weights", "queries"),
-    "w_value": ("value weights", "values"),
-    "keys": ("keys", "keys"),
-    "queries": ("queries", "queries"),
-    "values": ("values", "values"),
-    "scores": ("scores", "scores"),
-    "weights": ("attention weights", "scores"),
-    "weighted_values": ("weighted values", "weighted_values"),
-    "outputs": ("outputs", "outputs"),
-}
-"""Name of an array of the trace: what it is called in words, and whose colour it has."""
 
 
 class Look(NamedTuple):
@@ -59,12 +43,13 @@ class Look(NamedTuple):
     ground: str
     ink: str
     faint: str
+    empty: str
     line: str
     scale: str
 
 
-LIGHT = Look(False, "#ffffff", "#1c1c22", "#5c5c66", "#2563b0", "magma_r")
-DARK = Look(True, "#17171c", "#f0f0f2", "#a9a9b4", "#7db4f5", "magma")
+LIGHT = Look(False, "#ffffff", "#1c1c22", "#5c5c66", "#efeff2", "#2563b0", "magma_r")
+DARK = Look(True, "#17171c", "#f0f0f2", "#a9a9b4", "#2b2b33", "#7db4f5", "magma")
 
 
 def choose_look(ax: Axes, dark: bool | None, *, own: bool) -> Look:
@@ -85,8 +70,7 @@ def choose_look(ax: Axes, dark: bool | None, *, own: bool) -> Look:
     """
     figure = ax.figure
     if dark is None:
-        face = to_rgba(ax.get_facecolor())
-        return DARK if _luminance(face if face[3] else figure.get_facecolor()) < 0.2 else LIGHT
+        return _look_on(ax.get_facecolor(), figure.get_facecolor())
     look = DARK if dark else LIGHT
     ax.set_facecolor(look.ground)
     if own:
@@ -109,7 +93,7 @@ def look_of_figure(figure: Figure | SubFigure, dark: bool | None) -> Look:
     Look
     """
     if dark is None:
-        return DARK if _luminance(figure.get_facecolor()) < 0.2 else LIGHT
+        return _look_on(figure.get_facecolor())
     look = DARK if dark else LIGHT
     figure.set_facecolor(look.ground)
     return look
@@ -164,6 +148,12 @@ def tint(colour: str, look: Look) -> Colormap:
     if abs(_luminance(tuple(start)) - _luminance(end)) < 0.15:  # dark green on a dark ground: on through it, to white
         return LinearSegmentedColormap.from_list("tint", [tuple(start), end, look.ink])
     return LinearSegmentedColormap.from_list("tint", [tuple(start), end])
+
+
+def _look_on(*faces: ColorType) -> Look:
+    """Of the first that can be seen; where all are transparent, paper is likelier than night."""
+    seen = [face for face in faces if to_rgba(face)[3]]
+    return DARK if seen and _luminance(seen[0]) < 0.2 else LIGHT
 
 
 def _luminance(colour: ColorType) -> float:

@@ -1,0 +1,84 @@
+"""pyattn.interop.bertviz: weights in the shape and order that bertviz stacks them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from helpers import run_python
+from pictures import draw_weights
+
+import pyattn
+from pyattn.interop.bertviz import attentions
+
+LAYERS = [draw_weights(4, 5, 7), draw_weights(4, 5, 7)[::-1]]
+
+
+def test_each_layer_becomes_a_batch_of_one():
+    given = attentions(LAYERS)
+    assert type(given) is tuple
+    for array, layer in zip(given, LAYERS, strict=True):
+        np.testing.assert_array_equal(array, layer[np.newaxis])
+
+
+@pytest.mark.parametrize("weights", [np.stack(LAYERS), [layer[np.newaxis] for layer in LAYERS], iter(LAYERS)])
+def test_layers_may_come_as_one_array_or_with_their_batch_axis(weights):
+    for array, layer in zip(attentions(weights), LAYERS, strict=True):
+        np.testing.assert_array_equal(array[0], layer)
+
+
+def test_nothing_is_copied():
+    assert all(np.shares_memory(array, layer) for array, layer in zip(attentions(LAYERS), LAYERS, strict=True))
+
+
+def test_the_weights_of_a_module_fit():
+    mha = pyattn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+    x = np.random.default_rng(0).random((1, 5, 8), np.float32)
+    _, weights = mha(x, x, x, average_attn_weights=False)
+    (layer,) = attentions([weights])
+    assert layer.shape == (1, 2, 5, 5)
+    assert layer.dtype == np.float32
+
+
+@pytest.mark.peers
+def test_tensors_stack_as_bertviz_does(torch):
+    """Its format_attention: squeeze each layer's batch, then stack."""
+    tensors = attentions(LAYERS[:1] * 2, tensors=True)
+    stacked = torch.stack([tensor.squeeze(0) for tensor in tensors])
+    np.testing.assert_array_equal(stacked.numpy(), np.stack(LAYERS[:1] * 2))
+
+
+@pytest.mark.peers
+def test_read_only_and_reversed_weights_become_tensors(torch):
+    fixed = draw_weights(2, 3, 3)
+    fixed.flags.writeable = False
+    for weights in (fixed, draw_weights(2, 3, 3)[::-1]):
+        (tensor,) = attentions([weights], tensors=True)
+        np.testing.assert_array_equal(tensor.numpy()[0], weights)
+
+
+@pytest.mark.peers
+def test_torch_is_imported_for_tensors_alone(torch):
+    lines = "import sys, pyattn; give = pyattn.interop.bertviz.attentions; give([[[[1.0]]]]); "
+    run_python(lines + "'torch' in sys.modules and exit(1); give([[[[1.0]]]], tensors=True); sys.modules['torch']")
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind", "message"),
+    [
+        ([], ValueError, "weights is empty, expected an array for each layer"),
+        (LAYERS[0], ValueError, "weights[0] has shape (5, 7), expected (heads, L, S); one layer alone is given as"),
+        ([np.ones((2, 4, 5, 5))], ValueError, "weights[0] has a batch of 2, expected (heads, L, S); choose an entry"),
+        ([np.ones(3)], ValueError, "weights[0] has shape (3,), expected (heads, L, S) or (1, heads, L, S)"),
+        (
+            [np.ones((4, 5, 5)), np.ones((2, 5, 5))],
+            ValueError,
+            "weights[1] has shape (2, 5, 5) but weights[0] (4, 5, 5); bertviz shows layers of one shape together",
+        ),
+        ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
+    ],
+)
+def test_mistakes_are_named(weights, kind, message):
+    with pytest.raises(kind, match=re.escape(message)):
+        attentions(weights)
