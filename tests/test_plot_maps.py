@@ -75,6 +75,15 @@ def test_other_shapes_are_legible(shape):
     assert_legible(plot.heatmap(draw_weights(*shape), queries, keys).figure)
 
 
+def test_long_tokens_are_cut_and_leave_room_for_the_map():
+    tokens = ["x" * 500, "自" * 500, "a"]
+    for draw in (plot.heatmap, plot.flow, plot.mask):
+        ax = draw(np.eye(3) > 0 if draw is plot.mask else np.eye(3), tokens)
+        found = assert_legible(ax.figure)
+        assert sum(text.endswith("…") for text in found) == 4
+        assert ax.get_window_extent().width > ax.figure.bbox.width / 3
+
+
 def test_labels_are_thinned_again_when_the_figure_changes_its_size():
     figure = plot.heatmap(draw_weights(60, 60), tokens_of("English", 60)).figure
     before = len(assert_legible(figure))

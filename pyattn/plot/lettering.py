@@ -173,10 +173,13 @@ def _missing(characters: set[str], families: list[str]) -> set[str]:
 
 @functools.lru_cache(maxsize=10_000)
 def _has(family: str, character: str) -> bool:
-    try:
-        path = find_font(FontProperties(family=[family]), fallback_to_default=False)
-    except ValueError:  # not installed: matplotlib goes on to the next
-        return False
+    # Of an installed family any file will do; others, such as 'sans-serif', are looked up.
+    path = next((entry.fname for entry in fontManager.ttflist if entry.name == family), None)
+    if path is None:
+        try:
+            path = find_font(FontProperties(family=[family]), fallback_to_default=False)
+        except ValueError:  # not installed: matplotlib goes on to the next
+            return False
     return bool(get_font(path).get_char_index(ord(character)))
 
 

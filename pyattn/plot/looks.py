@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb, to_rgba
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.typing import ColorType
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "contrasting",
     "look_of_figure",
     "new_axes",
+    "room_for_labels",
     "tint",
 ]
 
@@ -111,7 +113,17 @@ def new_axes(width: float, height: float) -> Axes:
     -------
     Axes
     """
-    return Figure(figsize=(width, height), layout="constrained").add_subplot()
+    return Figure(figsize=(width, height), layout=room_for_labels()).add_subplot()
+
+
+def room_for_labels() -> ConstrainedLayoutEngine:
+    """Make the layout of a new figure: labels have as much room as they need, and a margin.
+
+    Returns
+    -------
+    ConstrainedLayoutEngine
+    """
+    return ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
 
 
 def contrasting(colour: ColorType) -> str:

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from pyattn import _core
 from pyattn.plot.labels import MOST_LETTERS, colour_axes, label_tokens
 from pyattn.plot.lettering import Lettering, shorten
-from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes
+from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes, room_for_labels
 from pyattn.plot.numbers import write_numbers
 from pyattn.plot.reading import Array, Tokens, read_matrix, read_tokens
 
@@ -150,7 +150,7 @@ def heads(
         side = 2.2 if across < 5 else 1.6
         figure = Figure(figsize=(side * across + 1.6, side * down + 0.9))
     if isinstance(figure, Figure) and figure.get_layout_engine() is None and not figure.axes:
-        figure.set_layout_engine("constrained")
+        figure.set_layout_engine(room_for_labels())
     look = look_of_figure(figure, dark)
     lettering = Lettering([*rows, *columns, title or ""])
     limits = _span(array, 0.0)

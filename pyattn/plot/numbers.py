@@ -75,7 +75,7 @@ def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
             ground = contrasting(tuple(colours[i, j])) if math.isfinite(array[i, j]) else _on_ground(image)
-            ax.text(j, i, text, ha="center", va="center", fontsize=size, color=ground, clip_on=True)
+            ax.text(j, i, text, ha="center", va="center", fontsize=size, color=ground, clip_on=True, in_layout=False)
 
 
 def _on_ground(image: AxesImage) -> str:

@@ -1,0 +1,69 @@
+"""Draws docs/pictures/ anew: python docs/make_pictures.py. The weights of sentences are made up.
+
+An installed Chinese font is needed for one of them; on Debian: apt install fonts-noto-cjk.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import pyattn
+from pyattn import plot
+
+PICTURES = Path(__file__).parent / "pictures"
+ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
+CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "了"]
+
+X = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
+W_QUERY = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
+W_KEY = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
+W_VALUE = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
+
+
+def attend(tokens, pairs, heads=None):
+    """Weights that fall with the distance, here and there a little by chance, and are large for some pairs."""
+    near = -0.5 * np.abs(np.subtract.outer(np.arange(len(tokens)), np.arange(len(tokens))))
+    for query, key in pairs:
+        near[tokens.index(query), tokens.index(key)] = 2.5
+    if heads is None:
+        return pyattn.softmax(near)
+    reach = np.geomspace(0.3, 4, heads)[:, None, None]
+    return pyattn.softmax(near * reach + np.random.default_rng(0).standard_normal((heads, *near.shape)))
+
+
+def encode(length, features):
+    """Sines and cosines, as the Transformer's positions are encoded."""
+    angles = np.arange(length)[:, None] / 10000 ** (np.arange(features // 2) / (features // 2))
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, features)
+
+
+def save(figure, name):
+    """Of 256 colours, which halves the file."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=90)
+    with Image.open(drawn) as image:
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small.save(PICTURES / f"{name}.png", optimize=True)
+
+
+def main():
+    weights = attend(ENGLISH, [("it", "animal"), ("tired", "animal"), ("cross", "street")])
+    save(plot.heatmap(weights, ENGLISH).figure, "heatmap")
+    save(plot.heads(attend(ENGLISH, [], heads=6), ENGLISH, dark=True), "heads")
+    save(plot.flow(weights, ENGLISH).figure, "flow")
+    chinese = attend(CHINESE, [("它", "动物"), ("累", "动物")])
+    save(plot.flow(chinese, CHINESE, dark=True).figure, "flow-chinese")
+    save(plot.mask(pyattn.masks.causal(len(ENGLISH)), ENGLISH).figure, "mask")
+    save(plot.positional(encode(100, 64)).figure, "positional")
+    trace = pyattn.trace(X, W_QUERY, W_KEY, W_VALUE)
+    save(plot.steps(trace), "steps")
+    save(plot.steps(trace, dark=True), "steps-dark")
+    plot.animate(trace).save(PICTURES / "steps.gif", dpi=90)
+
+
+if __name__ == "__main__":
+    main()
