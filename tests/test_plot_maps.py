@@ -271,6 +271,13 @@ def test_subfigures_are_drawn_on():
         ),
         (lambda: plot.heatmap(np.eye(3), 3), TypeError, "queries is of type int, expected a sequence of tokens"),
         (
+            lambda: plot.heatmap(np.eye(3), ax=np.array([None])),
+            TypeError,
+            "ax is of type ndarray, expected one of matplotlib's Axes; choose one, ax.flat[0]",
+        ),
+        (lambda: plot.mask(np.eye(3) > 0, ax=3), TypeError, "ax is of type int, expected one of matplotlib's Axes"),
+        (lambda: plot.heads(np.ones((2, 3, 3)), figure=3), TypeError, "figure is of type int, expected a Figure"),
+        (
             lambda: plot.heads(np.ones((2, 8, 5, 5))),
             ValueError,
             "weights has shape (2, 8, 5, 5), expected (heads, L, S); choose a batch entry, weights[0]",

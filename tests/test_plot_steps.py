@@ -280,6 +280,14 @@ def test_mistakes_are_named(draw, example):
         draw(example)
 
 
+def test_a_figure_is_needed_to_draw_on(example):
+    with pytest.raises(TypeError, match=r"^figure is of type str, expected a Figure of matplotlib$"):
+        plot.steps(example, "steps.png")
+    message = r"^figure is of type SubFigure, expected a Figure: all of it is saved$"
+    with pytest.raises(TypeError, match=message):
+        plot.animate(example, Figure().subfigures())
+
+
 @pytest.mark.parametrize(
     ("interval", "kind", "message"),
     [

@@ -1,4 +1,4 @@
-"""To and from other libraries, which are imported when a function needs them: `torch`, `bertviz`."""
+"""To and from other libraries, which are imported when a function needs them: `pyattn.interop.torch`, `bertviz`."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -69,7 +69,15 @@ def choose_look(ax: Axes, dark: bool | None, *, own: bool) -> Look:
     Returns
     -------
     Look
+
+    Raises
+    ------
+    TypeError
+        ax is no axes.
     """
+    if not isinstance(ax, Axes):
+        fix = "; choose one, ax.flat[0]" if isinstance(ax, np.ndarray) else ""
+        raise TypeError(f"ax is of type {type(ax).__name__}, expected one of matplotlib's Axes{fix}")
     figure = ax.figure
     if dark is None:
         return _look_on(ax.get_facecolor(), figure.get_facecolor())
@@ -93,7 +101,14 @@ def look_of_figure(figure: Figure | SubFigure, dark: bool | None) -> Look:
     Returns
     -------
     Look
+
+    Raises
+    ------
+    TypeError
+        figure is none.
     """
+    if not isinstance(figure, (Figure, SubFigure)):
+        raise TypeError(f"figure is of type {type(figure).__name__}, expected a Figure of matplotlib")
     if dark is None:
         return _look_on(figure.get_facecolor())
     look = DARK if dark else LIGHT

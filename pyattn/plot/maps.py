@@ -149,9 +149,9 @@ def heads(
     if figure is None:
         side = 2.2 if across < 5 else 1.6
         figure = Figure(figsize=(side * across + 1.6, side * down + 0.9))
+    look = look_of_figure(figure, dark)
     if isinstance(figure, Figure) and figure.get_layout_engine() is None and not figure.axes:
         figure.set_layout_engine(room_for_labels())
-    look = look_of_figure(figure, dark)
     lettering = Lettering([*rows, *columns, title or ""])
     limits = _span(array, 0.0)
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)

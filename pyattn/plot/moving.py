@@ -206,6 +206,8 @@ def animate(
     if figure is None:
         figure = Figure(figsize=(film.size[0] / 72, film.size[1] / 72))
     look = look_of_figure(figure, dark)
+    if not isinstance(figure, Figure):
+        raise TypeError(f"figure is of type {type(figure).__name__}, expected a Figure: all of it is saved")
 
     def draw(number: int) -> list[Any]:
         figure.clear()
