@@ -150,7 +150,7 @@ def expect(
 
 
 def _score_sizes(q: Array, k: Array, score: str, weight: Any) -> Array:
-    """What the rounding of scores is relative to, without their scale."""
+    """Compute what the rounding of scores is relative to, without their scale."""
     q, k = np.abs(q), np.abs(k)
     if score == "additive":
         return np.full((*q.shape[:-1], k.shape[-2]), np.abs(weight).sum(dtype=np.float64))

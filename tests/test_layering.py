@@ -80,8 +80,15 @@ PYTHON_ARROWS = {
     "warning": set(),
 }
 # File: what it needs besides NumPy, and imports inside functions.
-OPTIONAL = {"comparing/sides.py": {"torch"}, "interop/torch.py": {"torch"}, "nn/storage.py": {"safetensors"}}
-MAY_IMPORT_REFERENCE = {"comparing", "testing", "tracing", "plot"}
+OPTIONAL = {
+    "comparing/sides.py": {"torch"},
+    "interop/bertviz.py": {"torch"},
+    "interop/torch.py": {"torch"},
+    "nn/storage.py": {"safetensors"},
+}
+# Room: what all of it needs, and imports when it is imported.
+OPTIONAL_ROOMS = {"plot": {"matplotlib", "PIL"}}
+MAY_IMPORT_REFERENCE = {"_bounds", "comparing", "testing", "tracing", "plot"}
 
 
 def text_of(path):

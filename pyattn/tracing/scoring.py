@@ -209,4 +209,4 @@ def weighted_sum(weights: Array, values: Array, visible: Bools | None) -> Array:
     """
     everywhere = np.broadcast_to(True, weights.shape) if visible is None else visible
     with np.errstate(all="ignore"):
-        return np.asarray(reference._weighted_sum(weights, everywhere, values), np.float64)
+        return np.asarray(reference.weighted_sum(weights, everywhere, values), np.float64)
