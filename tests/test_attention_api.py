@@ -18,6 +18,8 @@ DEFAULTS = {
     "is_causal": False,
     "align": None,
     "scale": None,
+    "score": "dot",
+    "score_weight": None,
     "window": None,
     "key_lengths": None,
     "query_lengths": None,
