@@ -27,11 +27,25 @@ _MOST_NOTES = 10
 class StepLike(Protocol):
     """A step of a trace, as `pyattn.tracing` makes it."""
 
-    number: int
-    title: str
-    formula: str
-    arrays: Mapping[str, Array]
-    note: str
+    @property
+    def number(self) -> int:
+        """From 1 to 8."""
+
+    @property
+    def title(self) -> str:
+        """What is done."""
+
+    @property
+    def formula(self) -> str:
+        """How; empty where there is none."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What comes of it, by name."""
+
+    @property
+    def note(self) -> str:
+        """A word more."""
 
 
 class TraceLike(Protocol):
@@ -41,7 +55,9 @@ class TraceLike(Protocol):
     def steps(self) -> Iterable[StepLike]:
         """Eight of them."""
 
-    tokens: Sequence[str] | None
+    @property
+    def tokens(self) -> Sequence[str] | None:
+        """One for each input."""
 
 
 class _Panel(NamedTuple):
