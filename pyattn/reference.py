@@ -120,10 +120,8 @@ def attention(
     """
     q, k, v, has_heads = operands(query, key, value, layout=layout, enable_gqa=enable_gqa, dtype=dtype)
     mask = None if attn_mask is None else np.asarray(attn_mask)
-    visible = visible_pairs(
-        (*q.shape[:-1], k.shape[-2]), has_heads, mask, is_causal, align, window, key_lengths, query_lengths
-    )
-
+    pairs = (*q.shape[:-1], k.shape[-2])
+    visible = visible_pairs(pairs, has_heads, mask, is_causal, align, window, key_lengths, query_lengths)
     with np.errstate(all="ignore"):  # what is masked may overflow or be NaN; np.where drops it
         scores = _scores(q, k, score, score_weight, scale)
         if mask is not None and mask.dtype != np.bool_:
@@ -136,7 +134,6 @@ def attention(
         weights = exponentials / np.where(empty, 1, total)
         lse = (top + np.log(total))[..., 0]
         output = weighted_sum(weights, visible, v)
-
     if empty_rows == "nan":
         output = np.where(empty, np.nan, output)
     return Attended(output.swapaxes(-3, -2) if layout == "bshd" else output, weights, lse)
@@ -204,11 +201,8 @@ def operands(
     arrays = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
     if has_heads:
         heads = arrays[0].shape[-3]
-        shared = [1 < array.shape[-3] < heads for array in arrays]
-        arrays = [
-            np.repeat(array, heads // array.shape[-3], axis=-3) if repeats else array
-            for array, repeats in zip(arrays, shared, strict=True)
-        ]
+        times = [heads // x.shape[-3] if 1 < x.shape[-3] < heads else 1 for x in arrays]
+        arrays = [np.repeat(x, n, axis=-3) if n > 1 else x for x, n in zip(arrays, times, strict=True)]
     leading = np.broadcast_shapes(*(array.shape[:-2] for array in arrays))
     q, k, v = (np.broadcast_to(array.astype(dtype), leading + array.shape[-2:]) for array in arrays)
     return Operands(q, k, v, has_heads)
@@ -286,10 +280,8 @@ def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
     """
     if np.isfinite(value).all():
         return np.asarray(weights @ value)
-    columns = [
-        np.where(visible, weights * value[..., np.newaxis, :, d], 0).sum(axis=-1) for d in range(value.shape[-1])
-    ]
-    return np.stack(columns, axis=-1)
+    columns = (value[..., np.newaxis, :, d] for d in range(value.shape[-1]))
+    return np.stack([np.where(visible, weights * column, 0).sum(axis=-1) for column in columns], axis=-1)
 
 
 def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float64) -> Floats:
@@ -341,10 +333,7 @@ def log_softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.f
 def merge_states(
     outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike], *, dtype: npt.DTypeLike = np.float64
 ) -> tuple[Floats, Floats]:
-    """Combine attention over parts of the keys into attention over all of them.
-
-    Each part counts as much as the exponentials it summed, exp(lse); a part that saw nothing has lse -inf, and its
-    output is not touched.
+    """Combine attention over parts of the keys, each of which counts exp(lse), into attention over all of them.
 
     Parameters
     ----------

@@ -78,6 +78,26 @@ static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t f
     return block->most_last - from < keys ? (int)(block->most_last - from) : keys;
 }
 
+/* Scores of the prefill layout, and task->maximum. first is NULL where no limit is to be minded. */
+static void score_keys(const attn_task *task, const attn_block *block, key_block key, int keys, const void *bias,
+                       const int32_t *first, const int32_t *last, void *scores)
+{
+    const attn_plan *plan = task->plan;
+    const attn_kernels *k = plan->kernels;
+    const attn_problem *p = plan->problem;
+    const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
+    memcpy(task->maximum, block->part.maximum, lanes);
+    if (p->score == ATTN_SCORE_ADDITIVE)
+        k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
+                          attn_factor_of(p), bias, scores, task->maximum);
+    else
+        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, 0, scores,
+                       task->maximum);
+    if (first == NULL) return;
+    memcpy(task->maximum, block->part.maximum, lanes);
+    k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
+}
+
 /* `key` is not looked at in the decode layout: decode_chunk has been there. */
 static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, key_block key, key_block value)
 {
@@ -112,18 +132,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     if (plan->decode) {
         k->decode_softmax(block->rows, keys, first, last, bias, scores, &block->part, task->correction);
     } else {
-        const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
-        memcpy(task->maximum, block->part.maximum, lanes);
-        if (p->score == ATTN_SCORE_ADDITIVE)
-            k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
-                              attn_factor_of(p), bias, scores, task->maximum);
-        else
-            k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, 0, scores,
-                           task->maximum);
-        if (limited) {
-            memcpy(task->maximum, block->part.maximum, lanes);
-            k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
-        }
+        score_keys(task, block, key, keys, bias, limited ? first : NULL, last, scores);
         k->softmax_block(block->vectors, keys, scores, task->maximum, &block->part, task->correction);
     }
     if (block->kept)
