@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+import multi_head_twin
 import numpy as np
 import planted
 import pytest
@@ -54,7 +55,7 @@ def test_a_wrong_lse_is_seen():
 def test_what_partial_binds_is_for_one_side():
     ours = functools.partial(pyattn.attention, scale=1.0)
     assert pyattn.compare(ours, planted.unscaled, QUERY, KEY, VALUE).equal
-    theirs = functools.partial(planted.right, scale=1.0)
+    theirs = functools.partial(planted.right, scale=np.float32(1))
     assert compare(theirs).cause.name == "scale missing"
 
 
@@ -76,14 +77,13 @@ def test_inputs_are_left_alone():
 def test_functions_of_tensors_are_told_apart_by_an_argument(torch):
     def theirs(query, key, value):
         assert isinstance(query, torch.Tensor)
+        assert not torch.is_grad_enabled()
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
     assert compare(theirs, tensors=True).equal
-    with pytest.raises(
-        TypeError, match=r"^theirs was called with arrays and failed: .*; if theirs takes tensors, pass"
-    ):
+    with pytest.raises(TypeError, match=r"^arrays did not do: .*Tensor.*; if theirs takes tensors, pass tensors=True$"):
         compare(lambda *inputs: torch.nn.functional.scaled_dot_product_attention(*inputs))
-    with pytest.raises(TypeError, match=r"^theirs was called with arrays and failed: 'numpy.ndarray' object has no"):
+    with pytest.raises(TypeError, match=r"^arrays did not do: 'numpy.ndarray' object has no"):
         compare(lambda query, key, value: query.unsqueeze(0))
 
 
@@ -104,6 +104,64 @@ def test_a_function_of_ours_is_judged_by_their_module(torch):
     expected = call_torch(torch, theirs, (x, x, x), {}, need_weights=False)[0]
     report = pyattn.compare(lambda *inputs: expected, theirs, x, x, x)
     assert (report.equal, report.wrong) == (True, ()), report
+
+
+def multi_head(parameters, **options):
+    """The oracle of the core, with weights averaged over heads."""
+
+    def theirs(query, key, value, **arguments):
+        names = parameters._asdict()
+        attended = multi_head_twin.multi_head(query, key, value, **names, heads=4, **options, **arguments)
+        return attended.output, attended.weights.mean(axis=-3)
+
+    return theirs
+
+
+GROUPED = {"head_dim": 5, "v_head_dim": 3, "out_dim": 7, "kdim": 9, "vdim": 10, "num_kv_heads": 2, "batch_first": True}
+
+
+def draw_grouped(**options):
+    rng = np.random.default_rng(4)
+    ours = nn.MultiheadAttention(12, 4, **GROUPED, **options, dtype=np.float64, rng=rng)
+    ours.in_proj_bias[:] = rng.standard_normal(ours.in_proj_bias.shape)
+    return ours, [rng.standard_normal((2, length, features)) for length, features in ((6, 12), (8, 9), (8, 10))]
+
+
+def test_sizes_and_arguments_that_torch_lacks_are_compared_too():
+    ours, inputs = draw_grouped(add_bias_kv=True, add_zero_attn=True)
+    report = pyattn.compare(ours, multi_head(ours._parameters(), kv_heads=2, add_zero=True), *inputs)
+    assert (report.equal, report.wrong) == (True, ()), report
+    ours, inputs = draw_grouped()
+    hidden = {"window": (2, 1), "key_lengths": [8, 5]}
+    report = pyattn.compare(ours, multi_head(ours._parameters(), kv_heads=2), *inputs, **hidden)
+    assert (report.equal, report.wrong) == (True, ()), report
+    hidden["window"] = [2, 1]
+    report = pyattn.compare(functools.partial(ours, **hidden), multi_head(ours._parameters(), kv_heads=2), *inputs)
+    assert report.wrong == ("theirs",)
+    assert {cause.name for cause in report.causes} == {"window ignored", "key_lengths ignored"}
+
+
+def test_a_modules_groups_in_another_order_are_named():
+    ours, inputs = draw_grouped()
+    p = ours._parameters()
+    tiled = {
+        name: np.concatenate([x, x])
+        for name, x in p._asdict().items()
+        if name in ("k_weight", "v_weight", "k_bias", "v_bias")
+    }
+    report = pyattn.compare(ours, multi_head(p._replace(**tiled), kv_heads=4), *inputs)
+    assert (report.cause.name, report.stage, report.complete) == ("groups tiled", "heads", True)
+
+
+def test_dropout_that_was_asked_for_is_named():
+    rng = np.random.default_rng(0)
+
+    def theirs(query, key, value, dropout_p):
+        return planted.dropping(dropout_p, 1 - dropout_p, seed=rng.integers(1000))(query, key, value)[0]
+
+    report = compare(functools.partial(theirs, dropout_p=0.25))
+    assert (report.cause.name, report.stage) == ("dropout", "weights")
+    assert str(report.cause) == "theirs drops weights, called with dropout_p=0.25"
 
 
 class Head(nn.Module):
@@ -261,8 +319,17 @@ X = QUERY[0]
             TypeError,
             "the output of theirs has dtype complex128, expected real numbers",
         ),
-        (lambda: compare((VALUE,) * 4), TypeError, "theirs gives 4 results, expected the output, or (output, weights,"),
-        (lambda: compare(()), TypeError, "theirs gives 0 results, expected the output, or (output, weights, lse)"),
+        (
+            lambda: compare((VALUE,) * 4),
+            TypeError,
+            "theirs gives a tuple of 4, expected the output, or (output, weights, lse)",
+        ),
+        (
+            lambda: compare(lambda *_: None),
+            TypeError,
+            "theirs gives None, expected the output, or (output, weights, lse)",
+        ),
+        (lambda: compare(()), TypeError, "theirs gives a tuple of 0, expected the output, or (output, weights, lse)"),
         (
             lambda: pyattn.compare(nn.Linear(8, 8), (X, X), X),
             TypeError,

@@ -155,6 +155,7 @@ def test_dropout_in_training_mode_is_named(twins):
     ours, theirs = twins(dropout=0.3)
     theirs.train()
     report = pyattn.compare(ours, theirs, QUERY, MEMORY, MEMORY)
+    assert theirs.training
     assert (report.cause.name, report.stage, report.wrong) == ("dropout", "weights", ("theirs",))
     assert str(report.cause) == "theirs drops weights, being in training mode with dropout=0.3"
 

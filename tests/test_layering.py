@@ -81,7 +81,7 @@ PYTHON_ARROWS = {
 }
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
-    "comparing/sides.py": {"torch"},
+    "comparing/calling.py": {"torch"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
     "nn/storage.py": {"safetensors"},

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.comparing.calling import read_arrays
 from pyattn.comparing.formula import STAGES, Array, compute
 from pyattn.comparing.mistakes import other_parameters, unsteady
 from pyattn.comparing.report import Cause, Comparison, Stage
 from pyattn.comparing.rounding import PRECISIONS, Precision, bound
 from pyattn.comparing.searching import Explanation, explain, ratio
-from pyattn.comparing.sides import Side, owner_of, read_arrays, side_of
+from pyattn.comparing.sides import Side, owner_of, side_of
 
 __all__ = ["compare"]
 
@@ -102,6 +103,8 @@ class _Run:
         Its own, or the other's where it has no parameters to read.
     precision : Precision
         Of its arithmetic.
+    dropout : str or None
+        By what the side is told to drop weights.
     returned, shown : dict of str to ndarray
         Stages that the call gave, and those with what is known by parameters and options.
     """
@@ -109,9 +112,8 @@ class _Run:
     def __init__(self, side: Side, owner: Side, arrays: list[Array], given: Mapping[str, Any]) -> None:
         self.side, self._call = side, partial(side.call, arrays, given)
         self.returned = self.shown = self._call()
-        self.formula = (side if side.is_module else owner).formula(arrays, given)
-        self.precision = side.precision(arrays)
-        self.computed = compute(self.formula)
+        self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
+        self.precision, self.dropout = side.precision(arrays), side.dropout(given)
         extra = self.returned.keys() - self.computed.stages.keys()
         if extra:
             raise TypeError(f"{side.name} returns {' and '.join(sorted(extra))}, which {owner.kind_name} does not have")
@@ -142,13 +144,12 @@ class _Run:
 
 
 def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
-    """Yield what both show. One formula judges all: that of ours, unless theirs alone is a module."""
-    judge = left if left.side.is_module or not right.side.is_module else right
-    allowed = [judge.allowed(run.precision) for run in (left, right)]
+    """Yield what both show. One formula judges all: that of ours, or of their module where ours is none."""
+    allowed = [left.allowed(run.precision) for run in (left, right)]
     coarser = min((left.precision, right.precision), key=lambda one: one.bits)
     for name in STAGES:
         if name in left.shown and name in right.shown:
-            one, other, exact = left.shown[name], right.shown[name], judge.computed.stages[name]
+            one, other, exact = left.shown[name], right.shown[name], left.computed.stages[name]
             each = [bounds[name] for bounds in allowed]
             ours, theirs = (_worst(x, exact, most)[0] for x, most in zip((one, other), each, strict=True))
             worst, place = _worst(one, other, each[0] + each[1])
@@ -201,6 +202,6 @@ def _find(left: _Run, right: _Run, equal: bool) -> tuple[tuple[Cause, ...], tupl
 
 def _explain(run: _Run) -> Explanation:
     if run.is_random():
-        return Explanation((unsteady(run.formula, run.side.dropout()),), complete=True)
+        return Explanation((unsteady(run.formula, run.dropout),), complete=True)
     rows = {name: run.returned[name] for name in STAGES if name in run.returned}
     return explain(run.formula, rows, run.precision)

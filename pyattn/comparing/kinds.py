@@ -6,7 +6,7 @@ kind is a line in `MODULES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
         Their names, in order; all but the first may be left out where they are in arguments, too.
     arguments : tuple of str
         Those that change the numbers, or what is returned.
-    fits : (module, its parameters) -> bool
+    fits : (module, names of its parameters) -> bool
         Whether this is one.
     read : (module, inputs, arguments, parameters) -> Formula
         What it computes.
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     arguments: tuple[str, ...]
-    fits: Callable[[Any, Mapping[str, Array]], bool]
+    fits: Callable[[Any, Set[str]], bool]
     read: Callable[[Any, list[Array], Mapping[str, Any], Mapping[str, Array]], Formula]
 
 
@@ -56,8 +56,8 @@ def kind_of(target: Any) -> Kind | None:
         None where nothing is known of it.
     """
     if hasattr(target, "state_dict"):
-        parameters = parameters_of(target)
-        return next((kind for kind in MODULES if kind.fits(target, parameters)), None)
+        names = target.state_dict().keys()
+        return next((kind for kind in MODULES if kind.fits(target, names)), None)
     return FUNCTION if callable(target) else None
 
 
@@ -67,15 +67,15 @@ def parameters_of(module: Any) -> dict[str, Array]:
     Parameters
     ----------
     module : object
-        With a state_dict.
+        With a state_dict, or a function, which has none.
 
     Returns
     -------
     dict of str to ndarray
-        In float64; what is no array, as the state of a quantised layer, is left out.
+        In float64.
     """
-    state = module.state_dict()
-    return {name: as_float64(x, name) for name, x in state.items() if hasattr(x, "shape")}
+    state = module.state_dict() if hasattr(module, "state_dict") else {}
+    return {name: as_float64(x, name) for name, x in state.items()}
 
 
 def as_float64(x: npt.ArrayLike, name: str) -> Array:
@@ -128,9 +128,12 @@ FUNCTION = Kind(
 # Modules
 
 
-def _is_multi_head(module: Any, parameters: Mapping[str, Array]) -> bool:
-    packed = {"in_proj_weight", "q_proj_weight"} & parameters.keys()
-    return hasattr(module, "num_heads") and "out_proj.weight" in parameters and bool(packed)
+def _is_multi_head(module: Any, names: Set[str]) -> bool:
+    return (
+        hasattr(module, "num_heads")
+        and "out_proj.weight" in names
+        and bool({"in_proj_weight", "q_proj_weight"} & names)
+    )
 
 
 def _read_multi_head(
@@ -195,8 +198,8 @@ def _attendable(mask: Array | None) -> Array | None:
     return ~mask if mask is not None and mask.dtype == np.bool_ else mask
 
 
-def _is_self_attention(_: Any, parameters: Mapping[str, Array]) -> bool:
-    return {"w_query", "w_key", "w_value"} <= parameters.keys()
+def _is_self_attention(_: Any, names: Set[str]) -> bool:
+    return {"w_query", "w_key", "w_value"} <= names
 
 
 def _read_self_attention(
@@ -230,8 +233,8 @@ def _read_self_attention(
     )
 
 
-def _is_linear(module: Any, parameters: Mapping[str, Array]) -> bool:
-    return hasattr(module, "in_features") and "weight" in parameters and parameters.keys() <= {"weight", "bias"}
+def _is_linear(module: Any, names: Set[str]) -> bool:
+    return hasattr(module, "in_features") and "weight" in names and names <= {"weight", "bias"}
 
 
 def _read_linear(_: Any, inputs: list[Array], __: Mapping[str, Any], parameters: Mapping[str, Array]) -> Formula:

@@ -1,0 +1,145 @@
+"""How a side is called: with arrays or tensors, and what it returns as arrays again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pyattn import _core
+from pyattn.comparing.formula import Array
+from pyattn.comparing.kinds import as_float64
+
+__all__ = ["call", "is_of_torch", "read_arrays", "results_of"]
+
+RESULTS = ("output", "weights", "lse")
+"""What a call returns, in this order: as torch's MultiheadAttention, and as `pyattn.AttentionResult`."""
+
+ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths")
+"""Arguments that may be lists; a window of two ends may be one, too, and is no array."""
+
+
+def call(target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str, Any], tensors: bool) -> Any:
+    """Call a module or function, without gradients where it takes tensors.
+
+    Parameters
+    ----------
+    target : callable
+        What to call.
+    inputs : list of ndarray
+        By position.
+    arguments : mapping of str to object
+        By name.
+    tensors : bool
+        Whether arrays are to become torch's tensors.
+
+    Returns
+    -------
+    object
+        What it returns.
+
+    Raises
+    ------
+    TypeError
+        It seems to take tensors. What it raises itself comes through.
+    """
+    if tensors:
+        return _call_with_tensors(target, inputs, arguments)
+    try:
+        return target(*inputs, **arguments)
+    except (AttributeError, TypeError) as error:
+        if "torch" in sys.modules and ("Tensor" in str(error) or "numpy.ndarray" in str(error)):
+            raise TypeError(f"arrays did not do: {error}; if theirs takes tensors, pass tensors=True") from error
+        raise
+
+
+def _call_with_tensors(target: Any, inputs: list[Array], arguments: Mapping[str, Any]) -> Any:
+    """Use a module's own dtype and device; one tensor for one array, because torch looks at what `is` what."""
+    import torch
+
+    parameters = target.parameters() if isinstance(target, torch.nn.Module) else ()
+    like = next((x for x in parameters if x.is_floating_point()), None)
+    made: dict[int, Any] = {}
+
+    def tensor(array: Array) -> Any:
+        if id(array) not in made:
+            native = np.array(array, array.dtype.newbyteorder("="), order="C")
+            x = torch.from_numpy(native)
+            if like is not None:
+                x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+            made[id(array)] = x
+        return made[id(array)]
+
+    turned = {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
+    with torch.no_grad():
+        return target(*map(tensor, inputs), **turned)
+
+
+def results_of(returned: Any, name: str) -> dict[str, Array]:
+    """Name what a side returns, in float64; what is no tuple is the output alone.
+
+    Parameters
+    ----------
+    returned : array_like, or tuple of array_like or None
+        The output, or (output, weights, lse).
+    name : str
+        What messages call the side.
+
+    Returns
+    -------
+    dict of str to ndarray
+        What is not None.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
+        what = "None" if returned is None else f"a tuple of {len(parts)}"
+        raise TypeError(f"{name} gives {what}, expected the output, or (output, weights, lse)")
+    labels = (f"the {part} of {name}" for part in RESULTS)
+    found = zip(RESULTS, labels, parts, strict=False)
+    return {part: as_float64(x, label) for part, label, x in found if x is not None}
+
+
+def read_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn all arguments that are arrays into NumPy's.
+
+    Parameters
+    ----------
+    given : mapping of str to object
+        As the caller gave them.
+
+    Returns
+    -------
+    dict of str to object
+    """
+    return {name: _core.as_array(x, name) if _is_array(x, name) else x for name, x in given.items()}
+
+
+def _is_array(x: Any, name: str) -> bool:
+    if isinstance(x, list):
+        return name in ARRAYS
+    return not isinstance(x, np.generic) and (hasattr(x, "__dlpack__") or hasattr(x, "__array__"))
+
+
+def is_of_torch(target: Any) -> bool:
+    """Look for a function of torch's own, and for an instance of a class that torch's are bases of.
+
+    Parameters
+    ----------
+    target : object
+        Anything.
+
+    Returns
+    -------
+    bool
+    """
+    owner = getattr(target, "__self__", None)  # of a bound method
+    classes = [] if isinstance(target, type) else type(target if owner is None else owner).__mro__
+    modules = [getattr(target, "__module__", None), *(kind.__module__ for kind in classes)]
+    return callable(target) and any(str(module).partition(".")[0] == "torch" for module in modules)
