@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
 import drawing
 import numpy as np
@@ -13,11 +14,14 @@ from test_mha import draw, draw_cases, twins
 
 import pyattn
 from pyattn import nn
+from pyattn.comparing.formula import compute
+from pyattn.comparing.mistakes import mistakes_in
+from pyattn.comparing.sides import side_of
 
 QUERY, KEY, VALUE = planted.draw()
 
 
-def compare(theirs, **arguments):
+def compare_with(theirs, **arguments):
     return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
 
 
@@ -69,7 +73,7 @@ def test_dropout_without_a_seed_is_random():
 
 def test_numbers_of_few_decimals_are_named():
     output = pyattn.attention(QUERY, KEY, VALUE).round(3)
-    report = compare(output)
+    report = compare_with(output)
     assert (report.cause.name, report.stage) == ("rounded", "output")
     assert "rounds output to 3 decimals" in str(report)
 
@@ -90,7 +94,7 @@ def test_empty_rows_are_a_documented_difference(asked, given):
     other = {"zero": "nan", "nan": "zero"}[asked]
     expected = pyattn.attention(QUERY, KEY, VALUE, attn_mask=visible, empty_rows=other)
     np.testing.assert_array_equal(expected[..., 2, :], given)
-    report = compare(expected, attn_mask=visible, empty_rows=asked)
+    report = compare_with(expected, attn_mask=visible, empty_rows=asked)
     assert report.cause.name == f"empty rows {'NaN' if np.isnan(given) else '0'}"
     assert report.cause.documented
 
@@ -111,7 +115,7 @@ def test_what_nobody_has_thought_of_is_shown_where_it_is_largest():
         output[1, 2, 3, 4] += 1
         return output
 
-    report = compare(theirs)
+    report = compare_with(theirs)
     (stage,) = report.stages
     assert (report.cause, report.stage, stage.place, report.complete) == (None, "output", (1, 2, 3, 4), False)
     ours, other, exact = stage.numbers
@@ -140,6 +144,52 @@ def test_float16_is_seen_behind_the_rounding_of_a_large_layer():
     assert pyattn.compare(ours, expected, x, x, x).equal
     report = pyattn.compare(ours, expected.astype(np.float16).astype(np.float32), x, x, x)
     assert (report.cause.name, report.stage) == ("less precision", "output")
+
+
+# Every mistake that is known
+
+FLAGS = {"attn_mask": planted.VISIBLE, "is_causal": True, "align": "lower_right"}
+NUMBERS = {"attn_mask": planted.BIAS, "window": (2, 1), "align": "upper_left", "key_lengths": planted.LENGTHS}
+X = np.random.default_rng(2).standard_normal((3, 6, 12), np.float32)
+BLOCKED = np.random.default_rng(3).random((3 * 4, 6, 6)) < 0.3
+BLOCKED[..., 0] = False
+
+
+def layer():
+    rng = np.random.default_rng(5)
+    ours = nn.MultiheadAttention(12, 4, batch_first=True, add_bias_kv=True, add_zero_attn=True, rng=rng)
+    for bias in (ours.in_proj_bias, ours.out_proj.bias):
+        bias[:] = rng.standard_normal(bias.shape)
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("ours", "inputs", "arguments"),
+    [
+        (pyattn.attention, planted.draw(kv_heads=2), FLAGS),
+        (pyattn.attention, planted.draw(kv_heads=2), NUMBERS),
+        (layer(), [X, X + 1, X[::-1]], {"attn_mask": BLOCKED}),
+        (layer(), [X, X + 1, X[::-1]], {"key_padding_mask": np.arange(6) > np.array([[5], [3], [4]])}),
+    ],
+    ids=["flags", "numbers", "module", "padding"],
+)
+def test_every_known_mistake_is_named_when_it_is_made(ours, inputs, arguments):
+    """In float32, so that bounds and search are right for each; that mistakes are what people make is tested above."""
+    formula, _ = side_of(ours, "ours", None).compute(inputs, arguments)
+    right = compute(formula, np.float32).stages["output"]
+    names = Counter()
+    for mistake in mistakes_in(formula):
+        try:
+            made = compute(mistake.formula, np.float32).stages["output"].astype(np.float32)
+        except ValueError:  # of shapes that do not go together
+            continue
+        if made.shape == right.shape and np.allclose(made, right, rtol=0, atol=1e-5, equal_nan=True):
+            continue  # nothing to see here, as of scores that do not overflow
+        report = pyattn.compare(ours, made, *inputs, **arguments)
+        named = {cause.name for cause in report.causes} | set(report.others)
+        assert mistake.name in named, f"{mistake.name}: {mistake.what}\n{report}"
+        names[mistake.name] += 1
+    assert len(names) >= 20
 
 
 # Equal pairs

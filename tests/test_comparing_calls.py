@@ -45,6 +45,36 @@ def test_expected_numbers_may_be_an_output_or_more():
         assert [stage.name for stage in report.stages] == names
 
 
+def test_expected_numbers_are_no_more_precise_than_what_they_are_for():
+    output = pyattn.attention(QUERY, KEY, VALUE)
+    for expected in (output, output.astype(np.float64), output.tolist()):
+        report = compare(expected)
+        assert (report.equal, report.wrong, report.theirs) == (True, (), "expected numbers, float32")
+    wide = [x.astype(np.float64) for x in (QUERY, KEY, VALUE)]
+    report = pyattn.compare(
+        pyattn.attention, output, *wide
+    )  # float32, for results in float64: equal, as far as it goes
+    assert (report.equal, report.theirs) == (True, "expected numbers, float32")
+    report = pyattn.compare(pyattn.attention, output.astype(np.float64), *wide)
+    assert (report.cause.name, report.wrong) == ("less precision", ("theirs",))
+
+
+def test_a_side_may_be_off_though_the_other_is_too_rough_to_tell():
+    layer = nn.Linear(8, 8, rng=0)
+    fine = nn.Linear(8, 8, dtype=np.float64)
+    fine.load_state_dict({name: x.astype(np.float64) for name, x in layer.state_dict().items()})
+
+    class Rough(type(fine)):
+        def forward(self, x):
+            return layer(x.astype(np.float32))
+
+    rough = Rough.from_arrays(fine.weight, fine.bias)
+    report = pyattn.compare(layer, rough, X)
+    assert (report.equal, report.wrong) == (True, ("theirs",))
+    assert (report.cause.side, report.cause.name) == ("theirs", "less precision")
+    assert "But theirs does not agree with the formula in float64." in str(report)
+
+
 def test_a_wrong_lse_is_seen():
     output, _, lse = pyattn.attention(QUERY, KEY, VALUE, need_lse=True)
     ours = functools.partial(pyattn.attention, need_lse=True)

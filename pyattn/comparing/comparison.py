@@ -114,6 +114,8 @@ class _Run:
         self.returned = self.shown = self._call()
         self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
         self.precision, self.dropout = side.precision(arrays), side.dropout(given)
+        if not callable(side.target):  # nobody knows what they were computed in: no better than what they are for
+            self.precision = min(self.precision, owner.precision(arrays), key=lambda one: one.bits)
         extra = self.returned.keys() - self.computed.stages.keys()
         if extra:
             raise TypeError(f"{side.name} returns {' and '.join(sorted(extra))}, which {owner.kind_name} does not have")
@@ -190,7 +192,10 @@ def _find(left: _Run, right: _Run, equal: bool) -> tuple[tuple[Cause, ...], tupl
         by_options = {name: x for name in STAGES if (x := right.computed.stages.get(name)) is not None}
         others = other_parameters(left.formula, right.formula)
         explained.append(("theirs", explain(left.formula, by_options, right.precision, others)))
-    explained += [("each" if equal else run.side.name, _explain(run)) for run in (wrong[:1] if equal else wrong)]
+    if equal and len(wrong) == 2:
+        explained.append(("each", _explain(right)))
+    else:
+        explained += [(run.side.name, _explain(run)) for run in wrong]
     causes = [
         Cause(one.name, side, one.stage, one.what, one.fix, one.documented)
         for side, explanation in explained

@@ -167,7 +167,8 @@ def _verdict(found: Comparison) -> Iterator[str]:
     if found.equal:
         yield "Equal: rounding explains every difference."
         if found.wrong:
-            yield "But neither is the formula in float64."
+            who = "neither agrees" if len(found.wrong) > 1 else f"{found.wrong[0]} does not agree"
+            yield f"But {who} with the formula in float64."
     else:
         yield f"Different in {found.stage}."
     for n, cause in enumerate(found.causes):

@@ -165,7 +165,7 @@ class Side:
         return results_of(returned, self.name)
 
     def precision(self, inputs: list[Array]) -> Precision:
-        """Of its parameters; without any, of the inputs; of expected numbers, their own.
+        """Of its parameters, or without any of the inputs; of expected numbers, their own.
 
         Parameters
         ----------

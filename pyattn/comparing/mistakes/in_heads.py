@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -155,14 +156,17 @@ _NOT_SOFTMAX = (
 
 def _overflows(f: Formula) -> Iterator[Mistake]:
     """Yield exp(score) without the row's maximum taken off, in a dtype that cannot hold it."""
-    for dtype in (np.float16, np.float32, np.float64):
+    for number in (np.finfo(dtype) for dtype in (np.float16, np.float32, np.float64)):
 
-        def normalize(scores: Array, visible: Array, dtype: type[np.floating] = dtype) -> Array:
-            exponentials = _exponentials(scores, visible).astype(dtype)
-            total = np.where(visible.any(axis=-1, keepdims=True), exponentials.sum(axis=-1, keepdims=True), 1)
-            return np.asarray(exponentials / total, np.float64)
+        def held(x: Array, number: Any = number) -> Array:
+            return np.where(x > number.max, np.inf, np.where(x < number.smallest_subnormal, 0, x))
 
-        what = f"takes exp(score) as it is, which overflows in {np.dtype(dtype)}"
+        def normalize(scores: Array, visible: Array, held: Any = held) -> Array:
+            exponentials = held(_exponentials(scores, visible))
+            total = held(exponentials.sum(axis=-1, keepdims=True))
+            return np.asarray(exponentials / np.where(visible.any(axis=-1, keepdims=True), total, 1))
+
+        what = f"takes exp(score) as it is, which overflows in {number.dtype}"
         fix = "subtract each row's largest score first"
         yield Mistake("maximum not subtracted", "weights", what, fix, f.but(normalize=normalize))
 
