@@ -168,10 +168,11 @@ def layer():
     [
         (pyattn.attention, planted.draw(kv_heads=2), FLAGS),
         (pyattn.attention, planted.draw(kv_heads=2), NUMBERS),
+        (pyattn.attention, [x.swapaxes(1, 2) for x in planted.draw()], {**FLAGS, "layout": "bshd"}),
         (layer(), [X, X + 1, X[::-1]], {"attn_mask": BLOCKED}),
         (layer(), [X, X + 1, X[::-1]], {"key_padding_mask": np.arange(6) > np.array([[5], [3], [4]])}),
     ],
-    ids=["flags", "numbers", "module", "padding"],
+    ids=["flags", "numbers", "bshd", "module", "padding"],
 )
 def test_every_known_mistake_is_named_when_it_is_made(ours, inputs, arguments):
     """In float32, so that bounds and search are right for each; that mistakes are what people make is tested above."""

@@ -208,6 +208,12 @@ class Formula:
         return weights.mT if self.columns else weights
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """L and S, without the keys of extras."""
+        axis = -3 if self.layout == "bshd" and self.projections is None else -2
+        return int(self.query.shape[axis]), int(self.key.shape[axis])
+
+    @property
     def head_dim(self) -> int:
         """D of queries and keys."""
         if self.projections is None:

@@ -64,9 +64,7 @@ def in_empty_rows(formula: Formula) -> Iterator[Mistake]:
     if formula.empty_rows == "nan":
         yield Mistake("empty rows 0", "heads", f"gives 0 {where}", fix, filled(0.0), documented=True)
     yield Mistake("empty rows NaN", "weights", f"gives NaN {where}", fix, filled(np.nan), documented=True)
-    keys = formula.key.shape[-2] + len(formula.extras)
-    if formula.layout == "bshd" and formula.projections is None:
-        keys = formula.key.shape[-3]
+    keys = formula.lengths[1] + len(formula.extras)
     what = f"gives the mean of all values {where}: it hides with a large negative number"
     average = filled(1 / max(1, keys)).but(attend=lambda weights, visible, value: weights @ value)
     yield Mistake("empty rows averaged", "weights", what, fix, average, documented=True)

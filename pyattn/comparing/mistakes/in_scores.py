@@ -55,12 +55,12 @@ def _scales(f: Formula) -> Iterator[Mistake]:
 def _sizes(f: Formula) -> dict[str, int]:
     """Give sizes that head_dim is mistaken for."""
     if f.projections is not None:
-        lengths = {"embed_dim": f.query.shape[-1], "num_heads": f.heads}
+        sizes = {"embed_dim": f.query.shape[-1], "num_heads": f.heads}
     else:
         heads = f.query.shape[-2 if f.layout == "bshd" else -3] if f.query.ndim > 3 else 1
-        lengths = {"embed_dim": heads * f.head_dim, "heads": heads, "v_dim": f.value.shape[-1]}
-    lengths |= {"key's length": f.key.shape[-2], "query's length": f.query.shape[-2]}
-    return {name: int(size) for name, size in lengths.items() if size > 1 and size != f.head_dim}
+        sizes = {"embed_dim": heads * f.head_dim, "heads": heads, "v_dim": f.value.shape[-1]}
+    sizes |= dict(zip(("query's length", "key's length"), f.lengths, strict=True))
+    return {name: int(size) for name, size in sizes.items() if size > 1 and size != f.head_dim}
 
 
 # Masks
@@ -143,7 +143,7 @@ def _in_other_steps(f: Formula) -> Iterator[Mistake]:
 
 def _causal(f: Formula) -> Iterator[Mistake]:
     left, right = f.window if isinstance(f.window, tuple) else (f.window, f.window)
-    differ = f.query.shape[-2] != f.key.shape[-2] or f.key_lengths is not None or f.query_lengths is not None
+    differ = f.lengths[0] != f.lengths[1] or f.key_lengths is not None or f.query_lengths is not None
     corners = {"upper_left": "lower_right", "lower_right": "upper_left"}
     other: Any = corners[f.align or "upper_left"]
     if (f.is_causal or f.window is not None) and differ:
