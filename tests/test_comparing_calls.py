@@ -15,6 +15,7 @@ import pyattn
 from pyattn import nn
 from pyattn.__main__ import main
 from pyattn.comparing import Comparison, demo
+from pyattn.nn.packing import parameters_of
 
 QUERY, KEY, VALUE = planted.draw()
 
@@ -159,21 +160,21 @@ def draw_grouped(**options):
 
 def test_sizes_and_arguments_that_torch_lacks_are_compared_too():
     ours, inputs = draw_grouped(add_bias_kv=True, add_zero_attn=True)
-    report = pyattn.compare(ours, multi_head(ours._parameters(), kv_heads=2, add_zero=True), *inputs)
+    report = pyattn.compare(ours, multi_head(parameters_of(ours), kv_heads=2, add_zero=True), *inputs)
     assert (report.equal, report.wrong) == (True, ()), report
     ours, inputs = draw_grouped()
     hidden = {"window": (2, 1), "key_lengths": [8, 5]}
-    report = pyattn.compare(ours, multi_head(ours._parameters(), kv_heads=2), *inputs, **hidden)
+    report = pyattn.compare(ours, multi_head(parameters_of(ours), kv_heads=2), *inputs, **hidden)
     assert (report.equal, report.wrong) == (True, ()), report
     hidden["window"] = [2, 1]
-    report = pyattn.compare(functools.partial(ours, **hidden), multi_head(ours._parameters(), kv_heads=2), *inputs)
+    report = pyattn.compare(functools.partial(ours, **hidden), multi_head(parameters_of(ours), kv_heads=2), *inputs)
     assert report.wrong == ("theirs",)
     assert {cause.name for cause in report.causes} == {"window ignored", "key_lengths ignored"}
 
 
 def test_a_modules_groups_in_another_order_are_named():
     ours, inputs = draw_grouped()
-    p = ours._parameters()
+    p = parameters_of(ours)
     tiled = {
         name: np.concatenate([x, x])
         for name, x in p._asdict().items()
@@ -382,3 +383,22 @@ def test_what_a_side_raises_comes_through():
         compare(lambda *_: 1 / 0)
     with pytest.raises(ValueError, match=r"^is_causal=True with 6 queries and 9 keys needs align="):
         compare(planted.right, is_causal=True)
+
+
+def test_a_side_that_writes_into_its_inputs_writes_into_nobody_elses():
+    rng = np.random.default_rng(0)
+    query, key, value = given = rng.standard_normal((3, 2, 10, 16)).astype("f4")
+    kept, blocked = given.copy(), np.tri(10, dtype=bool)
+
+    def in_place(query, key, value, attn_mask):
+        query /= 4
+        np.logical_not(attn_mask, out=attn_mask)
+        scores = np.where(attn_mask, -np.inf, query @ key.mT)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ value
+
+    report = pyattn.compare(pyattn.attention, in_place, query, key, value, attn_mask=blocked)
+    assert report.equal, str(report)
+    assert report.cause is None
+    np.testing.assert_array_equal(given, kept)
+    np.testing.assert_array_equal(blocked, np.tri(10, dtype=bool))

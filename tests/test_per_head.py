@@ -356,7 +356,7 @@ def test_what_is_no_array_of_numbers_is_refused(part, entry, array, message):
 def test_modules_without_a_papers_heads_are_refused():
     with pytest.raises(ValueError, match=r"^module has bias_k and bias_v, which no head of a paper has; state_dict"):
         nn.to_heads(nn.MultiheadAttention(8, 2, add_bias_kv=True))
-    with pytest.raises(TypeError, match=r"^module is of type Linear, expected a MultiheadAttention$"):
+    with pytest.raises(TypeError, match=r"^module is of type pyattn.nn.linear.Linear, expected a pyattn.nn.Multihead"):
         nn.to_heads(nn.Linear(8, 2))
     with pytest.raises(ValueError, match="dropout is nan"):
         nn.from_heads(*draw(), dropout=math.nan)

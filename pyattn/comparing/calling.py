@@ -47,8 +47,13 @@ def call(target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str
     """
     if tensors:
         return _call_with_tensors(target, inputs, arguments)
+    made: dict[int, Array] = {}  # one copy for one array: what writes into it writes into nobody else's
+
+    def own(x: Any) -> Any:
+        return made.setdefault(id(x), np.copy(x, order="K")) if isinstance(x, np.ndarray) else x
+
     try:
-        return target(*inputs, **arguments)
+        return target(*map(own, inputs), **{name: own(x) for name, x in arguments.items()})
     except (AttributeError, TypeError) as error:
         if "torch" in sys.modules and ("Tensor" in str(error) or "numpy.ndarray" in str(error)):
             raise TypeError(f"arrays did not do: {error}; if theirs takes tensors, pass tensors=True") from error

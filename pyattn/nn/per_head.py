@@ -191,7 +191,9 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
     0.0
     """
     if not isinstance(module, MultiheadAttention):
-        raise TypeError(f"module is of type {type(module).__name__}, expected a MultiheadAttention")
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        fix = "; pyattn.interop.torch.from_torch converts one of torch" if kind.startswith("torch.") else ""
+        raise TypeError(f"module is of type {kind}, expected a pyattn.nn.MultiheadAttention{fix}")
     if module.bias_k is not None:
         raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
     parameters = parameters_of(module)
