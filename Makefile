@@ -46,7 +46,7 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
-	$(python) -m mypy.stubtest pyattn._core
+	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
 
 sanitize: $(built) $(test_extras)
