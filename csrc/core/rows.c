@@ -174,7 +174,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     limit_block(task, block);
     for (int which = 0; which < ATTN_MASKS; which++)
         if (p->masks[which].data) row_addresses(task, &p->masks[which], block, block->mask[which]);
-    if (p->drops) name_rows(task, block);
+    if (p->drops && p->masks[ATTN_KEEP].data == NULL) name_rows(task, block);
 
     /* 3. the queries, once */
     query_rows(task, block, query);

@@ -68,7 +68,8 @@ enum { ATTN_UNBOUNDED = -1 };
  * get the bits of the whole.
  *
  * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
- * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what attn_dropout_keep does.
+ * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what
+ * attn_dropout_keep does.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
