@@ -21,13 +21,18 @@ typedef struct {
     ptrdiff_t row_bytes, to_next_row, column;
 } K(row_stream);
 
-/* `columns` of each row, from some rows after those that are walked beside `row`. */
+/* `columns` of each row. */
+static inline K(row_stream) K(rows_from)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
+{
+    return (K(row_stream)){(const char *)row, stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
+                           stride * (ptrdiff_t)sizeof(real), 0};
+}
+
+/* From some rows after those that are walked beside `row`. */
 static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns, int beside)
 {
     const ptrdiff_t ahead = beside + 8 < K(rows_ahead) ? K(rows_ahead) : beside + 8;
-    return (K(row_stream)){(const char *)(row + ahead * stride),
-                           stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
-                           stride * (ptrdiff_t)sizeof(real), 0};
+    return K(rows_from)(row + ahead * stride, stride, columns);
 }
 
 /* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. */
