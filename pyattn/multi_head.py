@@ -19,7 +19,7 @@ from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
 
-__all__ = ["Dropout", "Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["NO_DROPOUT", "Dropout", "Parameters", "compute", "multi_head_attention_forward"]
 
 Array: TypeAlias = npt.NDArray[Any]
 EmptyRows = Literal["zero", "nan"]
@@ -52,7 +52,7 @@ class Dropout(NamedTuple):
     keep_mask: npt.ArrayLike | None = None
 
 
-_NONE = Dropout()
+NO_DROPOUT = Dropout()
 
 
 def multi_head_attention_forward(
@@ -194,7 +194,7 @@ def multi_head_attention_forward(
         *inputs,
         parameters,
         Hidden(attn_mask, key_padding_mask, is_causal),
-        Dropout(dropped, rng, keep_mask) if training else _NONE,
+        Dropout(dropped, rng, keep_mask) if training else NO_DROPOUT,
         heads=int(num_heads),
         add_zero=add_zero_attn,
         need_weights=need_weights,
@@ -210,7 +210,7 @@ def compute(
     value: FloatArray,
     parameters: Parameters,
     hidden: Hidden,
-    dropout: Dropout = _NONE,
+    dropout: Dropout = NO_DROPOUT,
     *,
     heads: int,
     kv_heads: int | None = None,
@@ -262,9 +262,9 @@ def compute(
         kv_heads=heads if kv_heads is None else kv_heads,
         add_zero=add_zero,
         average_weights=average_weights,
+        key_padding_mask=hidden.key_padding_mask,
         blocked=True,
         attn_mask=hidden.attn_mask,
-        key_padding_mask=hidden.key_padding_mask,
         is_causal=hidden.is_causal,
         align="upper_left",
         window=hidden.window,

@@ -8,10 +8,13 @@ static int intern_names(const pyattn_signature *s)
     return 0;
 }
 
-/* The place of a keyword, -1 when it is none. Names in a caller's code are interned: comparing pointers mostly does. */
-static int find_name(const pyattn_signature *s, PyObject *keyword)
+/* The place of a keyword, -1 when it is none. Names in a caller's code are interned: comparing pointers mostly does, and
+ * they mostly come in the signature's order: the search starts at `from`. */
+static int find_name(const pyattn_signature *s, PyObject *keyword, int from)
 {
-    for (int n = 0; n < s->count; n++)
+    for (int n = from; n < s->count; n++)
+        if (s->interned[n] == keyword) return n;
+    for (int n = 0; n < from; n++)
         if (s->interned[n] == keyword) return n;
     for (int n = 0; n < s->count; n++)
         if (PyUnicode_Compare(s->interned[n], keyword) == 0) return n;
@@ -30,9 +33,10 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
     for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
 
     const Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    int place = -1;
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
-        const int place = find_name(s, keyword);
+        place = find_name(s, keyword, place + 1);
         if (place < 0 || values[place] != NULL) {
             PyErr_Format(PyExc_TypeError,
                          place < 0 ? "%s() got an unexpected keyword argument '%U'"

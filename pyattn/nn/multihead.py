@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
-from pyattn.multi_head import Dropout, compute
+from pyattn.multi_head import NO_DROPOUT, Dropout, compute
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
 from pyattn.nn.linear import Linear
@@ -331,7 +331,7 @@ class MultiheadAttention(Module):
             *with_batch_first(q, k, v, features, batch_first=self.batch_first),
             parameters_of(self),
             Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
-            Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else Dropout(),
+            Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
             add_zero=self.add_zero_attn,

@@ -94,12 +94,13 @@ def parameters_of(module: Any) -> Parameters:
     pyattn.multi_head.Parameters
         Never copies.
     """
-    weights: list[Any] = [module.in_proj_weight, None, None]
-    biases: list[Any] = [module.in_proj_bias, None, None]
+    bias, bias_k, bias_v = module.in_proj_bias, module.bias_k, module.bias_v
+    weights, biases = (module.in_proj_weight, None, None), (bias, None, None)
     if module.in_proj_weight is None:
-        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         q, k, _ = _rows_of(module)
-        if module.in_proj_bias is not None:
-            biases = [module.in_proj_bias[:q], module.in_proj_bias[q : q + k], module.in_proj_bias[q + k :]]
-    extra = [None if x is None else x[0, 0] for x in (module.bias_k, module.bias_v)]
-    return Parameters._make([*weights, module.out_proj.weight, *biases, module.out_proj.bias, *extra])
+        biases = biases if bias is None else (bias[:q], bias[q : q + k], bias[q + k :])
+    extra_key = None if bias_k is None else bias_k[0, 0]
+    extra_value = None if bias_v is None else bias_v[0, 0]
+    out = module.out_proj
+    return Parameters(*weights, out.weight, *biases, out.bias, extra_key, extra_value)
