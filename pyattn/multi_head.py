@@ -253,11 +253,22 @@ def compute(
     """
     if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
         hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
+    # named one by one: a starred argument would make a tuple and a dict of all of them
+    q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
         query,
         key,
         value,
-        *parameters,
+        q_weight,
+        k_weight,
+        v_weight,
+        out_weight,
+        q_bias,
+        k_bias,
+        v_bias,
+        out_bias,
+        extra_key,
+        extra_value,
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         add_zero=add_zero,

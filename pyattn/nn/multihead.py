@@ -304,8 +304,7 @@ class MultiheadAttention(Module):
         rng : None, int, SeedSequence or Generator
             Where dropout's numbers come from, in training. Default: None, others each time.
         keep_mask : array_like of bool, optional
-            Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept, in training. In place of numbers
-            drawn from rng. Default: None.
+            Broadcasts to (N, num_heads, L, S), S as in the weights: True = kept, in training. Default: None, drawn.
         empty_rows : {'zero', 'nan'}
             What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
 
@@ -326,9 +325,11 @@ class MultiheadAttention(Module):
         """
         dtype = self.out_proj.weight.dtype
         q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
-        features = self.embed_dim, self.kdim, self.vdim
+        q, k, v = with_batch_first(q, k, v, (self.embed_dim, self.kdim, self.vdim), batch_first=self.batch_first)
         output, weights = compute(
-            *with_batch_first(q, k, v, features, batch_first=self.batch_first),
+            q,
+            k,
+            v,
             parameters_of(self),
             Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
             Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
