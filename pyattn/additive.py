@@ -41,12 +41,12 @@ def additive_attention(
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
 ) -> FloatArray | AttentionResult:
-    """``softmax(w_score . tanh(q W_query + k W_key + bias)) V``: the score is a small network, not a product.
+    """Attention whose score is a small network, not a product.
 
-    The concat form, ``w_score . tanh([q, k] W)`` with one weight (d_q + d_k, hidden), is the same with W cut in two:
-    ``additive_attention(query, key, value, *numpy.split(w, [d_q]), w_score)``. Keras's form has no projections:
-    ``attention(query, key, value, score="additive", score_weight=scale)``, where a layer without a scale means
-    ``numpy.ones(d)``.
+    ``softmax(w_score . tanh(q W_query + k W_key + bias)) V``. The concat form, ``w_score . tanh([q, k] W)`` with one
+    weight (d_q + d_k, hidden), is the same with W cut in two: ``additive_attention(query, key, value, *numpy.split(w,
+    [d_q]), w_score)``. Keras's form has no projections: ``attention(query, key, value, score="additive",
+    score_weight=scale)``, where a layer without a scale means ``numpy.ones(d)``.
 
     Parameters
     ----------

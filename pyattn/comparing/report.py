@@ -82,7 +82,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` has found. Its str is a table and a verdict, its repr one line.
+    """What `pyattn.compare` has found. Its str is a table and a verdict, its repr one line.
 
     Attributes
     ----------

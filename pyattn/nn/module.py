@@ -286,7 +286,7 @@ class Module:
     # Mode and dtype
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Set `training` of the module and all of its parts: whether dropout is at work.
+        """Set ``training`` of the module and all of its parts: whether dropout is at work.
 
         Parameters
         ----------

@@ -42,7 +42,7 @@ class MultiheadAttention(Module):
     num_heads : int
         Divides embed_dim, unless head_dim is given.
     dropout : float
-        Probability of leaving out a weight in training; `eval` ends that. Default: 0.0.
+        Probability of leaving out a weight in training; `Module.eval` ends that. Default: 0.0.
     bias : bool
         Projections have biases, the default.
     add_bias_kv : bool
@@ -169,7 +169,7 @@ class MultiheadAttention(Module):
         Parameters
         ----------
         state_dict : mapping of str to ndarray
-            As `state_dict` returns it; the sizes are those of the arrays, which share one dtype, float32 or float64.
+            As `Module.state_dict` returns it; the sizes are those of the arrays, all of one dtype, float32 or float64.
         num_heads : int
             Number of heads.
         num_kv_heads : int, optional

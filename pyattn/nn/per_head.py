@@ -70,11 +70,11 @@ def from_heads(
     add_zero_attn: bool = False,
     batch_first: bool = False,
 ) -> MultiheadAttention:
-    """Make the multi-head attention of a paper's weights: ``Concat(head_1 ... head_H) W_O``.
+    """Make the multi-head attention of a paper's weights.
 
-    ``head_i = softmax(q_i k_i^T / sqrt(d_k)) v_i`` with ``q_i = x W_Q^i``, ``k_i = x W_K^i`` and ``v_i = x W_V^i``.
-    Other papers write inputs as columns: ``W_O [head_1; ...; head_H]`` with ``q_i = W_Q^i x``. The module itself takes
-    an input per row.
+    ``Concat(head_1 ... head_H) W_O``, with ``head_i = softmax(q_i k_i^T / sqrt(d_k)) v_i`` of ``q_i = x W_Q^i``, ``k_i
+    = x W_K^i`` and ``v_i = x W_V^i``. Other papers write inputs as columns: ``W_O [head_1; ...; head_H]`` with ``q_i =
+    W_Q^i x``. The module itself takes an input per row.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Trace:
     """Every intermediate of one attention, in float64 and read-only, in the order of the eight steps.
 
     Shapes are those of the row convention, an input per row; with ``convention="column"`` every array is transposed.
-    The first seven are None where `trace_attention` was given queries, keys and values.
+    The first seven are None where `pyattn.trace_attention` was given queries, keys and values.
 
     Attributes
     ----------
