@@ -5,6 +5,7 @@
 #   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make lint     ruff, mypy, stubtest, and the examples in docstrings and README.md
+#   make docs     the site of docs/ and the docstrings, in build/docs
 #   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
 #   make clean
 #
@@ -30,7 +31,7 @@ built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
 
-.PHONY: demo test bench lint sanitize tsan clean prerequisites
+.PHONY: demo test bench lint docs sanitize tsan clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -48,6 +49,10 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m mypy
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
+
+docs: $(built) $(call with,docs)
+	$(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs $(ARGS)
+	$(python) tools/check_site.py build/docs
 
 sanitize: $(built) $(test_extras)
 	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh address $(ARGS)
