@@ -4,6 +4,7 @@
 #   make demo     the worked example, and a first comparison of speed
 #   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
+#   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, stubtest, and the examples in docstrings and README.md
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
@@ -31,7 +32,7 @@ built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
 
-.PHONY: demo test bench lint docs sanitize tsan clean prerequisites
+.PHONY: demo test bench notebooks lint docs sanitize tsan clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -42,6 +43,10 @@ test: $(built) $(test_extras)
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
+
+notebooks: $(built) $(call with,test) $(call with,notebooks)
+	$(python) tools/notebooks.py $(ARGS)
+	$(python) -m pytest tools
 
 lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m ruff check .
@@ -82,7 +87,7 @@ $(call with,%): pyproject.toml | $(built)
 	touch $@
 
 # PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, with the extra.
-$(call with,peers) $(call with,bench): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
+$(call with,peers) $(call with,bench) $(call with,notebooks): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
 $(call with,torch-from-index): $(venv)
 	$(python) -m pip install --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH)
 	touch $@
