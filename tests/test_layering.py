@@ -70,7 +70,7 @@ PYTHON_ARROWS = {
     # Of _core, nn uses the reading of arrays alone.
     "nn": {"_core", "dropping", "functional", "multi_head", "nn", "single_head", "torch_rules", "tracing"},
     "plot": {"_core", "plot", "warning"},
-    "reference": set(),
+    "reference": {"reference"},
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
     "testing": {"_bounds", "_core", "functional", "reference", "testing"},  # of _core the reading of arrays alone
@@ -88,7 +88,7 @@ OPTIONAL = {
 }
 # Room: what all of it needs, and imports when it is imported.
 OPTIONAL_ROOMS = {"plot": {"matplotlib", "PIL"}}
-MAY_IMPORT_REFERENCE = {"_bounds", "comparing", "testing", "tracing", "plot"}
+MAY_IMPORT_REFERENCE = {"_bounds", "comparing", "reference", "testing", "tracing", "plot"}
 
 
 def text_of(path):

@@ -253,3 +253,32 @@ def test_merging_nothing_gives_nothing():
     output, lse = reference.merge_states([np.zeros((2, 3)), np.full((2, 3), np.nan)], [np.full(2, -np.inf)] * 2)
     np.testing.assert_array_equal(output, np.zeros((2, 3)))
     np.testing.assert_array_equal(lse, [-np.inf, -np.inf])
+
+
+SCORES = {
+    "dot": lambda q, k, w: mpmath.fdot(q, k) / mpmath.sqrt(3),
+    "cosine": lambda q, k, w: mpmath.fdot(q, k) / mpmath.norm(q) / mpmath.norm(k),
+    "distance": lambda q, k, w: -mpmath.fsum((a - b) ** 2 for a, b in zip(q, k, strict=True)) / (2 * mpmath.sqrt(3)),
+    "bilinear": lambda q, k, w: mpmath.fsum(q[a] * w[a][b] * k[b] for a in range(3) for b in range(3)),
+    "additive": lambda q, k, w: mpmath.fsum(w[0][d] * mpmath.tanh(q[d] + k[d]) for d in range(3)),
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_are_exact(score, wide):
+    rng = np.random.default_rng(4)
+    query, key, weight = (rng.standard_normal(shape) for shape in ((2, 1, 4, 3), (5, 5, 3), (3, 3)))
+    given = {"bilinear": weight, "additive": weight[0]}.get(score)
+    found = reference.scores(query, key, score, score_weight=given, dtype=wide)
+    assert (found.shape, found.dtype) == ((2, 5, 4, 5), wide)
+    exact = [
+        SCORES[score](list(map(mpmath.mpf, q)), list(map(mpmath.mpf, k)), weight.tolist())
+        for batch in query[:, 0].tolist() for head in key.tolist() for q in batch for k in head
+    ]  # fmt: skip
+    assert_near(found, exact)
+
+
+def test_the_cosine_of_vectors_whose_squares_overflow_is_right():
+    found = reference.attention([[3e200, 4e200]], [[4e200, 3e200], [-3e200, -4e200]], [[1], [0]], score="cosine")
+    exact = 1 / (1 + mpmath.exp(mpmath.mpf("-1.96")))
+    assert_near(found.weights[:, 0], [exact])

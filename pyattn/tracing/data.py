@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from pyattn import reference
 from pyattn.tracing import scoring
 
 __all__ = ["MOST_BYTES", "Convention", "Settings", "Step", "Trace", "make_trace"]
@@ -340,7 +341,8 @@ def make_trace(
         With read-only arrays.
     """
     visible, bias = hiding
-    scores = scoring.score(queries, keys, settings.score, settings.scale, settings.score_weight)
+    compared = reference.scores(queries, keys, settings.score, settings.scale, settings.score_weight)
+    scores = np.asarray(compared, np.float64)
     with np.errstate(invalid="ignore"):
         scores = scores if bias is None else scores + bias
     if visible is not None:

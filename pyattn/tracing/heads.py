@@ -13,7 +13,6 @@ import numpy.typing as npt
 from pyattn import _core, reference
 from pyattn.tracing import inputs
 from pyattn.tracing.data import Settings, Step, Trace, make_trace
-from pyattn.tracing.scoring import default_scale
 
 __all__ = ["HeadTraces", "trace_heads"]
 
@@ -163,7 +162,7 @@ def trace_heads(
     key_tokens = tokens if key_tokens is None and own else key_tokens
     if key_tokens is not None:
         key_tokens = key_tokens + extras[2]
-    scale = default_scale("dot", module.head_dim)
+    scale = float(reference.default_scale("dot", module.head_dim))
     settings = Settings("dot", None, scale, "softmax", None, "row", tokens, key_tokens)
     traces = []
     for h in range(count):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyattn import _core, reference
 from pyattn.tracing.data import Convention, Settings
-from pyattn.tracing.scoring import NORMALISERS, SCORES, Normaliser, Score, default_scale
+from pyattn.tracing.scoring import NORMALISERS, SCORES, Normaliser, Score
 
 __all__ = [
     "Align",
@@ -256,7 +256,8 @@ def settings_of(
     """
     _check_choice(normalise, "normalise", NORMALISERS)
     shape = compared[0].shape[1], compared[1].shape[1]
-    scale = default_scale(function.score, shape[0]) if function.scale is None else _scale_of(function.scale)
+    usual = float(reference.default_scale(function.score, shape[0]))
+    scale = usual if function.scale is None else _scale_of(function.scale)
     weight = _score_weight_of(function, shape)
     decimals = None
     if round_weights is not None:

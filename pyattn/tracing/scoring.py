@@ -1,17 +1,17 @@
-"""Scores and their normalisers by their formulas, in float64.
+"""What makes weights of scores, by its formulas in float64.
 
-Shapes: queries (L, key_dim), keys (S, key_dim), scores and weights (L, S). Indices: i query, j key, d feature.
+Shapes: scores and weights (L, S), values (S, v_dim). Indices: i query, j key.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import reference
+from pyattn.reference import Score
 
 __all__ = [
     "NORMALISERS",
@@ -19,90 +19,17 @@ __all__ = [
     "Normaliser",
     "Rounded",
     "Score",
-    "default_scale",
     "normalise",
     "round_rows",
-    "score",
     "weighted_sum",
 ]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
 Normaliser = Literal["softmax", "sigmoid", "sparsemax"]
 
-SCORES = ("dot", "cosine", "distance", "bilinear", "additive")
-NORMALISERS = ("softmax", "sigmoid", "sparsemax")
-
-
-def default_scale(kind: Score, key_dim: int) -> float:
-    """Return what scores of a kind are multiplied by where nothing is said, as in `pyattn.attention`.
-
-    Parameters
-    ----------
-    kind : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
-        The score function.
-    key_dim : int
-        Features of a query and of a key.
-
-    Returns
-    -------
-    float
-        1 for those that no dimension makes larger, or that are learned.
-    """
-    usual = {"dot": 1 / math.sqrt(key_dim), "distance": 1 / (2 * math.sqrt(key_dim))}
-    return usual.get(kind, 1.0)
-
-
-def score(queries: Array, keys: Array, kind: Score, scale: float, score_weight: Array | None = None) -> Array:
-    """Return how well each query goes with each key, before any mask.
-
-    Parameters
-    ----------
-    queries : ndarray, (L, key_dim)
-        One per row.
-    keys : ndarray, (S, key_dim)
-        One per row. With 'bilinear' their features may be others than the queries'.
-    kind : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
-        The score function.
-    scale : float
-        What the score is multiplied by.
-    score_weight : ndarray, optional
-        (q_dim, key_dim) with 'bilinear', (key_dim,) with 'additive'. Default: None, for the others.
-
-    Returns
-    -------
-    ndarray, (L, S)
-        A sum over features is taken one feature at a time where it is no matrix product: memory is O(L * S).
-    """
-    with np.errstate(all="ignore"):  # what is masked may overflow or be NaN, and is dropped later
-        if kind == "cosine":
-            return scale * (_directions(queries) @ _directions(keys).T)
-        if kind == "distance":
-            return 0.0 - scale * _sum_over_features(queries, keys, lambda q, k, d: (q - k) ** 2)  # 0, not -0, for q = k
-        if kind == "bilinear":
-            assert score_weight is not None
-            return scale * (queries @ score_weight @ keys.T)
-        if kind == "additive":
-            assert score_weight is not None
-            w = score_weight
-            return scale * _sum_over_features(queries, keys, lambda q, k, d: w[d] * np.tanh(q + k))
-        return scale * (queries @ keys.T)
-
-
-def _directions(x: Array) -> Array:
-    """Rows of length 1, and of zeros where there is no direction. The largest entry first: its square may overflow."""
-    largest = np.abs(x).max(axis=-1, keepdims=True)
-    x = x / np.where(largest == 0, 1, largest)
-    length = np.sqrt((x * x).sum(axis=-1, keepdims=True))
-    return np.asarray(x / np.where(length == 0, 1, length))
-
-
-def _sum_over_features(queries: Array, keys: Array, term: Any) -> Array:
-    total = np.zeros((len(queries), len(keys)))
-    for d in range(queries.shape[-1]):
-        total += term(queries[:, d, np.newaxis], keys[:, d], d)
-    return total
+SCORES: tuple[Score, ...] = get_args(Score)
+NORMALISERS: tuple[Normaliser, ...] = get_args(Normaliser)
 
 
 def normalise(scores: Array, kind: Normaliser) -> Array:

@@ -1,8 +1,4 @@
-"""The oracle: every operation of pyattn once more, in plain NumPy, on one screen each.
-
-It is written as the formulas are and as slow as that makes it. Tests judge the C core by it, `dtype` says in which type
-everything is computed, and nothing in pyattn ever falls back on it. Input is taken to be valid: the rules on shapes
-and dtypes, with their error messages, belong to the core.
+"""Attention over the visible keys, and what it is made of.
 
 Shapes: query (..., heads, L, head_dim), key (..., heads, S, head_dim), value (..., heads, S, v_dim). Indices: i query,
 j key, d feature.
@@ -16,15 +12,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.reference.scoring import Score, scores
+
 __all__ = [
     "Attended",
     "Operands",
     "attention",
-    "linear",
-    "log_softmax",
     "merge_states",
     "operands",
-    "softmax",
     "visible_pairs",
     "weighted_sum",
 ]
@@ -33,7 +28,6 @@ Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 Align = Literal["upper_left", "lower_right"]
 Layout = Literal["bhsd", "bshd"]
-Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
 Window = int | tuple[int | None, int | None]
 
 
@@ -123,13 +117,13 @@ def attention(
     pairs = (*q.shape[:-1], k.shape[-2])
     visible = visible_pairs(pairs, has_heads, mask, is_causal, align, window, key_lengths, query_lengths)
     with np.errstate(all="ignore"):  # what is masked may overflow or be NaN; np.where drops it
-        scores = _scores(q, k, score, score_weight, scale)
+        logits = scores(q, k, score, scale, score_weight, dtype=dtype)
         if mask is not None and mask.dtype != np.bool_:
-            scores = scores + mask.astype(dtype)
-        scores = np.where(visible, scores, -np.inf)
-        top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+            logits = logits + mask.astype(dtype)
+        logits = np.where(visible, logits, -np.inf)
+        top = logits.max(axis=-1, keepdims=True, initial=-np.inf)
         empty = top == -np.inf
-        exponentials = np.exp(scores - np.where(empty, 0, top))
+        exponentials = np.exp(logits - np.where(empty, 0, top))
         total = exponentials.sum(axis=-1, keepdims=True)
         weights = exponentials / np.where(empty, 1, total)
         lse = (top + np.log(total))[..., 0]
@@ -137,23 +131,6 @@ def attention(
     if empty_rows == "nan":
         output = np.where(empty, np.nan, output)
     return Attended(output.swapaxes(-3, -2) if layout == "bshd" else output, weights, lse)
-
-
-def _scores(q: Floats, k: Floats, score: Score, weight: npt.ArrayLike | None, scale: float | None) -> Floats:
-    """Return scale times the score of each query and key, (..., L, S)."""
-    w, one = np.asarray(0 if weight is None else weight).astype(q.dtype), np.ones((), q.dtype)
-    root = np.sqrt(one * max(1, q.shape[-1]))
-    factor = {"dot": one / root, "distance": one / (2 * root)}.get(score, one) if scale is None else one * scale
-    if score == "cosine":
-        norms = (np.sqrt((x * x).sum(axis=-1, keepdims=True)) for x in (q, k))
-        q, k = (x / np.where(norm == 0, 1, norm) for x, norm in zip((q, k), norms, strict=True))
-    if score in ("dot", "cosine", "bilinear"):
-        return np.asarray((q @ w if score == "bilinear" else q) @ k.mT * factor)
-    scores = np.zeros((*q.shape[:-1], k.shape[-2]), q.dtype)
-    for d in range(q.shape[-1]):
-        one_query, one_key = q[..., :, np.newaxis, d], k[..., np.newaxis, :, d]
-        scores += -((one_query - one_key) ** 2) if score == "distance" else w[d] * np.tanh(one_query + one_key)
-    return np.asarray(scores * factor)
 
 
 def operands(
@@ -284,52 +261,6 @@ def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
     return np.stack([np.where(visible, weights * column, 0).sum(axis=-1) for column in columns], axis=-1)
 
 
-def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float64) -> Floats:
-    """Return exp(x) / sum(exp(x)) along an axis.
-
-    Parameters
-    ----------
-    x : array_like
-        Real numbers.
-    axis : int
-        Default: -1, the last.
-    dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
-
-    Returns
-    -------
-    ndarray
-        NaN where all of a row is -inf: unlike attention, softmax has no masks, so this is no empty row.
-    """
-    x = np.asarray(x).astype(dtype)
-    with np.errstate(all="ignore"):
-        exponentials = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
-        return np.asarray(exponentials / exponentials.sum(axis=axis, keepdims=True))
-
-
-def log_softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float64) -> Floats:
-    """Return x - log(sum(exp(x))) along an axis.
-
-    Parameters
-    ----------
-    x : array_like
-        Real numbers.
-    axis : int
-        Default: -1, the last.
-    dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
-
-    Returns
-    -------
-    ndarray
-        Of x's shape.
-    """
-    x = np.asarray(x).astype(dtype)
-    with np.errstate(all="ignore"):
-        below = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
-        return np.asarray(below - np.log(np.exp(below).sum(axis=axis, keepdims=True)))
-
-
 def merge_states(
     outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike], *, dtype: npt.DTypeLike = np.float64
 ) -> tuple[Floats, Floats]:
@@ -359,41 +290,3 @@ def merge_states(
         touched = np.where(lse[..., np.newaxis] == -np.inf, 0, o)
         output = (shares[..., np.newaxis] * touched).sum(axis=0) / np.where(empty, 1, total)[..., np.newaxis]
         return output, top + np.log(total)
-
-
-def linear(
-    x: npt.ArrayLike,
-    weight: npt.ArrayLike,
-    bias: npt.ArrayLike | None = None,
-    *,
-    activation: str | None = None,
-    residual: npt.ArrayLike | None = None,
-    dtype: npt.DTypeLike = np.float64,
-) -> Floats:
-    """Compute a linear layer, activation(x W^T + b) + residual.
-
-    Parameters
-    ----------
-    x : array_like, (..., inner)
-        Any dtype.
-    weight : array_like, (features, inner)
-        As torch.nn.Linear keeps it.
-    bias : array_like, (features,), optional
-        Default: none.
-    activation : {"relu"}, optional
-        Default: none.
-    residual : array_like, (..., features), optional
-        Added last. Default: none.
-    dtype : dtype_like
-        What is computed in. Default: float64.
-
-    Returns
-    -------
-    ndarray, (..., features)
-    """
-    y = np.asarray(x).astype(dtype) @ np.asarray(weight).astype(dtype).T
-    if bias is not None:
-        y = y + np.asarray(bias).astype(dtype)
-    if activation == "relu":
-        y = np.maximum(y, 0)
-    return np.asarray(y if residual is None else y + np.asarray(residual).astype(dtype))

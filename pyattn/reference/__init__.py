@@ -1,0 +1,38 @@
+"""The oracle: every operation of pyattn once more, in plain NumPy, on one screen each.
+
+It is written as the formulas are and as slow as that makes it. Tests judge the C core by it, `dtype` says in which type
+everything is computed, and nothing in pyattn ever falls back on it. Input is taken to be valid: the rules on shapes
+and dtypes, with their error messages, belong to the core.
+
+>>> from pyattn import reference
+>>> reference.softmax([0, 0]), reference.scores([[1, 2]], [[3, 4]], scale=1)
+(array([0.5, 0.5]), array([[11.]]))
+"""
+
+from pyattn.reference.attending import (
+    Attended,
+    Operands,
+    attention,
+    merge_states,
+    operands,
+    visible_pairs,
+    weighted_sum,
+)
+from pyattn.reference.layers import linear, log_softmax, softmax
+from pyattn.reference.scoring import Score, default_scale, scores
+
+__all__ = [
+    "Attended",
+    "Operands",
+    "Score",
+    "attention",
+    "default_scale",
+    "linear",
+    "log_softmax",
+    "merge_states",
+    "operands",
+    "scores",
+    "softmax",
+    "visible_pairs",
+    "weighted_sum",
+]
