@@ -341,8 +341,7 @@ def make_trace(
         With read-only arrays.
     """
     visible, bias = hiding
-    compared = reference.scores(queries, keys, settings.score, settings.scale, settings.score_weight)
-    scores = np.asarray(compared, np.float64)
+    scores: npt.NDArray[Any] = reference.scores(queries, keys, settings.score, settings.scale, settings.score_weight)
     with np.errstate(invalid="ignore"):
         scores = scores if bias is None else scores + bias
     if visible is not None:
