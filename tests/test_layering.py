@@ -58,17 +58,18 @@ PYTHON_ARROWS = {
     "__main__": {"", "_article", "_core", "comparing", "testing", "tracing"},
     "_article": set(),
     "_bounds": {"reference"},
+    "_packed": set(),
     "_version": set(),
     "additive": {"_core", "dropping", "functional", "single_head"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
-    "comparing": {"_core", "comparing", "interop", "nn", "reference"},
+    "comparing": {"_core", "_packed", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
     "interop": {"_core", "interop", "nn"},
     "masks": {"_core"},
     "multi_head": {"_core", "dropping", "functional", "torch_rules"},
     # Of _core, nn uses the reading of arrays alone.
-    "nn": {"_core", "dropping", "functional", "multi_head", "nn", "single_head", "torch_rules", "tracing"},
+    "nn": {"_core", "_packed", "dropping", "functional", "multi_head", "nn", "single_head", "torch_rules", "tracing"},
     "plot": {"_core", "plot", "warning"},
     "reference": {"reference"},
     "runtime": {"_core"},
@@ -76,7 +77,7 @@ PYTHON_ARROWS = {
     "testing": {"_bounds", "_core", "functional", "reference", "testing"},  # of _core the reading of arrays alone
     "torch_rules": {"_core"},
     # Of _core, tracing uses the reading of arrays and the rules on masks.
-    "tracing": {"_article", "_core", "reference", "tracing"},
+    "tracing": {"_article", "_core", "_packed", "reference", "tracing"},
     "warning": set(),
 }
 # File: what it needs besides NumPy, and imports inside functions.

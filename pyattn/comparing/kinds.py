@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._packed import in_projections
 from pyattn.comparing.formula import Affine, Array, Formula
 
 __all__ = ["FUNCTION", "Kind", "as_float64", "kind_of", "parameters_of"]
@@ -145,7 +146,8 @@ def _read_multi_head(
     turn = query.ndim == 3 and not module.batch_first
     if turn:
         query, key, value = (x.swapaxes(0, 1) for x in inputs)
-    projections = _projections(parameters, heads)
+    into_query, into_key, into_value = (Affine(*projection) for projection in in_projections(parameters))
+    projections = into_query, into_key, into_value
     mask, padding = (_attendable(arguments.get(name)) for name in ("attn_mask", "key_padding_mask"))
     if mask is not None and mask.ndim == 3:
         mask = mask.reshape(*query.shape[:-2], heads, *mask.shape[-2:])
@@ -167,18 +169,6 @@ def _read_multi_head(
         turn=turn,
         **_with_tuple({name: arguments[name] for name in same}),
     )
-
-
-def _projections(parameters: Mapping[str, Array], heads: int) -> tuple[Affine, Affine, Affine]:
-    if "in_proj_weight" in parameters:
-        packed = parameters["in_proj_weight"]
-        weights = [packed[n * len(packed) // 3 : (n + 1) * len(packed) // 3] for n in range(3)]
-    else:
-        weights = [parameters[f"{x}_proj_weight"] for x in "qkv"]
-    bias, ends = parameters.get("in_proj_bias"), np.cumsum([len(weight) for weight in weights])
-    biases: list[Any] = [None] * 3 if bias is None else np.split(bias, ends[:-1])
-    query, key, value = map(Affine, weights, biases)
-    return query, key, value
 
 
 def _extras(

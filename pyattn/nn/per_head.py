@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._packed import in_projections
 from pyattn.functional import FloatArray
 from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.packing import parameters_of
 
 __all__ = ["Heads", "from_heads", "to_heads"]
 
@@ -196,22 +196,15 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
         raise TypeError(f"module is of type {kind}, expected a pyattn.nn.MultiheadAttention{fix}")
     if module.bias_k is not None:
         raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
-    parameters = parameters_of(module)
-    weights: list[Any] = [*parameters[:3]]
-    biases: list[Any] = [*parameters[4:7]]
-    if parameters.k_weight is None:  # all three on top of one another
-        weights = np.split(parameters.q_weight, 3)
-        biases = biases if parameters.q_bias is None else np.split(parameters.q_bias, 3)
     counts = module.num_heads, module.num_kv_heads, module.num_kv_heads
-    query, key, value = (np.split(weight, count) for weight, count in zip(weights, counts, strict=True))
-    b_query, b_key, b_value = (
-        None if bias is None else np.split(bias, count) for bias, count in zip(biases, counts, strict=True)
-    )
-    out = parameters.out_weight
+    pairs = list(zip(in_projections(module.state_dict()), counts, strict=True))
+    query, key, value = (np.split(projection.weight, count) for projection, count in pairs)
+    b_query, b_key, b_value = (None if one.bias is None else np.split(one.bias, count) for one, count in pairs)
+    out = module.out_proj.weight
     if not columns:
         query, key, value = ([matrix.T for matrix in matrices] for matrices in (query, key, value))
         out = out.T
-    return Heads(query, key, value, out, b_query, b_key, b_value, parameters.out_bias)
+    return Heads(query, key, value, out, b_query, b_key, b_value, module.out_proj.bias)
 
 
 def _entries(given: Iterable[Any], name: str) -> list[Any]:

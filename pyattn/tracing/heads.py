@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core, reference
+from pyattn._packed import in_projections
 from pyattn.tracing import inputs
 from pyattn.tracing.data import Settings, Step, Trace, make_trace
 
@@ -200,15 +201,11 @@ def _unbatched(
 
 def _parts_of(state: Mapping[str, Array], counts: tuple[int, int, int]) -> dict[str, list[Array]]:
     """Weights (d_x, dim) and biases (1, dim) of each head, by the trace's names; biases where there are such."""
-    packed = state.get("in_proj_weight")
-    weights = [state[f"{x}_proj_weight"] for x in "qkv"] if packed is None else np.split(packed, 3)
-    pairs = list(zip(_NAMES, weights, counts, strict=True))
-    parts = {f"w_{name}": [matrix.T.copy() for matrix in np.split(weight, n)] for name, weight, n in pairs}
-    if "in_proj_bias" in state:
-        ends = np.cumsum([len(weight) for weight in weights])[:2]
-        biases = np.split(state["in_proj_bias"][np.newaxis], ends, axis=1)
-        for name, bias, n in zip(_NAMES, biases, counts, strict=True):
-            parts[f"b_{name}"] = [vector.copy() for vector in np.split(bias, n, axis=1)]
+    found = list(zip(_NAMES, in_projections(state), counts, strict=True))
+    parts = {f"w_{name}": [matrix.T.copy() for matrix in np.split(one.weight, n)] for name, one, n in found}
+    for name, one, n in found:
+        if one.bias is not None:
+            parts[f"b_{name}"] = [vector[np.newaxis].copy() for vector in np.split(one.bias, n)]
     return parts
 
 
