@@ -194,6 +194,11 @@ def test_masked_nan_is_never_touched():
         assert not np.isfinite(dirty.output[2:]).any()  # the rows that do attend to it
 
 
+def test_hidden_keys_weigh_nothing_beside_one_that_is_not_a_number():
+    weights = reference.attention([[1], [1]], [[np.nan], [1]], [[1], [2]], is_causal=True).weights
+    np.testing.assert_array_equal(weights, [[np.nan, 0], [np.nan, np.nan]])
+
+
 @pytest.mark.parametrize("empty_rows", ["zero", "nan"])
 def test_a_row_with_nothing_to_attend_to(empty_rows):
     mask = np.array([[True, True], [False, False]])

@@ -135,6 +135,14 @@ def test_numbers_that_overflow_are_shown_without_a_warning(value):
     assert all((str(trace), trace.to_markdown(), trace._repr_html_(), json.dumps(trace.to_dict(), allow_nan=False)))
 
 
+def test_biases_may_be_rows_of_one_array(article):
+    matrices = [article[name] for name in ("x", "w_query", "w_key", "w_value")]
+    biases = np.arange(9.0).reshape(3, 3)
+    one, other = (pyattn.trace(*matrices, bias=bias) for bias in (biases, list(biases)))
+    np.testing.assert_array_equal(one.values, other.values)
+    np.testing.assert_array_equal(one.b_value, [[6, 7, 8]])
+
+
 def test_both_conventions_show_the_same_numbers(article):
     matrices = [article[name] for name in ("x", "w_query", "w_key", "w_value")]
     rows = pyattn.trace(*matrices, bias=[[1, 2, 3], None, None], is_causal=True)
@@ -160,6 +168,15 @@ def test_masked_nan_never_leaks(kind):
     assert (trace.weights[~visible] == 0).all()
     assert np.isfinite(trace.weighted_values[:, rows]).all()
     assert np.isnan(trace.outputs[~rows]).all()
+
+
+@pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])
+def test_hidden_keys_weigh_nothing_beside_one_that_is_not_a_number(normalise):
+    query, key, value = random_call(3, 3)
+    key[0] = np.nan
+    trace = pyattn.trace_attention(query, key, value, is_causal=True, normalise=normalise)
+    assert np.isnan(trace.weights[:, 0]).all()
+    assert (trace.weights[~np.tri(3, dtype=bool)] == 0).all()
 
 
 @pytest.mark.parametrize("normalise", ["softmax", "sigmoid", "sparsemax"])

@@ -42,8 +42,18 @@ def refuse(kind, message, call, *arrays, **arguments):
         ),
         (
             ValueError,
-            {"bias": [None]},
-            "bias has 1 entries, expected three, for queries, keys and values; each may be None",
+            {"bias": [None, None]},
+            "bias has 2 entries, expected three, for queries, keys and values; each may be None",
+        ),
+        (
+            TypeError,
+            {"bias": 1.5},
+            "bias is of type float, expected three, for queries, keys and values; each may be None",
+        ),
+        (
+            TypeError,
+            {"bias": np.array(1.5)},
+            "bias is of type ndarray, expected three, for queries, keys and values; each may be None",
         ),
         (ValueError, {"bias": [None, [1], None]}, "bias[1] has shape (1,), expected (2,): w_key gives 2 numbers"),
         (ValueError, {"convention": "columns"}, "convention is 'columns', expected 'row' or 'column'"),
@@ -61,6 +71,7 @@ def refuse(kind, message, call, *arrays, **arguments):
             "score_weight has shape (3,), expected (2,) with score='additive'",
         ),
         (TypeError, {"scale": "1"}, "scale is of type str, expected a number"),
+        (TypeError, {"scale": np.ones(1)}, "scale is of type ndarray, expected a number"),
         (ValueError, {"scale": np.nan}, "scale is nan, expected a finite number"),
         (TypeError, {"round_weights": 1.5}, "round_weights is of type float, expected an int, the number of decimals"),
         (ValueError, {"round_weights": -1}, "round_weights is -1, expected 0 to 15 decimals"),
@@ -70,7 +81,8 @@ def refuse(kind, message, call, *arrays, **arguments):
             "tokens is one string, expected a sequence of 3; pass tokens.split() or list(tokens)",
         ),
         (TypeError, {"tokens": ["a", 1, "c"]}, "tokens[1] is of type int, expected str"),
-        (ValueError, {"tokens": ["a"]}, "tokens has 1 entries, expected 3: one for each"),
+        (TypeError, {"tokens": 3}, "tokens is of type int, expected a sequence of 3 strings"),
+        (ValueError, {"tokens": ["a"]}, "tokens has 1 entry, expected 3: one for each"),
         (
             ValueError,
             {"attn_mask": np.ones((2, 3), bool)},

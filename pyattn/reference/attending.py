@@ -125,7 +125,7 @@ def attention(
         empty = top == -np.inf
         exponentials = np.exp(logits - np.where(empty, 0, top))
         total = exponentials.sum(axis=-1, keepdims=True)
-        weights = exponentials / np.where(empty, 1, total)
+        weights = np.where(visible, exponentials / np.where(empty, 1, total), 0)  # also where NaN is attended to
         lse = (top + np.log(total))[..., 0]
         output = weighted_sum(weights, visible, v)
     if empty_rows == "nan":

@@ -139,17 +139,26 @@ def read_given(
             shapes = [array.T.shape if columns else array.shape for array in (given["x"], matrix)]
             expected = f"(dim, {features})" if columns else f"({features}, dim)"
             raise ValueError(f"w_{name} has shape {shapes[1]}, expected {expected}: x has shape {shapes[0]}")
-    if bias is not None and len(bias) != 3:
-        raise ValueError(
-            f"bias has {len(bias)} entries, expected three, for queries, keys and values; each may be None"
-        )
-    for n, (name, vector) in enumerate(zip(weights, bias or (None,) * 3, strict=True)):
+    for n, (name, vector) in enumerate(zip(weights, _three_biases(bias), strict=True)):
         if vector is not None:
             row, size = _core.as_real(vector, f"bias[{n}]"), given[f"w_{name}"].shape[1]
             if row.shape != (size,):
                 raise ValueError(f"bias[{n}] has shape {row.shape}, expected ({size},): w_{name} gives {size} numbers")
             given[f"b_{name}"] = np.array(row, np.float64)[np.newaxis]
     return given
+
+
+def _three_biases(bias: Sequence[npt.ArrayLike | None] | None) -> list[npt.ArrayLike | None]:
+    if bias is None:
+        return [None] * 3
+    for_each = "expected three, for queries, keys and values; each may be None"
+    try:
+        entries = list(bias)
+    except TypeError:
+        raise TypeError(f"bias is of type {type(bias).__name__}, {for_each}") from None
+    if len(entries) != 3:
+        raise ValueError(f"bias has {len(entries)} entries, {for_each}")
+    return entries
 
 
 def check_key_dim(queries: Array, keys: Array, score: Score, names: tuple[str, str]) -> None:
@@ -208,12 +217,17 @@ def names_of(tokens: Sequence[str] | None, name: str, length: int) -> list[str] 
         return None
     if isinstance(tokens, str):
         raise TypeError(f"{name} is one string, expected a sequence of {length}; pass {name}.split() or list({name})")
-    names = list(tokens)
+    try:
+        names = list(tokens)
+    except TypeError:
+        kind = type(tokens).__name__
+        raise TypeError(f"{name} is of type {kind}, expected a sequence of {length} strings") from None
     for n, token in enumerate(names):
         if not isinstance(token, str):
             raise TypeError(f"{name}[{n}] is of type {type(token).__name__}, expected str")
     if len(names) != length:
-        raise ValueError(f"{name} has {len(names)} entries, expected {length}: one for each")
+        entries = "1 entry" if len(names) == 1 else f"{len(names)} entries"
+        raise ValueError(f"{name} has {entries}, expected {length}: one for each")
     return [str(token) for token in names]
 
 
@@ -272,7 +286,7 @@ def settings_of(
 
 
 def _scale_of(scale: SupportsFloat) -> float:
-    if not isinstance(scale, SupportsFloat):
+    if not isinstance(scale, SupportsFloat) or (isinstance(scale, np.ndarray) and scale.ndim > 0):
         raise TypeError(f"scale is of type {type(scale).__name__}, expected a number")
     if not math.isfinite(scale):
         raise ValueError(f"scale is {scale}, expected a finite number")

@@ -140,12 +140,12 @@ function weights(i){
   if(m===-Infinity)return s.map(function(){return 0;});
   if(D.normalise==="softmax"){
     z=s.map(function(x){x=Math.exp(x-m);t+=x;return x;});
-    return z.map(function(x){return x/t;});
+    return z.map(function(x,k){return s[k]===-Infinity?0:x/t;});
   }
   z=s.slice().sort(function(a,b){return b-a;});
   for(k=0;k<z.length&&1+(k+1)*(z[k]-m)>t+z[k]-m;k++)t+=z[k]-m;
   t=(t-1)/k;
-  return s.map(function(x){return Math.max(x-m-t,0);});
+  return s.map(function(x){return x===-Infinity?0:Math.max(x-m-t,0);});
 }
 function products(i,k){
   var q=row(M("queries"),i),K=row(M("keys"),k),f=D.scale===1?"":N(D.scale)+" \u00d7 ",W=M("score_weight"),t,h;

@@ -55,12 +55,11 @@ def normalise(scores: Array, kind: Normaliser) -> Array:
     with np.errstate(all="ignore"):
         if kind == "sigmoid":
             return np.asarray(1 / (1 + np.exp(-scores)))
-        empty = (scores == -np.inf).all(axis=-1)
         if kind == "softmax":
             weights = np.asarray(reference.softmax(scores), np.float64)
         else:  # it sorts: some rows at a time, or it would take many times the scores' memory
             weights = np.concatenate([_sparsemax(scores[i : i + 256]) for i in range(0, len(scores), 256)])
-    weights[empty] = 0
+    weights[scores == -np.inf] = 0  # in a row that holds NaN, and in one with nothing to attend to
     return weights
 
 

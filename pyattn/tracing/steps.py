@@ -45,10 +45,14 @@ def _preparing(trace: Trace) -> tuple[Step, Step, Step]:
     line = "row" if trace.convention == "row" else "column"
     here = "Not known here: keys, queries and values were given."
     return (
-        Step(1, "Prepare inputs", "", known_x, here if given else f"{count} inputs, one per {line}."),
+        Step(1, "Prepare inputs", "", known_x, here if given else f"{_counted(count, 'input')}, one per {line}."),
         Step(2, "Initialise weights", "", weights, here if given else _about_weights(trace)),
         Step(3, "Derive keys, queries and values", "" if given else _projections(trace), derived, _about_sizes(trace)),
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
 
 
 def _about_weights(trace: Trace) -> str:
@@ -60,7 +64,7 @@ def _about_sizes(trace: Trace) -> str:
     key_dim, v_dim = trace.in_rows("keys").shape[1], trace.in_rows("values").shape[1]
     if key_dim != trace.in_rows("queries").shape[1]:
         return ""  # queries are compared through a matrix
-    note = f"A key has {key_dim} numbers, as a query; a value has {v_dim}, as an output."
+    note = f"A key has {_counted(key_dim, 'number')}, as a query; a value has {v_dim}, as an output."
     more = 0 if trace.x is None else len(trace.in_rows("keys")) - len(trace.in_rows("x"))
     which = "key and value is" if more == 1 else f"{more} keys and values are"
     return note + f"\nThe last {which} made of no input: a parameter, or zero." * (more > 0)
@@ -137,7 +141,8 @@ def steps_for(trace: Trace, i: SupportsIndex) -> tuple[Step, ...]:
     count = len(trace.in_rows("queries"))
     index = operator.index(i)
     if not -count <= index < count:
-        raise IndexError(f"i is {index}, expected {-count} to {count - 1}: there are {count} inputs")
+        are = "is" if count == 1 else "are"
+        raise IndexError(f"i is {index}, expected {-count} to {count - 1}: there {are} {_counted(count, 'input')}")
     index %= count
     one = slice(index, index + 1)
     scores, weights, outputs = (trace._turned(trace.in_rows(name)[one]) for name in ("scores", "weights", "outputs"))
@@ -179,8 +184,7 @@ def _weights_formula(trace: Trace) -> str:
     formula = _FORMULAS[trace.normalise]
     if trace.round_weights is None:
         return formula
-    decimals = f"{trace.round_weights} decimal" + "s" * (trace.round_weights != 1)
-    return f"{formula}\nrounded to {decimals}, so that their sum stays"
+    return f"{formula}\nrounded to {_counted(trace.round_weights, 'decimal')}, so that their sum stays"
 
 
 def _hidden(trace: Trace, i: int) -> int:
