@@ -167,7 +167,7 @@ def test_the_page_has_the_weights_of_every_head_and_its_steps(tmp_path):
     reader = Reader(page)
     tags = [tag for tag, _ in reader.elements]
     assert tags.count("details") == 3
-    assert tags.count("script") == 6
+    assert tags.count("script") == 4
     assert tags.count("b") == 0
     assert len({attrs["id"] for _, attrs in reader.elements if "id" in attrs}) == 3
     assert np.array(reader.table("outputs")["cells"]).shape == (3, 12)
@@ -175,9 +175,26 @@ def test_the_page_has_the_weights_of_every_head_and_its_steps(tmp_path):
     np.testing.assert_array_equal(matrix(held["keys"]), np.float32(traced.heads[0].keys))  # the last is no input
 
 
-def test_a_page_of_many_heads_of_64_tokens_stays_small():
-    traced = module(embed_dim=96, num_heads=8).trace(RNG.standard_normal((64, 96)), is_causal=True)
-    assert len(traced._repr_html_()) < 700_000
+def test_the_weights_of_every_head_take_their_hovers_from_its_steps():
+    reader = Reader(module().trace(RNG.standard_normal((3, 12)))._repr_html_())
+    ids = [attrs["id"] for _, attrs in reader.elements if "id" in attrs]
+    assert [attrs["data-of"] for _, attrs in reader.elements if "data-of" in attrs] == ids
+    assert reader.scripts[-1].count("const explain") == 1
+    assert f"querySelectorAll('{','.join('#' + name for name in ids)}')" in reader.scripts[-1]
+
+
+@pytest.mark.parametrize("heads", [8, 12, 16, 200])
+def test_pages_of_many_heads_of_64_tokens_stay_small(heads):
+    tokens = ["很长的词语" * 100] * 64
+    traced = module(embed_dim=12 * heads, num_heads=heads).trace(RNG.standard_normal((64, 12 * heads)), tokens=tokens)
+    assert len(traced._repr_html_().encode()) < 380_000
+
+
+def test_heads_that_are_left_out_are_told():
+    text = "".join(Reader(module(embed_dim=36, num_heads=18).trace(RNG.standard_normal((3, 36)))._repr_html_()).text)
+    assert "Heads 17 to 18 are left out here: heads[16].save_html(path) writes the page of one." in text
+    assert "Head 16, step by step" in text
+    assert "Head 17, step by step" not in text
 
 
 def test_looking_at_modules_does_not_import_tracing():

@@ -27,7 +27,8 @@ from pyattn.tracing.text import labels_of
 __all__ = ["heads_html", "heat_map", "to_html"]
 
 Array = npt.NDArray[np.float64]
-_MOST_SHOWN = 12  # rows or columns of a table
+_MOST_SHOWN = 12  # rows or columns of a table; fewer where there are many heads
+_MOST_HEADS = 16
 _MOST_PIXELS = 256  # of a heat map's side; beyond, a pixel is the largest of several weights
 _CHARACTERS_PER_TOKEN = 2200  # of embedded matrices: 140 kB for 64 tokens, beside some 40 kB of all else
 _OPACITY = 0.8  # of the largest weight: text on it can still be read
@@ -46,11 +47,14 @@ def to_html(trace: Trace) -> str:
     str
         A fragment with its own style and script, which may stand beside others.
     """
-    return _fragment(f"<h2>Attention, step by step</h2>\n{_steps(trace)}")
+    name = _new_id()
+    return _fragment(f"<h2>Attention, step by step</h2>\n{_steps(trace, name)}", [name])
 
 
 def heads_html(heads: Sequence[Trace], projection: Step) -> str:
     """Write the traces of several heads as HTML: their weights side by side, and the steps of each to unfold.
+
+    Many heads share the room of one page: their tables are smaller, and heads beyond the sixteenth are left out.
 
     Parameters
     ----------
@@ -64,57 +68,76 @@ def heads_html(heads: Sequence[Trace], projection: Step) -> str:
     str
         A fragment with its own style and script, which may stand beside others.
     """
-    weights = [_figure("weights", head.weights, head, None, f"head {n}, ") for n, head in enumerate(heads, 1)]
-    parts = [f"<h2>Attention with {len(heads)} heads</h2>", f'<div class="pa-row">{"".join(weights)}</div>']
-    for n, head in enumerate(heads, 1):
-        parts.append(f"<details><summary>Head {n}, step by step</summary>\n{_steps(head, len(heads))}\n</details>")
-    return _fragment("\n".join([*parts, _section(projection, heads[0])]))
+    shown = heads[:_MOST_HEADS]
+    names = [_new_id() for _ in shown]
+    parts = [f"<h2>Attention with {len(heads)} heads</h2>", _overview(shown, names)]
+    if len(heads) > len(shown):
+        rest = f"Heads {len(shown) + 1} to {len(heads)} are left out here"
+        parts.append(f"<p>{rest}: heads[{len(shown)}].save_html(path) writes the page of one.</p>")
+    for n, (head, name) in enumerate(zip(shown, names, strict=True), 1):
+        steps = _steps(head, name, len(shown))
+        parts.append(f"<details><summary>Head {n}, step by step</summary>\n{steps}\n</details>")
+    return _fragment("\n".join([*parts, _section(projection, heads[0])]), names)
 
 
-def _fragment(content: str) -> str:
-    return f'<div class="pyattn">\n<style>{STYLE}</style>\n{content}\n</div>'
+def _overview(heads: Sequence[Trace], names: Sequence[str]) -> str:
+    """Write the weights of all heads, large ones as pictures alone; hovers come from the data of the steps named."""
+    figures = []
+    for n, (head, name) in enumerate(zip(heads, names, strict=True), 1):
+        large = max(head.weights.shape) > _MOST_SHOWN
+        drawn = heat_map(head.weights) if large else _table("weights", head.weights, head, None)
+        figures.append(f'<div data-of="{name}">{_figure("weights", head.weights, head, drawn, f"head {n}, ")}</div>')
+    return f'<div class="pa-row">{"".join(figures)}</div>'
 
 
-def _steps(trace: Trace, share: int = 1) -> str:
-    """Write the steps, the matrices that hovers are computed from, and the script; `share` traces are on the page.
+def _new_id() -> str:
+    """Draw an id, anew each time: one notebook may show one trace twice."""
+    return f"pyattn-{secrets.token_hex(6)}"
 
-    The id is drawn anew each time: one notebook may show one trace twice.
-    """
-    name = f"pyattn-{secrets.token_hex(6)}"
-    data = json.dumps(_data_of(trace, share), separators=(",", ":"))
+
+def _fragment(content: str, names: Sequence[str]) -> str:
+    """Put style and script around parts of these ids, which a notebook may show in two views of one output."""
+    ids = ",".join(f"#{name}" for name in names)
+    call = f"document.querySelectorAll('{ids}').forEach(explain)"
+    script = f"<script>{{{SCRIPT}\n{call};}}</script>"
+    return f'<div class="pyattn">\n<style>{STYLE}</style>\n{content}\n{script}\n</div>'
+
+
+def _steps(trace: Trace, name: str, heads: int = 1) -> str:
+    """Write the steps, and the matrices that hovers are computed from; so many heads are on the page."""
+    data = json.dumps(_data_of(trace, heads), separators=(",", ":"), ensure_ascii=False)
     for character in "<>&":  # no token ends the script
         data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = [f'<div id="{name}">', *(_section(step, trace) for step in trace.steps)]
-    parts += [f'<script type="application/json">{data}</script>']
-    call = f"document.querySelectorAll('#{name}').forEach(explain)"  # a notebook may show one output in two views
-    parts += [f"<script>{{{SCRIPT}\n{call};}}</script>", "</div>"]
-    return "\n".join(parts)
+    parts = [f'<div id="{name}">', *(_section(step, trace, heads) for step in trace.steps)]
+    return "\n".join([*parts, f'<script type="application/json">{data}</script>', "</div>"])
 
 
-def _section(step: Step, trace: Trace) -> str:
+def _section(step: Step, trace: Trace, heads: int = 1) -> str:
     query = 0 if step.number in (4, 5, 6, 7) else None
     lines = [f"<section>\n<h3>{step.number}. {html.escape(step.title)}</h3>"]
     lines += [f"<pre>{html.escape(step.formula)}</pre>"] if step.formula else []
     lines += [f"<p>{html.escape(step.note)}</p>"] if step.note else []
-    figures = [_figure(name, array, trace, query) for name, array in step.arrays.items()]
+    most = min(_MOST_SHOWN, max(_MOST_SHOWN // 2, 2 * _MOST_SHOWN // heads))
+    figures = []
+    for name, array in step.arrays.items():
+        drawn = _table(name, array, trace, query, most)
+        if heads == 1 and name == "weights" and query is None and max(array.shape) > _MOST_SHOWN:
+            drawn = heat_map(array) + drawn
+        figures.append(_figure(name, array, trace, drawn))
     return "\n".join([*lines, '<div class="pa-row">', *figures, "</div>\n</section>"])
 
 
-def _figure(name: str, array: Array, trace: Trace, query: int | None, prefix: str = "") -> str:
+def _figure(name: str, array: Array, trace: Trace, drawn: str, prefix: str = "") -> str:
     rows, columns = array.shape
     kind = KINDS[name]
     about = f"{prefix}{name.replace('_', ' ') if kind == 'weighted values' else name} <span>{rows} x {columns}"
     after = {"weights": f"scores after {trace.normalise}", "x": "inputs"}.get(name, f"for {kind}")
     about += "" if name.replace("_", " ") == kind else f", {after}"
-    large = name == "weights" and query is None and max(array.shape) > _MOST_SHOWN
-    return (
-        f'<figure class="{class_of(kind)}"><figcaption>{about}</span></figcaption>'
-        f"{heat_map(array) if large else ''}{_table(name, array, trace, query)}</figure>"
-    )
+    return f'<figure class="{class_of(kind)}"><figcaption>{about}</span></figcaption>{drawn}</figure>'
 
 
-def _table(name: str, array: Array, trace: Trace, query: int | None) -> str:
-    part = part_of(array, _MOST_SHOWN)
+def _table(name: str, array: Array, trace: Trace, query: int | None, most: int = _MOST_SHOWN) -> str:
+    part = part_of(array, most, most // 2, most // 4)
     attributes = f' data-m="{name}"' + ("" if query is None else f' data-q="{query}"')
     for axis, which in (("rows", part.rows), ("cols", part.columns)):
         if -1 in which.indices:
@@ -197,7 +220,7 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
 # What the script computes from
 
 
-def _data_of(trace: Trace, share: int) -> dict[str, Any]:
+def _data_of(trace: Trace, heads: int) -> dict[str, Any]:
     """Embed all from the inputs on, or, where that is too large, from the queries on, or nothing.
 
     The script computes scores and weights as needed; rounded weights it is given.
@@ -205,7 +228,7 @@ def _data_of(trace: Trace, share: int) -> dict[str, Any]:
     projected: tuple[str, ...] = ("keys", "queries", "values")
     given = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
     others = ("attn_bias", *(["weights"] if trace.round_weights is not None else []))
-    most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // share
+    most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
     matrices: dict[str, Any] = {}
     first = projected
     if trace.x is not None:  # keys that are not made of inputs can only be given

@@ -74,6 +74,7 @@ SCRIPT = r"""
 const explain=function(root){
 if(root.dataset.on)return;
 root.dataset.on=1;
+var areas=[root].concat(Array.from(root.closest(".pyattn").querySelectorAll("[data-of='"+root.id+"']")));
 var D=JSON.parse(root.querySelector("script[type='application/json']").textContent),memo={},tip=null,marked=[];
 var visible=D.visible===null?"":atob(D.visible);
 function M(n){
@@ -214,22 +215,22 @@ function clear(){
   marked.forEach(function(e){e.classList.remove("pa-from","pa-here");});marked=[];
   if(tip){tip.remove();tip=null;}
 }
-function show(n,i,j,at,here){
+function show(n,i,j,at,here,area){
   var q=at.dataset.q===undefined?null:+at.dataset.q,e,r;
   if(n==="weighted_values")i=[i,q];
   else if(q!==null)i=q;
   e=about(n,i,j);clear();
   tip=document.createElement("div");tip.className="pa-tip";tip.setAttribute("role","status");
-  tip.textContent=e[0];root.appendChild(tip);
+  tip.textContent=e[0];area.appendChild(tip);
   e[1].forEach(function(s){
-    root.querySelectorAll("table[data-m='"+s[0]+"']").forEach(function(t){
+    areas.forEach(function(a){a.querySelectorAll("table[data-m='"+s[0]+"']").forEach(function(t){
       var p=places(t),z=t.dataset.q===undefined?null:+t.dataset.q;
       t.querySelectorAll("td").forEach(function(td){
         var c=p(td),y=D.column?[c[1],c[0]]:c;
         if(z!==null)y[0]=z;
         if((s[1]<0||s[1]===y[0])&&(s[2]<0||s[2]===y[1])&&c[0]>=0&&c[1]>=0){td.classList.add("pa-from");marked.push(td);}
       });
-    });
+    });});
   });
   if(here){here.classList.add("pa-here");marked.push(here);r=here.getBoundingClientRect();}
   return r;
@@ -240,23 +241,25 @@ function put(x,y){
   tip.style.top=(y+h+8>window.innerHeight?Math.max(4,y-h-40):y)+"px";
 }
 function over(ev){
-  var td=ev.target.closest?ev.target.closest("td,img"):null,t,c,r,m;
-  if(!td||!root.contains(td)){clear();return;}
+  var td=ev.target.closest?ev.target.closest("td,img"):null,area=ev.currentTarget,t,c,r,m;
+  if(!td||!area.contains(td)){clear();return;}
   if(td.tagName==="IMG"){
     m=td.dataset.n.split(" ");r=td.getBoundingClientRect();
     c=[Math.floor((ev.clientY-r.top)/r.height*m[0]),Math.floor((ev.clientX-r.left)/r.width*m[1])];
     c=[Math.max(0,Math.min(c[0],m[0]-1)),Math.max(0,Math.min(c[1],m[1]-1))];
     if(D.column)c.reverse();
-    show("weights",c[0],c[1],td,null);put(ev.clientX+12,ev.clientY+16);return;
+    show("weights",c[0],c[1],td,null,area);put(ev.clientX+12,ev.clientY+16);return;
   }
   t=td.closest("table");c=places(t)(td);
   if(c[0]<0||c[1]<0){clear();return;}
   if(D.column)c.reverse();
-  r=show(t.dataset.m,c[0],c[1],t,td);put(r.left,r.bottom+8);
+  r=show(t.dataset.m,c[0],c[1],t,td,area);put(r.left,r.bottom+8);
 }
-root.addEventListener("mouseover",over);root.addEventListener("click",over);
-root.addEventListener("mousemove",function(ev){if(ev.target.tagName==="IMG")over(ev);});
-root.addEventListener("mouseleave",clear);
+areas.forEach(function(a){
+  a.addEventListener("mouseover",over);a.addEventListener("click",over);
+  a.addEventListener("mousemove",function(ev){if(ev.target.tagName==="IMG")over(ev);});
+  a.addEventListener("mouseleave",clear);
+});
 };
 """.strip()
 
