@@ -99,7 +99,8 @@ class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipp
             HTML with pictures and script in it: it needs no network.
         """
         ground = html.escape(_hex(self._figure.get_facecolor()))
-        head = '<meta charset="utf-8"><title>The eight steps of attention</title>'
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        head += "<title>The eight steps of attention</title>"
         body = f'<body style="margin:0;background:{ground}">{self._repr_html_()}</body>'
         return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
 

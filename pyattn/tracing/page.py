@@ -49,7 +49,7 @@ color:var(--ink);background:var(--paper);font:14px/1.45 system-ui,sans-serif;pad
 text-align:left}}
 .pyattn figcaption span{{color:var(--soft)}}
 .pyattn table{{border-collapse:separate;border-spacing:2px;margin:0;border:0;font:13px/1.3 ui-monospace,monospace;
-border-left:3px solid var(--edge);border-right:3px solid var(--edge)}}
+white-space:nowrap;border-left:3px solid var(--edge);border-right:3px solid var(--edge)}}
 .pyattn tr,.pyattn tbody tr:nth-child(n){{background:none}}
 .pyattn td{{text-align:right;padding:3px 7px;min-width:1.2em;color:var(--ink);
 background:var(--cell);background:color-mix(in srgb,var(--kind) var(--tint),var(--paper));
