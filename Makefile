@@ -7,6 +7,7 @@
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, stubtest, and the examples in docstrings and README.md
 #   make docs     the site of docs/ and the docstrings, in build/docs
+#   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
 #   make clean
 #
@@ -32,7 +33,7 @@ built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
 
-.PHONY: demo test bench notebooks lint docs sanitize tsan clean prerequisites
+.PHONY: demo test bench notebooks lint docs browser in-browser sanitize tsan clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -58,6 +59,13 @@ lint: $(built) $(call with,lint) $(call with,test)
 docs: $(built) $(call with,docs)
 	$(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs $(ARGS)
 	$(python) tools/check_site.py build/docs
+
+browser: $(built)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then $(MAKE) in-browser; \
+	else echo "SKIPPED: chromium or its driver is not there (apt install chromium chromium-driver): no page was opened"; fi
+
+in-browser: $(call with,browser)
+	$(python) -m pytest $(ARGS) tests/browser
 
 sanitize: $(built) $(test_extras)
 	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh address $(ARGS)
