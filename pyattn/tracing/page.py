@@ -44,6 +44,7 @@ color:var(--ink);background:var(--paper);font:14px/1.45 system-ui,sans-serif;pad
 .pyattn p{{margin:4px 0;color:var(--soft);white-space:pre-line}}
 .pyattn pre{{margin:4px 0;font:13px/1.4 ui-monospace,monospace;color:var(--ink);background:none;white-space:pre-wrap}}
 .pyattn .pa-row{{display:flex;flex-wrap:wrap;gap:12px 28px;align-items:flex-start}}
+.pyattn [data-of]{{max-width:100%}}
 .pyattn figure{{--edge:color-mix(in srgb,var(--kind) var(--lift),#fff);margin:6px 0;max-width:100%;overflow-x:auto}}
 .pyattn figcaption{{font-size:13px;margin-bottom:4px;padding-left:8px;border-left:10px solid var(--edge);
 text-align:left}}

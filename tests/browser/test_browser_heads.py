@@ -53,7 +53,7 @@ def test_the_weights_of_every_head_are_seen_and_the_steps_are_folded(browser, pa
 
 def test_heads_stand_side_by_side_where_there_is_room(browser, page):
     browser.open(page)
-    first, second = browser.all(".pa-row > .pa-trace > figure")[:2]
+    first, second = browser.all("[data-of] > figure")[:2]
     assert first.location["y"] == second.location["y"]
     assert first.location["x"] + first.size["width"] <= second.location["x"]
 
@@ -74,7 +74,7 @@ def test_a_head_unfolds_into_its_eight_steps(browser, page, pictures, scripts):
 def test_hovering_over_a_weight_explains_it_by_its_own_head(browser, page, weights, head):
     """Four decimals are shown, of inputs and weights in float32: some units of 1e-7 here."""
     browser.open(page)
-    figure = browser.all(".pa-trace > figure")[head]
+    figure = browser.all("[data-of] > figure")[head]
     for i, j in ((0, 0), (1, 4), (4, 2)):
         tip = browser.hover(browser.cell(figure, i, j))
         assert tip.startswith(f"weight of key {j + 1} (")
@@ -96,6 +96,8 @@ def test_hovering_in_an_unfolded_head_explains_its_outputs(browser, page, module
 
 def test_the_mouse_takes_what_pops_up_from_head_to_head(browser, page):
     browser.open(page)
-    for figure in browser.all(".pa-trace > figure"):
+    figures = browser.all("[data-of] > figure")
+    assert len(figures) == HEADS
+    for figure in figures:
         assert browser.hover(browser.cell(figure, 0, 0)) is not None  # never two
     assert browser.hover(browser.all("h2")[0]) is None
