@@ -57,6 +57,7 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
 
 docs: $(built) $(call with,docs)
+	rm -rf build/docs # else pages that are gone stay
 	$(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs $(ARGS)
 	$(python) tools/check_site.py build/docs
 

@@ -20,7 +20,8 @@ def parameter(page):
     return pytest.param(page, id=page.name, marks=[pytest.mark.peers] if peers else [])
 
 
-def run_page(page):
+def run_page(page, folder):
+    """In a folder for the files that it writes."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", str(page)]
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
     return subprocess.run(
@@ -28,22 +29,23 @@ def run_page(page):
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
+        cwd=folder,
         timeout=300,
         check=False,
     )
 
 
 @pytest.mark.parametrize("page", [parameter(page) for page in PAGES])
-def test_the_examples_of_a_page_do_what_it_says(page):
+def test_the_examples_of_a_page_do_what_it_says(page, tmp_path):
     assert page.read_text().count(">>> ") > 3, "a page without examples"
-    done = run_page(page)
+    done = run_page(page, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_page_that_is_wrong_fails(tmp_path):
     page = tmp_path / "wrong.md"
     page.write_text("```pycon\n>>> import pyattn\n>>> pyattn.softmax([0, 0])\narray([0.5, 0.3])\n\n```\n")
-    done = run_page(page)
+    done = run_page(page, tmp_path)
     assert done.returncode == 1
     assert "Expected:\n    array([0.5, 0.3])" in done.stdout
 
