@@ -82,6 +82,11 @@ def test_every_public_module_is_looked_at():
     assert {f"pyattn.{name}" for name in pyattn.__all__ if inspect.ismodule(getattr(pyattn, name))} <= set(MODULES)
 
 
+def test_every_picture_is_in_the_gallery():
+    shown = re.findall(r"^!\[[^\]]+\]\(pictures/(\S+)\)$", (ROOT / "docs" / "gallery.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
+
+
 # What pages load
 
 FETCHING = {
