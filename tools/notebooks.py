@@ -1,4 +1,4 @@
-"""Runs the notebooks of examples/, and fails where a cell raises or gives something else than is saved in it.
+"""Runs the notebooks of examples/, and fails where a cell raises, warns or gives something else than is saved in it.
 
     python tools/notebooks.py [--save] [notebook ...]
 
@@ -109,7 +109,11 @@ def execute(notebook: Any, folder: Path) -> list[str]:
             return [f"  cell {stopped[-1].id} raised {error.ename}: {error.evalue}"]
         except (CellTimeoutError, DeadKernelError) as error:
             return [f"  {error}"]
-    return []
+    return [f"  cell {cell.id} warns:\n{warning}" for cell in notebook.cells for warning in warnings_of(cell)]
+
+
+def warnings_of(cell: Any) -> list[str]:
+    return [output.text for output in cell.get("outputs", ()) if output.get("name") == "stderr"]
 
 
 def is_error(output: Any) -> bool:

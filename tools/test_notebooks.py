@@ -115,9 +115,11 @@ def test_more_or_less_output_fails(source, saved, run):
     assert run(source, *saved)[0] == 1
 
 
-def test_a_warning_fails(run):
-    status, printed, _ = run("import warnings\nwarnings.warn('careful')")
+@pytest.mark.parametrize("options", [(), ("--save",)])
+def test_a_warning_fails(options, run):
+    status, printed, _ = run("import warnings\nwarnings.warn('careful')", options=options)
     assert status == 1
+    assert "cell the-cell warns" in printed
     assert "careful" in printed
 
 
