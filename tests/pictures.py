@@ -10,6 +10,8 @@ from matplotlib.axis import Axis
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
+from pyattn.plot import lettering
+
 ENGLISH = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "antidisestablishmentarianism")
 CHINESE = (*"动物没有过马路因为它", "自然语言处理与深度学习的应用场景")
 KINDS = {"English": ENGLISH, "long": ENGLISH[-1:], "Chinese": CHINESE}
@@ -64,3 +66,4 @@ def without_chinese_fonts(monkeypatch):
     """Fonts as on a machine that has none but matplotlib's own."""
     own = [entry for entry in fontManager.ttflist if "matplotlib" in str(entry.fname) or "DejaVu" in entry.name]
     monkeypatch.setattr(fontManager, "ttflist", own)
+    monkeypatch.setattr(lettering, "_add_new_fonts", lambda: False)

@@ -58,6 +58,18 @@ def test_an_installed_font_that_has_the_characters_is_chosen(monkeypatch):
     assert lettering.write("动物 a") == "动物 a"
 
 
+def test_a_font_that_was_installed_after_matplotlib_listed_them_is_found(monkeypatch, tmp_path):
+    serif = [entry for entry in fontManager.ttflist if entry.name == "DejaVu Serif"]
+    monkeypatch.setattr(fontManager, "ttflist", [entry for entry in fontManager.ttflist if entry.name == "DejaVu Sans"])
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    monkeypatch.setattr(module, "findSystemFonts", lambda: [str(tmp_path / "broken.ttf"), serif[0].fname])
+    monkeypatch.setattr(module, "_FAMILIES", ("DejaVu Serif",))
+    monkeypatch.setattr(module, "_has", lambda family, one: (one in "动物") == (family == "DejaVu Serif"))
+    module._add_new_fonts.cache_clear()
+    assert Lettering(["动物 a"]).family[-1] == "DejaVu Serif"
+    module._add_new_fonts.cache_clear()
+
+
 def test_the_font_that_has_most_is_chosen_and_equal_ones_by_preference(monkeypatch):
     entry = fontManager.ttflist[0]
     names = ("WenQuanYi Zen Hei", "Noto Sans CJK SC", "Some Gothic")

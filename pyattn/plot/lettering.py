@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import unicodedata
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 
 from matplotlib import rcParams
 from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.font_manager import FontProperties, fontManager, get_font
+from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
 from matplotlib.font_manager import findfont as find_font
 
 from pyattn.warning import warn
@@ -52,6 +53,8 @@ class Lettering:
         wide = {one for one in missing if unicodedata.east_asian_width(one) in "WF"}
         if wide:
             font = _choose_font(frozenset(wide))
+            if font is None and _add_new_fonts():
+                font = _choose_font(frozenset(wide))
             if font is not None:
                 self.bold = "bold" if _is_bold(font) else "normal"
                 self.family = [*self.family, font]
@@ -191,6 +194,19 @@ def _choose_font(characters: frozenset[str]) -> str | None:
     covered = {name: sum(_has(name, one) for one in characters) for name in names}
     best = max(names, key=lambda name: covered[name], default=None)
     return best if best is not None and covered[best] else None
+
+
+@functools.lru_cache(maxsize=1)
+def _add_new_fonts() -> bool:
+    """Tell matplotlib of fonts that were installed after it listed them: it keeps its list in a file for ever."""
+    known = {entry.fname for entry in fontManager.ttflist}
+    new = sorted(set(findSystemFonts()) - known)
+    for path in new:
+        with contextlib.suppress(
+            Exception
+        ):  # it may be one that matplotlib cannot read: FreeType's errors have no class
+            fontManager.addfont(path)
+    return bool(new)
 
 
 def _is_bold(family: str) -> bool:
