@@ -68,6 +68,78 @@ def test_queries_keys_and_values_of_a_file_are_explained(explain, tmp_path):
     assert out == f"{pyattn.trace_attention(**arrays)}\n"
 
 
+def traced(kind, convention):
+    """Of each kind that to_dict has to tell in its own way."""
+    rng = np.random.default_rng(1)
+    column = convention == "column"
+    x, w_query, w_key, w_value = (rng.standard_normal(shape) for shape in ((4, 3), (3, 2), (3, 2), (3, 5)))
+    options = {
+        "bias": {"bias": [None, rng.standard_normal(2), rng.standard_normal(5)]},
+        "causal and added": {"is_causal": True, "attn_mask": rng.standard_normal((4, 4))},
+        "bool": {"attn_mask": rng.random((4, 4)) < 0.6, "tokens": ["我", "<b>", "c", "d"]},
+        "bilinear": {"score": "bilinear", "score_weight": rng.standard_normal((2, 2)), "round_weights": 2},
+        "not finite": {"scale": None, "normalise": "sparsemax"},
+    }
+    if kind == "heads":
+        module = pyattn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True, rng=0)
+        return module.trace(rng.standard_normal((3, 6)), tokens=list("abc"))
+    if kind == "cross":
+        arrays = (x[:, :2], rng.standard_normal((5, 2)), rng.standard_normal((5, 1)))
+        arrays = [array.T for array in arrays] if column else arrays
+        return pyattn.trace_attention(*arrays, key_tokens=list("vwxyz"), convention=convention)
+    if kind == "not finite":
+        x[0, 0], x[1, 1] = np.nan, np.inf
+    matrices = [array.T if column else array for array in (x, w_query, w_key, w_value)]
+    return pyattn.trace(*matrices, convention=convention, **options[kind])
+
+
+def without_ids(page):
+    return re.sub(r"pyattn-[0-9a-f]{12}", "", page)
+
+
+@pytest.mark.parametrize("convention", ["row", "column"])
+@pytest.mark.parametrize("kind", ["bias", "causal and added", "bool", "bilinear", "not finite", "cross", "heads"])
+def test_the_dict_of_a_trace_gives_its_page_again(explain, tmp_path, kind, convention):
+    trace = traced(kind, convention)
+    trace.save_html(tmp_path / "expected.html")
+    (tmp_path / "trace.json").write_text(json.dumps(trace.to_dict(), allow_nan=False))
+    status, out, err, page = explain("trace.json", "--text")
+    assert (status, err) == (0, "explain.html: open it in a browser\n")
+    assert out == f"{trace}\n"
+    assert without_ids(page) == without_ids((tmp_path / "expected.html").read_text("utf-8"))
+
+
+def test_an_input_that_is_changed_in_a_dict_changes_all_that_follows(explain, tmp_path):
+    trace = traced("bias", "row")
+    entries = trace.to_dict()
+    entries["x"][2][1] = 7.0
+    (tmp_path / "trace.json").write_text(json.dumps(entries))
+    _, out, _, _ = explain("trace.json", "--text")
+    x = trace.x.copy()
+    x[2, 1] = 7
+    biases = [None, trace.b_key[0], trace.b_value[0]]
+    assert out == f"{pyattn.trace(x, trace.w_query, trace.w_key, trace.w_value, bias=biases)}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "value", "message"),
+    [
+        ("bool", "visible", [[True]], "visible has shape (1, 1), expected (4, 4)"),
+        ("cross", "values", [[1.0]], "there are 1 values, expected 5: one for each key"),
+        ("cross", "keys", "some", "keys is no matrix of numbers: could not convert string to float: 'some'"),
+        ("cross", "score", "dots", "score is 'dots', expected 'dot', "),
+        ("heads", "heads", [{}], "heads is no list of traces, expected what to_dict() returns"),
+        ("heads", "w_out", [[1.0]], "w_out has shape (1, 1), expected (6, out_dim): the heads have 6 outputs"),
+        ("heads", "b_out", [[1.0]], "b_out has shape (1, 1), expected (1, 6) as w_out"),
+    ],
+)
+def test_a_dict_that_was_spoilt_is_told_why(explain, tmp_path, kind, entry, value, message):
+    (tmp_path / "a.json").write_text(json.dumps(traced(kind, "row").to_dict() | {entry: value}))
+    status, _, err, page = explain("a.json")
+    assert (status, page) == (2, None)
+    assert err.startswith(f"python -m pyattn explain: {message}")
+
+
 def test_names_that_are_not_used_are_told(explain):
     status, _, err, _ = explain(ROOT / "tests" / "article.json")
     assert status == 0

@@ -223,7 +223,8 @@ class Trace:
         -------
         dict
             In the order of the steps. Numbers that JSON lacks are the strings 'Infinity', '-Infinity' and 'NaN', which
-            ``float`` reads; weighted_values is None where it would be too large.
+            ``float`` reads; weighted_values is None where it would be too large. Of a .json file of it
+            ``python -m pyattn explain`` writes the same page.
 
         Examples
         --------

@@ -14,6 +14,8 @@ import numpy as np
 from pyattn import _article as article
 from pyattn.tracing.data import Trace
 from pyattn.tracing.functions import trace, trace_attention
+from pyattn.tracing.heads import HeadTraces
+from pyattn.tracing.reading import from_dict, is_dict_of_trace
 
 __all__ = ["explain", "trace_of_file"]
 
@@ -51,7 +53,7 @@ def _example() -> Trace:
     return trace(article.X, article.W_QUERY, article.W_KEY, article.W_VALUE)
 
 
-def trace_of_file(file: str) -> Trace:
+def trace_of_file(file: str) -> Trace | HeadTraces:
     """Trace the matrices of a file.
 
     Parameters
@@ -59,11 +61,11 @@ def trace_of_file(file: str) -> Trace:
     file : str
         Path of an .npz or .json file that holds the arguments of `trace`, x, w_query, w_key, w_value, or those of
         `trace_attention`, query, key and value, by their names, and any others of theirs. Other names are told of on
-        standard error, and not used.
+        standard error, and not used. Or a .json file of what `to_dict` returned, also that of several heads.
 
     Returns
     -------
-    Trace
+    Trace or HeadTraces
         In the file's convention.
 
     Raises
@@ -74,6 +76,8 @@ def trace_of_file(file: str) -> Trace:
         It cannot be opened.
     """
     given = _read(file)
+    if is_dict_of_trace(given):
+        return from_dict(given)
     function = trace_attention if {"query", "key", "value"} <= given.keys() else trace
     parameters = inspect.signature(function).parameters
     missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]

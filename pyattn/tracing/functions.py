@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import SupportsFloat, SupportsIndex
 
-import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing import inputs
@@ -154,10 +153,7 @@ def trace(
     """
     columns = inputs.is_column(convention)
     given = inputs.read_given(x, {"query": w_query, "key": w_key, "value": w_value}, bias, columns)
-    with np.errstate(all="ignore"):
-        queries, keys, values = (
-            given["x"] @ given[f"w_{name}"] + given.get(f"b_{name}", 0.0) for name in ("query", "key", "value")
-        )
+    queries, keys, values = inputs.project(given)
     length = len(queries)
     inputs.check_key_dim(queries, keys, score, ("w_query", "w_key"))
     names = inputs.names_of(tokens, "tokens", length)

@@ -15,7 +15,7 @@ from pyattn._packed import in_projections
 from pyattn.tracing import inputs
 from pyattn.tracing.data import Settings, Step, Trace, make_trace
 
-__all__ = ["HeadTraces", "trace_heads"]
+__all__ = ["HeadTraces", "join_heads", "trace_heads"]
 
 Array = npt.NDArray[np.float64]
 _NAMES = ("query", "key", "value")
@@ -173,10 +173,29 @@ def trace_heads(
         projected = _projected(arrays, weights, (extras[0][kv], extras[1][kv]))
         shown = {"x": arrays[0].copy(), **weights} if own else {}
         traces.append(make_trace(shown, *projected, hiding, settings))
+    b_out = state.get("out_proj.bias")
+    return join_heads(traces, state["out_proj.weight"].T.copy(), None if b_out is None else b_out[np.newaxis].copy())
+
+
+def join_heads(traces: Sequence[Trace], w_out: Array, b_out: Array | None) -> HeadTraces:
+    """Put the heads side by side, and project them.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        One for each head.
+    w_out : ndarray, (num_heads * v_head_dim, out_dim)
+        The projection's weight, which becomes the result's.
+    b_out : ndarray, (1, out_dim), or None
+        Its bias.
+
+    Returns
+    -------
+    HeadTraces
+        With read-only arrays.
+    """
     concatenated = np.concatenate([trace.outputs for trace in traces], axis=1)
-    w_out, b_out = state["out_proj.weight"].T.copy(), state.get("out_proj.bias")
-    outputs = np.asarray(reference.linear(concatenated, w_out.T, b_out), np.float64)
-    b_out = None if b_out is None else b_out[np.newaxis]
+    outputs = np.asarray(reference.linear(concatenated, w_out.T, None if b_out is None else b_out[0]), np.float64)
     for array in (concatenated, w_out, b_out, outputs):
         if array is not None:
             array.flags.writeable = False

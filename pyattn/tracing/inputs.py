@@ -21,6 +21,7 @@ __all__ = [
     "hiding_of",
     "is_column",
     "names_of",
+    "project",
     "read_given",
     "read_matrix",
     "settings_of",
@@ -146,6 +147,26 @@ def read_given(
                 raise ValueError(f"bias[{n}] has shape {row.shape}, expected ({size},): w_{name} gives {size} numbers")
             given[f"b_{name}"] = np.array(row, np.float64)[np.newaxis]
     return given
+
+
+def project(given: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Compute the third step.
+
+    Parameters
+    ----------
+    given : mapping of str to ndarray
+        As `read_given` returns it.
+
+    Returns
+    -------
+    queries, keys, values : ndarray
+        One of each per input.
+    """
+    with np.errstate(all="ignore"):
+        queries, keys, values = (
+            given["x"] @ given[f"w_{name}"] + given.get(f"b_{name}", 0.0) for name in ("query", "key", "value")
+        )
+    return queries, keys, values
 
 
 def _three_biases(bias: Sequence[npt.ArrayLike | None] | None) -> list[npt.ArrayLike | None]:
