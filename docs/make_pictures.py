@@ -62,7 +62,7 @@ def main():
     trace = pyattn.trace(X, W_QUERY, W_KEY, W_VALUE)
     save(plot.steps(trace), "steps")
     save(plot.steps(trace, dark=True), "steps-dark")
-    plot.animate(trace).save(PICTURES / "steps.gif", dpi=90)
+    plot.animate(trace, interval=2500).save(PICTURES / "steps.gif", dpi=108)  # as wide as README.md is shown
 
 
 if __name__ == "__main__":

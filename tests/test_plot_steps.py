@@ -157,6 +157,17 @@ def test_numbers_appear_with_their_step(animation, example):
     assert counts == [inputs, inputs + weights, first - 18, first - 9, first, *fourth_to_seventh, *repeated]
 
 
+def test_what_is_read_has_a_dashed_frame_and_what_is_made_a_solid_one(animation):
+    """As many of each as a step reads and makes; of step 8 the two other inputs, then all, twice."""
+    frames = []
+    for _ in frames_of(animation):
+        lines = [patch for patch in animation._figure.axes[0].patches if isinstance(patch, Rectangle)]
+        styles = [line.get_linestyle() for line in lines if line.get_zorder() > 4]  # beyond the cells and their edges
+        frames.append((sum(style != "solid" for style in styles), styles.count("solid")))
+    projections = [(2, 1)] * 3
+    assert frames == [(0, 0), (0, 0), *projections, (2, 1), (1, 1), (2, 1), (1, 1), (1, 3), (1, 3), (0, 0), (0, 0)]
+
+
 def test_the_last_frame_holds_all_outputs(animation, example):
     *_, last = frames_of(animation)
     outputs = " ".join(f"{number:.2f}" for number in example.outputs.ravel())

@@ -171,7 +171,7 @@ class Canvas:
         words = self.lettering.write(cells.words)
         self.write(x + cells.width / 2, y + cells.height + 9, words, 7.5, across="center", colour=self.look.faint)
 
-    def mark(self, x: float, y: float, cells: Cells, lines: slice, axis: int = 0) -> None:
+    def mark(self, x: float, y: float, cells: Cells, lines: slice, axis: int = 0, dashed: bool = False) -> None:
         """Draw a thick line around some rows of a matrix.
 
         Parameters
@@ -184,18 +184,21 @@ class Canvas:
             Which rows.
         axis : int
             0: rows; 1: columns. Default: 0.
+        dashed : bool
+            The line has gaps. Default: False.
         """
         start, stop, _ = lines.indices(cells.array.shape[axis])
         if axis == 0:
             pitch = cells.height / cells.array.shape[0]
-            self._outline(x, y + start * pitch, cells.width, (stop - start) * pitch, 2.2)
+            self._outline(x, y + start * pitch, cells.width, (stop - start) * pitch, 2.2, dashed)
         else:
             pitch = cells.width / cells.array.shape[1]
-            self._outline(x + start * pitch, y, (stop - start) * pitch, cells.height, 2.2)
+            self._outline(x + start * pitch, y, (stop - start) * pitch, cells.height, 2.2, dashed)
 
-    def _outline(self, x: float, y: float, width: float, height: float, line: float) -> None:
+    def _outline(self, x: float, y: float, width: float, height: float, line: float, dashed: bool = False) -> None:
         colour = self.look.ink if line > 1 else self.look.faint
         edge = {"linewidth": line * self.scale, "edgecolor": colour, "facecolor": "none", "zorder": 2 + line}
+        edge |= {"linestyle": (0, (2.2, 1.3)) if dashed else "solid"}
         self.ax.add_patch(Rectangle((x, y), width, height, **edge))
 
     def _draw_cells(self, x: float, y: float, cells: Cells, colour: str, filled: Array) -> None:

@@ -42,12 +42,13 @@ _PROJECTED = (("keys", "w_key"), ("queries", "w_query"), ("values", "w_value"))
 
 
 class _Frame(NamedTuple):
-    """What is seen at one time: a step, the input that it is about, the arrays there, and those that are read from."""
+    """What is seen at one time: a step, the input that it is about, the arrays there, those read from, those made."""
 
     step: StepLike
     query: int
     there: frozenset[str]
-    marked: frozenset[str]
+    read: frozenset[str]
+    made: frozenset[str]
 
 
 class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
@@ -164,7 +165,7 @@ IMAGES
 def animate(
     trace: TraceLike, figure: Figure | None = None, *, interval: float = 1800, dark: bool | None = None
 ) -> StepsAnimation:
-    """Show the eight steps of a trace one after another: what is read is framed, and what comes of it appears.
+    """Show the eight steps of a trace one after another: what is read has a dashed frame, what comes of it a solid one.
 
     Parameters
     ----------
@@ -263,17 +264,19 @@ class _Film:
             if step.number == 3 and "x" in self.cells:
                 for at, (name, weight) in enumerate(_PROJECTED):
                     later = {other for other, _ in _PROJECTED[at + 1 :]}
-                    frames.append(_Frame(step, 0, frozenset(there - later), frozenset({"x", weight, name})))
+                    read = frozenset({"x", weight})
+                    frames.append(_Frame(step, 0, frozenset(there - later), read, frozenset({name})))
             elif step.number < 8:
                 new = {name for name in self.cells if _FIRST[name] == step.number and step.number > 3}
-                frames.append(_Frame(step, 0, frozenset(there), frozenset({*_READ.get(step.number, ()), *new})))
+                read = frozenset(_READ.get(step.number, ()))
+                frames.append(_Frame(step, 0, frozenset(there), read, frozenset(new)))
             else:
                 every = frozenset(self.cells)
                 repeats = _MOST_REPEATS if self.cells["scores"].texts is not None else 2
                 shown = min(self.queries, repeats + 1)
-                rows = frozenset({"queries", "scores", "weights", "outputs"})
-                frames += [_Frame(step, query, every, rows) for query in range(1, shown)]
-                frames += [_Frame(step, self.queries - 1, every, frozenset())] * 2
+                read, made = frozenset({"queries"}), frozenset({"scores", "weights", "outputs"})
+                frames += [_Frame(step, query, every, read, made) for query in range(1, shown)]
+                frames += [_Frame(step, self.queries - 1, every, frozenset(), frozenset())] * 2
         return frames
 
     def captions(self) -> list[str]:
@@ -281,7 +284,7 @@ class _Film:
         return [f"Step {self._title(frame)}" for frame in self.frames]
 
     def _title(self, frame: _Frame) -> str:
-        about = f": {frame.query + 1}" if frame.step.number == 8 and frame.marked else ""
+        about = f": {frame.query + 1}" if frame.step.number == 8 and frame.made else ""
         return f"{frame.step.number}  {frame.step.title}{about}"
 
     def draw(self, frame: _Frame, figure: Figure, look: Look) -> None:
@@ -293,10 +296,10 @@ class _Film:
             shown = self._shown(name, frame)
             place = self.places[name]
             canvas.draw(*place, cells, shown, self.axis)
-            if name in frame.marked and any(shown):
+            if name in frame.read | frame.made and any(shown):
                 by_query = name in ("queries", "scores", "weights", "outputs") and frame.step.number > 3
                 lines = slice(frame.query, frame.query + 1) if by_query else slice(None)
-                canvas.mark(*place, cells, lines, self.axis)
+                canvas.mark(*place, cells, lines, self.axis, dashed=name in frame.read)
         self._write(canvas, frame)
 
     def _cells_of_weighted(self, cells: Cells, query: int) -> Cells:
