@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import multi_head_twin
 import numpy as np
@@ -13,8 +12,6 @@ from test_mha import call_torch
 
 import pyattn
 from pyattn import nn
-from pyattn.__main__ import main
-from pyattn.comparing import Comparison, demo
 from pyattn.nn.packing import parameters_of
 
 QUERY, KEY, VALUE = planted.draw()
@@ -70,7 +67,7 @@ def test_a_side_may_be_off_though_the_other_is_too_rough_to_tell():
             return layer(x.astype(np.float32))
 
     rough = Rough.from_arrays(fine.weight, fine.bias)
-    report = pyattn.compare(layer, rough, X)
+    report = pyattn.compare(layer, rough, QUERY[0])
     assert (report.equal, report.wrong) == (True, ("theirs",))
     assert (report.cause.side, report.cause.name) == ("theirs", "less precision")
     assert "But theirs does not agree with the formula in float64." in str(report)
@@ -230,159 +227,6 @@ def test_a_head_of_an_article_shows_all_stages(columns):
 def test_two_inputs_may_be_one():
     with pytest.raises(TypeError, match=r"^got 3 inputs, expected 1 or 2: x, context; pass all else by name$"):
         pyattn.compare(Head(False), Head(False), *planted.draw(np.float64))
-
-
-# How the report reads
-
-
-def test_the_table_is_aligned_and_says_which_stage_differs():
-    text = str(pyattn.compare(with_weights, planted.dropping(0.3, 0.7, seed=1), QUERY, KEY, VALUE))
-    lines = text.splitlines()
-    assert lines[0] == "ours    test_comparing_calls.with_weights, float32"
-    assert lines[1].startswith("theirs  planted.drop, float32")
-    head, *rows = lines[3:6]
-    assert head.split() == ["stage", "shape", "max", "abs", "error", "ULP", "ratio", "ours", "theirs"]
-    assert {len(row.removesuffix("  <- differs")) for row in (head, *rows)} == {len(head)}
-    assert [row.split()[0] for row in rows] == ["weights", "output"]
-    assert all(row.endswith("<- differs") for row in rows)
-    assert "Cause, in weights: theirs drops weights, with p near 0.3." in lines
-    assert "Of the two, theirs is off the formula in float64, and ours is not." in lines
-
-
-def test_a_line_says_it_for_assert():
-    report = compare(planted.unscaled)
-    assert repr(report) == "<Comparison: different in scores: theirs does not scale the scores>"
-    assert repr(compare(planted.right)) == "<Comparison: equal in output>"
-    assert isinstance(report, Comparison)
-
-
-def test_errors_are_measured_as_they_are_called():
-    exact = pyattn.attention(*(x.astype(np.float64) for x in (QUERY, KEY, VALUE)))
-    step = np.spacing(np.float32(abs(exact).max()))
-    (stage,) = compare(pyattn.attention(QUERY, KEY, VALUE) + 1000 * step).stages
-    assert stage.error == pytest.approx(1000 * step, rel=0.01)
-    assert stage.ulp == pytest.approx(1000, rel=0.01)
-    assert stage.ratio < stage.theirs
-    assert stage.ours < 1 < stage.ratio
-
-
-def test_other_shapes_are_a_difference():
-    report = compare(pyattn.attention(QUERY, KEY, VALUE)[0])
-    (stage,) = report.stages
-    assert (stage.shape, stage.their_shape) == (QUERY.shape, QUERY.shape[1:])
-    assert stage.ratio == np.inf
-    assert f"ours has shape {QUERY.shape} and theirs {QUERY.shape[1:]}" in str(report)
-
-
-# python -m pyattn compare
-
-
-@pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.peers)])
-def test_the_demonstration_shows_an_equal_pair_and_names_a_fault(with_torch):
-    text, right = demo.demonstrate(with_torch)
-    assert right
-    assert "Equal: rounding explains every difference." in text
-    assert "Cause, in key: theirs has the weights of key transposed." in text
-
-
-@pytest.mark.parametrize(
-    "blind", [lambda *_: compare(planted.right), lambda *_: compare(planted.unscaled)], ids=["equal", "different"]
-)
-def test_the_command_fails_where_nothing_is_told_apart(blind, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "compare", blind)
-    assert main(["compare"]) == 1
-    assert capsys.readouterr().out.count("theirs  planted.") == 2
-
-
-# Mistakes of the caller
-
-
-LAYER = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
-X = QUERY[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (lambda: compare(None), TypeError, "theirs is None, expected a module, a function or expected numbers"),
-        (
-            lambda: pyattn.compare(VALUE, VALUE, QUERY, KEY, VALUE),
-            TypeError,
-            "ours is of type ndarray, expected MultiheadAttention, SelfAttention, Linear or a function of",
-        ),
-        (
-            lambda: pyattn.compare(pyattn.attention, planted.right, QUERY, KEY),
-            TypeError,
-            "got 2 inputs, expected 3: query, key, value; pass all else by name",
-        ),
-        (
-            lambda: pyattn.compare(nn.Linear(8, 8), VALUE, QUERY, KEY),
-            TypeError,
-            "got 2 inputs, expected 1: input; pass all else by name",
-        ),
-        (
-            lambda: pyattn.compare(nn.Linear(8, 8), LAYER, X),
-            TypeError,
-            "ours is a Linear and theirs a MultiheadAttention, expected two of a kind",
-        ),
-        (
-            lambda: pyattn.compare(lambda *_, **__: VALUE, planted.right, QUERY, KEY, VALUE, mask=planted.VISIBLE),
-            TypeError,
-            "the formula of attention alone does not know the argument mask; it knows attn_mask, is_causal,",
-        ),
-        (
-            lambda: pyattn.compare(pyattn.attention, functools.partial(planted.right, QUERY), QUERY, KEY, VALUE),
-            TypeError,
-            "theirs is a partial with positional arguments; bind them by name",
-        ),
-        (
-            lambda: pyattn.compare(lambda *_: VALUE, VALUE, QUERY, KEY[..., :5], VALUE),
-            ValueError,
-            "the formula of attention alone cannot be computed with query (2, 4, 6, 8), key (2, 4, 9, 5), value",
-        ),
-        (
-            lambda: pyattn.compare(pyattn.attention, VALUE, QUERY, "key", VALUE),
-            TypeError,
-            "key has dtype <U3, expected float32 or float64",
-        ),
-        (
-            lambda: compare(VALUE.astype(complex)),
-            TypeError,
-            "the output of theirs has dtype complex128, expected real numbers",
-        ),
-        (
-            lambda: compare((VALUE,) * 4),
-            TypeError,
-            "theirs gives a tuple of 4, expected the output, or (output, weights, lse)",
-        ),
-        (
-            lambda: compare(lambda *_: None),
-            TypeError,
-            "theirs gives None, expected the output, or (output, weights, lse)",
-        ),
-        (lambda: compare(()), TypeError, "theirs gives a tuple of 0, expected the output, or (output, weights, lse)"),
-        (
-            lambda: pyattn.compare(nn.Linear(8, 8), (X, X), X),
-            TypeError,
-            "theirs returns weights, which a Linear does not have",
-        ),
-        (
-            lambda: compare(lambda *_: {"output": VALUE}),
-            TypeError,
-            "the output of theirs is an object of type dict, expected an array of numbers",
-        ),
-    ],
-)
-def test_a_mistake_of_the_caller_is_told(call, kind, message):
-    with pytest.raises(kind, match=f"^{re.escape(message)}"):
-        call()
-
-
-def test_what_a_side_raises_comes_through():
-    with pytest.raises(ZeroDivisionError):
-        compare(lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match=r"^is_causal=True with 6 queries and 9 keys needs align="):
-        compare(planted.right, is_causal=True)
 
 
 def test_a_side_that_writes_into_its_inputs_writes_into_nobody_elses():
