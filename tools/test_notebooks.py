@@ -20,8 +20,10 @@ MOST_BYTES = 300_000
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 
 
-def test_there_are_notebooks():
-    assert "eight-steps.ipynb" in {path.name for path in NOTEBOOKS}
+def test_readme_lists_every_notebook():
+    listed = re.findall(r"^- `([\w-]+\.ipynb)`: ", (EXAMPLES.parent / "README.md").read_text(), re.MULTILINE)
+    assert len(listed) >= 4
+    assert sorted(listed) == [path.name for path in NOTEBOOKS]
 
 
 # As they are saved
