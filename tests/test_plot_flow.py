@@ -64,6 +64,14 @@ def test_each_line_joins_its_query_and_its_key(shape):
     np.testing.assert_allclose(joined, np.where(weights >= weights.max() / 100, weights / weights.max(), 0), rtol=1e-12)
 
 
+def test_of_very_many_lines_the_strongest_are_drawn():
+    weights = np.random.default_rng(0).random((201, 201)) + 1
+    lines = plot.flow(weights).collections[0]
+    assert len(lines.get_segments()) == 40_000
+    strongest = np.sort(weights, axis=None)[-40_000:] / weights.max()
+    np.testing.assert_allclose(lines.get_colors()[:, 3], strongest, rtol=1e-15)
+
+
 def test_keys_have_the_tokens_of_the_queries_unless_they_have_their_own():
     both = plot.flow(np.eye(2), ["a", "b"]).figure.axes[1]
     assert [label.get_text() for label in both.get_yticklabels()] == ["a", "b"]

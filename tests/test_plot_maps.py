@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from pictures import CHINESE, SIZES, assert_legible, draw_weights, texts_of, tokens_of, without_chinese_fonts
 
+import pyattn
 from pyattn import masks, plot
 
 every_size = pytest.mark.parametrize("count", SIZES)
@@ -299,6 +300,17 @@ def test_subfigures_are_drawn_on():
             ValueError,
             "encoding has shape (1, 3, 4), expected (length, features); choose one, encoding[0]",
         ),
+        (
+            lambda: plot.heatmap(pyattn.attention(*np.ones((3, 2, 2)), need_weights=True)),
+            TypeError,
+            "weights is of type AttentionResult, expected an array (L, S); pass weights.weights",
+        ),
+        (
+            lambda: plot.heads(pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4)))),
+            TypeError,
+            "HeadTraces, expected an array (heads, L, S); pass [head.weights for head in weights.heads]",
+        ),
+        (lambda: plot.mask(np.eye(3) > 0, title=3), TypeError, "title is of type int, expected str or None"),
         (
             lambda: plot.positional(np.ones((3, 4)), ["a"]),
             ValueError,

@@ -14,17 +14,34 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pictures import SIZES, assert_legible, texts_of, tokens_of
 from PIL import Image
-from tracing_twin import draw_trace, trace_of
 
+import pyattn
 from pyattn import plot
 from pyattn.plot.looks import PALETTE
 
 pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")
 
 
+NAMES = ("x", "w_query", "w_key", "w_value")
+
+
 @pytest.fixture
 def example(article):
-    return trace_of(*(article[name] for name in ("x", "w_key", "w_query", "w_value")))
+    return pyattn.trace(*(article[name] for name in NAMES))
+
+
+def draw_trace(count, features=4, tokens=None):
+    """Of that many random inputs."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((3, features, features)) / features**0.5
+    return pyattn.trace(rng.standard_normal((count, features)), *weights, tokens=tokens)
+
+
+def changed(trace, steps):
+    """What looks like a trace, with other fields in the steps of these numbers."""
+    fields = {name: getattr(trace, name) for name in (*NAMES, "keys", "queries", "values", "scores", "weights")}
+    parts = [part._replace(**steps.get(part.number, {})) for part in trace.steps]
+    return SimpleNamespace(steps=parts, tokens=trace.tokens, convention="row", outputs=trace.outputs, **fields)
 
 
 def small_figure():
@@ -49,9 +66,8 @@ def test_other_sizes_are_legible(features):
 
 
 def test_long_titles_formulas_and_notes_are_wrapped(example):
-    for part in example.steps[3:5]:
-        part.title, part.formula, part.note = "title " * 30, "formula_" * 40, "a note that goes on " * 60
-    found = assert_legible(plot.steps(example))
+    long = {"title": "title " * 30, "formula": "formula_" * 40, "note": "a note that goes on " * 60}
+    found = assert_legible(plot.steps(changed(example, {4: long, 5: long})))
     assert "…" in found
 
 
@@ -81,18 +97,26 @@ def test_large_matrices_are_images_that_hold_the_numbers():
         assert any(np.array_equal(image, getattr(trace, name)) for image in images), name
 
 
-def test_what_is_not_finite_can_be_drawn(example):
-    example.steps[3].arrays["scores"] = np.array([[1.0, -np.inf, np.nan]])
-    example.steps[7].arrays["scores"] = np.full((40, 40), -np.inf)
-    found = assert_legible(plot.steps(example))
+def test_what_is_not_finite_can_be_drawn():
+    x = np.eye(3)
+    x[0, 0] = np.nan
+    found = assert_legible(plot.steps(pyattn.trace(x, *np.ones((3, 3, 2)), is_causal=True)))
     assert "\N{MINUS SIGN}∞" in found
     assert "NaN" in found
 
 
+def test_scores_that_are_hidden_all_can_be_drawn():
+    hidden = np.zeros((40, 40), bool)
+    figure = plot.steps(pyattn.trace_attention(*np.ones((3, 40, 2)), attn_mask=hidden))
+    assert_legible(figure)
+    assert any(image.get_array().shape == (40, 40) and image.get_array().mask.all() for image in figure.axes[0].images)
+
+
 def test_arrays_of_other_names_and_of_one_axis_are_drawn(example):
-    example.steps[1].arrays["b_key"] = np.array([1.0, 2.0, 3.0])
-    example.steps[1].arrays["some_thing"] = np.eye(2)
-    assert {"key bias 1×3", "some thing 2×2"} <= set(assert_legible(plot.steps(example)))
+    arrays = {"b_key": np.array([1.0, 2.0, 3.0]), "some_thing": np.eye(2)}
+    assert {"key bias 1×3", "some thing 2×2"} <= set(
+        assert_legible(plot.steps(changed(example, {2: {"arrays": arrays}})))
+    )
 
 
 @pytest.mark.parametrize("size", [(4, 4), (9, 3), (20, 30)])
@@ -141,7 +165,8 @@ def test_it_goes_through_all_steps(animation):
 
 @pytest.mark.parametrize(("count", "features"), [(3, 4), (12, 8), (128, 8), (200, 64)])
 def test_frames_are_legible(count, features):
-    made = plot.animate(draw_trace(count, features, tokens_of("Chinese", count)), small_figure())
+    figure = Figure(figsize=(7, 6), dpi=60)  # in smaller letters every width is rounded up to another pixel
+    made = plot.animate(draw_trace(count, features, tokens_of("Chinese", count)), figure)
     for figure in frames_of(made):
         assert_legible(figure)
     made._draw_was_started = True
@@ -181,17 +206,16 @@ def test_the_weighted_values_are_those_of_the_present_input(animation, example):
         assert " ".join(f"{number:.2f}" for number in weighted.ravel()) in texts[frame]
 
 
-def test_columns_are_shown_as_rows_are(example):
+def test_columns_are_shown_as_rows_are(example, article):
     """The same numbers turned: what is a row of one is a column of the other."""
-    names = ["x", "w_key", "w_query", "w_value", "keys", "queries", "values", "scores", "weights", "outputs"]
-    arrays = {name: getattr(example, name).T for name in names}
-    turned = SimpleNamespace(steps=example.steps, tokens=None, convention="column", **arrays)
+    turned = pyattn.trace(*(article[name].T for name in NAMES), convention="column")
     pair = [plot.animate(trace, small_figure()) for trace in (example, turned)]
     for frame in (5, 9, 12):
         numbers = []
         for made in pair:
             made._draw(frame)
-            numbers.append(sorted(text for text, _ in texts_of(made._figure) if "×" not in text))
+            numbers.append(sorted(text for text, _ in texts_of(made._figure) if re.fullmatch(r"[\d.]+", text)))
+        assert len(numbers[0]) > 60
         assert numbers[0] == numbers[1]
     for made in pair:
         made._draw_was_started = True
@@ -200,12 +224,7 @@ def test_columns_are_shown_as_rows_are(example):
 def test_cross_attention_has_no_inputs_and_may_have_other_lengths():
     rng = np.random.default_rng(0)
     queries, keys, values = rng.random((2, 3)), rng.random((5, 3)), rng.random((5, 4))
-    scores = queries @ keys.T
-    weights = scores / scores.sum(-1, keepdims=True)
-    part = SimpleNamespace(number=3, title="Keys, queries and values are given", formula="", note="", arrays={})
-    fields = {"queries": queries, "keys": keys, "values": values, "scores": scores, "weights": weights}
-    trace = SimpleNamespace(steps=[part], tokens=None, x=None, outputs=weights @ values, **fields)
-    made = plot.animate(trace, small_figure())
+    made = plot.animate(pyattn.trace_attention(queries, keys, values), small_figure())
     for figure in frames_of(made):
         assert not any(text.startswith("inputs") for text in assert_legible(figure))
     made._draw_was_started = True
@@ -242,9 +261,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_an_html_page_holds_all_it_needs(example, tmp_path):
-    example.steps[0].title = 'Prepare <b>"inputs"</b>'
-    made = plot.animate(example, small_figure())
+def test_an_html_page_holds_all_it_needs(article, tmp_path):
+    tokens = ['<b>"in"</b>', "<script>", "&"]
+    made = plot.animate(pyattn.trace(*(article[name] for name in NAMES), tokens=tokens), small_figure())
+    assert '(<b>"in"</b>)' in " ".join(made.captions)
     made.save(tmp_path / "steps.html")
     text = (tmp_path / "steps.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -266,10 +286,11 @@ mpl.use("Agg")
 figure, mine = plt.subplots()
 settings = dict(mpl.rcParams)
 from pyattn import plot
-from tracing_twin import draw_trace
-plot.steps(draw_trace(3)).draw_without_rendering()
+import numpy as np, pyattn
+trace = pyattn.trace(np.eye(3), *np.ones((3, 3, 2)))
+plot.steps(trace).draw_without_rendering()
 from matplotlib.figure import Figure
-made = plot.animate(draw_trace(2, 2), Figure(dpi=30))
+made = plot.animate(trace, Figure(dpi=30))
 made.to_html()
 assert plt.get_fignums() == [1] and plt.gcf() is figure and plt.gca() is mine
 assert dict(mpl.rcParams) == settings
@@ -285,10 +306,17 @@ def test_mistakes_are_named(draw, example):
     message = "trace is of type ndarray, expected what pyattn.trace returns"
     with pytest.raises(TypeError, match=re.escape(message)):
         draw(np.eye(3))
-    example.steps[5].arrays["weighted_values"] = np.ones((3, 3, 3))
+    spoilt = changed(example, {6: {"arrays": {"weighted_values": np.ones((3, 3, 3))}}})
     message = "weighted_values of step 6 has shape (3, 3, 3), expected (rows, columns)"
     with pytest.raises(ValueError, match=re.escape(message)):
-        draw(example)
+        draw(spoilt)
+
+
+@pytest.mark.parametrize("draw", [plot.steps, plot.animate])
+def test_of_several_heads_one_is_to_be_chosen(draw):
+    message = "trace is of type HeadTraces, expected what pyattn.trace returns; choose a head, trace.heads[0]"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        draw(pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4))))
 
 
 def test_a_figure_is_needed_to_draw_on(example):

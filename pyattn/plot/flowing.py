@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from pyattn.plot.labels import MOST_LETTERS, label_tokens
 from pyattn.plot.lettering import Lettering, shorten
 from pyattn.plot.looks import Look, choose_look, new_axes
-from pyattn.plot.reading import Array, Tokens, read_matrix, read_tokens
+from pyattn.plot.reading import Array, Tokens, read_matrix, read_title, read_tokens
 
 __all__ = ["flow"]
 
@@ -20,6 +20,9 @@ _WIDEST = 5.0
 
 _FAINTEST = 1 / 100
 """Lines with less than this part of the largest weight cannot be seen, and are left out."""
+
+_MOST_LINES = 200 * 200
+"""More take minutes, and show nothing but their colour."""
 
 
 def flow(
@@ -36,7 +39,8 @@ def flow(
     Parameters
     ----------
     weights : array_like, (L, S)
-        Of one head, 0 or more. Lines of less than a hundredth of the largest weight are left out.
+        Of one head, 0 or more. Lines of less than a hundredth of the largest weight are left out, and so are all but
+        the 40,000 strongest.
     tokens : sequence, optional
         Tokens of the L queries, and of the keys unless these have their own. Long ones are cut, and of many every
         second, fifth, tenth ... is written. Default: None, their positions.
@@ -81,7 +85,7 @@ def flow(
     own = ax is None
     ax = new_axes(*_size_for(left, right)) if ax is None else ax
     look = choose_look(ax, dark, own=own)
-    lettering = Lettering([*left, *right, title or ""])
+    lettering = Lettering([*left, *right, read_title(title) or ""])
     ax.add_collection(_lines_of(array, look), autolim=False)
     ax.set(xlim=(0, 1), ylim=(len(left) - 0.5, -0.5))
     other = ax.twinx()
@@ -105,7 +109,7 @@ def _size_for(left: list[str], right: list[str]) -> tuple[float, float]:
 def _lines_of(array: Array, look: Look) -> LineCollection:
     """Make a line for each weight that can be seen, the strongest over the others."""
     queries, keys = np.nonzero(array >= max(_FAINTEST * array.max(), np.finfo(np.float64).tiny))
-    order = np.argsort(array[queries, keys], kind="stable")
+    order = np.argsort(array[queries, keys], kind="stable")[-_MOST_LINES:]
     queries, keys = queries[order], keys[order]
     share = array[queries, keys] / max(array.max(), np.finfo(np.float64).tiny)
     # The keys are spread over the height of the queries.

@@ -19,7 +19,7 @@ from pyattn.plot.labels import MOST_LETTERS, colour_axes, label_tokens
 from pyattn.plot.lettering import Lettering, shorten
 from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes, room_for_labels
 from pyattn.plot.numbers import write_numbers
-from pyattn.plot.reading import Array, Tokens, read_matrix, read_tokens
+from pyattn.plot.reading import Array, Tokens, read_matrix, read_title, read_tokens
 
 __all__ = ["heads", "heatmap", "mask", "positional"]
 
@@ -85,7 +85,7 @@ def heatmap(
     own = ax is None
     ax = new_axes(*_size_for(rows, columns)) if ax is None else ax
     look = choose_look(ax, dark, own=own)
-    lettering = Lettering([*rows, *columns, title or ""])
+    lettering = Lettering([*rows, *columns, read_title(title) or ""])
     image = _draw_map(ax, array, _span(array, 0.0), look)
     label_tokens(ax, "y", rows, lettering, look, name="queries")
     label_tokens(ax, "x", columns, lettering, look, name="keys")
@@ -152,7 +152,7 @@ def heads(
     look = look_of_figure(figure, dark)
     if isinstance(figure, Figure) and figure.get_layout_engine() is None and not figure.axes:
         figure.set_layout_engine(room_for_labels())
-    lettering = Lettering([*rows, *columns, title or ""])
+    lettering = Lettering([*rows, *columns, read_title(title) or ""])
     limits = _span(array, 0.0)
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     for ax, head in zip(grid.flat, range(down * across), strict=True):
@@ -230,7 +230,7 @@ def mask(
     own = ax is None
     ax = new_axes(*_size_for(rows, columns)) if ax is None else ax
     look = choose_look(ax, dark, own=own)
-    lettering = Lettering([*rows, *columns, title or ""])
+    lettering = Lettering([*rows, *columns, read_title(title) or ""])
     names = ("attend", "blocked") if array.dtype.kind == "b" else ("attend, nothing is added", "blocked, -inf is added")
     image = _draw_mask(ax, added, names, look)
     label_tokens(ax, "y", rows, lettering, look, name="queries")

@@ -135,7 +135,8 @@ def read_steps(trace: TraceLike) -> list[StepLike]:
         One of its arrays has not one or two axes.
     """
     if not hasattr(trace, "steps"):
-        raise TypeError(f"trace is of type {type(trace).__name__}, expected what pyattn.trace returns")
+        fix = "; choose a head, trace.heads[0]" if hasattr(trace, "heads") else ""
+        raise TypeError(f"trace is of type {type(trace).__name__}, expected what pyattn.trace returns{fix}")
     parts = list(trace.steps)
     for part in parts:
         for name, array in part.arrays.items():

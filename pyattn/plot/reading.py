@@ -10,10 +10,13 @@ import numpy.typing as npt
 
 from pyattn import _core
 
-__all__ = ["Array", "Tokens", "read_matrix", "read_tokens"]
+__all__ = ["Array", "Tokens", "read_matrix", "read_title", "read_tokens"]
 
 Array = npt.NDArray[Any]
 Tokens = Sequence[object]
+
+_WITHIN = {"heads": "[head.weights for head in {}.heads]", "weights": "{}.weights"}
+"""Attribute of what is given in place of an array: where the array is."""
 
 
 def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Array:
@@ -39,8 +42,11 @@ def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Arra
     ValueError
         It has another number of axes, or is empty.
     TypeError
-        It is no array of real numbers.
+        It is no array of real numbers, but a trace or a result that has one, for instance.
     """
+    within = next((way for attribute, way in _WITHIN.items() if hasattr(x, attribute)), None)
+    if within is not None:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an array {shape}; pass {within.format(name)}")
     array = _core.as_real(x, name)
     axes = shape.count(",") + 1
     if array.ndim != axes:
@@ -49,6 +55,28 @@ def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Arra
     if array.size == 0:
         raise ValueError(f"{name} has shape {array.shape}: there is nothing to draw")
     return np.asarray(array, dtype=np.float64)
+
+
+def read_title(title: str | None) -> str | None:
+    """Read what is written above.
+
+    Parameters
+    ----------
+    title : str or None
+        As the caller gave it.
+
+    Returns
+    -------
+    str or None
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"title is of type {type(title).__name__}, expected str or None")
+    return title
 
 
 def read_tokens(tokens: Tokens | None, name: str, count: int, of: str) -> list[str]:
