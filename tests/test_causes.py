@@ -4,41 +4,49 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import pytest
 
-from pyattn.testing import causes
+from pyattn.comparing.formula import compute
+from pyattn.comparing.mistakes import mistakes_in
 from pyattn.testing.cases import GROUPS
-from pyattn.testing.formula import Setting
-
-FAMILIES = [family for family in causes._FAMILIES if family is not causes._rounding]
+from pyattn.testing.causes import _Result, find_cause
 
 
 def planted(group):
-    """(sentence, n) to the results of the n-th way to make that mistake, where it makes a difference."""
-    results = defaultdict(list)
+    """Make each mistake once: its name to cases with what comes of it, where that is not right."""
+    failures = defaultdict(list)
     for case in group.cases():
-        setting = Setting(case, None)
-        ways = defaultdict(int)
-        for sentence, compute in (mistake for family in FAMILIES for mistake in family(setting)):
-            ways[sentence] += 1
+        formula = _Result(case, case.value, None).formula
+        made = {}
+        for mistake in mistakes_in(formula):
+            made.setdefault(mistake.name, mistake)
+        for name, mistake in made.items():
             try:
-                variant = compute()
-            except (ValueError, IndexError):  # impossible with these shapes
+                output = compute(mistake.formula).stages["output"]
+            except (IndexError, ValueError):  # impossible with these shapes
                 continue
-            if not variant.reproduces(setting.exact()):
-                output = variant.output.astype(case.query.dtype)
-                results[sentence, ways[sentence]].append((setting, output))
-    return results
+            if _Result(case, output, None).is_of(mistake.formula):
+                failures[name].append((case, output.astype(case.query.dtype)))
+    # The last of a group are larger than the first, and tell what is the same in a square array.
+    return {name: found[:1] + found[1:][-2:] for name, found in failures.items()}
+
+
+def sentences(case, name):
+    """Give what may be said of a mistake, which may be made in several ways."""
+    formula = _Result(case, case.value, None).formula
+    return [f"your function {one.what}: {one.fix}" for one in mistakes_in(formula) if one.name == name]
 
 
 # The groups after these ask for two things at once, or for extremes, and a mistake shows up in one of these before.
 @pytest.mark.parametrize("group", GROUPS[:11], ids=lambda group: group.name)
 def test_known_mistakes_are_told_apart(group):
-    mistakes = planted(group)
+    with np.errstate(all="ignore"):
+        mistakes = planted(group)
     confused = {
-        (sentence, found)
-        for (sentence, _), failures in mistakes.items()
-        if (found := causes.find_cause(failures)) != sentence
+        (name, found)
+        for name, failures in mistakes.items()
+        if (found := find_cause(failures)) not in sentences(failures[0][0], name)
     }
     assert confused == set()
     assert len(mistakes) >= 10

@@ -59,7 +59,7 @@ def test_what_is_right_passes(mine, capsys):
 def test_what_is_wrong_fails_with_its_cause(mine, capsys):
     assert command.main(["check", f"{mine}:wrong"]) == 1
     shown = capsys.readouterr().out
-    assert "Likely cause: the scores are divided by head_dim, or by its square root twice" in shown
+    assert "Likely cause: your function divides the scores by head_dim, not by its square root" in shown
 
 
 def test_attributes_are_functions_too(mine):

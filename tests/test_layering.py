@@ -74,7 +74,8 @@ PYTHON_ARROWS = {
     "reference": {"reference"},
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
-    "testing": {"_bounds", "_core", "functional", "reference", "testing"},  # of _core the reading of arrays alone
+    # Of _core the reading of arrays alone; of comparing, the mistakes that it knows.
+    "testing": {"_bounds", "_core", "comparing", "functional", "reference", "testing"},
     "torch_rules": {"_core"},
     # Of _core, tracing uses the reading of arrays and the rules on masks.
     "tracing": {"_article", "_core", "_packed", "reference", "tracing"},

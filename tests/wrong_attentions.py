@@ -45,52 +45,52 @@ def triangle(scores, k=0):
 # The scale
 
 
-@wrong("plain", "the scores are not scaled")
+@wrong("plain", "your function does not scale the scores")
 def unscaled(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2)) @ value
 
 
-@wrong("plain", "divided by head_dim, or by its square root twice")
+@wrong("plain", "divides the scores by head_dim, not by its square root")
 def divided_by_head_dim(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) / query.shape[-1]) @ value
 
 
-@wrong("plain", "multiplied by sqrt(head_dim), not divided")
+@wrong("plain", "divides the scores by what they are to be multiplied by: multiply them by 1 / sqrt(head_dim)")
 def multiplied_by_the_root(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) * math.sqrt(query.shape[-1])) @ value
 
 
-@wrong("plain", "divided by the square root of a length, not of head_dim")
+@wrong("plain", "scales the scores by 1 / sqrt(query's length)")
 def scaled_by_the_length(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) / math.sqrt(key.shape[-2])) @ value
 
 
-@wrong("v_dim is not head_dim", "divided by sqrt(v_dim)")
+@wrong("v_dim is not head_dim", "scales the scores by 1 / sqrt(v_dim)")
 def scaled_by_v_dim(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) / math.sqrt(value.shape[-1])) @ value
 
 
-@wrong("plain", "the scale is applied after the softmax")
+@wrong("plain", "applies the scale after the softmax")
 def scaled_too_late(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2)) / math.sqrt(query.shape[-1]) @ value
 
 
-@wrong("plain", "the scores are divided by sqrt(head_dim): multiply query @ key.T by 1", scale=1)
+@wrong("plain", "scales the scores by 1 / sqrt(head_dim) = 0.5774: multiply them by scale=1", scale=1)
 def scaled_where_the_article_is_not(query, key, value):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("scale", "scaled twice, by the argument and by")
+@wrong("scale", "scales the scores twice, by scale and by")
 def scaled_twice(query, key, value, scale=None):
     return softmax(scores_of(query, key) * (1 if scale is None else scale)) @ value
 
 
-@wrong("scale", "the argument scale is not used")
+@wrong("scale", "scales the scores by 1 / sqrt(head_dim) = 0.5774: multiply them by scale=1")
 def deaf_to_scale(query, key, value, scale=None):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("scale", "scores are divided by scale")
+@wrong("scale", "divides the scores by what they are to be multiplied by: multiply them by scale=")
 def divided_by_scale(query, key, value, scale=None):
     return softmax(query @ key.swapaxes(-1, -2) / (scale or math.sqrt(query.shape[-1]))) @ value
 
@@ -98,62 +98,62 @@ def divided_by_scale(query, key, value, scale=None):
 # The softmax
 
 
-@wrong("plain", "the softmax runs over the queries")
+@wrong("plain", "takes the softmax over the queries")
 def softmax_over_queries(query, key, value):
     return softmax(scores_of(query, key), axis=-2) @ value
 
 
-@wrong("batch axis", "the softmax runs over axis -3, heads or a batch")
+@wrong("batch axis", "takes the softmax over the batch")
 def softmax_over_the_batch(query, key, value):
     return softmax(scores_of(query, key), axis=-1 if query.ndim < 3 else -3) @ value
 
 
-@wrong("plain", "the softmax runs over the whole array")
+@wrong("plain", "takes the softmax over all scores at once")
 def softmax_over_everything(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum() @ value
 
 
-@wrong("plain", "there is no softmax")
+@wrong("plain", "multiplies the values with the scores themselves")
 def no_softmax(query, key, value):
     return scores_of(query, key) @ value
 
 
-@wrong("plain", "the weights do not sum to 1")
+@wrong("plain", "does not divide the exponentials by their sum")
 def not_normalised(query, key, value):
     return np.exp(scores_of(query, key)) @ value
 
 
-@wrong("plain", "the sum of the exponentials has lost its axis")
+@wrong("plain", "divides rows by the sums of others: pass keepdims=True")
 def sum_without_keepdims(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum(axis=-1) @ value
 
 
-@wrong("plain", "the maximum of the scores has lost its axis")
+@wrong("plain", "subtracts the maxima of other rows: pass keepdims=True")
 def maximum_without_keepdims(query, key, value):
     scores = scores_of(query, key)
     exponentials = np.exp(scores - scores.max(axis=-1))
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
 
 
-@wrong("plain", "the softmax is taken twice")
+@wrong("plain", "takes the softmax twice")
 def softmax_twice(query, key, value):
     return softmax(softmax(scores_of(query, key))) @ value
 
 
-@wrong("plain", "the weighted values are averaged")
+@wrong("plain", "averages the weighted values")
 def averaged(query, key, value):
     return (softmax(scores_of(query, key))[..., np.newaxis] * value[..., np.newaxis, :, :]).mean(axis=-2)
 
 
-@wrong("large scores", "subtract each row's maximum")
+@wrong("large scores", "takes exp(score) as it is, which overflows or underflows in float32")
 def overflows(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
 
 
-@wrong("large scores", "what is subtracted has to be each row's own maximum")
+@wrong("large scores", "subtracts what is not each row's own maximum")
 def one_maximum_for_all_rows(query, key, value):
     scores = scores_of(query, key)
     exponentials = np.exp(scores - scores.max())
@@ -163,48 +163,48 @@ def one_maximum_for_all_rows(query, key, value):
 # What is multiplied with what
 
 
-@wrong("plain", "query and key are swapped")
+@wrong("plain", "takes key for query and query for key")
 def swapped(query, key, value):
     return softmax(scores_of(key, query)) @ value
 
 
-@wrong("plain", "the weighted sum is of keys")
+@wrong("plain", "takes key for value")
 def keys_for_values(query, key, value):
     return softmax(scores_of(query, key)) @ key
 
 
-@wrong("plain", "key is not transposed")
+@wrong("plain", "does not transpose key")
 def key_as_it_is(query, key, value):
     return softmax(query @ key / math.sqrt(query.shape[-1])) @ value
 
 
-@wrong("plain", "key is reshaped")
+@wrong("plain", "reshapes key, which mixes its numbers")
 def key_reshaped(query, key, value):
     turned = key.reshape(*key.shape[:-2], key.shape[-1], key.shape[-2])
     return softmax(query @ turned / math.sqrt(query.shape[-1])) @ value
 
 
-@wrong("plain", "the weights are transposed")
+@wrong("plain", "multiplies the transposed weights")
 def weights_transposed(query, key, value):
     return softmax(scores_of(query, key)).swapaxes(-1, -2) @ value
 
 
-@wrong("plain", "the weights are returned")
+@wrong("plain", "returns the weights")
 def weights_returned(query, key, value):
     return softmax(scores_of(query, key))
 
 
-@wrong("plain", "inputs are read as columns")
+@wrong("plain", "reads inputs as columns")
 def columns(query, key, value):
     return value @ softmax(key.swapaxes(-1, -2) @ query / math.sqrt(query.shape[-2]), axis=-2)
 
 
-@wrong("plain", "inputs are read as columns", scale=1)
+@wrong("plain", "reads inputs as columns", scale=1)
 def columns_of_an_article(query, key, value):
     return value @ softmax(key.swapaxes(-1, -2) @ query, axis=-2)
 
 
-@wrong("plain", "the output is transposed")
+@wrong("plain", "transposes the output")
 def output_transposed(query, key, value):
     return (softmax(scores_of(query, key)) @ value).swapaxes(-1, -2)
 
@@ -212,25 +212,25 @@ def output_transposed(query, key, value):
 # Batches and heads
 
 
-@wrong("batch axis", "the softmax runs over the keys of all entries")
+@wrong("batch axis", "attends to the keys of all batch entries")
 def batch_flattened(query, key, value):
     shape = (*query.shape[:-1], value.shape[-1])
     query, key, value = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
     return (softmax(scores_of(query, key)) @ value).reshape(shape)
 
 
-@wrong("batch axis", "meets the first entry's keys and values")
+@wrong("batch axis", "attends to the first batch entry's keys")
 def first_entry_for_all(query, key, value):
     return softmax(scores_of(query, key if key.ndim < 3 else key[:1])) @ (value if value.ndim < 3 else value[:1])
 
 
-@wrong("batch and heads axes", "in the output, reshape mixes heads and positions")
+@wrong("batch and heads axes", "mixes heads and positions of its output by reshape")
 def heads_mixed(query, key, value):
     output = softmax(scores_of(query, key)) @ value
     return output.swapaxes(-3, -2).reshape(output.shape) if output.ndim > 3 else output
 
 
-@wrong("batch and heads axes", "axes are read as (batch, length, heads, dim)")
+@wrong("batch and heads axes", "reads axes as (batch, length, heads, dim)")
 def heads_last(query, key, value):
     if query.ndim < 4:
         return softmax(scores_of(query, key)) @ value
@@ -238,18 +238,66 @@ def heads_last(query, key, value):
     return (softmax(scores_of(query, key)) @ value).swapaxes(1, 2)
 
 
-@wrong("batch and heads axes", "the output's axes are (batch, length, heads, dim)")
+@wrong("batch and heads axes", "gives its output with two axes swapped")
 def heads_not_swapped_back(query, key, value):
     output = softmax(scores_of(query, key)) @ value
     return output.swapaxes(-3, -2) if output.ndim > 3 else output
 
 
-@wrong("grouped heads", "use numpy.repeat, not numpy.tile")
+@wrong("grouped heads", "numpy.repeat, not numpy.tile")
 def heads_tiled(query, key, value, enable_gqa=False):
     if query.ndim > 3:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (np.tile(x, (1, groups, 1, 1)) for x in (key, value))
     return softmax(scores_of(query, key)) @ value
+
+
+@wrong("batch and heads axes", "gives its heads in another order, 2, 1, 0")
+def heads_reversed(query, key, value):
+    output = softmax(scores_of(query, key)) @ value
+    return output[:, ::-1] if output.ndim > 3 else output
+
+
+@wrong("batch and heads axes", "attends with key and value heads in another order, 2, 0, 1")
+def key_heads_rolled(query, key, value):
+    if query.ndim > 3:
+        key, value = (np.roll(x, 1, axis=1) for x in (key, value))
+    return softmax(scores_of(query, key)) @ value
+
+
+@wrong("plain", "takes the values from the last to the first")
+def values_reversed(query, key, value):
+    return softmax(scores_of(query, key)) @ value[..., ::-1, :]
+
+
+# Errors with a pattern, which rounding does not have
+
+
+@wrong("plain", "multiplies the output by 1.001")
+def multiplied(query, key, value):
+    return softmax(scores_of(query, key)) @ value * np.float32(1.001)
+
+
+@wrong("plain", "adds 0.001 to the output")
+def shifted(query, key, value):
+    return softmax(scores_of(query, key)) @ value + np.float32(0.001)
+
+
+@wrong("plain", "adds 0.001 to the sum that the exponentials are divided by, after the maximum")
+def epsilon_in_the_sum(query, key, value):
+    scores = scores_of(query, key)
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return exponentials / (exponentials.sum(axis=-1, keepdims=True) + np.float32(0.001)) @ value
+
+
+@wrong("plain", "scales the scores by 0.576773: multiply them by 0.57735")
+def scaled_a_little_less(query, key, value):
+    return softmax(scores_of(query, key) * np.float32(0.999)) @ value
+
+
+@wrong("plain", "gives nothing but zeros")
+def zeros(query, key, value):
+    return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 # Memory, rounding, and other ways
@@ -265,12 +313,12 @@ def memory_taken_for_granted(query, key, value):
     return softmax(query @ turned / math.sqrt(dim)) @ value
 
 
-@wrong("plain", "something is computed in float16")
+@wrong("plain", "errors are of the size of float16's")
 def half_precision(query, key, value):
     return softmax(scores_of(query, key)).astype(np.float16).astype(value.dtype) @ value
 
 
-@wrong("float64", "something is computed in float32")
+@wrong("float64", "errors are of the size of float32's")
 def single_precision(query, key, value):
     return softmax(scores_of(query, key)).astype(np.float32).astype(value.dtype) @ value
 

@@ -24,77 +24,77 @@ def with_mask(group, cause, **options):
     return note
 
 
-@with_mask("bool masks", "the mask is inverted")
+@with_mask("bool masks", "reads attn_mask the other way round")
 def mask_inverted(scores, mask):
     return softmax(np.where(mask, -1e9, scores))
 
 
-@with_mask("bool masks", "the mask is inverted")
+@with_mask("bool masks", "reads attn_mask the other way round")
 def mask_inverted_with_infinity(scores, mask):
     return softmax(np.where(mask, -np.inf, scores))
 
 
-@with_mask("bool masks", "the mask makes no difference")
+@with_mask("bool masks", "ignores attn_mask")
 def mask_unused(scores, mask):
     return softmax(scores)
 
 
-@with_mask("bool masks", "the mask makes no difference: it is not used, or what it adds is tiny")
+@with_mask("bool masks", "what it adds may be tiny, as -1e-9 is")
 def mask_with_a_typo(scores, mask):
     return softmax(scores + (1 - mask) * -1e-9)
 
 
-@with_mask("bool masks", "the mask is added to the scores as 0 and 1")
+@with_mask("bool masks", "adds attn_mask to the scores as numbers")
 def mask_added(scores, mask):
     return softmax(scores + mask)
 
 
-@with_mask("bool masks", "the mask is multiplied with the scores")
+@with_mask("bool masks", "sets hidden scores to 0")
 def mask_multiplied(scores, mask):
     return softmax(scores * mask)
 
 
-@with_mask("bool masks", "the mask is applied after the softmax")
+@with_mask("bool masks", "hides weights after the softmax")
 def mask_after_the_softmax(scores, mask):
     return softmax(scores) * mask
 
 
-@with_mask("bool masks", "what the mask hides gets a score such as -1e4")
+@with_mask("bool masks", "hides scores with -10,")
 def mask_leaks(scores, mask):
     return softmax(np.where(mask, scores, -10))
 
 
-@with_mask("bool masks", "what the mask hides gets a score such as -1e4")
+@with_mask("bool masks", "hides scores with -10000,")
 def mask_leaks_with_large_scores(scores, mask):
     return softmax(np.where(mask, scores, -1e4))
 
 
-@with_mask("float masks", "the float mask is scaled with the scores")
+@with_mask("float masks", "adds attn_mask to the scores before they are scaled")
 def bias_scaled(scores, mask):
     return softmax(np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask / math.sqrt(8))
 
 
-@wrong("float masks", "the float mask is not used")
+@wrong("float masks", "ignores attn_mask")
 def bias_unused(query, key, value, bias=None):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("float masks", "the float mask is subtracted")
+@wrong("float masks", "subtracts attn_mask")
 def bias_subtracted(query, key, value, bias=None):
     return softmax(scores_of(query, key) - (0 if bias is None else bias)) @ value
 
 
-@with_mask("empty rows", "averages all values", strict=True)
+@with_mask("empty rows", "gives the mean of all values", strict=True)
 def empty_rows_averaged(scores, mask):
     return softmax(np.where(mask, scores, -1e9))
 
 
-@with_mask("empty rows", "becomes NaN", strict=True)
+@with_mask("empty rows", "gives NaN where a query has nothing", strict=True)
 def empty_rows_nan(scores, mask):
     return softmax(np.where(mask, scores, -np.inf))
 
 
-@with_mask("NaN under a mask", "a masked NaN reaches the output", strict=True)
+@with_mask("NaN under a mask", "lets a NaN or infinity of a hidden key", strict=True)
 def masked_nan_leaks(scores, mask):
     return np.where(mask.any(axis=-1, keepdims=True), np.nan_to_num(softmax(np.where(mask, scores, -np.inf))), 0)
 
@@ -116,42 +116,69 @@ def with_causal(group, cause, **options):
     return note
 
 
-@with_causal("causal", "off by one and hides a query's own key")
+@with_causal("causal", "does not let a query attend to its own position")
 def causal_hides_itself(scores):
     return softmax(np.where(triangle(scores, k=-1), scores, -1e9))
 
 
-@with_causal("causal", "off by one and shows the next key")
+@with_causal("causal", "lets a query attend to the position after its")
 def causal_shows_the_next(scores):
     return softmax(np.where(triangle(scores, k=1), scores, -np.inf))
 
 
-@with_causal("causal", "hides the past, not the future")
+@with_causal("causal", "lets a query attend to the positions after its own")
 def causal_upside_down(scores):
     return softmax(np.where(triangle(scores).T, scores, -np.inf))
 
 
-@with_causal("causal", "the causal mask is applied after the softmax")
+@with_causal("causal", "hides weights after the softmax")
 def causal_after_the_softmax(scores):
     return softmax(scores) * triangle(scores)
 
 
-@with_causal("causal", "the causal mask makes no difference")
+@with_causal("causal", "is not causal")
 def causal_unused(scores):
     return softmax(scores)
 
 
-@with_causal("causal, lengths differ", "aligned at the lower right corner, and align asks", align="upper_left")
+@with_causal(
+    "causal, lengths differ",
+    "at the lower right corner: here they are aligned at the upper left one",
+    align="upper_left",
+)
 def causal_at_the_lower_right(scores):
     return softmax(np.where(triangle(scores, k=scores.shape[-1] - scores.shape[-2]), scores, -np.inf))
 
 
-@with_causal("causal, lengths differ", "aligned at the upper left corner, and align asks", align="lower_right")
+@with_causal(
+    "causal, lengths differ",
+    "at the upper left corner: here they are aligned at the lower right one",
+    align="lower_right",
+)
 def causal_at_the_upper_left(scores):
     return softmax(np.where(triangle(scores), scores, -np.inf))
 
 
-@wrong("plain", "a causal mask is applied that nobody asked for")
+@wrong("plain", "is causal: leave the causal mask out, or make it an argument")
 def always_causal(query, key, value):
     scores = scores_of(query, key)
     return softmax(np.where(triangle(scores), scores, -np.inf)) @ value
+
+
+# Masks read as numbers
+
+
+@with_mask("float masks", "your function takes the numbers of attn_mask as flags, 1 = attend")
+def mask_of_flags(scores, mask):
+    """Right for True and False, 1 and 0; what is added to scores is another thing."""
+    return softmax(scores + (1 - mask) * -1e9)
+
+
+@with_mask("float masks", "your function takes the numbers of attn_mask as flags, 1 = attend")
+def mask_of_flags_in_float32(scores, mask):
+    return softmax(scores + (1 - mask.astype(np.float32)) * np.float32(-1e9))
+
+
+@with_mask("bool masks", "reads attn_mask the other way round, True = blocked")
+def mask_of_blocked_flags(scores, mask):
+    return softmax(scores + mask * -1e9)

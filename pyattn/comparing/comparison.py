@@ -76,7 +76,7 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     >>> report = pyattn.compare(pyattn.attention, attention, *np.eye(3)[:, None] + np.eye(3))
     >>> report
     <Comparison: different in scores: theirs does not scale the scores>
-    >>> report.cause.fix
+    >>> report.cause.fix.partition(";")[0]
     'multiply them by 1 / sqrt(head_dim) = 0.5774, once'
     """
     sides = side_of(ours, "ours", None), side_of(theirs, "theirs", tensors)

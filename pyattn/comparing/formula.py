@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from pyattn import reference
 
-__all__ = ["STAGES", "Affine", "Computed", "Formula", "Steps", "append_rows", "compute", "merge_heads", "split_heads"]
+__all__ = [
+    "STAGES",
+    "Affine",
+    "Computed",
+    "Formula",
+    "Steps",
+    "append_rows",
+    "compute",
+    "merge_heads",
+    "softmax",
+    "split_heads",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -106,6 +117,8 @@ class Steps(NamedTuple):
         Before the output's projection.
     keep : (x, stage) -> x
         What each stage's result is kept as.
+    leave : output -> output
+        Its axes as a caller sees them, after all else that is done with them.
     """
 
     split: Callable[[Array, int], Array] = split_heads
@@ -115,6 +128,7 @@ class Steps(NamedTuple):
     attend: Callable[[Array, Array, Array], Array] = reference.weighted_sum
     merge: Callable[[Array], Array] = merge_heads
     keep: Callable[[Array, str], Array] = lambda x, stage: x
+    leave: Callable[[Array], Array] = lambda x: x
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +204,7 @@ class Formula:
         """
         turn = self.turn != (self.layout == "bshd" and self.projections is None)
         output = output.swapaxes(-3, -2) if turn else output
-        return output.mT if self.columns else output
+        return self.steps.leave(output.mT if self.columns else output)
 
     def gathered(self, weights: Array) -> Array:
         """Give weights, or their bounds, the axes in which a caller sees them.

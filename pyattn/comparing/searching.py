@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pyattn.comparing.formula import Array, Computed, Formula, compute
-from pyattn.comparing.mistakes import Mistake, in_empty_rows, in_precision, in_results, mistakes_in
+from pyattn.comparing.mistakes import Mistake, in_empty_rows, in_precision, in_results, is_systematic, mistakes_in
 from pyattn.comparing.rounding import Precision, bound
 
-__all__ = ["Explanation", "explain", "ratio"]
+__all__ = ["Explanation", "agree", "explain", "is_near", "ratio"]
 
 Mistakes: TypeAlias = tuple[Mistake, ...]
 Stages: TypeAlias = Mapping[str, Array]
@@ -124,7 +124,7 @@ class _Search:
         self.formula, self.rows, self.precision = formula, rows, precision
         self.right = compute(formula)
         allowed = bound(formula, self.right, precision)
-        self.agrees = {name: _agree(x, self.right.stages[name], allowed[name]) for name, x in rows.items()}
+        self.agrees = {name: agree(x, self.right.stages[name], allowed[name]) for name, x in rows.items()}
         agreeing = next((n for n, agrees in enumerate(self.agrees.values()) if not agrees), len(rows))
         self.reached = agreeing if reached is None else reached
         first = [*rows, ""][self.reached]
@@ -158,7 +158,7 @@ class _Search:
             if mistake.precision is not None and self.agrees[name]:
                 continue  # other stages are not rough
             expected = computed.stages[name]
-            if not _is_near(actual, expected):
+            if not is_near(actual, expected):
                 return count
             if allowed is None:
                 allowed = bound(mistake.formula, computed, mistake.precision or self.precision)
@@ -183,7 +183,7 @@ class _Search:
 
     def _begins_well(self, formula: Formula, early: str) -> bool:
         """Whether the first stage that differs is near: there is no need to compute the others where it is not."""
-        return _is_near(self.rows[early], compute(formula, last=early).stages[early])
+        return is_near(self.rows[early], compute(formula, last=early).stages[early])
 
     def _comes_near(self, mistake: Mistake, actual: Array, expected: Array, name: str) -> bool:
         """Whether a mistake explains half of the error, at least, or where it is rough makes errors as large."""
@@ -191,15 +191,40 @@ class _Search:
         if right.shape != actual.shape or not np.array_equal(np.isfinite(actual), np.isfinite(right)):
             return True
         error, left, made = (_norm(x) for x in (actual - right, actual - expected, expected - right))
-        return made / 4 <= error <= 6 * made if mistake.by_size else 2 * left <= error
+        if mistake.by_size:
+            return made / 4 <= error <= 6 * made and not is_systematic(actual - right, right)
+        return 2 * left <= error
 
 
-def _agree(actual: Array, expected: Array, allowed: Array) -> bool:
+def agree(actual: Array, expected: Array, allowed: Array) -> bool:
+    """Tell whether rounding explains every difference.
+
+    Parameters
+    ----------
+    actual, expected : ndarray
+        Of any shapes, which have to be the same.
+    allowed : ndarray
+        What each number may be off by.
+
+    Returns
+    -------
+    bool
+    """
     return actual.shape == expected.shape and bool((ratio(actual, expected, allowed) <= 1).all())
 
 
-def _is_near(actual: Array, expected: Array) -> bool:
-    """Whether it is worth its bounds: of the same shape, NaN in the same places, and not a tenth off."""
+def is_near(actual: Array, expected: Array) -> bool:
+    """Tell whether it is worth its bounds: of the same shape, NaN in the same places, and not a tenth off.
+
+    Parameters
+    ----------
+    actual, expected : ndarray
+        Of any shapes.
+
+    Returns
+    -------
+    bool
+    """
     if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
         return False
     return _error(actual, expected) <= 0.1 * _largest(expected)

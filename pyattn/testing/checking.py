@@ -11,7 +11,6 @@ import numpy.typing as npt
 from pyattn.testing.callee import Answer, Callee, Layout, Library, RefusedError
 from pyattn.testing.cases import GROUPS, Case
 from pyattn.testing.causes import find_cause
-from pyattn.testing.formula import Setting
 from pyattn.testing.judging import NO_ARGUMENT, Align, Mark, Rules, judge
 from pyattn.testing.report import CheckResult, Failure, GroupResult
 
@@ -29,7 +28,7 @@ def check(
     arrays: Library | None = None,
     strict: bool = False,
 ) -> CheckResult:
-    """Mark an attention function of your own: run it on some 200 cases, from easy to hard, and say what is wrong.
+    r"""Mark an attention function of your own: run it on some 200 cases, from easy to hard, and say what is wrong.
 
     The cases: plain ones; one query, one key; lengths and dims that differ; batches and heads, also heads that share
     keys; scale, causal, bool and float masks and key lengths where the function has an argument for them; scores so
@@ -83,8 +82,9 @@ def check(
     >>> result = check(attention)
     >>> result.passed, result.first_failure.group
     (False, 'large scores')
-    >>> print(result.cause)
-    exp overflows or underflows: subtract each row's maximum, scores.max(axis=-1, keepdims=True), first
+    >>> print(result.cause.replace(": ", ":\n"))
+    your function takes exp(score) as it is, which overflows or underflows in float32:
+    subtract each row's maximum, scores.max(axis=-1, keepdims=True), first
     """
     for name, choice, choices in (
         ("align", align, ("upper_left", "lower_right")),
@@ -142,7 +142,7 @@ def _find_cause(callee: Callee, failures: Sequence[Mark], rules: Rules) -> str |
         return "memory is read without regard to strides: what is not contiguous has to be copied first"
     alike = [mark for mark in failures if mark.group is first.group]  # others may have other causes
     answers = [(mark.case, mark.answer.output) for mark in alike if mark.answer is not None]
-    return find_cause([(Setting(case, rules.scale), _in_bhsd(case, output)) for case, output in answers])
+    return find_cause(answers, rules.scale)
 
 
 def _differs(callee: Callee, case: Case, answer: Answer) -> bool:
@@ -152,11 +152,6 @@ def _differs(callee: Callee, case: Case, answer: Answer) -> bool:
     except RefusedError:
         return True
     return not all(np.allclose(output, answer.output, rtol=1e-3, equal_nan=True) for output in again)
-
-
-def _in_bhsd(case: Case, output: Array) -> Array:
-    swaps = case.arguments.get("layout") == "bshd" and output.ndim > 2
-    return output.swapaxes(-3, -2) if swaps else output
 
 
 def _remarks(marks: Sequence[Mark]) -> list[str]:

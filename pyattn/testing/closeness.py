@@ -10,7 +10,6 @@ import numpy.typing as npt
 from pyattn import _bounds, _core, functional
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import find_cause
-from pyattn.testing.formula import Setting
 
 __all__ = ["assert_attention_close", "describe_worst"]
 
@@ -115,8 +114,7 @@ def assert_attention_close(
     if not (ratios <= bars).all():
         cause = None
         if inputs[0].shape[-1] and expected.weights.size <= MOST_PAIRS:
-            setting = Setting(Case(*inputs, arguments), None)
-            cause = find_cause([(setting, result.swapaxes(-3, -2) if layout == "bshd" else result)])
+            cause = find_cause([(Case(*inputs, arguments), result)])
         worst = describe_worst("actual", result, expected, ratios, bars)
         raise AssertionError(worst if cause is None else f"{worst}\nlikely cause: {cause}")
 

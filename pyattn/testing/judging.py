@@ -11,9 +11,8 @@ import numpy.typing as npt
 from pyattn import _bounds
 from pyattn.testing.callee import Answer, Callee, RefusedError
 from pyattn.testing.cases import Case, Group
-from pyattn.testing.causes import reads_floats_as_flags
+from pyattn.testing.causes import LENIENCY, reads_floats_as_flags
 from pyattn.testing.closeness import describe_worst
-from pyattn.testing.formula import LENIENCY, Setting
 
 __all__ = ["Align", "Mark", "Rules", "judge"]
 
@@ -129,7 +128,7 @@ def _compare(mark: Mark, output: Array, expected: _bounds.Expected, rules: Rules
 def _judge_numbers(mark: Mark, output: Array, rules: Rules) -> Mark:
     judged = _compare(mark, output, _expect(mark.case, rules), rules)
     biased = judged.status == "failed" and mark.group.needs == ("attn_bias",)
-    if biased and reads_floats_as_flags(Setting(mark.case, rules.scale), output):
+    if biased and reads_floats_as_flags(mark.case, output, rules.scale):
         return mark._replace(status="not taken", what=FLAGS)
     return judged
 

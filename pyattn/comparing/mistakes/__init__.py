@@ -7,14 +7,24 @@ two in the file of its stage.
 from collections.abc import Iterator
 
 from pyattn.comparing.formula import Formula
+from pyattn.comparing.mistakes.in_axes import in_axes
 from pyattn.comparing.mistakes.in_heads import in_empty_rows, in_heads, in_hidden_numbers
 from pyattn.comparing.mistakes.in_parameters import in_parameters, other_parameters
 from pyattn.comparing.mistakes.in_precision import in_precision
-from pyattn.comparing.mistakes.in_results import in_results, unsteady
+from pyattn.comparing.mistakes.in_results import in_results, is_systematic, unsteady
 from pyattn.comparing.mistakes.in_scores import in_scores
 from pyattn.comparing.mistakes.mistake import Mistake
 
-__all__ = ["Mistake", "in_empty_rows", "in_precision", "in_results", "mistakes_in", "other_parameters", "unsteady"]
+__all__ = [
+    "Mistake",
+    "in_empty_rows",
+    "in_precision",
+    "in_results",
+    "is_systematic",
+    "mistakes_in",
+    "other_parameters",
+    "unsteady",
+]
 
 
 def mistakes_in(formula: Formula) -> Iterator[Mistake]:
@@ -35,3 +45,4 @@ def mistakes_in(formula: Formula) -> Iterator[Mistake]:
     if not formula.is_linear:
         yield from in_scores(formula)
         yield from in_heads(formula)
+        yield from in_axes(formula)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from pyattn.comparing.formula import Array, Formula, merge_heads, split_heads
+from pyattn.comparing.formula import Array, Formula, merge_heads, softmax, split_heads
 from pyattn.comparing.mistakes.mistake import Mistake
 
 __all__ = ["in_empty_rows", "in_heads", "in_hidden_numbers"]
@@ -60,7 +60,7 @@ def in_empty_rows(formula: Formula) -> Iterator[Mistake]:
         return formula.but(empty_rows="zero", normalize=fill)
 
     where = "where a query has nothing to attend to"
-    fix = "pyattn gives 0 unless asked for empty_rows='nan'; leave such rows out, or make the sides agree"
+    fix = "give 0 there, as pyattn does unless asked for empty_rows='nan', or leave such rows out"
     if formula.empty_rows == "nan":
         yield Mistake("empty rows 0", "heads", f"gives 0 {where}", fix, filled(0.0), documented=True)
     yield Mistake("empty rows NaN", "weights", f"gives NaN {where}", fix, filled(np.nan), documented=True)
@@ -68,6 +68,21 @@ def in_empty_rows(formula: Formula) -> Iterator[Mistake]:
     what = f"gives the mean of all values {where}: it hides with a large negative number"
     average = filled(1 / max(1, keys)).but(attend=lambda weights, visible, value: weights @ value)
     yield Mistake("empty rows averaged", "weights", what, fix, average, documented=True)
+
+    if formula.query_lengths is not None:  # which would be the same as to ignore these
+        return
+
+    def seen(visible: Array) -> Array:
+        return visible | ~visible.any(axis=-1, keepdims=True)
+
+    steps = formula.steps
+    what = f"gives what it would give without a mask {where}: it adds one large negative number to all scores"
+    unmasked = formula.but(
+        score=lambda products, scale, bias, visible: steps.score(products, scale, bias, seen(visible)),
+        normalize=lambda scores, visible: normalize(scores, seen(visible)),
+        attend=lambda weights, visible, value: steps.attend(weights, seen(visible), value),
+    )
+    yield Mistake("empty rows unmasked", "scores", what, fix, unmasked, documented=True)
 
 
 _NAMES = ("query", "key", "value")
@@ -98,7 +113,7 @@ def _swaps(f: Formula) -> Iterator[Mistake]:
 
 def _softmaxes(f: Formula) -> Iterator[Mistake]:
     right = f.steps.normalize
-    axes = {-2: "queries", -3: "heads", -4: "batch"}
+    axes = {-2: "queries", -3: "batch" if f.projections is None and f.query.ndim == 3 else "heads", -4: "batch"}
 
     def along(axis: int) -> Formula:
         def normalize(scores: Array, visible: Array) -> Array:
@@ -112,6 +127,8 @@ def _softmaxes(f: Formula) -> Iterator[Mistake]:
         if f.projections is not None or f.query.ndim >= -axis:
             what = f"takes the softmax over the {name}, not over the keys"
             yield Mistake(f"softmax over {name}", "weights", what, fix, along(axis))
+    everything = f.but(normalize=_over_everything)
+    yield Mistake("softmax over everything", "weights", "takes the softmax over all scores at once", fix, everything)
     for power, name in ((np.log(2), "powers of 2"), (1 / np.log(2), "scores times log2(e)")):
         what = f"takes the softmax of {name}, not powers of e" if power < 1 else f"takes the softmax of {name}"
         fix = "exp(s) = exp2(s * log2(e)): use both or neither"
@@ -129,6 +146,44 @@ def _shifted(scores: Array, visible: Array) -> Array:
     return _exponentials(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf), visible)
 
 
+def _over_everything(scores: Array, visible: Array) -> Array:
+    exponentials = _exponentials(scores - scores.max(initial=-np.inf), visible)
+    return np.asarray(exponentials / exponentials.sum())
+
+
+def _without_axis(scores: Array, visible: Array) -> Array:
+    exponentials = _shifted(scores, visible)
+    return np.asarray(exponentials / exponentials.sum(axis=-1))
+
+
+def _without_shift_or_axis(scores: Array, visible: Array) -> Array:
+    exponentials = _exponentials(scores, visible)
+    return np.asarray(exponentials / exponentials.sum(axis=-1))
+
+
+def _maximum_without_axis(scores: Array, visible: Array) -> Array:
+    exponentials = _exponentials(scores - scores.max(axis=-1), visible)
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def _twice(scores: Array, visible: Array) -> Array:
+    once = np.where(visible, softmax(scores, visible), -np.inf)
+    return softmax(once, visible)
+
+
+def _proportional(scores: Array, visible: Array) -> Array:
+    kept = np.where(visible, scores, 0)
+    return np.asarray(kept / kept.sum(axis=-1, keepdims=True))
+
+
+def _logarithm(scores: Array, visible: Array) -> Array:
+    return np.asarray(np.log(softmax(scores, visible)))
+
+
+def _averaged(scores: Array, visible: Array) -> Array:
+    return np.asarray(softmax(scores, visible) / max(1, scores.shape[-1]))
+
+
 def _with_one_more(scores: Array, visible: Array) -> Array:
     exponentials = _exponentials(scores, visible)
     return np.asarray(exponentials / (1 + exponentials.sum(axis=-1, keepdims=True)))
@@ -143,30 +198,50 @@ def _none(scores: Array, visible: Array) -> Array:
 
 
 _DIVIDE = "divide the exponentials by their sum over the keys"
+_KEEPDIMS = "pass keepdims=True, so that each row meets its own"
 _NOT_SOFTMAX = (
     ("softmax missing", "multiplies the values with the scores themselves", "take their softmax first", _none),
     ("not normalised", "does not divide the exponentials by their sum", _DIVIDE, _shifted),
     ("not normalised", "does not divide the exponentials by their sum", _DIVIDE, _exponentials),
     ("one more in the sum", "adds 1 to the sum that the exponentials are divided by", _DIVIDE, _with_one_more),
     ("sigmoid", "takes the sigmoid of the scores", "take their softmax", _sigmoid),
+    ("sum without its axis", "divides rows by the sums of others", _KEEPDIMS, _without_axis),
+    ("sum without its axis", "divides rows by the sums of others", _KEEPDIMS, _without_shift_or_axis),
+    ("maximum without its axis", "subtracts the maxima of other rows", _KEEPDIMS, _maximum_without_axis),
+    ("softmax twice", "takes the softmax twice", "take it once", _twice),
+    (
+        "softmax without exp",
+        "divides the scores by their sum, without exp",
+        "take their exponentials first",
+        _proportional,
+    ),
+    ("logarithm of the softmax", "weighs the values with the softmax's logarithm", "take the softmax", _logarithm),
+    ("values averaged", "averages the weighted values over the keys", "take their sum", _averaged),
 )
 
 
 def _overflows(f: Formula) -> Iterator[Mistake]:
-    """Yield exp(score) without the row's maximum taken off, in a dtype that cannot hold it."""
-    for number in (np.finfo(dtype) for dtype in (np.float16, np.float32, np.float64)):
+    """Yield exp(score) without the row's own maximum taken off, in a dtype that cannot hold it."""
 
-        def held(x: Array, number: Any = number) -> Array:
-            return np.where(x > number.max, np.inf, np.where(x < number.smallest_subnormal, 0, x))
+    def computed_in(dtype: Any, subtract: Callable[[Array], Any]) -> Formula:
+        def normalize(scores: Array, visible: Array) -> Array:
+            held = scores.astype(dtype)
+            exponentials = _exponentials(held - subtract(held), visible)
+            total = exponentials.sum(axis=-1, keepdims=True)
+            return np.asarray(exponentials / np.where(visible.any(axis=-1, keepdims=True), total, 1), scores.dtype)
 
-        def normalize(scores: Array, visible: Array, held: Any = held) -> Array:
-            exponentials = held(_exponentials(scores, visible))
-            total = held(exponentials.sum(axis=-1, keepdims=True))
-            return np.asarray(exponentials / np.where(visible.any(axis=-1, keepdims=True), total, 1))
+        return f.but(normalize=normalize)
 
-        what = f"takes exp(score) as it is, which overflows in {number.dtype}"
-        fix = "subtract each row's largest score first"
-        yield Mistake("maximum not subtracted", "weights", what, fix, f.but(normalize=normalize))
+    fix = "subtract each row's maximum, scores.max(axis=-1, keepdims=True), first"
+    for dtype in (np.float16, np.float32, np.float64):
+        overflow = f"takes exp(score) as it is, which overflows or underflows in {dtype.__name__}"
+        other = f"subtracts what is not each row's own maximum, and exp underflows in {dtype.__name__}"
+        for what, subtract in (
+            (overflow, np.zeros_like),
+            (other, lambda x: x.max(initial=-np.inf)),
+            (other, lambda x: x.max(axis=-2, keepdims=True, initial=-np.inf)),
+        ):
+            yield Mistake("maximum not subtracted", "weights", what, fix, computed_in(dtype, subtract))
 
 
 def _groups(f: Formula) -> Iterator[Mistake]:
@@ -262,7 +337,7 @@ def in_hidden_numbers(formula: Formula) -> Iterator[Mistake]:
     if all(np.isfinite(x).all() for x in (formula.query, formula.key, formula.value)):
         return
     what = "lets a NaN or infinity of a hidden key or value through, because 0 * NaN is NaN"
-    fix = "pyattn never touches what is hidden; clear it before the call"
+    fix = "pyattn never touches what is hidden; put 0 in its place before the call"
 
     def poisoned(products: Array, scale: float, bias: Array, visible: Array) -> Array:
         return products * scale + bias + np.where(visible, 0, -np.inf)

@@ -41,7 +41,7 @@ def in_precision(formula: Formula) -> Iterator[Mistake]:
             yield Mistake("less precision", stage, what, fix, kept, precision=precision)
     for precision in below:
         kept = formula.but(keep=partial(_in_places, bits=precision.bits, stages=("input", *STAGES)))
-        what = f"computes with {precision.name} somewhere: its errors are of that size"
+        what = f"has errors of the size of {precision.name}'s, without a pattern: it may compute with that somewhere"
         yield Mistake("less precision", first, what, fix, kept, precision=precision, by_size=True)
 
 

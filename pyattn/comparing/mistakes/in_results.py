@@ -1,17 +1,19 @@
-"""Mistakes that no formula can predict, and that are read off a side's numbers: dropout, rounded results."""
+"""Mistakes that no formula can predict, and that are read off a side's numbers: dropout, a factor, rounded results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from pyattn.comparing.formula import Array, Formula, compute
 from pyattn.comparing.mistakes.mistake import Mistake
 
-__all__ = ["in_results", "unsteady"]
+__all__ = ["in_results", "is_systematic", "unsteady"]
 
 MOST_DECIMALS = 8
+FEWEST = 20
+"""Errors that a pattern is seen in."""
 
 
 def in_results(formula: Formula, rows: Mapping[str, Array]) -> Iterator[Mistake]:
@@ -30,6 +32,78 @@ def in_results(formula: Formula, rows: Mapping[str, Array]) -> Iterator[Mistake]
     """
     yield from _dropped(formula, rows)
     yield from _rounded(formula, rows)
+    if "output" in rows and np.isfinite(rows["output"]).all():
+        yield from _fitted(formula, rows["output"])
+
+
+def is_systematic(error: Array, right: Array) -> bool:
+    """Tell errors with a pattern from those of rounding, which are as often above as below, whatever the number.
+
+    Parameters
+    ----------
+    error, right : ndarray
+        Of one shape, and finite.
+
+    Returns
+    -------
+    bool
+        Most errors have one sign, or they go with the numbers: such as 20 coins would not fall by chance.
+    """
+    signs = np.sign(error)[error != 0]
+    if signs.size < FEWEST:
+        return False
+    with np.errstate(all="ignore"):
+        alike = np.sum(error * right) / np.sqrt(np.square(error).sum() * np.square(right).sum())
+    return bool(max(abs(signs.mean()), abs(alike)) > 0.8)
+
+
+def _fitted(f: Formula, output: Array) -> Iterator[Mistake]:
+    """Yield a factor or a summand of the output, of the scores or of the softmax's sum that fits best."""
+    computed = compute(f)
+    right = computed.stages["output"]
+    if right.shape != output.shape or not right.any() or not np.isfinite(right).all():
+        return
+    factor = float(np.sum(output * right) / np.square(right).sum())
+    what = f"multiplies the output by {factor:.6g}" if factor else "gives nothing but zeros"
+    fix = "return weights @ value"
+    yield Mistake("output multiplied", "output", what, fix, f.but(keep=_at_output(lambda x: factor * x)))
+    more = float(np.mean(output - right))
+    what = f"adds {more:.3g} to the output"
+    yield Mistake("output shifted", "output", what, fix, f.but(keep=_at_output(lambda x: x + more)))
+    if f.is_linear:
+        return
+    scale = _best_scale(f, output)
+    what, fix = f"scales the scores by {scale:.6g}", f"multiply them by {f.factor:.6g}"
+    yield Mistake("scale of another size", "scores", what, fix, f.but(scale=scale))
+    if f.projections is not None:
+        return
+    shares = np.sum(output * right, axis=-1) / np.square(right).sum(axis=-1)  # what each row's weights sum to
+    shares = shares.swapaxes(-2, -1) if f.layout == "bshd" else shares
+    fix = "divide the exponentials by their sum over the keys alone"
+    scores = np.where(computed.visible, computed.stages["scores"], -np.inf)
+    for shift, of in ((scores.max(axis=-1, keepdims=True), ", after the maximum is subtracted"), (0.0, "")):
+        total = np.exp(scores - shift).sum(axis=-1)
+        summand = float(np.median(total * (1 / shares - 1)))
+        kept = (total / (total + summand))[..., np.newaxis]
+        what = f"adds {summand:.3g} to the sum that the exponentials are divided by{of}"
+        added = f.but(normalize=lambda scores, visible, kept=kept: kept * f.steps.normalize(scores, visible))
+        yield Mistake("one more in the sum", "weights", what, fix, added)
+
+
+def _at_output(change: Callable[[Array], Array]) -> Callable[[Array, str], Array]:
+    return lambda x, stage: change(x) if stage == "output" else x
+
+
+def _best_scale(f: Formula, output: Array) -> float:
+    """Fit the scale by a few steps of Newton's method, from the right one."""
+    scale = f.factor
+    for _ in range(4):
+        step = 1e-6 * scale
+        here, there = (compute(f.but(scale=x)).stages["output"] for x in (scale, scale + step))
+        slope = (there - here) / step
+        with np.errstate(all="ignore"):
+            scale += float(np.sum(slope * (output - here)) / np.square(slope).sum())
+    return scale
 
 
 def _dropped(f: Formula, rows: Mapping[str, Array]) -> Iterator[Mistake]:

@@ -39,6 +39,8 @@ def _scales(f: Formula) -> Iterator[Mistake]:
     others = [("scale missing", "does not scale the scores", 1.0)]
     if f.scale is not None:
         others.append(("scale ignored", f"scales the scores by 1 / sqrt(head_dim) = {root:.4g}", root))
+        twice = "scales the scores twice, by scale and by 1 / sqrt(head_dim)"
+        others.append(("scale squared", twice, factor * root))
     squared = "divides the scores by head_dim, not by its square root" if f.scale is None else "scales the scores twice"
     others.append(("scale squared", squared, factor**2))
     others.append(("scale inverted", "divides the scores by what they are to be multiplied by", 1 / (factor or 1)))
@@ -49,7 +51,12 @@ def _scales(f: Formula) -> Iterator[Mistake]:
         )
     for name, what, scale in others:
         if not np.isclose(scale, factor):
-            yield Mistake(name, "scores", what, fix, f.but(scale=scale))
+            meant = "; if that is meant, as in an article's first example, pass scale=1" if scale == 1 else ""
+            yield Mistake(name, "scores", what, fix + meant, f.but(scale=scale))
+    if not np.isclose(1.0, factor):
+        late = f.but(scale=1.0, normalize=lambda scores, visible: factor * f.steps.normalize(scores, visible))
+        what = "applies the scale after the softmax"
+        yield Mistake("scale after the softmax", "weights", what, "scale the scores, not the weights", late)
 
 
 def _sizes(f: Formula) -> dict[str, int]:
@@ -72,13 +79,15 @@ def _masks(f: Formula) -> Iterator[Mistake]:
         if mask is None:
             continue
         short = argument.removeprefix("attn_").removeprefix("key_").replace("_", " ")
-        yield Mistake(
-            f"{short} ignored", "scores", f"ignores {argument}", f"hand {argument} on", f.but(**{field: None})
-        )
+        fix = f"hand {argument} on; if it is used, what it adds may be tiny, as -1e-9 is"
+        yield Mistake(f"{short} ignored", "scores", f"ignores {argument}", fix, f.but(**{field: None}))
         variants = _of_flags(f, mask, argument) if mask.dtype == np.bool_ else _of_numbers(f, mask, argument)
         for name, what, fix, other in variants:
             yield Mistake(name.format(short), "scores", what, fix, f.but(**{field: other}))
         yield from _misplaced(f, mask, field, argument)
+        if mask.dtype != np.bool_:
+            yield from _as_large_numbers(f, field, short, argument)
+            yield from _added_late(f, argument)
     flags = any(mask is not None and mask.dtype == np.bool_ for mask in (f.attn_mask, f.padding))
     if flags or f.is_causal or f.window is not None or f.key_lengths is not None:
         yield from _in_other_steps(f)
@@ -95,12 +104,44 @@ def _of_flags(f: Formula, mask: Array, argument: str) -> Iterator[tuple[str, str
 
 
 def _of_numbers(f: Formula, mask: Array, argument: str) -> Iterator[tuple[str, str, str, Array]]:
-    for flags in (mask != 0, mask == 0):
-        what = f"takes the numbers of {argument} as flags"
-        yield "{} read as flags", what, f"add {argument} to the scores", flags
+    fix = f"add {argument} to the scores, or raise a TypeError for floats"
+    for flags in (mask != 0, mask == 0, mask > 0):
+        yield "{} read as flags", f"takes the numbers of {argument} as flags", fix, flags
     yield "{} subtracted", f"subtracts {argument}", f"add {argument} to the scores", -mask
     what = f"adds {argument} to the scores before they are scaled"
     yield "{} before the scale", what, f"scale first, then add {argument}", mask * f.factor
+
+
+def _as_large_numbers(f: Formula, field: str, short: str, argument: str) -> Iterator[Mistake]:
+    """Yield what is right for 0 and 1 alone. Beside a billion, float32 has no digits left for the scores."""
+
+    def lost(products: Array, scale: float, bias: Array, visible: Array) -> Array:
+        return np.where(visible, bias, -np.inf)
+
+    mask = np.atleast_1d(getattr(f, field))
+    for sign, example in ((1, "1 = attend, as (1 - mask) * -1e9 does"), (-1, "1 = blocked, as mask * -1e9 does")):
+        with np.errstate(invalid="ignore"):  # of infinities
+            large = 1e9 * (
+                sign * mask - (sign * mask).max(axis=-1, keepdims=True)
+            )  # a constant of a row changes nothing
+        what = f"takes the numbers of {argument} as flags, {example}"
+        fix = f"add {argument} to the scores, or raise a TypeError for floats"
+        for steps in ({}, {"score": lost}):
+            yield Mistake(f"{short} read as flags", "scores", what, fix, f.but(**{field: large}, **steps))
+
+
+def _added_late(f: Formula, argument: str) -> Iterator[Mistake]:
+    added: list[Array] = []
+
+    def score(products: Array, scale: float, bias: Array, visible: Array) -> Array:
+        added[:] = [bias]
+        return products * scale
+
+    def normalize(scores: Array, visible: Array) -> Array:
+        return f.steps.normalize(scores, np.ones_like(visible)) + added[0]
+
+    what, fix = f"adds {argument} to the weights", f"add {argument} to the scores"
+    yield Mistake("mask after the softmax", "weights", what, fix, f.but(score=score, normalize=normalize))
 
 
 def _misplaced(f: Formula, mask: Array, field: str, argument: str) -> Iterator[Mistake]:
@@ -115,16 +156,17 @@ def _misplaced(f: Formula, mask: Array, field: str, argument: str) -> Iterator[M
         made = mask.swapaxes(0, 1).reshape(mask.shape)
         for other in (read, made):
             yield Mistake("mask of another head", "scores", what, fix, f.but(attn_mask=other))
+    if mask.ndim > 2 and len(mask) > 1:
+        what, fix = f"gives every batch entry the first one's {argument}", f"broadcast {argument} without indexing it"
+        yield Mistake("mask of the first entry", "scores", what, fix, f.but(**{field: mask[:1]}))
+
+
+TOO_SMALL = (-1e4, -1e3, -100.0, -50.0, -20.0, -10.0, -5.0)
+"""What people hide scores with; other scores come near."""
 
 
 def _in_other_steps(f: Formula) -> Iterator[Mistake]:
     """Yield what is hidden by other means than -inf before the softmax."""
-
-    def zero(products: Array, scale: float, bias: Array, visible: Array) -> Array:
-        return np.where(visible, products * scale + bias, 0.0)
-
-    def seen(products: Array, scale: float, bias: Array, visible: Array) -> Array:
-        return products * scale + bias
 
     def over_all(scores: Array, visible: Array) -> Array:
         return f.steps.normalize(scores, np.ones_like(visible))
@@ -132,10 +174,27 @@ def _in_other_steps(f: Formula) -> Iterator[Mistake]:
     def afterwards(scores: Array, visible: Array) -> Array:
         return np.where(visible, over_all(scores, visible), 0.0)
 
+    def filled(fill: float, add: float) -> Any:
+        def score(products: Array, scale: float, bias: Array, visible: Array) -> Array:
+            scores = products * scale + bias
+            return np.where(visible, scores, fill + add * scores)
+
+        return score
+
+    def numbered(products: Array, scale: float, bias: Array, visible: Array) -> Array:
+        return products * scale + bias + visible
+
+    for fill in TOO_SMALL:
+        for add in (0, 1):
+            what = f"hides scores with {fill:g}, which other scores come near"
+            leaky = f.but(score=filled(fill, add), normalize=over_all)
+            yield Mistake("mask leaks", "scores", what, "hide them with -inf", leaky)
     what, fix = "sets hidden scores to 0, which the softmax still counts", "set them to -inf"
-    yield Mistake("mask multiplied", "scores", what, fix, f.but(score=zero, normalize=over_all))
+    yield Mistake("mask multiplied", "scores", what, fix, f.but(score=filled(0.0, 0), normalize=over_all))
     what, fix = "hides weights after the softmax, so that rows no longer sum to 1", "hide scores before it, with -inf"
-    yield Mistake("mask after the softmax", "weights", what, fix, f.but(score=seen, normalize=afterwards))
+    yield Mistake("mask after the softmax", "weights", what, fix, f.but(score=filled(0.0, 1), normalize=afterwards))
+    what, fix = "adds what is hidden and what is not to the scores as 0 and 1", "add -inf where a key is hidden"
+    yield Mistake("mask added as numbers", "scores", what, fix, f.but(score=numbered, normalize=over_all))
 
 
 # Causal masks, windows, lengths
@@ -152,7 +211,7 @@ def _causal(f: Formula) -> Iterator[Mistake]:
         yield Mistake("causal corner", "scores", what, fix, f.but(align=other))
     if not f.is_causal:
         for align in corners:
-            what, fix = "is causal", "leave the causal mask out"
+            what, fix = "is causal", "leave the causal mask out, or make it an argument, is_causal"
             yield Mistake("causal added", "scores", what, fix, f.but(is_causal=True, align=align))
         return
     fix = "let query i attend to keys 0 to i"
@@ -162,8 +221,9 @@ def _causal(f: Formula) -> Iterator[Mistake]:
         end = shift if right is None else min(shift, right)
         one = f.but(is_causal=False, window=(left, end))
         yield Mistake("causal off by one", "scores", what, fix, one)
-    back = f.but(is_causal=False, window=(0, None))
-    yield Mistake("causal reversed", "scores", "lets a query attend to the positions after its own", fix, back)
+    for left in (0, -1):
+        back = f.but(is_causal=False, window=(left, None))
+        yield Mistake("causal reversed", "scores", "lets a query attend to the positions after its own", fix, back)
 
 
 def _windows(f: Formula) -> Iterator[Mistake]:

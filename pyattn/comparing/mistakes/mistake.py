@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
     precision : Precision or None
         What is computed in, where that is the mistake; the formula then comes near, and no nearer.
     by_size : bool
-        Not even that: its errors are as large.
+        Not even that: its errors are as large, and have no pattern either.
     """
 
     name: str
