@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pyattn.comparing.calling import read_arrays
 from pyattn.comparing.formula import STAGES, Array, compute
-from pyattn.comparing.mistakes import other_parameters, unsteady
+from pyattn.comparing.mistakes import Mistake, other_parameters, unequal_parameters, unsteady
 from pyattn.comparing.report import Cause, Comparison, Stage
 from pyattn.comparing.rounding import PRECISIONS, Precision, bound
 from pyattn.comparing.searching import Explanation, explain, ratio
@@ -27,7 +27,8 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     float64, stage by stage: projections, scores, weights, heads, output. Two modules show all stages, by their own
     parameters and options; output, and weights where they are returned, come from the calls. Of a function there is
     what it returns. The bound is that of rounding in the dtypes of the two, which is derived for each number, so there
-    is no tolerance to choose.
+    is no tolerance to choose. Parameters of two modules are held against each other, too: a cast from one dtype to the
+    other rounds once, and explains far less than results may be off by.
 
     Where they differ, mistakes that people make are computed one by one: scale, masks, causal alignment, the softmax's
     axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The one that gives the wrong side's
@@ -89,7 +90,7 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     stages = tuple(_stages(left, right))
     found = _find(left, right, equal=all(stage.equal for stage in stages))
     ours, theirs = (f"{run.side.title()}, {run.precision.name}" for run in (left, right))
-    return Comparison(ours, theirs, stages, *found)
+    return Comparison(ours, theirs, stages, *found, tuple(_cause("theirs", one) for one in _unequal(left, right)))
 
 
 class _Run:
@@ -148,7 +149,7 @@ class _Run:
 def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
     """Yield what both show. One formula judges all: that of ours, or of their module where ours is none."""
     allowed = [left.allowed(run.precision) for run in (left, right)]
-    coarser = min((left.precision, right.precision), key=lambda one: one.bits)
+    coarser = _coarser(left, right)
     for name in STAGES:
         if name in left.shown and name in right.shown:
             one, other, exact = left.shown[name], right.shown[name], left.computed.stages[name]
@@ -196,13 +197,23 @@ def _find(left: _Run, right: _Run, equal: bool) -> tuple[tuple[Cause, ...], tupl
         explained.append(("each", _explain(right)))
     else:
         explained += [(run.side.name, _explain(run)) for run in wrong]
-    causes = [
-        Cause(one.name, side, one.stage, one.what, one.fix, one.documented)
-        for side, explanation in explained
-        for one in explanation.mistakes
-    ]
+    causes = [_cause(side, one) for side, explanation in explained for one in explanation.mistakes]
     same = [name for _, explanation in explained for name in explanation.others]
     return tuple(causes), tuple(same), names, all(explanation.complete for _, explanation in explained)
+
+
+def _cause(side: str, one: Mistake) -> Cause:
+    return Cause(one.name, side, one.stage, one.what, one.fix, one.documented)
+
+
+def _unequal(left: _Run, right: _Run) -> Iterator[Mistake]:
+    """Yield parameters that are not those of the other module, whatever the stages say."""
+    if left.side.is_module and right.side.is_module:
+        yield from unequal_parameters(left.formula, right.formula, _coarser(left, right))
+
+
+def _coarser(left: _Run, right: _Run) -> Precision:
+    return min((left.precision, right.precision), key=lambda one: one.bits)
 
 
 def _explain(run: _Run) -> Explanation:

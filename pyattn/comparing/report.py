@@ -98,6 +98,8 @@ class Comparison:
         Those of 'ours' and 'theirs' that are off the formula in float64 (a module: off that of its own parameters).
     complete : bool
         Whether the causes explain all that is wrong.
+    parameters : tuple of Cause
+        Of two modules: those of theirs that are not ours, cast to their dtype.
     """
 
     ours: str
@@ -107,23 +109,24 @@ class Comparison:
     others: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     complete: bool = True
+    parameters: tuple[Cause, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """Whether rounding explains every difference between the two."""
-        return all(stage.equal for stage in self.stages)
+        """Whether rounding explains every difference between the two, and one cast those of their parameters."""
+        return not self.parameters and all(stage.equal for stage in self.stages)
 
     @property
     def cause(self) -> Cause | None:
         """The first cause; None where there is none, or none is known."""
-        return self.causes[0] if self.causes else None
+        return next(iter(self.causes or self.parameters), None)
 
     @property
     def stage(self) -> str | None:
         """Where the two part ways: the cause's stage, or without one the first that differs; None where none does."""
         if self.equal:
             return None
-        return self.causes[0].stage if self.causes else next(stage.name for stage in self.stages if not stage.equal)
+        return self.cause.stage if self.cause else next(stage.name for stage in self.stages if not stage.equal)
 
     def __repr__(self) -> str:
         """Say it in one line."""
@@ -171,7 +174,7 @@ def _verdict(found: Comparison) -> Iterator[str]:
             yield f"But {who} with the formula in float64."
     else:
         yield f"Different in {found.stage}."
-    for n, cause in enumerate(found.causes):
+    for n, cause in enumerate(found.causes or found.parameters):
         yield f"Cause, in {cause.stage}: {cause}."
         if n == 0 and found.others:
             yield f"  The same numbers come of: {', '.join(found.others)}."
@@ -179,14 +182,20 @@ def _verdict(found: Comparison) -> Iterator[str]:
             yield "  A documented difference between libraries, not a mistake."
         yield f"  Fix: {cause.fix}."
     if not found.complete:
-        yield "No known cause explains the rest." if found.causes else "No known cause explains it."
-    if not found.equal:
+        yield "No known cause explains the rest." if found.cause else "No known cause explains it."
+    if found.causes and found.parameters:
+        names = (one.what.removeprefix("has another ").partition(":")[0] for one in found.parameters)
+        yield f"Parameters that differ by more than a cast: {', '.join(names)}."
+    if not found.equal and not (found.complete and found.causes and all(one.documented for one in found.causes)):
         yield from _who(found)
 
 
 def _who(found: Comparison) -> Iterator[str]:
     """Which side is wrong, and where to look."""
-    first = next(stage for stage in found.stages if not stage.equal)
+    first = next((stage for stage in found.stages if not stage.equal), None)
+    if first is None:
+        yield "No stage shows it, because rounding may be off by more."
+        return
     if len(found.wrong) == 1:
         (wrong,) = found.wrong
         right = "theirs" if wrong == "ours" else "ours"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pyattn.comparing.formula import Formula
 from pyattn.comparing.mistakes.in_axes import in_axes
 from pyattn.comparing.mistakes.in_heads import in_empty_rows, in_heads, in_hidden_numbers
-from pyattn.comparing.mistakes.in_parameters import in_parameters, other_parameters
+from pyattn.comparing.mistakes.in_parameters import in_parameters, other_parameters, unequal_parameters
 from pyattn.comparing.mistakes.in_precision import in_precision
 from pyattn.comparing.mistakes.in_results import in_results, is_systematic, unsteady
 from pyattn.comparing.mistakes.in_scores import in_scores
@@ -23,6 +23,7 @@ __all__ = [
     "is_systematic",
     "mistakes_in",
     "other_parameters",
+    "unequal_parameters",
     "unsteady",
 ]
 

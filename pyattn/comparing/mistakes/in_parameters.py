@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pyattn.comparing.formula import Affine, Formula
+from pyattn.comparing.formula import Affine, Array, Formula
 from pyattn.comparing.mistakes.mistake import Mistake
+from pyattn.comparing.rounding import Precision
 
-__all__ = ["in_parameters", "other_parameters"]
+__all__ = ["in_parameters", "other_parameters", "unequal_parameters"]
 
 _NAMES = ("query", "key", "value")
+_SAME = "make both with the same options, and load the same state_dict into both"
 
 
 def in_parameters(formula: Formula) -> Iterator[Mistake]:
@@ -128,7 +130,7 @@ def other_parameters(formula: Formula, other: Formula) -> Iterator[Mistake]:
     ------
     Mistake
     """
-    fix = "make both with the same options, and load the same state_dict into both"
+    fix = _SAME
     for n, name in enumerate(_NAMES if formula.projections and other.projections else ()):
         mixed = _changed(formula.projections, (n,), lambda _, n=n: other.projections[n])  # type: ignore[arg-type,index]
         yield Mistake("other parameters", name, f"has other weights for {name}", fix, formula.but(projections=mixed))
@@ -138,3 +140,52 @@ def other_parameters(formula: Formula, other: Formula) -> Iterator[Mistake]:
     yield Mistake("other parameters", "key", what, fix, formula.but(extras=other.extras))
     same = {name: getattr(other, name) for name in ("projections", "out", "heads", "kv_heads", "extras")}
     yield Mistake("other parameters", "query", "has other parameters throughout", fix, formula.but(**same))
+
+
+def unequal_parameters(formula: Formula, other: Formula, precision: Precision) -> Iterator[Mistake]:
+    """Yield each parameter of another module that is not this one's, cast from one dtype to the other.
+
+    Results cannot tell: what rounding may explain of them grows with every sum, and a cast rounds once.
+
+    Parameters
+    ----------
+    formula : Formula
+        Of one module.
+    other : Formula
+        Of another of its kind.
+    precision : Precision
+        The coarser of the two.
+
+    Yields
+    ------
+    Mistake
+    """
+    for stage, name, here, there in _pairs(formula, other):
+        if here.shape != there.shape:
+            continue  # which the stages show
+        error = np.abs(here - there)
+        allowed = precision.u * (np.maximum(np.abs(here), np.abs(there)) + precision.tiny)
+        if (error > allowed).any():
+            place = np.unravel_index(int(np.argmax(error - allowed)), error.shape)
+            where = ", ".join(map(str, place))
+            what = f"has another {name}: [{where}] is {there[place]:.6g} and not {here[place]:.6g}"
+            rounds = f", which a cast to {precision.name} does not explain"
+            yield Mistake("other parameters", stage, what + rounds, _SAME, formula)
+
+
+def _pairs(formula: Formula, other: Formula) -> Iterator[tuple[str, str, Array, Array]]:
+    """Yield stage, name and numbers of each parameter; a bias that is not there is 0."""
+    layers: list[tuple[str, str, Affine, Affine]] = []
+    if formula.projections is not None and other.projections is not None:
+        layers += zip(_NAMES, _NAMES, formula.projections, other.projections, strict=True)
+    if formula.out is not None and other.out is not None:
+        layers.append(
+            ("output", "the layer" if formula.is_linear else "the output's projection", formula.out, other.out)
+        )
+    for stage, layer, here, there in layers:
+        yield stage, f"weight of {layer}", here.weight, there.weight
+        ours, theirs = (np.zeros(len(one.weight)) if one.bias is None else one.bias for one in (here, there))
+        yield stage, f"bias of {layer}", ours, theirs
+    for one, two in zip(formula.extras, other.extras, strict=False):
+        yield "key", "bias_k", one[0], two[0]
+        yield "value", "bias_v", one[1], two[1]
