@@ -87,6 +87,52 @@ def test_what_partial_binds_is_for_one_side():
     assert compare(theirs).cause.name == "scale missing"
 
 
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lambda value, key, query: planted.right(query, key, value),
+        lambda *, query, key, value: planted.right(query, key, value),
+        lambda Q, V, K: planted.right(Q, K, V),  # noqa: N803
+        lambda a, b, c: planted.right(a, b, c),
+        lambda *inputs: planted.right(*inputs),
+    ],
+    ids=["other order", "by name", "short names", "unknown names", "no names"],
+)
+def test_inputs_go_by_their_names(theirs):
+    assert compare(theirs).equal
+
+
+def test_arguments_go_by_the_names_that_a_function_has():
+    def theirs(query, key, value, mask=None, softmax_scale=None):
+        return planted.right(query, key, value, attn_mask=mask, scale=softmax_scale)
+
+    assert compare(theirs, attn_mask=planted.VISIBLE, scale=0.3).equal
+
+
+def test_a_list_of_output_and_weights_is_a_tuple():
+    def theirs(query, key, value):
+        return list(with_weights(query, key, value)[:2])
+
+    report = pyattn.compare(with_weights, theirs, QUERY, KEY, VALUE)
+    assert [stage.name for stage in report.stages] == ["weights", "output"]
+    assert report.equal
+
+
+def test_a_list_of_entries_is_an_output():
+    report = compare(lambda *inputs: [planted.right(*entry) for entry in zip(*inputs, strict=True)])
+    assert [stage.name for stage in report.stages] == ["output"]
+    assert report.equal
+
+
+def test_self_attention_may_take_its_one_input_alone():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+    x = QUERY[0]
+    for inputs in ((x,), (x, x, x)):
+        assert pyattn.compare(layer, lambda x: layer(x, x, x)[0], *inputs).equal
+    with pytest.raises(TypeError, match=r"^theirs takes x alone, expected one array for query, key and value$"):
+        pyattn.compare(layer, lambda x: layer(x, x, x)[0], x, x + 1, x)
+
+
 def test_integers_and_lists_are_inputs_as_anywhere():
     x = [[1, 0, 1], [0, 2, 2], [1, 1, 1]]
     report = pyattn.compare(pyattn.attention, planted.right, x, x, x, attn_mask=[[True] * 3] * 3)
@@ -109,10 +155,25 @@ def test_functions_of_tensors_are_told_apart_by_an_argument(torch):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
     assert compare(theirs, tensors=True).equal
-    with pytest.raises(TypeError, match=r"^arrays did not do: .*Tensor.*; if theirs takes tensors, pass tensors=True$"):
+    with pytest.raises(TypeError, match=r"^arrays did not do: .*Tensor.*; if theirs takes tensors, pass tensors=True"):
         compare(lambda *inputs: torch.nn.functional.scaled_dot_product_attention(*inputs))
     with pytest.raises(TypeError, match=r"^arrays did not do: 'numpy.ndarray' object has no"):
         compare(lambda query, key, value: query.unsqueeze(0))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lambda query, key, value: (query @ key.transpose(-2, -1)).softmax(-1) @ value,
+        lambda query, key, value: query.repeat(1, 1, 1, 1),
+        lambda query, key, value: query.permute(0, 1, 2),
+    ],
+    ids=["axes don't match", "takes at most 2 arguments", "has no attribute"],
+)
+def test_whatever_numpy_says_where_a_tensor_was_meant_the_hint_is_there(theirs, torch):
+    with pytest.raises(TypeError, match=r"^arrays did not do: .*; if theirs takes tensors, pass tensors=True; ours"):
+        compare(theirs)
 
 
 @pytest.mark.peers

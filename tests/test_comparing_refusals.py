@@ -34,7 +34,7 @@ X = QUERY[0]
         (
             lambda: pyattn.compare(pyattn.attention, planted.right, QUERY, KEY),
             TypeError,
-            "got 2 inputs, expected 3: query, key, value; pass all else by name",
+            "got 2 inputs, expected 3, or 1 for all: query, key, value; pass all else by name",
         ),
         (
             lambda: pyattn.compare(nn.Linear(8, 8), VALUE, QUERY, KEY),
@@ -75,6 +75,16 @@ X = QUERY[0]
             lambda: compare((VALUE,) * 4),
             TypeError,
             "theirs gives a tuple of 4, expected the output, or (output, weights, lse)",
+        ),
+        (
+            lambda: compare(lambda *_: [VALUE] * 4),
+            TypeError,
+            "theirs gives a list of 4, expected the output, or (output, weights, lse)",
+        ),
+        (
+            lambda: compare(nn.Linear),
+            TypeError,
+            "theirs is the class Linear, expected an instance: Linear(...)",
         ),
         (
             lambda: compare(lambda *_: None),

@@ -59,10 +59,11 @@ PYTHON_ARROWS = {
     "_article": set(),
     "_bounds": {"reference"},
     "_packed": set(),
+    "_signatures": {"functional"},
     "_version": set(),
     "additive": {"_core", "dropping", "functional", "single_head"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
-    "comparing": {"_core", "_packed", "comparing", "interop", "nn", "reference"},
+    "comparing": {"_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
     "interop": {"_core", "interop", "nn"},
@@ -75,7 +76,7 @@ PYTHON_ARROWS = {
     "runtime": {"_core"},
     "single_head": {"_core", "functional"},
     # Of _core the reading of arrays alone; of comparing, the mistakes that it knows.
-    "testing": {"_bounds", "_core", "comparing", "functional", "reference", "testing"},
+    "testing": {"_bounds", "_core", "_signatures", "comparing", "functional", "reference", "testing"},
     "torch_rules": {"_core"},
     # Of _core, tracing uses the reading of arrays and the rules on masks.
     "tracing": {"_article", "_core", "_packed", "reference", "tracing"},

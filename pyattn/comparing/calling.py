@@ -9,16 +9,60 @@ from typing import Any
 import numpy as np
 
 from pyattn import _core
+from pyattn._signatures import names_of
 from pyattn.comparing.formula import Array
 from pyattn.comparing.kinds import as_float64
 
-__all__ = ["call", "is_of_torch", "read_arrays", "results_of"]
+__all__ = ["address", "call", "is_of_torch", "read_arrays", "results_of"]
 
 RESULTS = ("output", "weights", "lse")
 """What a call returns, in this order: as torch's MultiheadAttention, and as `pyattn.AttentionResult`."""
 
 ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths")
 """Arguments that may be lists; a window of two ends may be one, too, and is no array."""
+
+
+def address(
+    target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str, Any], name: str
+) -> tuple[list[Array], dict[str, Any]]:
+    """Hand query, key and value to the arguments of these names, and all else by the function's own names.
+
+    Parameters
+    ----------
+    target : callable
+        Of query, key and value, by whatever names and in whatever order; or of one array that is all three.
+    inputs : list of ndarray
+        Query, key and value.
+    arguments : mapping of str to object
+        By our names.
+    name : str
+        What messages call the side.
+
+    Returns
+    -------
+    inputs : list of ndarray
+        By position.
+    arguments : dict
+        By name.
+
+    Raises
+    ------
+    TypeError
+        It takes one array, and the three are not one.
+    """
+    own = names_of(target)
+    given = {own.options.get(ours, ours): x for ours, x in arguments.items()}
+    if own.inputs:
+        by_name = dict(zip(own.inputs.values(), inputs, strict=True))  # own.inputs are in our order
+        first = own.first[: len(inputs)]
+        if sorted(first) == sorted(by_name):
+            return [by_name[one] for one in first], given
+        return [], by_name | given
+    if len([one for one in own.first if one not in own.options.values()]) == 1:
+        if any(x is not inputs[0] for x in inputs):
+            raise TypeError(f"{name} takes {own.first[0]} alone, expected one array for query, key and value")
+        return inputs[:1], given
+    return inputs, given
 
 
 def call(target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str, Any], tensors: bool) -> Any:
@@ -43,7 +87,7 @@ def call(target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str
     Raises
     ------
     TypeError
-        It seems to take tensors. What it raises itself comes through.
+        It takes tensors. What it raises itself comes through.
     """
     if tensors:
         return _call_with_tensors(target, inputs, arguments)
@@ -54,10 +98,20 @@ def call(target: Callable[..., Any], inputs: list[Array], arguments: Mapping[str
 
     try:
         return target(*map(own, inputs), **{name: own(x) for name, x in arguments.items()})
-    except (AttributeError, TypeError) as error:
-        if "torch" in sys.modules and ("Tensor" in str(error) or "numpy.ndarray" in str(error)):
-            raise TypeError(f"arrays did not do: {error}; if theirs takes tensors, pass tensors=True") from error
+    except Exception as error:
+        meant = "Tensor" in str(error) or "'numpy.ndarray' object has no" in str(error)
+        if "torch" in sys.modules and (meant or _takes_tensors(target, inputs, arguments)):
+            hint = "if theirs takes tensors, pass tensors=True; ours takes arrays"
+            raise TypeError(f"arrays did not do: {error}; {hint}") from error
         raise
+
+
+def _takes_tensors(target: Any, inputs: list[Array], arguments: Mapping[str, Any]) -> bool:
+    """Try it: what NumPy says where a tensor was meant may be anything."""
+    try:
+        return "Tensor" in type(_call_with_tensors(target, inputs, arguments)).__name__
+    except Exception:
+        return False
 
 
 def _call_with_tensors(target: Any, inputs: list[Array], arguments: Mapping[str, Any]) -> Any:
@@ -82,15 +136,17 @@ def _call_with_tensors(target: Any, inputs: list[Array], arguments: Mapping[str,
         return target(*map(tensor, inputs), **turned)
 
 
-def results_of(returned: Any, name: str) -> dict[str, Array]:
+def results_of(returned: Any, name: str, axes: int) -> dict[str, Array]:
     """Name what a side returns, in float64; what is no tuple is the output alone.
 
     Parameters
     ----------
     returned : array_like, or tuple of array_like or None
-        The output, or (output, weights, lse).
+        The output, or (output, weights, lse); a list of these is as good as a tuple.
     name : str
         What messages call the side.
+    axes : int
+        Of an output: a list of arrays with fewer is one array.
 
     Returns
     -------
@@ -102,13 +158,19 @@ def results_of(returned: Any, name: str) -> dict[str, Array]:
     TypeError
         It is something else.
     """
-    parts = returned if isinstance(returned, tuple) else (returned,)
+    several = isinstance(returned, tuple) or (isinstance(returned, list) and _ndim(returned) >= axes)
+    parts = returned if several else (returned,)
     if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
-        what = "None" if returned is None else f"a tuple of {len(parts)}"
+        what = "None" if returned is None else f"a {type(returned).__name__} of {len(parts)}"
         raise TypeError(f"{name} gives {what}, expected the output, or (output, weights, lse)")
     labels = (f"the {part} of {name}" for part in RESULTS)
     found = zip(RESULTS, labels, parts, strict=False)
     return {part: as_float64(x, label) for part, label, x in found if x is not None}
+
+
+def _ndim(items: list[Any]) -> int:
+    """Axes of a list's first item, where that is an array."""
+    return getattr(items[0], "ndim", 0) if items else 0
 
 
 def read_arrays(given: Mapping[str, Any]) -> dict[str, Any]:

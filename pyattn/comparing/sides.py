@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from pyattn import _core
-from pyattn.comparing.calling import call, is_of_torch, read_arrays, results_of
+from pyattn.comparing.calling import address, call, is_of_torch, read_arrays, results_of
 from pyattn.comparing.formula import Array, Computed, Formula, compute
 from pyattn.comparing.kinds import MODULES, Kind, kind_of, parameters_of
 from pyattn.comparing.rounding import PRECISIONS, Precision, precision_of
 
 __all__ = ["Side", "owner_of", "side_of"]
+ATTENTION = ("query", "key", "value")
 _SHAPES = (
     "expected query (..., L, head_dim), key (..., S, head_dim), value (..., S, v_dim) and masks that broadcast to "
     "(..., L, S)"
@@ -120,10 +121,14 @@ class Side:
         """
         names = self.known.inputs
         fewest = 1 if names[-1] in self.known.arguments else len(names)
+        if names == ATTENTION and len(inputs) == 1:
+            inputs = inputs * 3
         if not fewest <= len(inputs) <= len(names):
             number = f"{fewest} or {len(names)}" if fewest < len(names) else f"{fewest}"
+            number += ", or 1 for all" if names == ATTENTION else ""
             raise TypeError(f"got {len(inputs)} inputs, expected {number}: {', '.join(names)}; pass all else by name")
-        return [_core.as_real(x, name) for name, x in zip(names, inputs, strict=False)]
+        read: dict[int, Array] = {}  # one array for one input
+        return [read.setdefault(id(x), _core.as_real(x, name)) for name, x in zip(names, inputs, strict=False)]
 
     def dropout(self, arguments: Mapping[str, Any]) -> str | None:
         """Say by what it is told to drop weights.
@@ -159,10 +164,13 @@ class Side:
         -------
         dict of str to ndarray
         """
-        returned = self.target
+        returned, axes = self.target, inputs[0].ndim
         if callable(self.target):
-            returned = call(self.target, inputs, {**arguments, **self.arguments}, self.tensors)
-        return results_of(returned, self.name)
+            given = {**arguments, **self.arguments}
+            if not self.is_module and len(inputs) == len(ATTENTION):
+                inputs, given = address(self.target, inputs, given, self.name)
+            returned = call(self.target, inputs, given, self.tensors)
+        return results_of(returned, self.name, axes)
 
     def precision(self, inputs: list[Array]) -> Precision:
         """Of its parameters, or without any of the inputs; of expected numbers, their own.
@@ -221,9 +229,11 @@ def side_of(target: Any, name: str, tensors: bool | None) -> Side:
     Raises
     ------
     TypeError
-        partial has bound positional arguments.
+        It is a class, or partial has bound positional arguments.
     """
     arguments: dict[str, Any] = {}
+    if isinstance(target, type):
+        raise TypeError(f"{name} is the class {target.__name__}, expected an instance: {target.__name__}(...)")
     while isinstance(target, functools.partial):
         if target.args:
             raise TypeError(f"{name} is a partial with positional arguments; bind them by name")

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._signatures import name_of, read_signature
 from pyattn.testing.cases import Case, store
-from pyattn.testing.signatures import name_of, read_signature
 
 __all__ = ["Answer", "Callee", "Layout", "Library", "RefusedError"]
 
@@ -170,7 +170,7 @@ class Callee:
                 passed = []
             try:
                 result = self._function(*passed, **options)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a KeyboardInterrupt is the caller's own
                 raise RefusedError(self._describe_error(error)) from error
             output = _read_result(result[0] if isinstance(result, tuple) and result else result)
         changed = tuple(name for name, x in given.items() if not np.array_equal(x, before[name], equal_nan=True))
@@ -238,7 +238,7 @@ class Callee:
             raise RefusedError(f"JAX makes {converted.dtype} of {x.dtype} unless jax_enable_x64 is on")
         return converted
 
-    def _describe_error(self, error: Exception) -> str:
+    def _describe_error(self, error: BaseException) -> str:
         """Give the exception's first line, and where in the function's file it comes from."""
         text = str(error).strip().partition("\n")[0][:200]
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

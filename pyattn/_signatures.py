@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pyattn import functional
 
-__all__ = ["Signature", "name_of", "read_signature"]
+__all__ = ["Names", "Signature", "name_of", "names_of", "read_signature"]
 
 # Our name of an argument, and what else it is called. attn_bias is a float mask: a function without an argument of its
 # own for these takes them as attn_mask.
@@ -34,6 +34,33 @@ class Signature(NamedTuple):
     options: dict[str, str]
     required: tuple[str, ...]  # of the options, by our names
     positional: bool
+
+
+class Names(NamedTuple):
+    """What a function calls its arguments, our name to its own; inputs are empty where they have other names."""
+
+    inputs: dict[str, str]
+    options: dict[str, str]
+    first: tuple[str, ...]  # of all that may be given by position
+
+
+def names_of(function: Callable[..., Any]) -> Names:
+    """Match as many arguments as have names that are known.
+
+    Parameters
+    ----------
+    function : callable
+        Of anything.
+
+    Returns
+    -------
+    Names
+    """
+    parameters = _parameters_of(function)
+    inputs = _match(INPUTS, parameters)
+    inputs = inputs if len(inputs) == len(INPUTS) else {}
+    options, _ = _options_of([p for p in parameters if p.name not in inputs.values()])
+    return Names(inputs, options, tuple(p.name for p in parameters if p.kind in POSITIONAL))
 
 
 def name_of(function: Callable[..., Any]) -> str:
