@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checking = commands.add_parser("check", help="mark an attention function of your own")
     checking.add_argument("target", metavar="file.py:function", help="or package.module:function")
     checking.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
+    checking.add_argument("--align", choices=("upper_left", "lower_right"), help="of causal masks; default: either")
+    checking.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="whose it takes; default: found out")
     checking.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
     checking.add_argument("--strict", action="store_true", help="what libraries differ on counts, too")
     options = parser.parse_args(arguments)
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return write_explanation(options.file, options.output, options.text)
     if options.command == "check":
         run_check = importlib.import_module("pyattn.testing.command").run
-        return int(run_check(options.target, scale=options.scale, layout=options.layout, strict=options.strict))
+        asked = {name: getattr(options, name) for name in ("scale", "align", "arrays", "layout", "strict")}
+        return int(run_check(options.target, **asked))
     right = show_article()
     show_speed()
     return 0 if right else 1

@@ -178,7 +178,9 @@ def test_dtypes_are_compared():
     inputs = inputs_of("float32")
     message = message_of(formula(*inputs).astype(np.float64), *inputs)
     expected = "actual has dtype float64, expected that of the inputs, float32; pass actual.astype(numpy.float32)"
-    assert message == expected
+    why = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
+    assert message == f"{expected}, or leave them float32: {why}"
+    assert message_of(formula(*inputs).tolist(), *inputs).endswith("; pass numpy.asarray(actual, numpy.float32)")
 
 
 @pytest.mark.parametrize("bar", [0, -1.0, np.nan])

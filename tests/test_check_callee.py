@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -118,7 +119,26 @@ def test_the_functions_own_exceptions_come_with_their_line():
     assert "(test_check_callee.py, line " in result.first_failure.what
 
 
+def test_leaving_python_is_an_exception_like_others():
+    result = check(lambda query, key, value: sys.exit(3))
+    assert result.first_failure.what.startswith("SystemExit: 3 (test_check_callee.py, line ")
+
+
+def test_ctrl_c_ends_the_check():
+    def attention(query, key, value):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check(attention)
+
+
 # What is refused
+
+
+@pytest.mark.peers
+def test_a_module_of_torch_is_sent_to_compare(torch):
+    with pytest.raises(TypeError, match=r"pyattn\.compare\(.*\(pyattn\.interop\.torch\.from_torch makes ours\)$"):
+        check(torch.nn.MultiheadAttention(8, 2))
 
 
 class Named:
@@ -131,6 +151,11 @@ class Named:
     [
         (3, "my_attention is of type int, expected a function of query, key and value, or an object like one"),
         (Named, "my_attention is the class Named, expected a function of query, key and value, or an object like one"),
+        (
+            pyattn.MultiheadAttention(8, 2),
+            "my_attention is a MultiheadAttention with weights of its own, expected a function of query, key and "
+            "value; for modules there is pyattn.compare(ours, theirs, query, key, value)",
+        ),
         (lambda x, mask=None: x, "<lambda> takes (x, mask), expected a function of query, key and value"),
         (pyattn.self_attention, "self_attention needs w_value, expected a function of query, key and value"),
         (lambda query, key, value, heads: value, "<lambda> needs heads, expected a function of query, key and value"),

@@ -82,6 +82,34 @@ def test_options_are_handed_on(mine, capsys):
     assert "float32 inputs give float64" in capsys.readouterr().out
 
 
+CORNER = """
+import numpy as np, torch
+
+def attention(query, key, value, is_causal=False):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -np.inf)
+    return scores.softmax(-1) @ value
+"""
+
+
+@pytest.mark.peers
+def test_arrays_and_align_are_handed_on(mine, torch, capsys):
+    mine.write_text(CORNER)
+    given = ["check", f"{mine}:attention"]
+    assert command.main([*given, "--arrays", "torch", "--align", "upper_left"]) == 0
+    assert command.main([*given, "--align", "lower_right"]) == 1
+    assert "at the upper left corner" in capsys.readouterr().out
+    assert command.main([*given, "--arrays", "numpy"]) == 1
+    assert "AttributeError" in capsys.readouterr().out
+
+
+def test_ctrl_c_gets_a_line(mine, capsys):
+    mine.write_text("def attention(query, key, value):\n    raise KeyboardInterrupt")
+    assert command.main(["check", f"{mine}:attention"]) == 130
+    assert capsys.readouterr() == ("", f"check: interrupted in {mine}:attention\n")
+
+
 @pytest.mark.parametrize(
     ("target", "line"),
     [

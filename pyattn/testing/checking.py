@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyattn.comparing.calling import is_of_torch
+from pyattn.comparing.kinds import MODULES, kind_of
 from pyattn.testing.callee import Answer, Callee, Layout, Library, RefusedError
 from pyattn.testing.cases import GROUPS, Case
 from pyattn.testing.causes import find_cause
@@ -68,7 +70,7 @@ def check(
     Raises
     ------
     TypeError
-        my_attention is no function of query, key and value.
+        my_attention is no function of query, key and value, or a module with weights, which `pyattn.compare` takes.
     ValueError
         align, layout or arrays is none of the above.
 
@@ -93,9 +95,19 @@ def check(
     ):
         if choice not in (None, *choices):
             raise ValueError(f"{name} is {choice!r}, expected {', '.join(map(repr, choices))} or None")
+    _refuse_modules(my_attention)
     rules = Rules(None if scale is None else float(scale), align, strict)
     with np.errstate(all="ignore"):
         return _check(Callee(my_attention, rules.scale, layout, arrays), rules)
+
+
+def _refuse_modules(my_attention: Any) -> None:
+    """Weights of its own make it another function than attention."""
+    kind = None if isinstance(my_attention, type) else kind_of(my_attention)
+    if kind in MODULES:
+        given = f"my_attention is a {kind.name} with weights of its own, expected a function of query, key and value"
+        ours = " (pyattn.interop.torch.from_torch makes ours)" if is_of_torch(my_attention) else ""
+        raise TypeError(f"{given}; for modules there is pyattn.compare(ours, theirs, query, key, value){ours}")
 
 
 def _check(callee: Callee, rules: Rules) -> CheckResult:

@@ -11,9 +11,10 @@ from pyattn import _bounds, _core, functional
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import find_cause
 
-__all__ = ["assert_attention_close", "describe_worst"]
+__all__ = ["WIDENED", "assert_attention_close", "describe_worst"]
 
 Array = npt.NDArray[Any]
+WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
 MOST_PAIRS = 1_000_000  # of queries and keys, for some 80 mistakes to be computed in a second or so
 Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
 
@@ -104,7 +105,9 @@ def assert_attention_close(
         raise AssertionError(f"actual has shape {result.shape}, expected {like.shape}: {_shapes(inputs)}")
     if result.dtype.newbyteorder("=") != like.dtype:
         fix = _core.cast(actual, "actual", f"numpy.{like.dtype}")
-        raise AssertionError(f"actual has dtype {result.dtype}, expected that of the inputs, {like.dtype}; pass {fix}")
+        why = f", or leave them {like.dtype}: {WIDENED}" if isinstance(actual, np.ndarray) and like.itemsize < 8 else ""
+        given = f"actual has dtype {result.dtype}, expected that of the inputs, {like.dtype}"
+        raise AssertionError(f"{given}; pass {fix}{why}")
     arguments["scale"] = None if scale is None else float(scale)
     arguments["window"] = tuple(window) if isinstance(window, list) else window
 

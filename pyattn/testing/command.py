@@ -29,13 +29,17 @@ def run(target: str, **options: Any) -> int:
     Returns
     -------
     int
-        The exit status: 0 where all passed, 1 where something failed, 2 where there is nothing to check.
+        The exit status: 0 where all passed, 1 where something failed, 2 where there is nothing to check, 130 after
+        Ctrl-C.
     """
     try:
         result = check(_load(target), **options)
     except (_NotThereError, TypeError) as problem:
         sys.stderr.write(f"check: {problem}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"check: interrupted in {target}\n")
+        return 128 + 2  # what a shell says of a program that SIGINT has ended
     sys.stdout.write(f"{result}\n")
     return 0 if result.passed else 1
 

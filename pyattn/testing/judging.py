@@ -12,7 +12,7 @@ from pyattn import _bounds
 from pyattn.testing.callee import Answer, Callee, RefusedError
 from pyattn.testing.cases import Case, Group
 from pyattn.testing.causes import LENIENCY, reads_floats_as_flags
-from pyattn.testing.closeness import describe_worst
+from pyattn.testing.closeness import WIDENED, describe_worst
 
 __all__ = ["Align", "Mark", "Rules", "judge"]
 
@@ -23,7 +23,6 @@ CORNERS = {
     "upper_left": "the first query stands beside the first key (upper left), as in PyTorch and JAX",
     "lower_right": "the last query stands beside the last key (lower right), as in FlashAttention",
 }
-WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
 NO_ARGUMENT = "no argument for "
 FLAGS = "a mask of floats is read as flags, where others add it to the scores"
 TUPLE = "it returned a tuple, of which the first item was marked"
