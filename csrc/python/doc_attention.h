@@ -69,7 +69,7 @@
     "    'bshd': query, key, value and the output are (..., length, heads, dim): four axes or more, or three\n" \
     "    with `enable_gqa`. Without heads there is no other layout.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads()`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, optional\n" \
     "    Array for the output, of its shape and dtype. It may overlap an input.\n" \
     "\n" \

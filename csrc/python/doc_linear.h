@@ -18,7 +18,7 @@
     "residual : array_like, (..., features), optional\n" \
     "    Added last, as around a Transformer's sublayer.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads()`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, (..., features), optional\n" \
     "    Array for the result, of its dtype. It may overlap an input.\n" \
     "\n" \

@@ -375,7 +375,7 @@ class MultiheadAttention(Module):
         Returns
         -------
         pyattn.tracing.HeadTraces
-            ``heads[i]`` is the `Trace` of head i; with key or value, heads begin at their third step.
+            ``heads[i]`` is the `pyattn.tracing.Trace` of head i; with key or value, heads begin at their third step.
         """
         from pyattn.tracing.heads import trace_heads
 

@@ -246,7 +246,7 @@ class SelfAttention(Module):
         is_causal : bool
             Query i attends to no key after its own position. Default: False.
         align : {'upper_left', 'lower_right'}, optional
-            As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+            As in `pyattn.attention`. Default: None; must be said for a causal mask or a window when L differs from S.
         window : int or (int or None, int or None), optional
             Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
         key_lengths : array_like of int, optional
@@ -257,14 +257,14 @@ class SelfAttention(Module):
         Returns
         -------
         ndarray, (..., L, v_dim)
-            Or, with ``need_weights=True``, an `AttentionResult` with the weights, (..., L, S); its lse is None.
+            Or, with ``need_weights=True``, an `pyattn.AttentionResult` with the weights, (..., L, S); its lse is None.
 
         Raises
         ------
         TypeError
             x or context has another dtype than the weights, or the mask's is none for masks.
         ValueError
-            Shapes do not go together, or a rule of `attention` is broken.
+            Shapes do not go together, or a rule of `pyattn.attention` is broken.
         """
         dtype = self.w_query.dtype
         return self_attention(

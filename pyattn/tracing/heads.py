@@ -23,7 +23,7 @@ _NAMES = ("query", "key", "value")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadTraces:
-    """What `MultiheadAttention.trace` returns.
+    """What `pyattn.nn.MultiheadAttention.trace` returns.
 
     Attributes
     ----------
