@@ -25,11 +25,15 @@ nitpick_ignore_regex = [("py:.*", r"(numpy|torch|matplotlib|json)\..*")]  # othe
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
 
+highlight_language = "none"  # what says no language: formulas and tables
+smartquotes = False  # values are in quotes that can be typed
+
 # Docstrings name every type, so that signatures need none; what a class has is asked for where it is documented.
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autosummary_generate = False
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_use_plots = False
 maximum_signature_line_length = 88
@@ -38,7 +42,7 @@ html_theme = "furo"
 html_title = f"pyattn {release}"
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {"footer_icons": [], "light_css_variables": {"code-font-size": "81.25%"}}  # 98 columns
+html_theme_options = {"footer_icons": [], "light_css_variables": {"code-font-size": "81.25%"}}  # 92 columns
 
 
 def skip_fields(app, what, name, member, skip, options):
