@@ -50,5 +50,19 @@ def test_a_page_that_is_wrong_fails(tmp_path):
     assert "Expected:\n    array([0.5, 0.3])" in done.stdout
 
 
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+IN_CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
+
+
+def english_of(page):
+    return page.with_name(page.name.replace(".zh-CN.md", ".md"))
+
+
+@pytest.mark.parametrize("page", [page for page in IN_CHINESE if english_of(page).exists()], ids=lambda page: page.name)
+def test_a_page_in_chinese_has_the_code_of_the_english_one(page):
+    assert CODE.findall(page.read_text(encoding="utf-8")) == CODE.findall(english_of(page).read_text(encoding="utf-8"))
+
+
 def test_there_are_pages():
-    assert "check-a-pytorch-module.md" in {page.name for page in PAGES}
+    names = {page.name for page in PAGES}
+    assert {"check-a-pytorch-module.md", "the-eight-steps.zh-CN.md"} <= names
