@@ -61,7 +61,7 @@ import pyattn._core as core
 assert core.__file__.startswith('$tree/'), core.__file__"
 # What is NumPy and matplotlib on top of the same calls takes long here, and tells a sanitizer nothing new.
 on_top=()
-for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,pages,plot_*,site,testing,trace*}.py; do
+for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,pages,plot_*,readme,site,testing,trace*}.py; do
     on_top+=("--ignore=$file")
 done
 "${run[@]}" "$python" -m pytest --capture=sys "${on_top[@]}" "$@" 2>&1 | tee "$reports/output"
