@@ -56,8 +56,9 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
 
+# Afresh: pages that are gone would stay.
 docs: $(built) $(call with,docs)
-	rm -rf build/docs # else pages that are gone stay
+	rm -rf build/docs
 	$(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs $(ARGS)
 	$(python) tools/check_site.py build/docs
 

@@ -23,7 +23,6 @@ default_role = "autolink"
 nitpick_ignore_regex = [("py:.*", r"(numpy|torch|matplotlib|json)\..*")]  # other projects' names, where those are there
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["deflist"]
 
 highlight_language = "none"  # what says no language: formulas and tables
 smartquotes = False  # values are in quotes that can be typed
@@ -35,7 +34,6 @@ autodoc_preserve_defaults = True
 autosummary_generate = False
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
-numpydoc_use_plots = False
 maximum_signature_line_length = 88
 
 html_theme = "furo"

@@ -82,6 +82,19 @@ def test_every_public_module_is_looked_at():
     assert {f"pyattn.{name}" for name in pyattn.__all__ if inspect.ismodule(getattr(pyattn, name))} <= set(MODULES)
 
 
+def test_names_that_docstrings_lead_to_are_there():
+    """Sphinx knows which of these it can link; what does not exist it takes for an argument's name."""
+    sources = [*(ROOT / "pyattn").rglob("*.py"), *(ROOT / "csrc" / "python").glob("doc_*.h")]
+    names = {name for path in sources for name in re.findall(r"(?<!`)`(pyattn\.[\w.]+)`(?!`)", path.read_text())}
+    assert len(names) > 10
+    for name in sorted(names):
+        first, *rest = name.split(".")
+        found = importlib.import_module(first)
+        for attribute in rest:
+            found = getattr(found, attribute, None)
+        assert found is not None, name
+
+
 def test_every_picture_is_in_the_gallery():
     shown = re.findall(r"^!\[[^\]]+\]\(pictures/(\S+)\)$", (ROOT / "docs" / "gallery.md").read_text(), re.MULTILINE)
     assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
