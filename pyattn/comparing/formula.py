@@ -332,9 +332,15 @@ def compute(formula: Formula, dtype: npt.DTypeLike = np.float64, last: str | Non
         merged = heads if f.projections is None else f.steps.merge(heads)
         output = keep(merged if f.out is None else _affine(merged, f.out, dtype), "output")
         found |= {"scores": scores, "weights": f.gathered(weights)}
-        found |= {"lse": np.logaddexp.reduce(scores, axis=-1, initial=-np.inf)} if f.projections is None else {}
+        found |= {"lse": _log_sum_exp(scores)} if f.projections is None else {}
         found |= {"heads": heads, "output": f.turned(output)}
     return Computed(found, operands, bias, visible, weights, heads, merged)
+
+
+def _log_sum_exp(scores: Array) -> Array:
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(top), top, 0)
+    return np.asarray((np.log(np.exp(scores - shift).sum(axis=-1, keepdims=True)) + shift)[..., 0])
 
 
 def _affine(x: Array, parameters: Affine | None, dtype: npt.DTypeLike) -> Array:
@@ -385,5 +391,7 @@ def _hide(f: Formula, shape: tuple[int, ...], has_heads: bool, dtype: npt.DTypeL
             visible = visible & mask
         elif mask is not None:
             visible, bias = visible & (mask != -np.inf), bias + mask.astype(dtype)
+    if not extras:
+        return bias, visible
     ends = [(0, 0)] * (len(shape) - 1) + [(0, extras)]
     return np.pad(bias, ends), np.pad(visible, ends, constant_values=True)

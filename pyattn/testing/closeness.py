@@ -15,7 +15,7 @@ __all__ = ["WIDENED", "assert_attention_close", "describe_worst"]
 
 Array = npt.NDArray[Any]
 WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
-MOST_PAIRS = 1_000_000  # of queries and keys, for some 80 mistakes to be computed in a second or so
+MOST_PAIRS = 300_000  # of queries and keys, for some 80 mistakes in all their ways to be computed in a few seconds
 Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
 
 
