@@ -60,6 +60,19 @@ def test_a_parameter_is_held_to_one_cast(change, name, stage, kind, torch):
     assert f"which a cast to {kind} does not explain" in parameter.what
 
 
+def test_what_hides_behind_another_fault_is_named(torch):
+    ours, theirs = twins(torch)
+    half = copy.deepcopy(theirs).bfloat16()
+    with torch.no_grad():
+        key = half.in_proj_weight[E : 2 * E]
+        key.copy_(key.T.clone())
+        half.out_proj.bias[3] += 0.05
+    report = pyattn.compare(ours, half, QUERY, MEMORY, MEMORY)
+    assert (report.cause.name, report.stage) == ("weights transposed", "key")
+    line = "Parameters that differ by more than a cast, too: bias of the output's projection."
+    assert line in str(report).splitlines()
+
+
 def test_what_no_stage_shows_is_said(torch):
     ours, theirs = twins(torch)
     half = copy.deepcopy(theirs).bfloat16()

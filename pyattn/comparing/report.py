@@ -183,9 +183,11 @@ def _verdict(found: Comparison) -> Iterator[str]:
         yield f"  Fix: {cause.fix}."
     if not found.complete:
         yield "No known cause explains the rest." if found.cause else "No known cause explains it."
-    if found.causes and found.parameters:
-        names = (one.what.removeprefix("has another ").partition(":")[0] for one in found.parameters)
-        yield f"Parameters that differ by more than a cast: {', '.join(names)}."
+    stages = [cause.stage for cause in found.causes]
+    others = [one.what for one in found.parameters if stages and one.stage not in stages]
+    if others:
+        names = (what.removeprefix("has another ").partition(":")[0] for what in others)
+        yield f"Parameters that differ by more than a cast, too: {', '.join(names)}."
     if not found.equal and not (found.complete and found.causes and all(one.documented for one in found.causes)):
         yield from _who(found)
 
