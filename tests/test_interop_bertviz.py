@@ -77,6 +77,7 @@ def test_torch_is_imported_for_tensors_alone(torch):
             "weights[1] has shape (2, 5, 5) but weights[0] (4, 5, 5); bertviz shows layers of one shape together",
         ),
         ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
+        (None, TypeError, "weights is of type NoneType, expected an array for each layer"),
     ],
 )
 def test_mistakes_are_named(weights, kind, message):

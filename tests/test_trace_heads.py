@@ -128,6 +128,8 @@ def test_a_batch_is_refused_with_the_fix(batch_first, entry):
     [
         ({"x": np.ones((5, 11))}, "query has shape (5, 11), expected"),
         ({"attn_mask": np.ones((4, 5), bool)}, "attn_mask has shape (4, 5)"),
+        ({"x": np.ones((0, 12))}, "x has shape (0, 12), expected something to look at in each axis"),
+        ({"key": np.ones((0, 12))}, "key has shape (0, 12), expected something to look at in each axis"),
         ({"tokens": ["a"]}, "tokens has 1 entry, expected 5"),
     ],
     ids=str,

@@ -43,7 +43,7 @@ def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool = False) -> tu
         There are no layers, or the weights of one are not those of one batch entry with all its heads, or layers differ
         in shape.
     TypeError
-        The weights are not real numbers.
+        The weights are not real numbers, or not one array per layer.
 
     Examples
     --------
@@ -53,6 +53,8 @@ def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool = False) -> tu
     >>> [array.shape for array in pyattn.interop.bertviz.attentions([layer, layer])]
     [(1, 12, 5, 5), (1, 12, 5, 5)]
     """
+    if not isinstance(weights, Iterable):
+        raise TypeError(f"weights is of type {type(weights).__name__}, expected an array for each layer")
     layers = tuple(_read_layer(layer, f"weights[{at}]") for at, layer in enumerate(weights))
     if not layers:
         raise ValueError("weights is empty, expected an array for each layer")

@@ -214,6 +214,8 @@ def _unbatched(
             raise ValueError(
                 f"{name} has shape {read.shape}, expected (length, features): trace one of the batch, such as {entry}"
             )
+        if read.size == 0:
+            raise ValueError(f"{name} has shape {read.shape}, expected something to look at in each axis")
         arrays.append(read)
     return arrays
 
