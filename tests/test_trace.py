@@ -72,7 +72,9 @@ def test_the_rounded_variant_is_exact(example, article, turned, name, expected):
 
 
 @pytest.mark.parametrize(
-    "typed", [np.float32, np.int8, lambda x: np.asarray(x).tolist()], ids=["float32", "int8", "lists"]
+    "typed",
+    [np.float16, np.float32, np.longdouble, np.int8, lambda x: np.asarray(x).tolist()],
+    ids=["float16", "float32", "longdouble", "int8", "lists"],
 )
 def test_any_type_of_input_is_computed_in_float64(article, typed):
     trace = pyattn.trace(*(typed(article[name]) for name in ("x", "w_query", "w_key", "w_value")))

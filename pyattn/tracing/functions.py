@@ -1,10 +1,11 @@
-"""`trace` and `trace_attention`."""
+"""`trace` and `trace_attention`, and the projections that the first makes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import SupportsFloat, SupportsIndex
 
+import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing import inputs
@@ -12,7 +13,9 @@ from pyattn.tracing.data import Convention, Trace, make_trace
 from pyattn.tracing.inputs import Align
 from pyattn.tracing.scoring import Normaliser, Score
 
-__all__ = ["trace", "trace_attention"]
+__all__ = ["project", "trace", "trace_attention"]
+
+Array = npt.NDArray[np.float64]
 
 
 def trace(
@@ -153,7 +156,7 @@ def trace(
     """
     columns = inputs.is_column(convention)
     given = inputs.read_given(x, {"query": w_query, "key": w_key, "value": w_value}, bias, columns)
-    queries, keys, values = inputs.project(given)
+    queries, keys, values = project(given)
     length = len(queries)
     inputs.check_key_dim(queries, keys, score, ("w_query", "w_key"))
     names = inputs.names_of(tokens, "tokens", length)
@@ -255,3 +258,23 @@ def trace_attention(
     settings = inputs.settings_of(function, (queries, keys), normalise, round_weights, convention, (names, key_names))
     hiding = inputs.hiding_of(len(queries), len(keys), attn_mask, is_causal, align)
     return make_trace({}, keys, queries, values, hiding, settings)
+
+
+def project(given: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Compute the third step.
+
+    Parameters
+    ----------
+    given : mapping of str to ndarray
+        As `read_given` returns it.
+
+    Returns
+    -------
+    queries, keys, values : ndarray
+        One of each per input.
+    """
+    with np.errstate(all="ignore"):
+        queries, keys, values = (
+            given["x"] @ given[f"w_{name}"] + given.get(f"b_{name}", 0.0) for name in ("query", "key", "value")
+        )
+    return queries, keys, values

@@ -208,7 +208,7 @@ def _unbatched(
     """Query, key and value; what is left out is the one before."""
     arrays: list[npt.NDArray[Any]] = []
     for array, name in zip(given, ("x", "key", "value"), strict=True):
-        read = arrays[-1] if array is None else np.asarray(_core.as_real(array, name), np.float64)
+        read = arrays[-1] if array is None else np.asarray(inputs.read_real(array, name), np.float64)
         if read.ndim == 3:
             entry = f"{name}[0]" if batch_first else f"{name}[:, 0]"
             raise ValueError(

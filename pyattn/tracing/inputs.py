@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, SupportsFloat, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ __all__ = [
     "hiding_of",
     "is_column",
     "names_of",
-    "project",
     "read_given",
     "read_matrix",
+    "read_real",
     "settings_of",
 ]
 
@@ -68,6 +68,30 @@ def _check_choice(given: str, name: str, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} is {given!r}, expected {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
 
 
+def read_real(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    """Read an array of real numbers, also in the float types that no kernel has.
+
+    Parameters
+    ----------
+    x : array_like
+        Of real numbers.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    ndarray of float32 or float64
+        Not always a copy.
+
+    Raises
+    ------
+    TypeError
+        It is no array of real numbers.
+    """
+    array = _core.as_array(x, name)
+    return array.astype(np.float64) if array.dtype.kind == "f" else _core.as_real(x, name)
+
+
 def read_matrix(array: npt.ArrayLike, name: str, axes: tuple[str, str], columns: bool) -> Array:
     """Read a matrix.
 
@@ -94,7 +118,7 @@ def read_matrix(array: npt.ArrayLike, name: str, axes: tuple[str, str], columns:
     TypeError
         It is no array of real numbers.
     """
-    matrix = _core.as_real(array, name)
+    matrix = read_real(array, name)
     if matrix.ndim != 2:
         text = f"{name} has shape {matrix.shape}, expected ({', '.join(axes[::-1] if columns else axes)})"
         raise ValueError(f"{text}: trace one of its matrices, such as {name}[0]" if matrix.ndim > 2 else text)
@@ -142,31 +166,11 @@ def read_given(
             raise ValueError(f"w_{name} has shape {shapes[1]}, expected {expected}: x has shape {shapes[0]}")
     for n, (name, vector) in enumerate(zip(weights, _three_biases(bias), strict=True)):
         if vector is not None:
-            row, size = _core.as_real(vector, f"bias[{n}]"), given[f"w_{name}"].shape[1]
+            row, size = read_real(vector, f"bias[{n}]"), given[f"w_{name}"].shape[1]
             if row.shape != (size,):
                 raise ValueError(f"bias[{n}] has shape {row.shape}, expected ({size},): w_{name} gives {size} numbers")
             given[f"b_{name}"] = np.array(row, np.float64)[np.newaxis]
     return given
-
-
-def project(given: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """Compute the third step.
-
-    Parameters
-    ----------
-    given : mapping of str to ndarray
-        As `read_given` returns it.
-
-    Returns
-    -------
-    queries, keys, values : ndarray
-        One of each per input.
-    """
-    with np.errstate(all="ignore"):
-        queries, keys, values = (
-            given["x"] @ given[f"w_{name}"] + given.get(f"b_{name}", 0.0) for name in ("query", "key", "value")
-        )
-    return queries, keys, values
 
 
 def _three_biases(bias: Sequence[npt.ArrayLike | None] | None) -> list[npt.ArrayLike | None]:
@@ -324,7 +328,7 @@ def _score_weight_of(function: ScoreFunction, shape: tuple[int, int]) -> Array |
         raise ValueError(f"score={function.score!r} needs a score_weight of shape {wanted}")
     if wanted is None:
         raise ValueError(f"score={function.score!r} takes no score_weight; 'bilinear' and 'additive' do")
-    weight = np.array(_core.as_real(function.score_weight, "score_weight"), np.float64)
+    weight = np.array(read_real(function.score_weight, "score_weight"), np.float64)
     if weight.shape != wanted:
         raise ValueError(f"score_weight has shape {weight.shape}, expected {wanted} with score={function.score!r}")
     weight.flags.writeable = False

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pyattn.tracing import inputs
 from pyattn.tracing.data import Trace, make_trace
+from pyattn.tracing.functions import project
 from pyattn.tracing.heads import HeadTraces, join_heads
 
 __all__ = ["from_dict", "is_dict_of_trace"]
@@ -83,7 +84,7 @@ def _trace_of(entries: Mapping[str, Any]) -> Trace:
     given: dict[str, Array] = {}
     if entries["x"] is not None:
         given = _given(entries, columns)
-        projected = inputs.project(given)
+        projected = project(given)
         queries = projected[0]  # of keys and values, some may be made of no input
         keys, values = (
             np.concatenate([new, old[len(new) :]]) for new, old in zip(projected[1:], (keys, values), strict=True)
