@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     info.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("compare", help="where two attentions differ, and why: one that is right, and one with a fault")
     explain = commands.add_parser("explain", help="the worked example, or your matrices, step by step on a page")
-    explain.add_argument("file", nargs="?", help=".npz or .json with x, w_query, w_key, w_value, or query, key, value")
+    names = "x, w_query, w_key, w_value, or query, key, value"
+    explain.add_argument("file", nargs="?", help=f".npz or .json with {names}; or a trace's to_dict() as .json")
     explain.add_argument("-o", "--output", default="explain.html", help="the page (default: %(default)s)")
     explain.add_argument("--text", action="store_true", help="print the steps, too")
     checking = commands.add_parser("check", help="mark an attention function of your own")
