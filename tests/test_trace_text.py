@@ -124,3 +124,11 @@ def test_tokens_are_not_markdown(article):
     assert r"\<b\>\*x\*" in text
     assert "<b>" not in text
     assert text.count("\n## Step ") == 7
+
+
+def test_one_is_told_in_the_singular():
+    trace = pyattn.trace([[1]], [[1]], [[1]], [[1]], round_weights=1)
+    assert trace.steps[0].note == "1 input, one per row."
+    assert trace.steps[2].note == "A key has 1 number, as a query; a value has 1, as an output."
+    with pytest.raises(IndexError, match=r"^i is 1, expected -1 to 0: there is 1 input$"):
+        trace.for_query(1)
