@@ -10,6 +10,7 @@ import numpy as np
 import planted
 import pytest
 import torch_twin
+from planted_patterns import PATTERNS
 from test_mha import draw, draw_cases, twins
 
 import pyattn
@@ -28,7 +29,7 @@ def compare_with(theirs, **arguments):
 # Faults
 
 
-@pytest.mark.parametrize("fault", planted.FUNCTIONS, ids=lambda fault: fault.function.__name__)
+@pytest.mark.parametrize("fault", [*planted.FUNCTIONS, *PATTERNS], ids=lambda fault: fault.function.__name__)
 def test_a_fault_in_a_function_is_named(fault):
     inputs = planted.draw(**fault.inputs)
     report = pyattn.compare(pyattn.attention, fault.function, *inputs, **fault.arguments)
@@ -123,6 +124,17 @@ def test_what_nobody_has_thought_of_is_shown_where_it_is_largest():
     assert ours == pytest.approx(exact)
     assert "No known cause explains it." in str(report)
     assert "output[1, 2, 3, 4]" in str(report)
+
+
+def test_errors_of_one_sign_are_no_dtypes():
+    """Rounding is as often up as down, and nothing here fits these: float16's size is no cause."""
+
+    def theirs(query, key, value):
+        output = planted.right(query, key, value)
+        return output + np.float32(1e-3) * output * output
+
+    report = compare_with(theirs)
+    assert (report.equal, report.cause) == (False, None), report
 
 
 def test_the_wrong_side_is_named_whichever_it_is():

@@ -40,6 +40,14 @@ def test_what_nobody_knows_is_not_explained():
     assert "no mistake that is known here gives this" in str(result)
 
 
+def test_errors_of_one_sign_are_no_dtypes():
+    def attention(query, key, value):
+        output = careful(query, key, value)
+        return output + np.float32(1e-3) * output * output
+
+    assert check(attention).cause is None
+
+
 def test_large_scores_are_not_an_excuse():
     """What rounds to float16 could be anything where scores are in the thousands."""
 

@@ -45,7 +45,8 @@ def find_cause(failures: Sequence[tuple[Case, Array]], scale: float | None = Non
     str or None
         A cause and its fix; None where no known mistake explains the first.
     """
-    first, *others = ((_Result(case, output, scale)) for case, output in failures[:MOST_FAILURES])
+    results = [_Result(case, output, scale) for case, output in failures[:MOST_FAILURES]]
+    first, *others = results
     with np.errstate(all="ignore"):
         sentences = first.explanations()
         counts = dict.fromkeys(sentences, 1)
@@ -53,7 +54,18 @@ def find_cause(failures: Sequence[tuple[Case, Array]], scale: float | None = Non
             for name in result.explanations(only=counts):
                 counts[name] += 1
         best = max(counts, key=lambda name: counts[name], default=None)  # the first of those that are level
-        return first.rounding() if best is None else sentences[best]
+        return sentences[best] if best is not None else _rounding(results)
+
+
+def _rounding(results: Sequence[_Result]) -> str | None:
+    """Name a dtype whose rounding the first may have, unless errors have a pattern, which takes some to see."""
+    sentence = results[0].rounding()
+    alike = [result for result in results if result.output.shape == result.right.shape]
+    errors = [(result.output - result.right).ravel() for result in alike]
+    if sentence is None or sentence == SUMS:
+        return sentence
+    systematic = is_systematic(np.concatenate(errors), np.concatenate([result.right.ravel() for result in alike]))
+    return None if systematic else sentence
 
 
 def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> bool:
@@ -124,8 +136,7 @@ class _Result:
         for name in ("float32", "float16"):
             rough = PRECISIONS[name]
             if rough.bits < self.precision.bits and self._rounds(computed, rough, LENIENCY / 4):
-                random = not is_systematic(self.output - self.right, self.right)
-                return f"its errors are of the size of {name}'s: something may be computed in that" if random else None
+                return f"its errors are of the size of {name}'s: something may be computed in that"
         return None
 
     def _rounds(self, computed: Any, precision: Precision, times: float) -> bool:
