@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 
 import pytest
 from calls import MISTAKES, MODULES, MODULES_MISTAKES, WORKING
@@ -11,6 +12,11 @@ from helpers import run_python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("_testcapi") is None, reason="this Python comes without _testcapi, which fails allocations"
+)
+
+# One that goes through Python functions: CPython 3.13 frees a member of theirs twice when it has no memory.
+only_where_functions_survive = pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="CPython 3.13 itself crashes, in func_dealloc, when its own allocations fail"
 )
 
 # Where others do not survive: CPython 3.11's warnings crash without a frame; NumPy takes a failed allocation for a
@@ -68,7 +74,7 @@ def without_memory(call, start, stop):
         return SystemError if any(name in str(error) for name in OURS) else MemoryError
     except Exception as error:
         _testcapi.remove_mem_hooks()
-        return type(error)
+        return MemoryError if isinstance(error, MemoryError) else type(error)  # NumPy has one of its own
     finally:
         _testcapi.remove_mem_hooks()
     return bits_of(result)
@@ -97,6 +103,7 @@ def failures(calls, ways="(True, False)"):
     return json.loads(run_python(SCRIPT.replace("CALLS", calls).replace("WAYS", ways), timeout=600).stdout)
 
 
+@only_where_functions_survive
 def test_every_entry_point():
     counts = failures(f"{{name: call for name, call in WORKING.items() if name not in {LEFT_OUT!r}}}")
     assert counts.keys() == WORKING.keys() - LEFT_OUT
@@ -106,6 +113,7 @@ def test_every_entry_point():
     assert all(counts[name] > 0 for name in computing)
 
 
+@only_where_functions_survive
 def test_modules():
     """One allocation at a time: see calls.py."""
     counts = failures("MODULES", "(True,)")
@@ -113,16 +121,23 @@ def test_modules():
     assert all(count > 0 for count in counts.values())
 
 
+@only_where_functions_survive
 def test_mistakes_with_modules():
     calls = f"{{name: call for name, call in MODULES_MISTAKES.items() if name not in {LEFT_OUT!r}}}"
     assert failures(calls, "(True,)").keys() == MODULES_MISTAKES.keys() - LEFT_OUT
 
 
+@only_where_functions_survive
 def test_every_error_path():
     calls = f"{{name: call for name, call in MISTAKES.items() if name not in {LEFT_OUT!r}}}"
     assert failures(calls).keys() == MISTAKES.keys() - LEFT_OUT
 
 
-@pytest.mark.parametrize("name", LARGE)
+THROUGH_FUNCTIONS = {"large, merge", "large, softmax"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=only_where_functions_survive if x in THROUGH_FUNCTIONS else ()) for x in LARGE]
+)
 def test_large_scratch_memory(name):
     assert failures(f"{{{name!r}: lambda: {LARGE[name]}}}")[name] > 0
