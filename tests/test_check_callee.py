@@ -119,6 +119,16 @@ def test_the_functions_own_exceptions_come_with_their_line():
     assert "(test_check_callee.py, line " in result.first_failure.what
 
 
+def test_a_list_of_output_and_weights_is_a_tuple():
+    def attention(query, key, value):
+        output = formula(query, key, value)
+        return [output, output]
+
+    result = check(attention)
+    assert result.passed, result
+    assert any("tuple" in remark for remark in result.remarks)
+
+
 def test_leaving_python_is_an_exception_like_others():
     result = check(lambda query, key, value: sys.exit(3))
     assert result.first_failure.what.startswith("SystemExit: 3 (test_check_callee.py, line ")

@@ -147,7 +147,7 @@ def averaged(query, key, value):
     return (softmax(scores_of(query, key))[..., np.newaxis] * value[..., np.newaxis, :, :]).mean(axis=-2)
 
 
-@wrong("large scores", "takes exp(score) as it is, which overflows or underflows in float32")
+@wrong("large scores", "takes exp(score) as it is, which overflows or underflows: subtract")
 def overflows(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
@@ -293,6 +293,11 @@ def epsilon_in_the_sum(query, key, value):
 @wrong("plain", "scales the scores by 0.576773: multiply them by 0.57735")
 def scaled_a_little_less(query, key, value):
     return softmax(scores_of(query, key) * np.float32(0.999)) @ value
+
+
+@wrong("plain", "gives all keys the same weight")
+def mean_of_values(query, key, value):
+    return np.repeat(value.mean(axis=-2, keepdims=True), query.shape[-2], axis=-2)
 
 
 @wrong("plain", "gives nothing but zeros")

@@ -59,12 +59,12 @@ def mask_after_the_softmax(scores, mask):
     return softmax(scores) * mask
 
 
-@with_mask("bool masks", "hides scores with -10,")
+@with_mask("bool masks", "hides scores with a number such as -10,")
 def mask_leaks(scores, mask):
     return softmax(np.where(mask, scores, -10))
 
 
-@with_mask("bool masks", "hides scores with -10000,")
+@with_mask("bool masks", "hides scores with a number such as -10000,")
 def mask_leaks_with_large_scores(scores, mask):
     return softmax(np.where(mask, scores, -1e4))
 

@@ -13,7 +13,7 @@ from pyattn._signatures import names_of
 from pyattn.comparing.formula import Array
 from pyattn.comparing.kinds import as_float64
 
-__all__ = ["address", "call", "is_of_torch", "read_arrays", "results_of"]
+__all__ = ["address", "call", "is_of_torch", "is_several", "read_arrays", "results_of"]
 
 RESULTS = ("output", "weights", "lse")
 """What a call returns, in this order: as torch's MultiheadAttention, and as `pyattn.AttentionResult`."""
@@ -158,8 +158,7 @@ def results_of(returned: Any, name: str, axes: int) -> dict[str, Array]:
     TypeError
         It is something else.
     """
-    several = isinstance(returned, tuple) or (isinstance(returned, list) and _ndim(returned) >= axes)
-    parts = returned if several else (returned,)
+    parts = returned if is_several(returned, axes) else (returned,)
     if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
         what = "None" if returned is None else f"a {type(returned).__name__} of {len(parts)}"
         raise TypeError(f"{name} gives {what}, expected the output, or (output, weights, lse)")
@@ -168,9 +167,24 @@ def results_of(returned: Any, name: str, axes: int) -> dict[str, Array]:
     return {part: as_float64(x, label) for part, label, x in found if x is not None}
 
 
-def _ndim(items: list[Any]) -> int:
-    """Axes of a list's first item, where that is an array."""
-    return getattr(items[0], "ndim", 0) if items else 0
+def is_several(returned: Any, axes: int) -> bool:
+    """Tell a tuple, or a list in place of one, from a list that is an output.
+
+    Parameters
+    ----------
+    returned : object
+        By a function.
+    axes : int
+        Of an output.
+
+    Returns
+    -------
+    bool
+        A list is one where its first item is an array of as many axes.
+    """
+    if isinstance(returned, list) and returned:
+        return bool(getattr(returned[0], "ndim", 0) >= axes)
+    return isinstance(returned, tuple)
 
 
 def read_arrays(given: Mapping[str, Any]) -> dict[str, Any]:

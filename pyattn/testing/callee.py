@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pyattn import _core
 from pyattn._signatures import name_of, read_signature
+from pyattn.comparing.calling import is_several
 from pyattn.testing.cases import Case, store
 
 __all__ = ["Answer", "Callee", "Layout", "Library", "RefusedError"]
@@ -172,9 +173,10 @@ class Callee:
                 result = self._function(*passed, **options)
             except (Exception, SystemExit) as error:  # a KeyboardInterrupt is the caller's own
                 raise RefusedError(self._describe_error(error)) from error
-            output = _read_result(result[0] if isinstance(result, tuple) and result else result)
+            several = is_several(result, case.query.ndim) and len(result) > 0
+            output = _read_result(result[0] if several else result)
         changed = tuple(name for name, x in given.items() if not np.array_equal(x, before[name], equal_nan=True))
-        return Answer(output, isinstance(result, tuple), changed)
+        return Answer(output, several, changed)
 
     def _takes_arrays_of(self, library: Library) -> bool:
         """Try 2, 3 and 4 axes. A mask that has to be passed may be None, or else one that hides nothing."""

@@ -85,7 +85,7 @@ def check(
     >>> result.passed, result.first_failure.group
     (False, 'large scores')
     >>> print(result.cause.replace(": ", ":\n"))
-    your function takes exp(score) as it is, which overflows or underflows in float32:
+    your function takes exp(score) as it is, which overflows or underflows:
     subtract each row's maximum, scores.max(axis=-1, keepdims=True), first
     """
     for name, choice, choices in (

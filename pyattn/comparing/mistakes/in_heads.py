@@ -233,9 +233,9 @@ def _overflows(f: Formula) -> Iterator[Mistake]:
         return f.but(normalize=normalize)
 
     fix = "subtract each row's maximum, scores.max(axis=-1, keepdims=True), first"
+    overflow = "takes exp(score) as it is, which overflows or underflows"
+    other = "subtracts what is not each row's own maximum, and exp underflows"
     for dtype in (np.float16, np.float32, np.float64):
-        overflow = f"takes exp(score) as it is, which overflows or underflows in {dtype.__name__}"
-        other = f"subtracts what is not each row's own maximum, and exp underflows in {dtype.__name__}"
         for what, subtract in (
             (overflow, np.zeros_like),
             (other, lambda x: x.max(initial=-np.inf)),

@@ -74,6 +74,8 @@ def _fitted(f: Formula, output: Array) -> Iterator[Mistake]:
         return
     scale = _best_scale(f, output)
     what, fix = f"scales the scores by {scale:.6g}", f"multiply them by {f.factor:.6g}"
+    if abs(scale) < 1e-4 * abs(f.factor):
+        what, fix = "gives all keys the same weight", "weigh the values with the softmax of the scores"
     yield Mistake("scale of another size", "scores", what, fix, f.but(scale=scale))
     if f.projections is not None:
         return

@@ -186,7 +186,7 @@ def _in_other_steps(f: Formula) -> Iterator[Mistake]:
 
     for fill in TOO_SMALL:
         for add in (0, 1):
-            what = f"hides scores with {fill:g}, which other scores come near"
+            what = f"hides scores with a number such as {fill:g}, which other scores come near"
             leaky = f.but(score=filled(fill, add), normalize=over_all)
             yield Mistake("mask leaks", "scores", what, "hide them with -inf", leaky)
     what, fix = "sets hidden scores to 0, which the softmax still counts", "set them to -inf"
