@@ -5,7 +5,7 @@
 #   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
-#   make lint     ruff, mypy, stubtest, and the examples in docstrings and README.md
+#   make lint     ruff, mypy, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
@@ -54,7 +54,7 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m ruff format --check .
 	$(python) -m mypy
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
-	$(python) -m pytest -q --doctest-modules --doctest-glob=README.md pyattn README.md
+	$(python) -m pytest -q --doctest-modules pyattn
 
 # Afresh: pages that are gone would stay.
 docs: $(built) $(call with,docs)

@@ -1,8 +1,9 @@
-"""Small things that many tests need: bits, another Python, and how patient to be."""
+"""Small things that many tests need: bits, another Python, how patient to be."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
 SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
 
 

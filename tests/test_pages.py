@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import CODE_BLOCK, ROOT
 
 # project/ shows files of the repository's root.
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "project")
@@ -50,7 +50,6 @@ def test_a_page_that_is_wrong_fails(tmp_path):
     assert "Expected:\n    array([0.5, 0.3])" in done.stdout
 
 
-CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 IN_CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
 
 
@@ -60,7 +59,9 @@ def english_of(page):
 
 @pytest.mark.parametrize("page", [page for page in IN_CHINESE if english_of(page).exists()], ids=lambda page: page.name)
 def test_a_page_in_chinese_has_the_code_of_the_english_one(page):
-    assert CODE.findall(page.read_text(encoding="utf-8")) == CODE.findall(english_of(page).read_text(encoding="utf-8"))
+    assert CODE_BLOCK.findall(page.read_text(encoding="utf-8")) == CODE_BLOCK.findall(
+        english_of(page).read_text(encoding="utf-8")
+    )
 
 
 def test_there_are_pages():

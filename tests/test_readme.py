@@ -7,13 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import CODE_BLOCK, ROOT
 
 import pyattn
 
 ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
-CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def sections(text):
@@ -26,7 +25,7 @@ def pairs():
 
 
 def prose(text):
-    return CODE.sub("", text)
+    return CODE_BLOCK.sub("", text)
 
 
 def table(text):
@@ -44,7 +43,7 @@ def spans(text):
 
 def test_there_is_something_to_compare():
     assert len(sections(ENGLISH)) > 5
-    assert len(CODE.findall(ENGLISH)) > 8
+    assert len(CODE_BLOCK.findall(ENGLISH)) > 8
     assert len(table(ENGLISH)) > 15
 
 
@@ -62,7 +61,7 @@ def test_what_is_linked_is_there(text):
 
 def test_both_have_the_same_code():
     for english, chinese in pairs():
-        assert CODE.findall(chinese) == CODE.findall(english)
+        assert CODE_BLOCK.findall(chinese) == CODE_BLOCK.findall(english)
 
 
 def test_both_tables_have_the_same_numbers_in_the_same_cells():

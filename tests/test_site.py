@@ -107,6 +107,8 @@ FETCHING = {
     "any protocol": '<script src="//example.org/a.js"></script>',
     "style sheet": '<link rel="stylesheet" href="https://example.org/a.css">',
     "picture": '<img src="http://example.org/a.png">',
+    "picture of a set": '<img srcset="b.png 1x, https://example.org/a.png 2x">',
+    "picture in a drawing": '<svg><image href="https://example.org/a.png"/></svg>',
     "style attribute": '<p style="background: url(https://example.org/a.png)">',
     "style element": '<style>@import "https://example.org/a.css";</style>',
 }
@@ -135,6 +137,10 @@ def test_a_font_from_elsewhere_fails(tmp_path):
 def test_links_may_lead_elsewhere(tmp_path):
     page = '<a href="https://example.org">there</a> <script src="here.js"></script> <img src="data:image/png;base64,">'
     assert check_site(tmp_path, page, "p { background: url(here.png); }").returncode == 0
+
+
+def test_text_may_speak_of_styles(tmp_path):
+    assert check_site(tmp_path, "<p>A style says url(https://example.org/a.png).</p>").returncode == 0
 
 
 def test_a_folder_without_pages_fails(tmp_path):

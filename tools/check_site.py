@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 ELSEWHERE = re.compile(r"\s*(https?:)?//", re.IGNORECASE)
+FOLLOWED = ("a", "area", "base")  # by a reader
 # In styles: url(...) and @import "...".
 LOADED_BY_STYLES = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]*)""", re.IGNORECASE)
 
@@ -22,21 +23,33 @@ class Loads(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.in_style = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.in_style = tag == "style"
         named = {name: value or "" for name, value in attrs}
-        loads = ["src", "srcset", "poster", "data"] + ["href"] * (tag == "link")
-        self.found += [f"<{tag}> {named[name]}" for name in loads if ELSEWHERE.match(named.get(name, ""))]
+        loads = [named.get(name, "") for name in ("src", "poster", "data")]
+        loads += [part.strip() for part in named.get("srcset", "").split(",")]
+        if tag not in FOLLOWED and named.get("rel") != "canonical":
+            loads += [named.get(name, "") for name in ("href", "xlink:href")]
+        self.found += [f"<{tag}> {load}" for load in loads if ELSEWHERE.match(load)]
+        self.found += LOADED_BY_STYLES.findall(named.get("style", ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if self.in_style:
+            self.found += LOADED_BY_STYLES.findall(data)
 
 
 def loads_of(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    found = LOADED_BY_STYLES.findall(text)
-    if path.suffix == ".html":
-        page = Loads()
-        page.feed(text)
-        found += page.found
-    return found
+    if path.suffix != ".html":
+        return LOADED_BY_STYLES.findall(text)
+    page = Loads()
+    page.feed(text)
+    return page.found
 
 
 def main(folder: Path) -> int:
