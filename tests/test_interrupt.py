@@ -36,6 +36,7 @@ import numpy as np, pyattn
 from helpers import assert_same_bits
 
 faulthandler.dump_traceback_later(120, exit=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 def endless(*shape, dtype="f4"):
     return np.broadcast_to(np.ones(shape[-1], dtype), shape)
@@ -119,6 +120,7 @@ def test_another_thread_is_not_interrupted():
     script = """
 import os, signal, threading, time
 import numpy as np, pyattn
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal((2, 8, 500, 64), np.float32) for _ in range(3)]
 expected, results = pyattn.attention(*arrays), []
