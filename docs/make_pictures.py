@@ -13,15 +13,11 @@ from PIL import Image
 
 import pyattn
 from pyattn import plot
+from pyattn._article import W_KEY, W_QUERY, W_VALUE, X
 
 PICTURES = Path(__file__).parent / "pictures"
 ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
 CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "了"]
-
-X = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
-W_QUERY = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
-W_KEY = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
-W_VALUE = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
 
 
 def attend(tokens, pairs, heads=None):

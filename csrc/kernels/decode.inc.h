@@ -54,7 +54,7 @@ ATTN_TEMPLATE K(walk) K(walk_of)(const int G, ptrdiff_t head_dim, ptrdiff_t key_
 {
     enum { NEAR = 16 << 10, LONG = 4 * ATTN_FOLD_FEATURES };
     if (G * LANES * head_dim * (ptrdiff_t)sizeof(real) <= NEAR) return K(BESIDE);
-    return head_dim >= LONG && key_stride * (ptrdiff_t)sizeof(real) % 2048 != 0 ? K(FOLDS) : K(SINGLE);
+    return head_dim >= LONG && !attn_aliases(key_stride * (ptrdiff_t)sizeof(real)) ? K(FOLDS) : K(SINGLE);
 }
 
 /* Up to R rows against all keys of a block; spare rows repeat the last one. `squares` is decode_squares for G groups,
