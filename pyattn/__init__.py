@@ -15,6 +15,7 @@ from pyattn.dropping import dropout_keep_mask
 from pyattn.functional import (
     AttentionResult,
     attention,
+    feed_forward,
     linear,
     log_softmax,
     merge_states,
@@ -37,8 +38,11 @@ __all__ = [
     "attention",
     "compare",
     "dropout_keep_mask",
+    "feed_forward",
+    "gelu",
     "get_include",
     "get_num_threads",
+    "layer_norm",
     "linear",
     "log_softmax",
     "masks",
@@ -46,11 +50,13 @@ __all__ = [
     "multi_head_attention_forward",
     "nn",
     "plot",
+    "rms_norm",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
     "set_num_threads",
     "show_config",
+    "silu",
     "softmax",
     "testing",
     "trace",
@@ -66,17 +72,23 @@ _FROM = {
     "SelfAttention": "nn",
     "additive_attention": "additive",
     "compare": "comparing",
+    "gelu": "activations",
+    "layer_norm": "normalizing",
     "multi_head_attention_forward": "multi_head",
+    "rms_norm": "normalizing",
+    "silu": "activations",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
 
 if TYPE_CHECKING:
     from pyattn import nn, plot, testing
+    from pyattn.activations import gelu, silu
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.normalizing import layer_norm, rms_norm
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

@@ -10,6 +10,7 @@ __version__: str
 _compiler: str
 
 _Float = npt.NDArray[np.floating[Any]]
+_Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 _Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
 
 @overload
@@ -124,11 +125,47 @@ def linear(
     weight: npt.ArrayLike,
     bias: npt.ArrayLike | None = None,
     *,
-    activation: Literal["relu"] | None = None,
+    activation: _Activation | None = None,
+    gate: npt.ArrayLike | None = None,
     residual: npt.ArrayLike | None = None,
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
+def feed_forward(
+    x: npt.ArrayLike,
+    in_weight: npt.ArrayLike,
+    in_bias: npt.ArrayLike | None,
+    out_weight: npt.ArrayLike,
+    out_bias: npt.ArrayLike | None,
+    *,
+    activation: _Activation | None = "relu",
+    gate_weight: npt.ArrayLike | None = None,
+    gate_bias: npt.ArrayLike | None = None,
+    residual: npt.ArrayLike | None = None,
+    num_threads: SupportsIndex | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> _Float: ...
+def layer(
+    x: npt.ArrayLike,
+    memory: npt.ArrayLike | None,
+    self_attention: tuple[npt.ArrayLike | None, ...],
+    cross_attention: tuple[npt.ArrayLike | None, ...] | None,
+    feed_forward: tuple[npt.ArrayLike | None, ...],
+    norms: tuple[npt.ArrayLike | None, ...],
+    **options: Any,
+) -> Any: ...
+def normalize(
+    x: npt.ArrayLike,
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    residual: npt.ArrayLike | None = None,
+    *,
+    rms: bool = False,
+    eps: SupportsFloat = 1e-5,
+    need_sum: bool = False,
+    num_threads: SupportsIndex | None = None,
+) -> _Float | tuple[_Float, _Float]: ...
+def activate(x: _Float, activation: str, /) -> _Float: ...
 def multi_head(
     query: npt.ArrayLike,
     key: npt.ArrayLike,

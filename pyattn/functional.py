@@ -11,12 +11,14 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
-from pyattn._core import attention, linear
+from pyattn._core import attention, feed_forward, linear
 from pyattn.dropping import RNG
 
 __all__ = [
     "AttentionResult",
+    "as_index",
     "attention",
+    "feed_forward",
     "linear",
     "log_softmax",
     "merge_states",
@@ -231,12 +233,33 @@ def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> 
     if axis is None:
         return tuple(range(ndim))
     if isinstance(axis, tuple):
-        return tuple(normalize_axis_tuple([_integer(one, f"axis[{n}]") for n, one in enumerate(axis)], ndim))
-    index = _integer(axis, "axis", "an int, a tuple of ints or None")
+        return tuple(normalize_axis_tuple([as_index(one, f"axis[{n}]") for n, one in enumerate(axis)], ndim))
+    index = as_index(axis, "axis", "an int, a tuple of ints or None")
     return () if ndim == 0 and index in (0, -1) else tuple(normalize_axis_tuple(index, ndim))
 
 
-def _integer(x: SupportsIndex, name: str, expected: str = "an int") -> int:
+def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
+    """Read an argument that is an integer.
+
+    Parameters
+    ----------
+    x : int
+        The argument.
+    name : str
+        What messages call it.
+    expected : str
+        What messages ask for. Default: 'an int'.
+
+    Returns
+    -------
+    int
+        As a Python int.
+
+    Raises
+    ------
+    TypeError
+        x is something else.
+    """
     try:
         return operator.index(x)
     except TypeError:

@@ -62,6 +62,16 @@ def quietly(category, call):
     return run
 
 
+SQUARE = np.eye(4, dtype=np.float32)
+PROJECTIONS = (SQUARE,) * 4 + (None,) * 4
+NORMS = (SQUARE[0], None, SQUARE[1], SQUARE[2], None, SQUARE[3])
+
+
+def layer(x, memory=None, **options):
+    cross = None if memory is None else PROJECTIONS
+    return _core.layer(x, memory, PROJECTIONS, cross, (K, BIAS[0], K.T, None, None, None), NORMS, **options)
+
+
 ZEROS_AND_ONES = BIAS + MASK
 MANY_HEADS = np.zeros((1, 513, 1, 1), np.float32)
 
@@ -107,6 +117,20 @@ WORKING = {
     "linear, lists": lambda: pyattn.linear([[1, 2]], [[3, 4]], [5], residual=[[6]]),
     "linear, copied": lambda: pyattn.linear(
         Q.T, V[:3].T, residual=np.ones((2, 4), np.float32).T, out=np.empty((4, 2), "f")
+    ),
+    "linear, gate": lambda: pyattn.linear(Q, K, activation="silu", gate=BIAS, residual=BIAS),
+    "gelu": lambda: pyattn.gelu(Q.T),
+    "silu, list": lambda: pyattn.silu([1, 2]),
+    "layer_norm": lambda: pyattn.layer_norm(Q, 4, K[0], K[1]),
+    "layer_norm, everything": lambda: pyattn.layer_norm(Q.T, (4, 3), residual=Q.T, need_sum=True),
+    "rms_norm": lambda: pyattn.rms_norm(Q[::-1], [4], K[0]),
+    "feed_forward": lambda: pyattn.feed_forward(Q, K, None, K.T, None),
+    "feed_forward, everything": lambda: pyattn.feed_forward(
+        Q, K, BIAS[0], K.T, K[0], activation="silu", gate_weight=K, gate_bias=BIAS[1], residual=Q, out=Q.copy()
+    ),
+    "layer": lambda: layer(Q),
+    "layer, everything": lambda: layer(
+        Q, K, norm_first=True, need_weights=True, attn_mask=MASK[:, :3], memory_key_padding_mask=MASK[0], blocked=True
     ),
     "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),
     "multi_head, everything": lambda: _core.multi_head(
@@ -260,7 +284,32 @@ MISTAKES = {
     "linear, inner": lambda: pyattn.linear(Q, V),
     "linear, bias": lambda: pyattn.linear(Q, K, LSE),
     "linear, residual": lambda: pyattn.linear(Q, K, residual=Q),
-    "linear, activation": lambda: pyattn.linear(Q, K, activation="tanh"),
+    "linear, activation": lambda: pyattn.linear(Q, K, activation="swish"),
+    "linear, gate": lambda: pyattn.linear(Q, K, gate=Q),
+    "gelu, kind": lambda: pyattn.gelu(Q, "erf"),
+    "silu, dtype": lambda: pyattn.silu(["a"]),
+    "layer_norm, shape": lambda: pyattn.layer_norm(Q, 3),
+    "layer_norm, weight": lambda: pyattn.layer_norm(Q, 4, K[:, 0]),
+    "layer_norm, residual": lambda: pyattn.layer_norm(Q, 4, residual=K),
+    "layer_norm, eps": lambda: pyattn.layer_norm(Q, 4, eps=-1.0),
+    "layer_norm, sum": lambda: pyattn.layer_norm(Q, 4, need_sum=True),
+    "rms_norm, size": lambda: pyattn.rms_norm(Q, 4.0),
+    "core, normalize": lambda: _core.normalize(Q, K[0], K[:, 0]),
+    "core, activate": lambda: _core.activate(Q.T, "gelu"),
+    "core, activate what": lambda: _core.activate(Q, "swish"),
+    "core, activate a list": lambda: _core.activate([1], "gelu"),
+    "feed_forward, hidden": lambda: pyattn.feed_forward(Q, K, None, K, None),
+    "feed_forward, gate": lambda: pyattn.feed_forward(Q, K, None, K.T, None, gate_weight=K[:3]),
+    "feed_forward, gate's bias": lambda: pyattn.feed_forward(Q, K, None, K.T, None, gate_bias=BIAS[0]),
+    "feed_forward, residual": lambda: pyattn.feed_forward(Q, K, None, K.T, None, residual=BIAS),
+    "feed_forward, out": lambda: pyattn.feed_forward(Q, K, None, K.T, None, out=FROZEN),
+    "feed_forward, none": lambda: pyattn.feed_forward(Q, None, None, K.T, None),
+    "layer, weights": lambda: _core.layer(Q, None, (K,), None, (), ()),
+    "layer, heads": lambda: layer(Q, heads=3),
+    "layer, mask": lambda: layer(Q, attn_mask=MASK),
+    "layer, memory": lambda: layer(Q, K[:, :2]),
+    "layer, activation": lambda: layer(Q, activation="swish"),
+    "layer, eps": lambda: layer(Q, eps=-1.0),
     "linear, dtype": lambda: pyattn.linear(Q, K, V * 1j),
     "linear, out": lambda: pyattn.linear(Q, K, out=FROZEN),
     "multi_head, weight": lambda: _core.multi_head(Q, K, K, V, K, K),

@@ -41,6 +41,7 @@ WORDS = {
 PYTHON_ARROWS = {
     "": {
         "_version",
+        "activations",
         "additive",
         "comparing",
         "dropping",
@@ -48,6 +49,7 @@ PYTHON_ARROWS = {
         "masks",
         "multi_head",
         "nn",
+        "normalizing",
         "plot",
         "runtime",
         "single_head",
@@ -61,6 +63,7 @@ PYTHON_ARROWS = {
     "_packed": set(),
     "_signatures": {"functional"},
     "_version": set(),
+    "activations": {"_core", "functional"},
     "additive": {"_core", "dropping", "functional", "single_head"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
     "comparing": {"_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
@@ -71,6 +74,7 @@ PYTHON_ARROWS = {
     "multi_head": {"_core", "dropping", "functional", "torch_rules"},
     # Of _core, nn uses the reading of arrays alone.
     "nn": {"_core", "_packed", "dropping", "functional", "multi_head", "nn", "single_head", "torch_rules", "tracing"},
+    "normalizing": {"_core", "functional"},
     "plot": {"_core", "plot", "warning"},
     "reference": {"reference"},
     "runtime": {"_core"},

@@ -40,6 +40,15 @@ def test_against_the_formula(rows, dtype, level):
         assert_close(pyattn.linear(x, weight, bias, **options), x, weight, bias, **options)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_activation_and_gate_have_the_bits_of_their_steps(rows, activation, dtype, level):
+    x, weight, bias, gate = draw(np.random.default_rng(rows), rows, 96, 70, dtype)
+    whole = pyattn.linear(x, weight, bias, activation=activation, gate=gate, residual=gate)
+    step = _core.activate(pyattn.linear(x, weight, bias), activation)
+    assert_same_bits(whole, step * gate + gate)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("rows", [1, 7, 40])
 def test_equals_torch(rows, dtype, torch):
@@ -167,8 +176,9 @@ X, W, B = np.ones((2, 3)), np.ones((4, 3)), np.ones(4)
         ({"bias": X[0]}, ValueError, r"bias has shape \(3,\), expected \(4,\): weight has shape \(4, 3\)"),
         ({"bias": W}, ValueError, r"bias has shape \(4, 3\), expected \(4,\)"),
         ({"residual": B}, ValueError, r"residual has shape \(4,\), expected \(2, 4\)"),
-        ({"activation": "gelu"}, ValueError, "activation is 'gelu', expected None or 'relu'"),
-        ({"activation": 1}, ValueError, "activation is 1, expected None or 'relu'"),
+        ({"activation": "swish"}, ValueError, "activation is 'swish', expected None or one of 'relu', 'gelu'"),
+        ({"activation": 1}, ValueError, "activation is 1, expected None or one of 'relu'"),
+        ({"gate": np.ones((2, 3))}, ValueError, r"gate has shape \(2, 3\), expected \(2, 4\)"),
         ({"num_threads": 0}, ValueError, "num_threads is 0, expected 1 or more, or None"),
         ({"out": np.empty((2, 3))}, ValueError, r"out has shape \(2, 3\), expected \(2, 4\)"),
         ({"out": np.empty((2, 4), "f4")}, ValueError, "out has dtype float32, expected float64"),

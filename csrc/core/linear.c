@@ -45,20 +45,10 @@ typedef struct {
     char *packed, *panels, *weight, *rows, *maximum;
 } worker_memory;
 
-static char *row_at(const attn_rows *rows, ptrdiff_t n)
-{
-    char *at = rows->data;
-    for (int axis = rows->axes - 1; axis > 0; axis--) {
-        at += n % rows->shape[axis] * rows->strides[axis];
-        n /= rows->shape[axis];
-    }
-    return rows->axes > 0 ? at + n * rows->strides[0] : at;
-}
-
 /* Addresses of `count` rows, at a column that is `offset` bytes into each. */
 static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
 {
-    for (int i = 0; i < count; i++) address[i] = row_at(rows, first + i) + offset;
+    for (int i = 0; i < count; i++) address[i] = attn_row_at(rows, first + i) + offset;
 }
 
 /* The cut ---------------------------------------------------------------------------------------------------------- */
@@ -190,29 +180,28 @@ static void multiply_features(const linear_plan *plan, const worker_memory *w, p
     } while (from < p->inner);
 }
 
-_Static_assert((int)ATTN_KIND_IDENTITY == (int)ATTN_IDENTITY && (int)ATTN_KIND_RELU == (int)ATTN_RELU,
-               "the kernels' numbers for activations are attn.h's");
-
 /* Their way out. */
 static void store_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
                            ptrdiff_t feature, int features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
-    const attn_activation_kind activation = (attn_activation_kind)p->activation;
-    const char *bias = p->bias ? p->bias + feature * k->size : NULL;
-    void *y[ATTN_MAX_WIDTH], *other[ATTN_MAX_WIDTH];
-    const void *const *residual = p->residual.data ? (const void *const *)other : NULL;
+    void *y[ATTN_MAX_WIDTH], *gate[ATTN_MAX_WIDTH], *residual[ATTN_MAX_WIDTH];
+    const attn_way_out way = {.bias = p->bias ? p->bias + feature * k->size : NULL,
+                              .activation = (attn_activation_kind)p->activation,
+                              .gate = p->gate.data ? (const void *const *)gate : NULL,
+                              .residual = p->residual.data ? (const void *const *)residual : NULL};
 
     for (ptrdiff_t n = first; n < last; n++) {
         const row_block block = block_of(plan, n);
         const char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
         addresses_of(&p->y, block.row, block.rows, feature * k->size, y);
-        if (residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, other);
+        if (way.gate) addresses_of(&p->gate, block.row, block.rows, feature * k->size, gate);
+        if (way.residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, residual);
         if (plan->few)
-            k->linear_rows(block.rows, features, panel, bias, activation, residual, y);
+            k->linear_rows(block.rows, features, panel, &way, y);
         else
-            k->linear_block(block.vectors, block.rows, features, panel, bias, activation, residual, y);
+            k->linear_block(block.vectors, block.rows, features, panel, &way, y);
     }
 }
 

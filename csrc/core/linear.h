@@ -1,23 +1,14 @@
-/* A matrix product that is checked all through: y = activation(x . weight^T + bias) + residual. */
+/* A matrix product that is checked all through: y = activation(x . weight^T + bias) * gate + residual. */
 #ifndef ATTN_CORE_LINEAR_H
 #define ATTN_CORE_LINEAR_H
 
-#include "attn.h"
-
-/* The rows of an array: all axes but the last, as few as they can be walked as, whose elements lie `column` bytes apart.
- * data == NULL: not given. */
-typedef struct {
-    char *data;
-    int axes;
-    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
-    ptrdiff_t column;
-} attn_rows;
+#include "walk.h"
 
 typedef struct {
     attn_dtype dtype;
     ptrdiff_t rows, inner, features;
-    attn_rows x, residual, y;  /* residual, y: contiguous columns */
-    const char *weight, *bias; /* bias: contiguous, may be NULL */
+    attn_rows x, gate, residual, y; /* all but x: contiguous columns */
+    const char *weight, *bias;      /* bias: contiguous, may be NULL */
     ptrdiff_t weight_row, weight_column;
     attn_activation activation;
 } attn_product;

@@ -132,12 +132,15 @@ static attn_status check_output(const attn_multihead_args *args, const multihead
 {
     const attn_view *weight = &args->out_weight, *bias = &args->out_bias;
     if (bias->data && !weight->data) FAIL("out_bias comes with out_weight");
+    if (args->residual.data && !weight->data) FAIL("residual comes with out_weight");
     if (!weight->data) return ATTN_OK;
     if (weight->axes != 2 || weight->shape[1] != m->heads.features)
         FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->axes, weight->shape),
              m->heads.features);
     if (weight->dtype != m->dtype) FAIL("out_weight has another dtype than query");
-    return bias->data ? check_bias("out_bias", bias, "out_weight", weight, error) : ATTN_OK;
+    if (bias->data && check_bias("out_bias", bias, "out_weight", weight, error) != ATTN_OK) return ATTN_INVALID;
+    return args->residual.data ? attn_check_rows("residual", &args->residual, &args->query, weight->shape[0], error)
+                               : ATTN_OK;
 }
 
 /* The output's last axis. */
@@ -298,8 +301,11 @@ static attn_status project_output(const multihead *m, attn_view output, attn_err
     own_view x;
     attn_product product;
     view_of(m, &m->heads, m->heads.length, m->heads.features, 0, &x);
-    const attn_linear_args linear = {
-        .x = x.view, .weight = args->out_weight, .bias = args->out_bias, .num_threads = args->attention.num_threads};
+    const attn_linear_args linear = {.x = x.view,
+                                     .weight = args->out_weight,
+                                     .bias = args->out_bias,
+                                     .residual = args->residual,
+                                     .num_threads = args->attention.num_threads};
     const attn_status status = attn_lay_linear(&linear, output, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }

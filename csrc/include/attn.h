@@ -126,15 +126,16 @@ ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdif
                                        const void *const *outputs, const void *const *lses, void *output, void *lse,
                                        attn_error *error);
 
-typedef enum { ATTN_IDENTITY, ATTN_RELU } attn_activation;
+/* What a neuron makes of its sum: x, max(x, 0), x Phi(x), the same with tanh in Phi's place, x sigmoid(x), tanh(x). */
+typedef enum { ATTN_IDENTITY, ATTN_RELU, ATTN_GELU, ATTN_GELU_TANH, ATTN_SILU, ATTN_TANH } attn_activation;
 
-/* Arguments of a linear layer, y = activation(x . weight^T + bias) + residual. All arrays have one dtype, ATTN_F32 or
+/* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. All arrays have one dtype, ATTN_F32 or
  * ATTN_F64; zero-initialise what is left out. */
 typedef struct {
-    attn_view x;        /* (..., inner) */
-    attn_view weight;   /* (features, inner), read in place */
-    attn_view bias;     /* (features) */
-    attn_view residual; /* (..., features), with a contiguous last axis */
+    attn_view x;              /* (..., inner) */
+    attn_view weight;         /* (features, inner), read in place */
+    attn_view bias;           /* (features) */
+    attn_view gate, residual; /* (..., features), with a contiguous last axis */
     attn_activation activation;
     int num_threads;
 } attn_linear_args;
@@ -142,12 +143,28 @@ typedef struct {
 /* Checks every rule on the arguments; computes nothing. */
 ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
 
-/* Computes. y (..., features) has a contiguous last axis, and may be residual. */
+/* Computes. y (..., features) has a contiguous last axis, and may be gate or residual. */
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
+
+/* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis, or RMS normalisation, the
+ * same with 0 for the mean. All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
+typedef enum { ATTN_NORM_LAYER, ATTN_NORM_RMS } attn_norm;
+typedef struct {
+    attn_norm kind;
+    attn_view x, residual;  /* (..., features), with a contiguous last axis; x + residual is what is normalised */
+    attn_view weight, bias; /* (features), contiguous */
+    double epsilon;
+    int num_threads;
+} attn_norm_args;
+
+/* Computes. sum = x + residual, where there is a residual, may be left out; sum and y (..., features) have a contiguous
+ * last axis, and may be x or residual. */
+ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error);
 
 /* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
  *
- *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)      output = heads . out_weight^T + out_bias
+ *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)
+ *     output = heads . out_weight^T + out_bias + residual
  *
  * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
  */
@@ -160,6 +177,7 @@ typedef struct {
     attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair behind all others */
     int add_zero;                     /* a pair of zeros behind that */
     attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the heads side by side are the output */
+    attn_view residual;             /* (..., q_len, out_dim), added last; with out_weight alone */
     ptrdiff_t heads, kv_heads;
     attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are not looked at */
 } attn_multihead_args;
@@ -167,7 +185,7 @@ typedef struct {
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out; weights as attn_attention's, may be
+/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, and may be residual; weights as attn_attention's, may be
  * left out. */
 ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
                                     attn_error *error);
@@ -175,6 +193,57 @@ ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view o
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
+
+/* The feed-forward part of a Transformer's layer, in two products or three:
+ *
+ *     hidden = activation(x . in_weight^T + in_bias)
+ *     hidden = activation(x . gate_weight^T + gate_bias) * (x . in_weight^T + in_bias)      with a gate: SwiGLU and its like
+ *     output = hidden . out_weight^T + out_bias + residual
+ *
+ * All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ */
+typedef struct {
+    attn_view x;                      /* (..., inner) */
+    attn_view in_weight, in_bias;     /* (hidden, inner), read in place, as all weights; (hidden) */
+    attn_view gate_weight, gate_bias; /* the same */
+    attn_view out_weight, out_bias;   /* (features, hidden), (features) */
+    attn_view residual;               /* (..., features), with a contiguous last axis */
+    attn_activation activation;
+    int num_threads;
+} attn_feed_forward_args;
+
+/* Computes. y (..., features) has a contiguous last axis, and may be x or residual. */
+ATTN_API attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error);
+
+/* A layer of a Transformer: self-attention, attention to `memory` where there is one (a decoder's), and the feed-forward
+ * part. Each is added to what it works on, and normalised: after that, or before with norm_first. */
+typedef struct {
+    attn_norm kind;
+    attn_view weight, bias; /* (features), contiguous; may be left out */
+    double epsilon;
+} attn_norm_weights;
+
+typedef struct {
+    attn_view x;                     /* (..., length, features), with a contiguous last axis */
+    attn_view memory;                /* (..., memory length, memory features); data == NULL: no attention to it */
+    attn_multihead_args self, cross; /* their query, key, value and residual are not looked at */
+    attn_feed_forward_args feed;     /* nor are its x and residual */
+    attn_norm_weights norms[3];      /* of self, cross, feed; without memory the second is not looked at */
+    int norm_first;
+} attn_layer_args;
+
+/* Checks the rules on all inputs, and tells how the weights of both attentions look; computes nothing. `cross` is not
+ * written to without memory. */
+ATTN_API attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross,
+                                       attn_error *error);
+
+/* Computes. y has x's shape and a contiguous last axis, and is not x. The weights may be left out. */
+ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights,
+                                attn_view cross_weights, attn_error *error);
+
+/* y = activation(x), over n contiguous elements; y may be x. */
+ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,
+                                   int num_threads, attn_error *error);
 
 /* Threads used when a call does not say. 0 asks for the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else what
  * affinity and cgroup allow. */

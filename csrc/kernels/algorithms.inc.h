@@ -1,11 +1,13 @@
 /* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
 #include "exp2.inc.h"
 #include "rowwise.inc.h"
+#include "norm.inc.h"
 #include "stream.inc.h"
 #include "square.inc.h"
 #include "score.inc.h"
 #include "prepare.inc.h"
 #include "tanh.inc.h"
+#include "activation.inc.h"
 #include "additive.inc.h"
 #include "softmax.inc.h"
 #include "value.inc.h"
@@ -43,9 +45,10 @@ static const attn_kernels K(kernels) = {
     .share_row = K(share_row),
     .linear_block = K(linear_block),
     .linear_rows = K(linear_rows),
+    .norm_row = K(norm_row),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
-    .tanh_array = K(tanh_array),
+    .activate = K(activate),
     .fma_rounds = K(fma_rounds),
     .read_array = K(read_array),
 };

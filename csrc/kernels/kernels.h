@@ -52,8 +52,26 @@ typedef struct {
     uint32_t seed[2], most;
 } attn_dropout;
 
-/* What happens to a matrix product on its way out. */
-typedef enum { ATTN_KIND_IDENTITY, ATTN_KIND_RELU } attn_activation_kind;
+/* What a neuron makes of its sum: activation.inc.h. */
+typedef enum {
+    ATTN_KIND_IDENTITY,
+    ATTN_KIND_RELU,
+    ATTN_KIND_GELU,
+    ATTN_KIND_GELU_TANH,
+    ATTN_KIND_SILU,
+    ATTN_KIND_TANH
+} attn_activation_kind;
+
+/* What a row is normalised by: its variance, or the mean of its squares. */
+typedef enum { ATTN_NORM_KIND_LAYER, ATTN_NORM_KIND_RMS } attn_norm_kind;
+
+/* What happens to a matrix product on its way out: y[row] = activation(product + bias) * gate[row] + residual[row]. All
+ * but the activation may be NULL. */
+typedef struct {
+    const void *bias;
+    attn_activation_kind activation;
+    const void *const *gate, *const *residual;
+} attn_way_out;
 
 /* Running softmax of some rows: maximum (log2 units), sum of weights, unnormalised output (rows, out_stride). */
 typedef struct {
@@ -144,12 +162,16 @@ typedef struct {
     /* y = x * share, or y + x * share unless it begins: a row's part of the mean over heads. */
     void (*share_row)(ptrdiff_t n, const void *x, double share, int begins, void *y);
 
-    /* y[row] = activation(product + bias) + residual[row], over `features` reals; bias and residual may be NULL. The
-     * product has score_block's layout (features, vectors * lanes), or decode_scores's (rows, ATTN_BLOCK_KEYS). */
-    void (*linear_block)(int vectors, int rows, int features, const void *product, const void *bias,
-                         attn_activation_kind activation, const void *const *residual, void *const *y);
-    void (*linear_rows)(int rows, int features, const void *product, const void *bias, attn_activation_kind activation,
-                        const void *const *residual, void *const *y);
+    /* A product's way out, over `features` reals. It has score_block's layout (features, vectors * lanes), or
+     * decode_scores's (rows, ATTN_BLOCK_KEYS). */
+    void (*linear_block)(int vectors, int rows, int features, const void *product, const attn_way_out *way,
+                         void *const *y);
+    void (*linear_rows)(int rows, int features, const void *product, const attn_way_out *way, void *const *y);
+
+    /* y = (x + residual), normalised, over n contiguous elements: sum is where x + residual goes, and may be y. residual,
+     * weight and bias may be NULL. */
+    void (*norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
+                     const void *bias, double epsilon, void *sum, void *y);
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
@@ -157,8 +179,9 @@ typedef struct {
     /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Used by every softmax above; here for its tests. */
     void (*exp2_array)(ptrdiff_t n, const void *x, void *y);
 
-    /* y = tanh(x): at most 4 ULP, odd. Used by additive scores; here for its tests. */
-    void (*tanh_array)(ptrdiff_t n, const void *x, void *y);
+    /* y = activation(x), over n contiguous elements; y may be x. tanh: at most 4 ULP, odd; it serves additive scores,
+     * too. GELU: at most 7 ULP; SILU: 4; GELU_TANH: 4, and 3 times its exponent, 2u, more where x is negative. */
+    void (*activate)(attn_activation_kind kind, ptrdiff_t n, const void *x, void *y);
 
     /* For benchmarks: fma at full speed (returns operations done), and a pure read of n reals. sink: one vector. */
     double (*fma_rounds)(ptrdiff_t rounds, void *sink);

@@ -1,29 +1,29 @@
 /* softmax and log_softmax of a contiguous row.
  *
- * exp(x - m) = 2^((x - m) * log2(e)), with log2(e) in two parts so that the product's rounding does not grow with
- * |x - m|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a fixed order, and then
+ * exp(t) = 2^n exp(t - n log(2)), with log(2) in two parts, the first so short that n times it is exact, with fma or
+ * without: no rounding grows with |t|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a fixed order, and then
  * added up with what each addition loses: the same bits at every level, and as exact for 10^8 elements as for ten.
  */
 #if REAL_F32
-#define LOG2E_HIGH 0x1.715476p0f
-#define LOG2E_LOW 0x1.4ae0cp-26f
+#define LN2_HIGH 0x1.62e4p-1f
+#define LN2_LOW 0x1.7f7d1cp-20f
 #define ROW_LOWEST -127.0f
 #define ROW_LOG logf
 #else
-#define LOG2E_HIGH 0x1.71547652b82fep0
-#define LOG2E_LOW 0x1.777d0ffda0d24p-56
+#define LN2_HIGH 0x1.62e42feep-1
+#define LN2_LOW 0x1.a39ef35793c76p-33
 #define ROW_LOWEST -1023.0
 #define ROW_LOG log
 #endif
 enum { K(row_parts) = 16, K(row_vectors) = 16 / (REAL_F32 ? VF32_LANES : VF64_LANES), K(row_block) = 4096 };
 
-/* exp(t), t <= 0. */
-static inline vec K(exp_negative)(vec t)
+/* exp(t + little), t <= 0 and |little| < 0.2. */
+static inline vec K(exp_negative)(vec t, vec little)
 {
-    const vec high = V(splat)(LOG2E_HIGH), low = V(splat)(LOG2E_LOW), lowest = V(splat)(ROW_LOWEST);
-    vec y = V(mul)(t, high);
-    vec n = V(round)(V(max)(lowest, y));
-    vec f = V(fma)(t, low, V(fma)(t, high, V(sub)(V(splat)(0), n)));
+    const vec high = V(splat)(-LN2_HIGH), low = V(splat)(-LN2_LOW), lowest = V(splat)(ROW_LOWEST);
+    const vec log2e = V(splat)((real)1.4426950408889634), y = V(mul)(t, log2e);
+    const vec n = V(round)(V(max)(lowest, y));
+    vec f = V(mul)(V(add)(V(fma)(n, low, V(fma)(n, high, t)), little), log2e);
     f = V(select)(V(lt)(y, lowest), V(splat)(0), f); /* far below: 2^n is 0, f may be -inf */
     return K(exp2_split)(n, f);
 }
@@ -41,30 +41,38 @@ static inline real K(row_maximum)(ptrdiff_t n, const real *x, real before)
     return before;
 }
 
+/* The 16 partial sums of a block, folded in a fixed order. */
+static real K(add_parts)(const vec *part)
+{
+    real lanes[16];
+    for (int c = 0; c < K(row_vectors); c++) V(store)(lanes + c * LANES, part[c]);
+    for (int width = 8; width > 0; width /= 2)
+        for (int c = 0; c < width; c++) lanes[c] += lanes[c + width];
+    return lanes[0];
+}
+
 /* e = exp(x - shift) of n elements, stored unless y is NULL; returns their sum. */
 static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
 {
+    const vec none = V(splat)(0);
     real lanes[16];
     vec part[16];
     ptrdiff_t i = 0;
-    for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
+    for (int c = 0; c < K(row_vectors); c++) part[c] = none;
     for (; i + K(row_parts) <= n; i += K(row_parts))
         ATTN_UNROLL for (int c = 0; c < K(row_vectors); c++) {
-            const vec e = K(exp_negative)(V(sub)(V(load)(x + i + c * LANES), shift));
+            const vec e = K(exp_negative)(V(sub)(V(load)(x + i + c * LANES), shift), none);
             part[c] = V(add)(part[c], e);
             if (y) V(store)(y + i + c * LANES, e);
         }
     for (int c = 0; i < n; c++, i += LANES) {
         const int count = n - i < LANES ? (int)(n - i) : LANES;
-        V(store)(lanes, K(exp_negative)(V(sub)(V(load_first)(x + i, count), shift)));
+        V(store)(lanes, K(exp_negative)(V(sub)(V(load_first)(x + i, count), shift), none));
         const vec e = V(load_first)(lanes, count); /* lanes past the end add nothing */
         part[c] = V(add)(part[c], e);
         if (y) V(store_first)(y + i, count, e);
     }
-    for (int c = 0; c < K(row_vectors); c++) V(store)(lanes + c * LANES, part[c]);
-    for (int width = 8; width > 0; width /= 2)
-        for (int c = 0; c < width; c++) lanes[c] += lanes[c + width];
-    return lanes[0];
+    return K(add_parts)(part);
 }
 
 static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
@@ -94,7 +102,7 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
     }
 }
 
-#undef LOG2E_HIGH
-#undef LOG2E_LOW
+#undef LN2_HIGH
+#undef LN2_LOW
 #undef ROW_LOWEST
 #undef ROW_LOG

@@ -34,13 +34,5 @@ static inline vec K(tanh)(vec x)
     return V(select)(V(lt)(x, none), V(sub)(none, result), result);
 }
 
-static void K(tanh_array)(ptrdiff_t n, const void *x, void *y)
-{
-    for (ptrdiff_t i = 0; i < n; i += LANES) {
-        const int lanes = n - i < LANES ? (int)(n - i) : LANES;
-        V(store_first)((real *)y + i, lanes, K(tanh)(V(load_first)((const real *)x + i, lanes)));
-    }
-}
-
 #undef TANH_DEGREE
 #undef TANH_LOWEST

@@ -83,6 +83,9 @@ static inline int pyattn_given(PyObject *object) { return object != NULL && obje
 /* None or an int of 1 or more (above 1024 it is 1024), as the core's num_threads. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 
+/* None, or a name of an activation. Returns -1 with an exception. */
+int pyattn_activation(PyObject *object, attn_activation *activation);
+
 /* gil.c: Py_BEGIN_ALLOW_THREADS for calls that ask whether Ctrl-C was pressed; and whether this thread should ask. */
 #define PYATTN_BEGIN_ALLOW_THREADS                                                                                     \
     pyattn_note_thread();                                                                                              \
@@ -90,8 +93,9 @@ int pyattn_num_threads(PyObject *object);
 void pyattn_note_thread(void);
 int pyattn_is_main_thread(void);
 
-/* ops_attention.c, ops_dropout.c, ops_linear.c, ops_multihead.c, ops_rows.c, ops_runtime.c */
-extern PyMethodDef pyattn_attention_methods[], pyattn_dropout_methods[], pyattn_linear_methods[],
-    pyattn_multihead_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+/* ops_*.c: the methods that module.c lists */
+extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_dropout_methods[],
+    pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[], pyattn_multihead_methods[],
+    pyattn_norm_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

@@ -1,9 +1,9 @@
 /* The docstring of pyattn.linear; its first line is the signature that help() and inspect show. */
 #define DOC_LINEAR \
-    "linear($module, x, weight, bias=None, *, activation=None, residual=None, num_threads=None, out=None)\n" \
+    "linear($module, x, weight, bias=None, *, activation=None, gate=None, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
-    "A linear layer, ``activation(x @ weight.T + bias) + residual``, in one pass.\n" \
+    "A linear layer, ``activation(x @ weight.T + bias) * gate + residual``, in one pass.\n" \
     "\n" \
     "Parameters\n" \
     "----------\n" \
@@ -13,8 +13,10 @@
     "weight : array_like, (features, inner)\n" \
     "    As torch.nn.Linear keeps it. It is read in place, and nothing packed is kept of it.\n" \
     "bias : array_like, (features,), optional\n" \
-    "activation : {'relu'}, optional\n" \
-    "    Applied before the residual is added.\n" \
+    "activation : {'relu', 'gelu', 'gelu_tanh', 'silu', 'tanh'}, optional\n" \
+    "    See `gelu` and `silu`.\n" \
+    "gate : array_like, (..., features), optional\n" \
+    "    Multiplied with the activation, as in SwiGLU: ``gate=linear(x, gate_weight, activation='silu')``.\n" \
     "residual : array_like, (..., features), optional\n" \
     "    Added last, as around a Transformer's sublayer.\n" \
     "num_threads : int, optional\n" \

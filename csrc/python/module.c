@@ -17,8 +17,18 @@ static int interrupted(void)
 static int execute(PyObject *module)
 {
     static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, interrupted};
-    PyMethodDef *const tables[] = {pyattn_attention_methods, pyattn_dropout_methods, pyattn_linear_methods,
-                                   pyattn_multihead_methods, pyattn_rows_methods,    pyattn_runtime_methods};
+    PyMethodDef *const tables[] = {
+        pyattn_activation_methods,   /* of single numbers */
+        pyattn_attention_methods,    /* attention */
+        pyattn_dropout_methods,      /* what dropout keeps */
+        pyattn_feed_forward_methods, /* two products or three */
+        pyattn_layer_methods,        /* all of a Transformer's layer */
+        pyattn_linear_methods,       /* one product */
+        pyattn_multihead_methods,    /* products around attention */
+        pyattn_norm_methods,         /* layer and RMS normalisation */
+        pyattn_rows_methods,         /* what functional.py wraps */
+        pyattn_runtime_methods,      /* threads and instruction sets */
+    };
 
     if (PyArray_ImportNumPyAPI() < 0) return -1;
     attn_set_hooks(&hooks);

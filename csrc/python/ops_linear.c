@@ -6,13 +6,13 @@
 
 #include "doc_linear.h"
 
-enum { X, WEIGHT, BIAS, RESIDUAL, ARRAYS, ACTIVATION = ARRAYS, NUM_THREADS, OUT, ARGUMENTS }; /* arrays first */
-static const char *const argument_names[ARGUMENTS] = {"x",          "weight",      "bias", "residual",
-                                                      "activation", "num_threads", "out"};
+enum { X, WEIGHT, BIAS, GATE, RESIDUAL, ARRAYS, ACTIVATION = ARRAYS, NUM_THREADS, OUT, ARGUMENTS }; /* arrays first */
+static const char *const argument_names[ARGUMENTS] = {"x",        "weight",     "bias",        "gate",
+                                                      "residual", "activation", "num_threads", "out"};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"linear", ARGUMENTS, 3, 2, argument_names, interned_names};
 
-/* What one call owns: x, weight, bias, residual, and y. */
+/* What one call owns: x, weight, bias, gate, residual, and y. */
 typedef struct {
     PyArrayObject *arrays[ARRAYS], *y;
 } owned;
@@ -31,15 +31,8 @@ static int convert_arrays(PyObject *const *values, owned *o)
 
 static int convert_options(PyObject *const *values, attn_linear_args *args)
 {
-    PyObject *activation = values[ACTIVATION];
     if ((args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
-    if (!pyattn_given(activation)) return 0;
-    if (!PyUnicode_Check(activation) || PyUnicode_CompareWithASCIIString(activation, "relu") != 0) {
-        PyErr_Format(PyExc_ValueError, "activation is %R, expected None or 'relu'", activation);
-        return -1;
-    }
-    args->activation = ATTN_RELU;
-    return 0;
+    return pyattn_activation(values[ACTIVATION], &args->activation);
 }
 
 /* y: new, or out where the core may write into it. */
@@ -78,6 +71,7 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
     args.x = pyattn_view(o.arrays[X]);
     args.weight = pyattn_view(o.arrays[WEIGHT]);
     if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);
+    if (o.arrays[GATE]) args.gate = pyattn_view(o.arrays[GATE]);
     if (o.arrays[RESIDUAL]) args.residual = pyattn_view(o.arrays[RESIDUAL]);
 
     if ((status = attn_check_linear(&args, &error)) != ATTN_OK) {

@@ -1,6 +1,7 @@
 /* pyattn._core.multi_head: multi-head attention in one call. pyattn/multi_head.py, single_head.py and nn/multihead.py call it;
  * they know torch's and the articles' arguments and say what is wrong with them.
  */
+#include "frozen.h"
 #include "options.h"
 
 enum {
@@ -41,11 +42,8 @@ typedef struct {
     pyattn_option_arrays options;
 } owned;
 
-/* Shapes are copied: the core reads them without the GIL, and another thread may assign to one. */
+/* Places of what else has a shape. */
 enum { MASK = ARRAYS, PADDING, KEEP_MASK, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
-typedef struct {
-    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
-} frozen;
 
 static void release(owned *o)
 {
@@ -56,38 +54,7 @@ static void release(owned *o)
     pyattn_release_options(&o->options);
 }
 
-static void freeze(attn_view *view, frozen *own)
-{
-    if (view->data == NULL || view->axes == 0) return; /* a scalar's shape is NULL */
-    memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
-    memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
-    view->shape = own->shape;
-    view->strides = own->strides;
-}
-
-/* Rows of one array that holds those of query, key and value on top of one another, as torch's in_proj_weight does. */
-static int unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, frozen *own)
-{
-    const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;
-    if (q->axes == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s holds what belongs to query, key and value, on top of one another: a multiple of 3 rows is "
-                     "expected, and found are %zd",
-                     name, q->axes > 0 ? q->shape[0] : 0);
-        return -1;
-    }
-    for (int n = 1; n < 3; n++) {
-        attn_view *const part = n == 1 ? k : v;
-        *part = *q;
-        part->data = (char *)q->data + n * rows * q->strides[0];
-        freeze(part, &own[n]);
-        own[n].shape[0] = rows;
-    }
-    own[0].shape[0] = rows;
-    return 0;
-}
-
-static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, frozen *own)
+static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, pyattn_frozen *own)
 {
     static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
                                           [KEY] = offsetof(attn_multihead_args, key),
@@ -107,20 +74,22 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
     for (int n = 0; n < ARRAYS; n++) {
         attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
         if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
-        freeze(view, &own[n]);
+        pyattn_freeze(view, &own[n]);
     }
     if (o->arrays[K_WEIGHT] == NULL && o->arrays[V_WEIGHT] == NULL) {
-        if (unpack(&args->q_weight, &args->k_weight, &args->v_weight, "in_proj_weight", own + Q_WEIGHT) < 0) return -1;
-        if (o->arrays[Q_BIAS] && unpack(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias", own + Q_BIAS) < 0)
+        if (pyattn_unpack(&args->q_weight, &args->k_weight, &args->v_weight, "in_proj_weight", own + Q_WEIGHT) < 0)
+            return -1;
+        if (o->arrays[Q_BIAS] &&
+            pyattn_unpack(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias", own + Q_BIAS) < 0)
             return -1;
     }
     pyattn_view_options(&o->options, &args->attention); /* last: see there */
     if (o->padding) args->attention.padding_mask = pyattn_view(o->padding);
-    freeze(&args->attention.mask, &own[MASK]);
-    freeze(&args->attention.padding_mask, &own[PADDING]);
-    freeze(&args->attention.keep_mask, &own[KEEP_MASK]);
-    freeze(&args->attention.key_lengths, &own[KEY_LENGTHS]);
-    freeze(&args->attention.query_lengths, &own[QUERY_LENGTHS]);
+    pyattn_freeze(&args->attention.mask, &own[MASK]);
+    pyattn_freeze(&args->attention.padding_mask, &own[PADDING]);
+    pyattn_freeze(&args->attention.keep_mask, &own[KEEP_MASK]);
+    pyattn_freeze(&args->attention.key_lengths, &own[KEY_LENGTHS]);
+    pyattn_freeze(&args->attention.query_lengths, &own[QUERY_LENGTHS]);
     return 0;
 }
 
@@ -183,7 +152,7 @@ static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssiz
     PyObject *values[ARGUMENTS], *result = NULL;
     owned o = {.output = NULL};
     attn_multihead_args args = {.add_zero = 0};
-    frozen own[FROZEN];
+    pyattn_frozen own[FROZEN];
     attn_shapes shapes;
     attn_error error;
     (void)self;

@@ -18,19 +18,23 @@ from pyattn.reference.attending import (
     visible_pairs,
     weighted_sum,
 )
-from pyattn.reference.layers import linear, log_softmax, softmax
+from pyattn.reference.layers import activate, feed_forward, layer_norm, linear, log_softmax, rms_norm, softmax
 from pyattn.reference.scoring import Score, default_scale, scores
 
 __all__ = [
     "Attended",
     "Operands",
     "Score",
+    "activate",
     "attention",
     "default_scale",
+    "feed_forward",
+    "layer_norm",
     "linear",
     "log_softmax",
     "merge_states",
     "operands",
+    "rms_norm",
     "scores",
     "softmax",
     "visible_pairs",

@@ -15,7 +15,7 @@
 
 static void apply(const attn_kernels *kernels, ptrdiff_t count, const void *x, void *y)
 {
-    kernels->tanh_array(count, x, y);
+    kernels->activate(ATTN_KIND_TANH, count, x, y);
 }
 
 /* Half of them spread evenly over [0, 22], where the last of them are 1; half over the powers of two below. */

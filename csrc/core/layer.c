@@ -1,0 +1,135 @@
+/* A layer of a Transformer: its parts one after the other, each added to what it works on.
+ *
+ * The sum so far stands in y. What norm_first normalises for a part goes to scratch memory, so that beside y there is one
+ * more array of x's size, and what the parts take themselves.
+ */
+#include "layer.h"
+
+#include "arena.h"
+#include "error.h"
+#include "norm.h"
+
+#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+
+enum { SELF, CROSS, FEED };
+
+/* An array of x's shape, contiguous. */
+typedef struct {
+    attn_view view;
+    ptrdiff_t strides[ATTN_MAX_AXES];
+    size_t bytes;
+} buffer;
+
+static void lay_buffer(const attn_view *x, buffer *like)
+{
+    like->bytes = x->dtype == ATTN_F64 ? 8 : 4;
+    for (int n = x->axes - 1; n >= 0; n--) {
+        like->strides[n] = (ptrdiff_t)like->bytes;
+        like->bytes = attn_times(like->bytes, (size_t)x->shape[n]);
+    }
+    like->view = (attn_view){NULL, x->dtype, x->axes, x->shape, like->strides};
+}
+
+/* The parts with their inputs. x is what they work on, sum what is added to them. */
+static attn_multihead_args self_of(const attn_layer_args *args, attn_view x, attn_view sum)
+{
+    attn_multihead_args self = args->self;
+    self.query = self.key = self.value = x;
+    self.residual = sum;
+    return self;
+}
+static attn_multihead_args cross_of(const attn_layer_args *args, attn_view x, attn_view sum)
+{
+    attn_multihead_args cross = args->cross;
+    cross.query = x;
+    cross.key = cross.value = args->memory;
+    cross.residual = sum;
+    return cross;
+}
+static attn_feed_forward_args feed_of(const attn_layer_args *args, attn_view x, attn_view sum)
+{
+    attn_feed_forward_args feed = args->feed;
+    feed.x = x;
+    feed.residual = sum;
+    return feed;
+}
+static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_view x)
+{
+    const attn_norm_weights *norm = &args->norms[part];
+    return (attn_norm_args){.kind = norm->kind,
+                            .x = x,
+                            .weight = norm->weight,
+                            .bias = norm->bias,
+                            .epsilon = norm->epsilon,
+                            .num_threads = args->feed.num_threads};
+}
+
+attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross, attn_error *error)
+{
+    const attn_multihead_args first = self_of(args, args->x, args->x), second = cross_of(args, args->x, args->x);
+    const attn_feed_forward_args feed = feed_of(args, args->x, args->x);
+    attn_status status = attn_multihead_shapes(&first, self, error);
+    if (status != ATTN_OK) return status;
+    if (args->self.out_weight.data == NULL) FAIL("out_weight of the self-attention is missing");
+    if (args->memory.data) {
+        if (args->cross.out_weight.data == NULL) FAIL("out_weight of the attention to memory is missing");
+        if ((status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
+    }
+    if ((status = attn_check_feed_forward(&feed, error)) != ATTN_OK) return status;
+    for (int part = SELF; part <= FEED; part++) {
+        const attn_norm_args norm = norm_of(args, part, args->x);
+        if (part == CROSS && args->memory.data == NULL) continue;
+        if ((status = attn_check_norm(&norm, error)) != ATTN_OK) return status;
+    }
+    self->work = attn_plus(self->work, attn_feed_forward_work(&feed));
+    return ATTN_OK;
+}
+
+/* y = sum + part(x), where x is sum, or sum normalised into scratch memory. */
+static attn_status add_part(const attn_layer_args *args, int part, attn_view sum, attn_view scratch, attn_view y,
+                            attn_view weights, attn_error *error)
+{
+    static const attn_view none = {.data = NULL};
+    attn_view x = sum;
+    attn_status status;
+    if (args->norm_first) {
+        const attn_norm_args norm = norm_of(args, part, sum);
+        if ((status = attn_normalize(&norm, none, scratch, error)) != ATTN_OK) return status;
+        x = scratch;
+    }
+    if (part == FEED) {
+        const attn_feed_forward_args feed = feed_of(args, x, sum);
+        status = attn_feed_forward(&feed, y, error);
+    } else {
+        const attn_multihead_args attention = part == SELF ? self_of(args, x, sum) : cross_of(args, x, sum);
+        status = attn_multihead(&attention, y, weights, error);
+    }
+    if (status != ATTN_OK || args->norm_first) return status;
+    const attn_norm_args norm = norm_of(args, part, y);
+    return attn_normalize(&norm, none, y, error);
+}
+
+attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+                       attn_error *error)
+{
+    static const attn_view none = {.data = NULL};
+    attn_shapes unused;
+    attn_arena arena;
+    buffer scratch;
+    attn_status status = attn_layer_shapes(args, &unused, &unused, error);
+    if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
+    if (status != ATTN_OK) return status;
+    if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
+
+    lay_buffer(&args->x, &scratch);
+    const size_t bytes = args->norm_first ? scratch.bytes : 0;
+    if (!attn_arena_take(&arena, bytes))
+        return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
+    scratch.view.data = arena.scratch;
+    status = add_part(args, SELF, args->x, scratch.view, y, self_weights, error);
+    if (status == ATTN_OK && args->memory.data)
+        status = add_part(args, CROSS, y, scratch.view, y, cross_weights, error);
+    if (status == ATTN_OK) status = add_part(args, FEED, y, scratch.view, y, none, error);
+    attn_arena_give(&arena);
+    return status;
+}

@@ -1,0 +1,24 @@
+/* A normalisation that is checked all through. */
+#ifndef ATTN_CORE_NORM_H
+#define ATTN_CORE_NORM_H
+
+#include "walk.h"
+
+typedef struct {
+    attn_dtype dtype;
+    attn_norm kind;
+    ptrdiff_t rows, columns;
+    attn_rows x, residual, sum, y; /* contiguous columns */
+    const char *weight, *bias;     /* contiguous, may be NULL */
+    double epsilon;
+} attn_normalization;
+
+/* All rules on the arguments; and on sum, which may be left out, and y. Fills `norm`. Nothing in it points to a shape of
+ * the caller's. */
+attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
+attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
+                          attn_error *error);
+
+attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error);
+
+#endif

@@ -1,0 +1,39 @@
+/* The rows of an array: all its axes but the last, as few as they can be walked as. */
+#ifndef ATTN_CORE_WALK_H
+#define ATTN_CORE_WALK_H
+
+#include "attn.h"
+
+/* A row's elements lie `column` bytes apart. data == NULL: not given. */
+typedef struct {
+    char *data;
+    int axes;
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
+    ptrdiff_t column;
+} attn_rows;
+
+/* Nothing in it points to a shape of the caller's. */
+attn_rows attn_rows_of(const attn_view *view);
+
+/* How many rows there are; -1 when they, of `columns` doubles each, do not fit into memory. */
+ptrdiff_t attn_count_rows(const attn_view *view, ptrdiff_t columns);
+
+/* Checks that an array has x's rows and dtype, with `columns` contiguous elements each. */
+attn_status attn_check_rows(const char *name, const attn_view *view, const attn_view *x, ptrdiff_t columns,
+                            attn_error *error);
+
+/* Where row n is. */
+static inline char *attn_row_at(const attn_rows *rows, ptrdiff_t n)
+{
+    char *at = rows->data;
+    for (int axis = rows->axes - 1; axis > 0; axis--) {
+        at += n % rows->shape[axis] * rows->strides[axis];
+        n /= rows->shape[axis];
+    }
+    return rows->axes > 0 ? at + n * rows->strides[0] : at;
+}
+
+static inline ptrdiff_t attn_last_size(const attn_view *view) { return view->shape[view->axes - 1]; }
+static inline ptrdiff_t attn_last_stride(const attn_view *view) { return view->strides[view->axes - 1]; }
+
+#endif

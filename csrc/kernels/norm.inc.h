@@ -1,0 +1,87 @@
+/* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias, of a row; and RMS normalisation, the same
+ * with 0 for the mean and without a bias.
+ *
+ * Sums are 16 interleaved partial sums over 4,096 elements at a time, as in rowwise.inc.h: the same bits at every level.
+ * The variance is that of x - mean, in a second pass: nothing cancels.
+ */
+
+/* LANES reals, or the first `count` when not whole. */
+ATTN_TEMPLATE vec K(load_part)(const int whole, int count, const real *x)
+{
+    return whole ? V(load)(x) : V(load_first)(x, count);
+}
+ATTN_TEMPLATE void K(store_part)(const int whole, int count, real *y, vec a)
+{
+    if (whole)
+        V(store)(y, a);
+    else
+        V(store_first)(y, count, a);
+}
+
+/* Sum of x, or of (x - shift)^2, over at most row_block elements. */
+ATTN_TEMPLATE real K(sum_block)(const int squares, ptrdiff_t n, const real *x, vec shift)
+{
+    real lanes[LANES];
+    vec part[16];
+    ptrdiff_t i = 0;
+    for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
+    for (; i + K(row_parts) <= n; i += K(row_parts)) ATTN_UNROLL for (int c = 0; c < K(row_vectors); c++)
+        {
+            const vec a = V(sub)(V(load)(x + i + c * LANES), shift);
+            part[c] = squares ? V(fma)(a, a, part[c]) : V(add)(part[c], a);
+        }
+    for (int c = 0; i < n; c++, i += LANES) {
+        const int count = n - i < LANES ? (int)(n - i) : LANES;
+        V(store)(lanes, V(sub)(V(load_first)(x + i, count), shift));
+        const vec a = V(load_first)(lanes, count); /* lanes past the end add nothing */
+        part[c] = squares ? V(fma)(a, a, part[c]) : V(add)(part[c], a);
+    }
+    return K(add_parts)(part);
+}
+
+ATTN_TEMPLATE real K(mean_of)(const int squares, ptrdiff_t n, const real *x, real shift)
+{
+    real sum = 0;
+    for (ptrdiff_t i = 0; i < n; i += K(row_block))
+        sum += K(sum_block)(squares, n - i < K(row_block) ? n - i : K(row_block), x + i, V(splat)(shift));
+    return sum / (real)n;
+}
+
+ATTN_TEMPLATE void K(norm_part)(const int whole, int count, const real *x, vec mean, vec by, const real *weight,
+                                const real *bias, real *y)
+{
+    vec a = V(mul)(V(sub)(K(load_part)(whole, count, x), mean), by);
+    if (weight) a = V(mul)(a, K(load_part)(whole, count, weight));
+    if (bias) a = V(add)(a, K(load_part)(whole, count, bias));
+    K(store_part)(whole, count, y, a);
+}
+
+/* sum: x + residual, where there is a residual; it may be y. */
+static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
+                        const void *bias, double epsilon, void *sum, void *y)
+{
+    const real *in = x, *other = residual, *w = weight, *b = bias;
+    ptrdiff_t i;
+
+    /* Pass 1: what is added first */
+    if (other) {
+        real *total = sum;
+        for (i = 0; i + LANES <= n; i += LANES) V(store)(total + i, V(add)(V(load)(in + i), V(load)(other + i)));
+        if (i < n)
+            V(store_first)
+            (total + i, (int)(n - i),
+             V(add)(V(load_first)(in + i, (int)(n - i)), V(load_first)(other + i, (int)(n - i))));
+        in = total;
+    }
+
+    /* Passes 2 and 3: mean and variance */
+    const real mean = kind == ATTN_NORM_KIND_LAYER ? K(mean_of)(0, n, in, 0) : 0;
+    const real variance = K(mean_of)(1, n, in, mean);
+
+    /* Pass 4 */
+    const vec shift = V(splat)(mean), by = V(splat)((real)(1 / sqrt((double)variance + epsilon)));
+    real *out = y;
+    for (i = 0; i + LANES <= n; i += LANES)
+        K(norm_part)(1, LANES, in + i, shift, by, w ? w + i : NULL, b ? b + i : NULL, out + i);
+    if (i < n) K(norm_part)(0, (int)(n - i), in + i, shift, by, w ? w + i : NULL, b ? b + i : NULL, out + i);
+}

@@ -1,0 +1,49 @@
+/* The docstring of pyattn.feed_forward; its first line is the signature that help() and inspect show. */
+#define DOC_FEED_FORWARD \
+    "feed_forward($module, x, in_weight, in_bias, out_weight, out_bias, *, activation='relu', gate_weight=None, " \
+    "gate_bias=None, residual=None, num_threads=None, out=None)\n" \
+    "--\n" \
+    "\n" \
+    "A Transformer's feed-forward part, ``act(x @ in_weight.T + in_bias) @ out_weight.T + out_bias + residual``.\n" \
+    "\n" \
+    "Position-wise feed-forward networks of Vaswani et al. 2017, section 3.3: their W1, b1, W2, b2 in torch's layout, which\n" \
+    "are linear1 and linear2 of its layers. With a gate, as Shazeer 2020 (GLU variants: SwiGLU with 'silu', GEGLU with\n" \
+    "'gelu'): ``act(x @ gate_weight.T + gate_bias) * (x @ in_weight.T + in_bias)`` in place of the activation.\n" \
+    "\n" \
+    "Parameters\n" \
+    "----------\n" \
+    "x : array_like, (..., features)\n" \
+    "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
+    "    are promoted.\n" \
+    "in_weight : array_like, (hidden, features)\n" \
+    "    Read in place, as all weights.\n" \
+    "in_bias : array_like, (hidden,), or None\n" \
+    "out_weight : array_like, (out_features, hidden)\n" \
+    "out_bias : array_like, (out_features,), or None\n" \
+    "activation : {'relu', 'gelu', 'gelu_tanh', 'silu', 'tanh'} or None\n" \
+    "    Default: 'relu'. See `gelu` and `silu`.\n" \
+    "gate_weight : array_like, (hidden, features), optional\n" \
+    "gate_bias : array_like, (hidden,), optional\n" \
+    "residual : array_like, (..., out_features), optional\n" \
+    "    Added last.\n" \
+    "num_threads : int, optional\n" \
+    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "out : ndarray, (..., out_features), optional\n" \
+    "    Array for the result, of its dtype. It may overlap an input.\n" \
+    "\n" \
+    "Returns\n" \
+    "-------\n" \
+    "ndarray, (..., out_features)\n" \
+    "\n" \
+    "Raises\n" \
+    "------\n" \
+    "ValueError\n" \
+    "    Shapes that do not go together; an unknown `activation`; an `out` that does not fit.\n" \
+    "TypeError\n" \
+    "    What `attention` refuses, too: complex, object and string dtypes, masked arrays, tensors elsewhere.\n" \
+    "\n" \
+    "Examples\n" \
+    "--------\n" \
+    ">>> import numpy as np, pyattn\n" \
+    ">>> pyattn.feed_forward([[1.0, -2.0]], np.eye(2), None, [[3.0, 4.0]], [0.5])\n" \
+    "array([[3.5]])"

@@ -1,0 +1,33 @@
+#include "frozen.h"
+
+#include <string.h>
+
+void pyattn_freeze(attn_view *view, pyattn_frozen *own)
+{
+    if (view->data == NULL || view->axes == 0) return; /* a scalar's shape is NULL */
+    memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
+    memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
+    view->shape = own->shape;
+    view->strides = own->strides;
+}
+
+int pyattn_unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, pyattn_frozen *own)
+{
+    const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;
+    if (q->axes == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s holds what belongs to query, key and value, on top of one another: a multiple of 3 rows is "
+                     "expected, and found are %zd",
+                     name, q->axes > 0 ? q->shape[0] : 0);
+        return -1;
+    }
+    for (int n = 1; n < 3; n++) {
+        attn_view *const part = n == 1 ? k : v;
+        *part = *q;
+        part->data = (char *)q->data + n * rows * q->strides[0];
+        pyattn_freeze(part, &own[n]);
+        own[n].shape[0] = rows;
+    }
+    own[0].shape[0] = rows;
+    return 0;
+}

@@ -1,0 +1,60 @@
+/* pyattn._core.activate, and how activations are named. */
+#include "convert.h"
+
+#include <string.h>
+
+int pyattn_activation(PyObject *object, attn_activation *activation)
+{
+    static const struct {
+        const char *name;
+        attn_activation activation;
+    } known[] = {{"relu", ATTN_RELU},
+                 {"gelu", ATTN_GELU},
+                 {"gelu_tanh", ATTN_GELU_TANH},
+                 {"silu", ATTN_SILU},
+                 {"tanh", ATTN_TANH}};
+    *activation = ATTN_IDENTITY;
+    if (!pyattn_given(object)) return 0;
+    for (size_t n = 0; PyUnicode_Check(object) && n < sizeof known / sizeof *known; n++)
+        if (PyUnicode_CompareWithASCIIString(object, known[n].name) == 0) {
+            *activation = known[n].activation;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError,
+                 "activation is %R, expected None or one of 'relu', 'gelu', 'gelu_tanh', 'silu' and 'tanh'", object);
+    return -1;
+}
+
+/* activate(x, activation): of a C-contiguous float array; a new array. */
+static PyObject *activate(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    attn_activation activation;
+    attn_error error;
+    attn_status status;
+    (void)self;
+    if (nargs != 2 || !PyArray_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "activate(x: ndarray, activation: str)");
+        return NULL;
+    }
+    PyArrayObject *x = (PyArrayObject *)args[0];
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    if (pyattn_activation(args[1], &activation) < 0) return NULL;
+    if (!PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+        return NULL;
+    }
+    PyArrayObject *y = pyattn_new_array(PyArray_NDIM(x), (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    if (y == NULL) return NULL;
+    const npy_intp n = PyArray_SIZE(x);
+    PYATTN_BEGIN_ALLOW_THREADS status =
+        attn_activate(dtype, activation, n, PyArray_DATA(x), PyArray_DATA(y), 0, &error);
+    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
+    Py_DECREF(y);
+    return pyattn_raise(status, &error);
+}
+
+PyMethodDef pyattn_activation_methods[] = {
+    {"activate", (PyCFunction)(void (*)(void))activate, METH_FASTCALL,
+     "activate($module, x, activation, /)\n--\n\nAn activation of each element of a C-contiguous array."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,296 @@
+/* pyattn._core.layer: a layer of a Transformer in one call. pyattn/nn calls it; it knows torch's arguments and says what is
+ * wrong with them.
+ */
+#include "frozen.h"
+#include "options.h"
+
+enum { SELF, CROSS, ATTENTIONS };
+
+/* Arguments, the tuples of weights after x and memory. */
+enum {
+    X,
+    MEMORY,
+    SELF_WEIGHTS,
+    CROSS_WEIGHTS,
+    FEED_WEIGHTS,
+    NORM_WEIGHTS,
+    HEADS,
+    KV_HEADS,
+    ACTIVATION,
+    NORM_FIRST,
+    RMS,
+    EPS,
+    BLOCKED, /* True in a bool mask means blocked */
+    ATTN_MASK,
+    KEY_PADDING_MASK,
+    IS_CAUSAL,
+    MEMORY_MASK,
+    MEMORY_KEY_PADDING_MASK,
+    MEMORY_IS_CAUSAL,
+    EMPTY_ROWS,
+    NEED_WEIGHTS,
+    AVERAGE_WEIGHTS,
+    NUM_THREADS,
+    ARGUMENTS
+};
+static const char *const argument_names[ARGUMENTS] = {"x",
+                                                      "memory",
+                                                      "self_attention",
+                                                      "cross_attention",
+                                                      "feed_forward",
+                                                      "norms",
+                                                      "heads",
+                                                      "kv_heads",
+                                                      "activation",
+                                                      "norm_first",
+                                                      "rms",
+                                                      "eps",
+                                                      "blocked",
+                                                      "attn_mask",
+                                                      "key_padding_mask",
+                                                      "is_causal",
+                                                      "memory_mask",
+                                                      "memory_key_padding_mask",
+                                                      "memory_is_causal",
+                                                      "empty_rows",
+                                                      "need_weights",
+                                                      "average_weights",
+                                                      "num_threads"};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"layer", ARGUMENTS, HEADS, HEADS, argument_names, interned_names};
+
+/* All arrays of floats, in the order of the tuples. */
+enum { ATTENTION_WEIGHTS = 8, FEED_ARRAYS = 6, NORM_ARRAYS = 6 };
+enum {
+    OF_SELF = MEMORY + 1,
+    OF_CROSS = OF_SELF + ATTENTION_WEIGHTS,
+    OF_FEED = OF_CROSS + ATTENTION_WEIGHTS,
+    OF_NORMS = OF_FEED + FEED_ARRAYS,
+    ARRAYS = OF_NORMS + NORM_ARRAYS
+};
+static const char *const array_names[ARRAYS] = {
+    "x",          "memory",       "q_weight",    "k_weight",     "v_weight",
+    "out_weight", "q_bias",       "k_bias",      "v_bias",       "out_bias",
+    "q_weight",   "k_weight",     "v_weight",    "out_weight",   "q_bias",
+    "k_bias",     "v_bias",       "out_bias",    "in_weight",    "in_bias",
+    "out_weight", "out_bias",     "gate_weight", "gate_bias",    "norm1.weight",
+    "norm1.bias", "norm2.weight", "norm2.bias",  "norm3.weight", "norm3.bias"};
+
+typedef struct {
+    PyArrayObject *arrays[ARRAYS], *padding[ATTENTIONS], *y, *weights[ATTENTIONS];
+    pyattn_option_arrays options[ATTENTIONS];
+} owned;
+
+/* Copies of shapes: of the arrays, then of the masks, then of y. */
+enum { MASKS = ARRAYS, Y = MASKS + 2 * ATTENTIONS, FROZEN };
+
+static void release(owned *o)
+{
+    for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
+    for (int n = SELF; n < ATTENTIONS; n++) {
+        Py_XDECREF(o->padding[n]);
+        Py_XDECREF(o->weights[n]);
+        pyattn_release_options(&o->options[n]);
+    }
+    Py_XDECREF(o->y);
+}
+
+/* The members of a tuple of weights; all NULL where it is None and may be. */
+static int spread(PyObject *tuple, const char *name, Py_ssize_t count, int optional, PyObject **objects)
+{
+    for (Py_ssize_t n = 0; n < count; n++) objects[n] = NULL;
+    if (optional && tuple == Py_None) return 0;
+    if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "%s is to be a tuple of %zd arrays", name, count);
+        return -1;
+    }
+    for (Py_ssize_t n = 0; n < count; n++) objects[n] = PyTuple_GET_ITEM(tuple, n);
+    return 0;
+}
+
+static int convert_arrays(PyObject *const *values, owned *o)
+{
+    PyObject *objects[ARRAYS] = {values[X], values[MEMORY]};
+    if (spread(values[SELF_WEIGHTS], "self_attention", ATTENTION_WEIGHTS, 0, objects + OF_SELF) < 0) return -1;
+    if (spread(values[CROSS_WEIGHTS], "cross_attention", ATTENTION_WEIGHTS, 1, objects + OF_CROSS) < 0) return -1;
+    if (spread(values[FEED_WEIGHTS], "feed_forward", FEED_ARRAYS, 0, objects + OF_FEED) < 0) return -1;
+    if (spread(values[NORM_WEIGHTS], "norms", NORM_ARRAYS, 0, objects + OF_NORMS) < 0) return -1;
+    if (pyattn_as_reals(objects, array_names, ARRAYS, MEMORY, o->arrays) < 0) return -1;
+    /* biases are read a vector at a time, and so are rows of x, which are added */
+    static const int rows[] = {X,
+                               OF_SELF + 4,
+                               OF_SELF + 5,
+                               OF_SELF + 6,
+                               OF_SELF + 7,
+                               OF_CROSS + 4,
+                               OF_CROSS + 5,
+                               OF_CROSS + 6,
+                               OF_CROSS + 7,
+                               OF_FEED + 1,
+                               OF_FEED + 3,
+                               OF_FEED + 5};
+    for (size_t n = 0; n < sizeof rows / sizeof *rows; n++)
+        if (pyattn_make_rows_contiguous(&o->arrays[rows[n]], 1) < 0) return -1;
+    return pyattn_make_rows_contiguous(o->arrays + OF_NORMS, NORM_ARRAYS);
+}
+
+/* Masks and flags of one of the attentions. */
+static int convert_attention(PyObject *const *values, int which, owned *o, attn_multihead_args *args)
+{
+    static const int masks[] = {ATTN_MASK, MEMORY_MASK}, paddings[] = {KEY_PADDING_MASK, MEMORY_KEY_PADDING_MASK};
+    static const int causal[] = {IS_CAUSAL, MEMORY_IS_CAUSAL};
+    PyObject *options[PYATTN_OPTIONS] = {NULL};
+    const int blocked = pyattn_flag(values[BLOCKED], "blocked");
+    if (blocked < 0) return -1;
+    options[PYATTN_ATTN_MASK] = values[masks[which]];
+    options[PYATTN_IS_CAUSAL] = values[causal[which]];
+    options[PYATTN_EMPTY_ROWS] = values[EMPTY_ROWS];
+    options[PYATTN_NUM_THREADS] = values[NUM_THREADS];
+    args->attention.mask_blocked = args->attention.padding_blocked = blocked;
+    if (pyattn_convert_mask(values[paddings[which]], argument_names[paddings[which]], blocked ? "blocked" : "attend",
+                            &o->padding[which]) < 0)
+        return -1;
+    if (pyattn_convert_options(options, &args->attention, &o->options[which]) < 0) return -1;
+    args->attention.align = ATTN_ALIGN_UPPER_LEFT;
+    args->attention.average_weights = pyattn_flag(values[AVERAGE_WEIGHTS], "average_weights");
+    if (args->attention.average_weights < 0) return -1;
+    args->heads = args->kv_heads = 1;
+    if (values[HEADS] && pyattn_integer(values[HEADS], "heads", "an int", &args->heads) < 0) return -1;
+    args->kv_heads = args->heads;
+    if (!pyattn_given(values[KV_HEADS])) return 0;
+    return pyattn_integer(values[KV_HEADS], "kv_heads", "an int", &args->kv_heads);
+}
+
+static int convert(PyObject *const *values, owned *o, attn_layer_args *args)
+{
+    int rms;
+    double epsilon = 1e-5;
+    if ((args->norm_first = pyattn_flag(values[NORM_FIRST], "norm_first")) < 0) return -1;
+    if ((rms = pyattn_flag(values[RMS], "rms")) < 0) return -1;
+    if (values[EPS] && pyattn_number(values[EPS], "eps", &epsilon) < 0) return -1;
+    for (int n = 0; n < 3; n++) {
+        args->norms[n].kind = rms ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
+        args->norms[n].epsilon = epsilon;
+    }
+    if (pyattn_activation(values[ACTIVATION], &args->feed.activation) < 0) return -1;
+    if ((args->feed.num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
+    if (convert_attention(values, SELF, o, &args->self) < 0) return -1;
+    if (convert_attention(values, CROSS, o, &args->cross) < 0) return -1;
+    return convert_arrays(values, o);
+}
+
+static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args, pyattn_frozen *own)
+{
+    attn_view *const views[ATTENTION_WEIGHTS] = {&args->q_weight, &args->k_weight, &args->v_weight, &args->out_weight,
+                                                 &args->q_bias,   &args->k_bias,   &args->v_bias,   &args->out_bias};
+    for (int n = 0; n < ATTENTION_WEIGHTS; n++) {
+        if (arrays[n]) *views[n] = pyattn_view(arrays[n]);
+        pyattn_freeze(views[n], &own[n]);
+    }
+    if (arrays[0] == NULL || arrays[1] || arrays[2]) return 0;
+    if (pyattn_unpack(views[0], views[1], views[2], "in_proj_weight", own) < 0) return -1;
+    return arrays[4] ? pyattn_unpack(views[4], views[5], views[6], "in_proj_bias", own + 4) : 0;
+}
+
+/* Last: a conversion may let other threads run, which may give an array another shape. */
+static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own)
+{
+    attn_feed_forward_args *feed = &args->feed;
+    attn_view *const feeds[FEED_ARRAYS] = {&feed->in_weight, &feed->in_bias,     &feed->out_weight,
+                                           &feed->out_bias,  &feed->gate_weight, &feed->gate_bias};
+    attn_multihead_args *const attentions[ATTENTIONS] = {&args->self, &args->cross};
+    args->x = pyattn_view(o->arrays[X]);
+    pyattn_freeze(&args->x, &own[X]);
+    if (o->arrays[MEMORY]) args->memory = pyattn_view(o->arrays[MEMORY]);
+    pyattn_freeze(&args->memory, &own[MEMORY]);
+    for (int n = 0; n < FEED_ARRAYS; n++) {
+        if (o->arrays[OF_FEED + n]) *feeds[n] = pyattn_view(o->arrays[OF_FEED + n]);
+        pyattn_freeze(feeds[n], &own[OF_FEED + n]);
+    }
+    for (int n = 0; n < NORM_ARRAYS; n++) {
+        attn_view *const view = n % 2 ? &args->norms[n / 2].bias : &args->norms[n / 2].weight;
+        if (o->arrays[OF_NORMS + n]) *view = pyattn_view(o->arrays[OF_NORMS + n]);
+        pyattn_freeze(view, &own[OF_NORMS + n]);
+    }
+    for (int n = SELF; n < ATTENTIONS; n++) {
+        attn_args *const options = &attentions[n]->attention;
+        if (view_weights(o->arrays + (n == SELF ? OF_SELF : OF_CROSS), attentions[n],
+                         own + (n == SELF ? OF_SELF : OF_CROSS)) < 0)
+            return -1;
+        pyattn_view_options(&o->options[n], options);
+        if (o->padding[n]) options->padding_mask = pyattn_view(o->padding[n]);
+        pyattn_freeze(&options->mask, &own[MASKS + 2 * n]);
+        pyattn_freeze(&options->padding_mask, &own[MASKS + 2 * n + 1]);
+    }
+    return 0;
+}
+
+static int warn_of_ones(const attn_shapes *shapes, int which, int blocked)
+{
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(which == SELF ? "attn_mask" : "memory_mask", blocked) < 0)
+        return -1;
+    if (!shapes->padding_looks_like_ones) return 0;
+    return pyattn_warn_of_ones(which == SELF ? "key_padding_mask" : "memory_key_padding_mask", blocked);
+}
+
+/* y; or (y, weights of the self-attention, weights of that to memory or None). */
+static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes, int need_weights, owned *o,
+                         pyattn_frozen *own)
+{
+    const int attentions = !need_weights ? 0 : args->memory.data ? 2 : 1;
+    attn_view weights[ATTENTIONS] = {{.data = NULL}, {.data = NULL}};
+    attn_error error;
+    attn_status status;
+    for (int n = SELF; n < attentions; n++) {
+        o->weights[n] = pyattn_new_array(shapes[n].weights_axes, shapes[n].weights, args->x.dtype);
+        if (o->weights[n] == NULL) return NULL;
+        weights[n] = pyattn_view(o->weights[n]);
+    }
+    if ((o->y = pyattn_new_array(args->x.axes, args->x.shape, args->x.dtype)) == NULL) return NULL;
+    attn_view y = pyattn_view(o->y);
+    pyattn_freeze(&y, &own[Y]);
+    if (shapes[SELF].work < PYATTN_WORTH_THE_GIL) {
+        status = attn_layer(args, y, weights[SELF], weights[CROSS], &error);
+    } else {
+        PYATTN_BEGIN_ALLOW_THREADS status = attn_layer(args, y, weights[SELF], weights[CROSS], &error);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != ATTN_OK) return pyattn_raise(status, &error);
+    if (!need_weights) return Py_NewRef((PyObject *)o->y);
+    return PyTuple_Pack(3, (PyObject *)o->y, (PyObject *)o->weights[SELF],
+                        o->weights[CROSS] ? (PyObject *)o->weights[CROSS] : Py_None);
+}
+
+static PyObject *layer(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.y = NULL};
+    attn_layer_args args = {.norm_first = 0};
+    pyattn_frozen own[FROZEN];
+    attn_shapes shapes[ATTENTIONS] = {{.axes = 0}, {.axes = 0}};
+    attn_error error;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int need_weights = pyattn_flag(values[NEED_WEIGHTS], "need_weights");
+    if (need_weights < 0 || convert(values, &o, &args) < 0 || view_arrays(&o, &args, own) < 0) goto done;
+    const attn_status status = attn_layer_shapes(&args, &shapes[SELF], &shapes[CROSS], &error);
+    if (status != ATTN_OK)
+        pyattn_raise(status, &error);
+    else if (warn_of_ones(&shapes[SELF], SELF, args.self.attention.mask_blocked) == 0 &&
+             warn_of_ones(&shapes[CROSS], CROSS, args.self.attention.mask_blocked) == 0)
+        result = compute(&args, shapes, need_weights, &o, own);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_layer_methods[] = {
+    {"layer", (PyCFunction)(void (*)(void))layer, METH_FASTCALL | METH_KEYWORDS,
+     "layer($module, x, memory, self_attention, cross_attention, feed_forward, norms, **options)\n--\n\n"
+     "A layer of a Transformer: the output; with need_weights (output, weights, weights of memory or None). See "
+     "pyattn.nn.TransformerEncoderLayer. Tuples of weights: q, k, v, out and their biases, twice; in_weight, in_bias, "
+     "out_weight, out_bias, gate_weight, gate_bias; weight and bias of three norms."},
+    {NULL, NULL, 0, NULL},
+};

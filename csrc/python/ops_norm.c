@@ -1,0 +1,98 @@
+/* pyattn._core.normalize: what layer_norm and rms_norm wrap. */
+#include "norm.h"
+
+#include "options.h"
+
+enum { X, WEIGHT, BIAS, RESIDUAL, ARRAYS, RMS = ARRAYS, EPS, NEED_SUM, NUM_THREADS, ARGUMENTS }; /* arrays first */
+static const char *const argument_names[ARGUMENTS] = {"x",   "weight", "bias",     "residual",
+                                                      "rms", "eps",    "need_sum", "num_threads"};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"normalize", ARGUMENTS, ARRAYS, 1, argument_names, interned_names};
+
+typedef struct {
+    PyArrayObject *arrays[ARRAYS], *y, *sum;
+} owned;
+
+static void release(owned *o)
+{
+    for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
+    Py_XDECREF(o->y);
+    Py_XDECREF(o->sum);
+}
+
+static int convert(PyObject *const *values, owned *o, attn_norm_args *args, int *need_sum)
+{
+    int rms;
+    if ((args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
+    if ((rms = pyattn_flag(values[RMS], "rms")) < 0) return -1;
+    if ((*need_sum = pyattn_flag(values[NEED_SUM], "need_sum")) < 0) return -1;
+    if (values[EPS] && pyattn_number(values[EPS], "eps", &args->epsilon) < 0) return -1;
+    args->kind = rms ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
+    if (pyattn_as_reals(values, argument_names, ARRAYS, WEIGHT, o->arrays) < 0) return -1;
+    return pyattn_make_rows_contiguous(o->arrays, ARRAYS);
+}
+
+/* New arrays of x's shape. */
+static int make_results(const attn_view *x, int need_sum, owned *o)
+{
+    o->y = pyattn_new_array(x->axes, x->shape, x->dtype);
+    if (o->y == NULL || !need_sum) return o->y == NULL ? -1 : 0;
+    o->sum = pyattn_new_array(x->axes, x->shape, x->dtype);
+    return o->sum == NULL ? -1 : 0;
+}
+
+/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+static attn_status compute(const attn_norm_args *args, const owned *o, attn_error *error)
+{
+    const attn_view none = {.data = NULL};
+    attn_normalization norm;
+    attn_status status = attn_lay_norm(args, o->sum ? pyattn_view(o->sum) : none, pyattn_view(o->y), &norm, error);
+    if (status != ATTN_OK) return status;
+    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL / 4) return attn_normalize_rows(&norm, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_normalize_rows(&norm, args->num_threads, error);
+    Py_END_ALLOW_THREADS return status;
+}
+
+/* y, or (y, x + residual). */
+static PyObject *normalize(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.y = NULL};
+    attn_norm_args args = {.epsilon = 1e-5};
+    attn_error error;
+    attn_status status;
+    int need_sum;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert(values, &o, &args, &need_sum) < 0) goto done;
+    args.x = pyattn_view(o.arrays[X]);
+    if (o.arrays[WEIGHT]) args.weight = pyattn_view(o.arrays[WEIGHT]);
+    if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);
+    if (o.arrays[RESIDUAL]) args.residual = pyattn_view(o.arrays[RESIDUAL]);
+    if ((status = attn_check_norm(&args, &error)) != ATTN_OK) {
+        pyattn_raise(status, &error);
+        goto done;
+    }
+    if (need_sum && args.residual.data == NULL) {
+        PyErr_SetString(PyExc_ValueError, "need_sum asks for x + residual, and residual is not given");
+        goto done;
+    }
+    if (make_results(&args.x, need_sum, &o) < 0) goto done;
+    if ((status = compute(&args, &o, &error)) != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = need_sum ? PyTuple_Pack(2, (PyObject *)o.y, (PyObject *)o.sum) : Py_NewRef((PyObject *)o.y);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_norm_methods[] = {
+    {"normalize", (PyCFunction)(void (*)(void))normalize, METH_FASTCALL | METH_KEYWORDS,
+     "normalize($module, x, weight=None, bias=None, residual=None, *, rms=False, eps=1e-5, need_sum=False, "
+     "num_threads=None)\n--\n\n"
+     "Layer or RMS normalisation over the last axis. See pyattn.layer_norm and pyattn.rms_norm."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,178 @@
+"""The core's layer of a Transformer: the bits of its steps, called one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import _core
+
+E, HIDDEN, HEADS, EPS = 24, 50, 4, 1e-6
+
+
+def attention_weights(rng, dtype, packed):
+    weights = [rng.standard_normal((3 * E, E)), None, None] if packed else list(rng.standard_normal((3, E, E)))
+    biases = [rng.standard_normal(3 * E), None, None] if packed else list(rng.standard_normal((3, E)))
+    arrays = [*weights, rng.standard_normal((E, E)), *biases, rng.standard_normal(E)]
+    return tuple(None if x is None else (x / 5).astype(dtype) for x in arrays)
+
+
+class Drawn:
+    """Inputs and weights of a layer."""
+
+    def __init__(self, dtype, *, packed=True, gated=False, bias=True, seed=0):
+        rng = np.random.default_rng(seed)
+        draw = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
+        self.x, self.memory = draw(3, 11, E), draw(3, 7, E)
+        self.own, self.cross = (attention_weights(rng, dtype, packed) for _ in range(2))
+        biases = (draw(HIDDEN), draw(E), draw(HIDDEN) if gated else None) if bias else (None,) * 3
+        gate = draw(HIDDEN, E) if gated else None
+        self.feed = (draw(HIDDEN, E), biases[0], draw(E, HIDDEN), biases[1], gate, biases[2])
+        self.norms = tuple(draw(E) if bias or n % 2 == 0 else None for n in range(6))
+
+    def whole(self, memory, **options):
+        cross = None if memory is None else self.cross
+        options = {"heads": HEADS, "eps": EPS} | options
+        return _core.layer(self.x, memory, self.own, cross, self.feed, self.norms, **options)
+
+    def steps(self, memory, *, norm_first=False, rms=False, activation=None, **options):
+        """What `whole` is to give, with its three parts in turn."""
+        norm = lambda x, n: _core.normalize(x, *self.norms[2 * n : 2 * n + 2], rms=rms, eps=EPS)  # noqa: E731
+
+        def add(x, n, part):
+            return x + part(norm(x, n)) if norm_first else norm(x + part(x), n)
+
+        own = {name.removeprefix("own_"): option for name, option in options.items() if not name.startswith("memory_")}
+        cross = {name.removeprefix("memory_"): x for name, x in options.items() if name.startswith("memory_")}
+        cross = {{"mask": "attn_mask"}.get(name, name): option for name, option in cross.items()}
+        y = add(self.x, 0, lambda x: attend(x, x, self.own, own))
+        if memory is not None:
+            y = add(y, 1, lambda x: attend(x, memory, self.cross, cross))
+        in_weight, in_bias, out_weight, out_bias, *gate = self.feed
+        gate = dict(zip(("gate_weight", "gate_bias"), gate, strict=True))
+        return add(
+            y,
+            2,
+            lambda x: pyattn.feed_forward(x, in_weight, in_bias, out_weight, out_bias, activation=activation, **gate),
+        )
+
+
+def attend(x, source, weights, options):
+    options = {"align": "upper_left", **options}
+    return _core.multi_head(x, source, source, *weights, heads=HEADS, **options)[0]
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_has_the_bits_of_its_steps(with_memory, norm_first, activation, dtype, level):
+    drawn = Drawn(dtype)
+    memory, options = drawn.memory if with_memory else None, {"norm_first": norm_first, "activation": activation}
+    assert_same_bits(drawn.whole(memory, **options), drawn.steps(memory, **options))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_of_today(norm_first, dtype, level):
+    """RMS normalisation, a gate, no biases, separate weights: as Llama's layers."""
+    drawn = Drawn(dtype, packed=False, gated=True, bias=False)
+    options = {"norm_first": norm_first, "activation": "silu", "rms": True, "is_causal": True}
+    assert_same_bits(drawn.whole(None, **options), drawn.steps(None, **options))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_masks_reach_their_attention(norm_first, dtype):
+    drawn, rng = Drawn(dtype), np.random.default_rng(1)
+    own, cross = rng.random((11, 11)) < 0.8, rng.standard_normal((11, 7)).astype(dtype)
+    padding, memory_padding = (np.arange(n) < np.array([[n], [2], [5]]) for n in (11, 7))
+    options = {"attn_mask": own, "key_padding_mask": padding[:, None, None], "is_causal": True}
+    options |= {"memory_mask": cross, "memory_key_padding_mask": memory_padding[:, None, None]}
+    options["norm_first"] = norm_first
+    assert_same_bits(drawn.whole(drawn.memory, **options), drawn.steps(drawn.memory, **options))
+
+
+def test_weights_are_those_of_its_attentions(dtype):
+    drawn = Drawn(dtype)
+    output, own, cross = drawn.whole(drawn.memory, need_weights=True)
+    assert_same_bits(output, drawn.whole(drawn.memory))
+    assert own.shape == (3, HEADS, 11, 11)
+    assert cross.shape == (3, HEADS, 11, 7)
+    assert_same_bits(own, _core.multi_head(drawn.x, drawn.x, drawn.x, *drawn.own, heads=HEADS, need_weights=True)[1])
+    np.testing.assert_allclose(cross.sum(axis=-1), 1, rtol=1e-6)
+    averaged = drawn.whole(None, need_weights=True, average_weights=True)
+    assert averaged[1].shape == (3, 11, 11)
+    assert averaged[2] is None
+
+
+def test_threads_batches_and_strides_give_the_same_bits(dtype, level):
+    drawn = Drawn(dtype)
+    first = drawn.whole(drawn.memory, num_threads=1)
+    assert_same_bits(drawn.whole(drawn.memory, num_threads=2), first)
+    x, memory = drawn.x, drawn.memory
+    for n in range(3):
+        drawn.x = x[n]
+        assert_same_bits(drawn.whole(memory[n]), first[n])
+    drawn.x = np.asfortranarray(x)
+    assert_same_bits(drawn.whole(np.asfortranarray(memory)), first)
+    drawn.x = np.repeat(x, 2, axis=1)[:, ::2]
+    assert_same_bits(drawn.whole(memory), first)
+
+
+def test_levels_give_the_same_bits(dtype, levels):
+    drawn, results = Drawn(dtype, gated=True), []
+    for level in [one for one in levels if one != "scalar"] or levels:
+        _core._set_isa(level)
+        results.append(drawn.whole(drawn.memory, activation="gelu", is_causal=True))
+    for other in results[1:]:
+        assert_same_bits(other, results[0])
+
+
+def test_inputs_are_left_alone(dtype):
+    drawn = Drawn(dtype)
+    before = [x.copy() for x in (drawn.x, drawn.memory, *drawn.own[3::4], *drawn.norms)]
+    drawn.whole(drawn.memory, norm_first=True)
+    for x, y in zip((drawn.x, drawn.memory, *drawn.own[3::4], *drawn.norms), before, strict=True):
+        assert_same_bits(x, y)
+
+
+def test_empty_sizes(dtype):
+    drawn = Drawn(dtype)
+    drawn.x = drawn.x[:, :0]
+    assert drawn.whole(drawn.memory).shape == (3, 0, E)
+    drawn = Drawn(dtype)
+    drawn.x, memory = drawn.x[:0], drawn.memory[:0]
+    assert drawn.whole(memory).shape == (0, 11, E)
+    drawn = Drawn(dtype)
+    assert np.isfinite(drawn.whole(drawn.memory[:, :0])).all()  # nothing to attend to: the bias alone
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "kind", "message"),
+    [
+        ({}, {"heads": 5}, ValueError, r"q_weight has shape \(24, 24\), expected \(5 \* head_dim, 24\)"),
+        ({"x": np.ones(E)}, {}, ValueError, "query has shape"),
+        ({"x": np.ones((3, 11, 5))}, {}, ValueError, "expected"),
+        ({"feed": Drawn("f8").own[:6]}, {}, ValueError, "in_weight has shape|weight has shape"),
+        ({"feed": ()}, {}, TypeError, "feed_forward is to be a tuple of 6 arrays"),
+        ({"norms": (np.ones(3),) * 6}, {}, ValueError, r"weight has shape \(3,\), expected \(24,\)"),
+        (
+            {"own": (*Drawn("f8").own[:3], None, *Drawn("f8").own[4:])},
+            {},
+            ValueError,
+            "out_weight of the self-attention|out_bias comes with",
+        ),
+        ({}, {"activation": "swish"}, ValueError, "activation is 'swish'"),
+        ({}, {"eps": -1}, ValueError, "eps is -1"),
+        ({}, {"eps": "small"}, TypeError, "eps is of type str"),
+        ({}, {"attn_mask": np.ones((11, 11), int)}, TypeError, "attn_mask has dtype int64"),
+        ({}, {"key_padding_mask": np.ones((2, 11), bool)}, ValueError, "mask"),
+        ({}, {"need_weights": "yes"}, TypeError, "need_weights is of type str"),
+        ({}, {"num_threads": 0}, ValueError, "num_threads is 0"),
+    ],
+)
+def test_mistakes_are_named(change, options, kind, message):
+    drawn = Drawn("f8")
+    vars(drawn).update(change)
+    with pytest.raises(kind, match=message):
+        drawn.whole(None, **options)
