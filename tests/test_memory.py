@@ -107,7 +107,7 @@ INPUTS = (
 def test_the_module_takes_five_times_its_input(threads):
     """Four arrays of its size are there at a time: q, k, v and what the heads give. All else has the room of one more.
 
-    Rows of those four are padded to an odd number of cache lines, by a sixteenth at most. The other three quarters of an
+    Rows of those four are padded to an odd number of cache lines, a sixteenth at most. The other three quarters of an
     input, 1.5 MB, are for two threads' blocks. Scores of one byte would be 4 inputs.
     """
     calls = [f"module({inputs}, need_weights=False)" for inputs in INPUTS]
