@@ -28,12 +28,21 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "keeps": "pyattn.dropout_keep_mask((1, 1 << 32), 0.5)",
     "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
     "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
+    "additive": "attend(endless(99999, 64), endless(99999, 64), score='additive', score_weight=endless(64))",
+    "cosine": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='cosine')",
+    "distance": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='distance')",
+    "bilinear": "attend(endless(99999, 64), endless(99999, 64), score='bilinear', score_weight=endless(64, 64))",
+    "softmax": "pyattn.softmax(np.zeros((1 << 19, 1024), 'f4'))",  # memory that is not written to is not there
+    "module": "module(*[endless(1, 30000, 256)] * 3, need_weights=False)",
+    "module, weights": "module(*[endless(4, 8000, 256)] * 3)",
+    "module, projections": "wide_module(*[endless(1, 1 << 14, 4096)] * 3, need_weights=False)",
 }
 
 SCRIPT = """
 import faulthandler, json, os, signal, sys, threading, time
 import numpy as np, pyattn
 from helpers import assert_same_bits
+from pyattn import nn
 
 faulthandler.dump_traceback_later(120, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -47,6 +56,9 @@ def attend(query, key, **arguments):
 rng = np.random.default_rng(0)
 small = [rng.standard_normal((2, 8, 128, 64), np.float32) for _ in range(3)]
 expected = pyattn.attention(*small)
+module = nn.MultiheadAttention(256, 4, batch_first=True, rng=0)
+weights = {{"in_proj_weight": endless(3 * 4096, 4096), "out_proj.weight": endless(4096, 4096)}}
+wide_module = nn.MultiheadAttention.from_arrays(weights, 32, batch_first=True)
 
 def interrupt():
     time.sleep(0.12)
@@ -56,6 +68,7 @@ def interrupt():
 delays = []
 for threads in {threads}:
     sent = []
+    pyattn.set_num_threads(threads)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
