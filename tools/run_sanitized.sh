@@ -59,9 +59,9 @@ trap finish EXIT
 "${run[@]}" "$python" -c "
 import pyattn._core as core
 assert core.__file__.startswith('$tree/'), core.__file__"
-# What is NumPy and matplotlib on top of the same calls takes long here, and tells a sanitizer nothing new.
+# Pages, pictures and what is printed: NumPy and matplotlib on top of the same calls, which tell a sanitizer nothing new.
 on_top=()
-for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,pages,plot_*,readme,site,testing,trace*}.py; do
+for file in tests/test_{benchmarks,check_page,docstrings,explain,pages,plot_*,readme,site,trace_html}.py; do
     on_top+=("--ignore=$file")
 done
 "${run[@]}" "$python" -m pytest --capture=sys "${on_top[@]}" "$@" 2>&1 | tee "$reports/output"
