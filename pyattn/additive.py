@@ -18,8 +18,8 @@ def additive_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
     value: npt.ArrayLike,
-    w_query: npt.ArrayLike,
-    w_key: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
     w_score: npt.ArrayLike,
     bias: npt.ArrayLike | None = None,
     *,
@@ -45,8 +45,9 @@ def additive_attention(
 
     ``softmax(w_score . tanh(q W_query + k W_key + bias)) V``. The concat form, ``w_score . tanh([q, k] W)`` with one
     weight (d_q + d_k, hidden), is the same with W cut in two: ``additive_attention(query, key, value, *numpy.split(w,
-    [d_q]), w_score)``. Keras's form has no projections: ``attention(query, key, value, score="additive",
-    score_weight=scale)``, where a layer without a scale means ``numpy.ones(d)``.
+    [d_q]), w_score)``. Keras's form has no projections: w_query and w_key are both None, w_score is the layer's scale,
+    and that of a layer without one ``numpy.ones(d)``. It is ``attention(query, key, value, score="additive",
+    score_weight=w_score)``.
 
     Parameters
     ----------
@@ -56,8 +57,9 @@ def additive_attention(
         What queries are compared with; d_k may differ from d_q.
     value : array_like, (..., S, v_dim)
         What is averaged.
-    w_query, w_key : array_like, (d_q, hidden) and (d_k, hidden)
-        Weights, one input per row and one output per column.
+    w_query, w_key : array_like, (d_q, hidden) and (d_k, hidden), or both None
+        Weights, one input per row and one output per column. None: queries and keys are added as they are, and hidden
+        is d_q and d_k.
     w_score : array_like, (hidden,)
         What the network's last layer multiplies with.
     bias : array_like, (hidden,), optional
@@ -118,7 +120,10 @@ def additive_attention(
     >>> pyattn.additive_attention(query, states, states, *np.split(w, [3]), w_score).round(4)
     array([[0.6638, 0.6516]])
     """
-    queries, keys, weight = _first_layer(query, key, w_query, w_key, w_score, bias, num_threads)
+    if w_query is None and w_key is None:
+        queries, keys, weight = _without_layer(query, key, w_score, bias)
+    else:
+        queries, keys, weight = _first_layer(query, key, w_query, w_key, w_score, bias, num_threads)
     return attention(
         queries,
         keys,
@@ -145,11 +150,28 @@ def additive_attention(
     )
 
 
+def _without_layer(
+    query: npt.ArrayLike, key: npt.ArrayLike, w_score: npt.ArrayLike, bias: npt.ArrayLike | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Check all, and return queries, keys and w_score as they are."""
+    if bias is not None:
+        raise ValueError("bias is given, but w_query and w_key are None: there is no layer that it belongs to")
+    queries, keys = (
+        read_rows(_core.as_real(x, name), name, columns=False) for x, name in ((query, "query"), (key, "key"))
+    )
+    d_q, d_k = queries.shape[-1], keys.shape[-1]
+    if d_q != d_k:
+        raise ValueError(
+            f"query has {d_q} features and key {d_k}, expected as many: w_query and w_key are None, so they are added"
+        )
+    return queries, keys, _vector(w_score, "w_score", d_q, f"query and key have {d_q} features")
+
+
 def _first_layer(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
-    w_query: npt.ArrayLike,
-    w_key: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
     w_score: npt.ArrayLike,
     bias: npt.ArrayLike | None,
     num_threads: SupportsIndex | None,
@@ -157,22 +179,23 @@ def _first_layer(
     """Check all, and return the two projections and w_score."""
     rows, weights = [], []
     for x, x_name, w, w_name in ((query, "query", w_query, "w_query"), (key, "key", w_key, "w_key")):
+        if w is None:
+            raise ValueError(f"{w_name} is None, expected a weight, or None for both w_query and w_key (Keras's form)")
         rows.append(read_rows(_core.as_real(x, x_name), x_name, columns=False))
         weights.append(read_weight(_core.as_real(w, w_name), w_name, columns=False))
         check_inner(w_name, weights[-1], x_name, rows[-1], columns=False)
     hidden, other = map(len, weights)
     if hidden != other:
         raise ValueError(f"w_query gives {hidden} numbers a query but w_key {other} a key")
-    weight = _vector(w_score, "w_score", hidden)
-    offset = None if bias is None else _vector(bias, "bias", hidden)
+    why = f"w_query and w_key give {hidden} numbers"
+    weight = _vector(w_score, "w_score", hidden, why)
+    offset = None if bias is None else _vector(bias, "bias", hidden, why)
     queries = linear(rows[0], weights[0], offset, num_threads=num_threads)
     return queries, linear(rows[1], weights[1], num_threads=num_threads), weight
 
 
-def _vector(x: npt.ArrayLike, name: str, hidden: int) -> FloatArray:
+def _vector(x: npt.ArrayLike, name: str, hidden: int, why: str) -> FloatArray:
     array = _core.as_real(x, name)
     if array.shape != (hidden,):
-        raise ValueError(
-            f"{name} has shape {array.shape}, expected ({hidden},): w_query and w_key give {hidden} numbers"
-        )
+        raise ValueError(f"{name} has shape {array.shape}, expected ({hidden},): {why}")
     return array

@@ -78,6 +78,20 @@ def test_the_concat_form_is_one_weight_in_two_parts(dtype):
     np.testing.assert_allclose(output, weights @ value.astype(np.float64), rtol=0, atol=slack)
 
 
+def test_kerass_form_has_no_projections(dtype):
+    """sum(scale * tanh(q + k)), as keras.layers.AdditiveAttention writes it."""
+    query, _, value, w_query, *_ = draw(dtype)
+    key, scale = value @ w_query[:5, :10], w_query[:, 0]
+    weights = reference.softmax((scale * np.tanh(query[:, :, None].astype(np.float64) + key[:, None])).sum(axis=-1))
+    result = pyattn.additive_attention(query, key, value, None, None, scale, need_weights=True)
+    eps = np.finfo(dtype).eps
+    size = float(np.abs(scale).sum())  # of a score: bounds.py has 4u (1 + 2A) for each of what it is made of
+    np.testing.assert_allclose(result.weights, weights, rtol=4 * eps * (1 + 2 * size))
+    np.testing.assert_allclose(
+        result.output, weights @ value, rtol=0, atol=8 * eps * (1 + 2 * size) * np.abs(value).max()
+    )
+
+
 def test_without_projections_it_is_attention(dtype):
     query, key, value, w_query, w_key, w_score, bias = draw(dtype)
     queries, keys = pyattn.linear(query, w_query.T, bias), pyattn.linear(key, w_key.T)
@@ -138,6 +152,23 @@ GOOD = dict(zip(NAMES, draw("float32"), strict=True))
         ({"w_score": GOOD["bias"][:, None]}, "w_score has shape (16, 1), expected (16,): w_query and w_key give 16"),
         ({"bias": GOOD["bias"][:3]}, "bias has shape (3,), expected (16,): w_query and w_key give 16 numbers"),
         ({"value": GOOD["value"][:, :4]}, "value has length 4 but key has 13"),
+        (
+            {"w_query": None},
+            "w_query is None, expected a weight, or None for both w_query and w_key (Keras's form)",
+        ),
+        ({"w_key": None}, "w_key is None, expected a weight, or None for both w_query and w_key (Keras's form)"),
+        (
+            {"w_query": None, "w_key": None},
+            "bias is given, but w_query and w_key are None: there is no layer that it belongs to",
+        ),
+        (
+            {"w_query": None, "w_key": None, "bias": None},
+            "query has 10 features and key 7, expected as many: w_query and w_key are None, so they are added",
+        ),
+        (
+            {"w_query": None, "w_key": None, "bias": None, "key": GOOD["query"]},
+            "w_score has shape (16,), expected (10,): query and key have 10 features",
+        ),
         ({"is_causal": True}, "is_causal=True with 9 queries and 13 keys needs align="),
     ],
 )
