@@ -15,7 +15,7 @@ from pyattn import _core
 if TYPE_CHECKING:  # numpy.random is imported by the first draw
     from numpy.random import Generator, SeedSequence
 
-__all__ = ["RNG", "as_probability", "draw_seed", "dropout_keep_mask"]
+__all__ = ["RNG", "as_generator", "as_probability", "draw_seed", "dropout_keep_mask"]
 
 RNG: TypeAlias = "int | SeedSequence | Generator | None"
 
@@ -50,6 +50,33 @@ def as_probability(x: SupportsFloat, name: str) -> float:
     return p
 
 
+def as_generator(rng: RNG = None) -> Generator:
+    """Make a generator.
+
+    Parameters
+    ----------
+    rng : None, int, SeedSequence or Generator
+        As `numpy.random.default_rng` takes it. Default: None, another one each time.
+
+    Returns
+    -------
+    Generator
+        rng itself where it is one.
+
+    Raises
+    ------
+    TypeError
+        rng is none of these.
+    ValueError
+        rng is negative.
+    """
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        expected = "None, an int of 0 or more, a SeedSequence or a numpy.random.Generator"
+        raise type(error)(f"rng is {rng!r}, expected {expected}") from None
+
+
 def draw_seed(rng: RNG = None) -> int:
     """Draw the seed of one call's dropout.
 
@@ -69,12 +96,7 @@ def draw_seed(rng: RNG = None) -> int:
     TypeError
         rng is none of these.
     """
-    try:
-        generator = np.random.default_rng(rng)
-    except (TypeError, ValueError) as error:
-        expected = "None, an int of 0 or more, a SeedSequence or a numpy.random.Generator"
-        raise type(error)(f"rng is {rng!r}, expected {expected}") from None
-    return int(generator.integers(1 << 64, dtype=np.uint64))
+    return int(as_generator(rng).integers(1 << 64, dtype=np.uint64))
 
 
 def dropout_keep_mask(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
@@ -253,6 +254,11 @@ def compute(
     """
     if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
         hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
+    # The core has names of its own for these two; whole numbers are flags to it as well.
+    if not isinstance(average_weights, int):
+        average_weights = as_flag(average_weights, "average_attn_weights")
+    if not isinstance(add_zero, int):
+        add_zero = as_flag(add_zero, "add_zero_attn")
     # named one by one: a starred argument would make a tuple and a dict of all of them
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(

@@ -263,11 +263,14 @@ def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str
     """Read one for each weight, (dim, d_x), by its name."""
     if bias is None:
         return [None] * 3
-    if len(bias) != 3:
-        raise ValueError(
-            f"bias has {len(bias)} entries, expected three, for queries, keys and values; each may be None"
-        )
-    biases = [None if entry is None else _core.as_real(entry, f"bias[{n}]") for n, entry in enumerate(bias)]
+    for_each = "expected three, for queries, keys and values; each may be None"
+    try:
+        entries = list(bias)
+    except TypeError:
+        raise TypeError(f"bias is of type {type(bias).__name__}, {for_each}") from None
+    if len(entries) != 3:
+        raise ValueError(f"bias has {len(entries)} entries, {for_each}")
+    biases = [None if entry is None else _core.as_real(entry, f"bias[{n}]") for n, entry in enumerate(entries)]
     for n, (vector, (name, weight)) in enumerate(zip(biases, weights.items(), strict=True)):
         size = len(weight)
         if vector is not None and vector.shape != (size,):

@@ -62,6 +62,8 @@ def test_a_shape_that_does_not_fit_is_named(arguments, message):
         ({"attn_mask": np.ma.ones((5, 7))}, "attn_mask is a masked array"),
         ({"key": None}, "key is an object of type NoneType"),
         ({"is_causal": "yes"}, "is_causal"),
+        ({"average_attn_weights": "no"}, "^average_attn_weights is of type str, expected True or False"),
+        ({"need_weights": "no"}, "^need_weights is of type str, expected True or False"),
     ],
 )
 def test_another_type_is_refused_with_the_fix(arguments, message):
@@ -103,11 +105,24 @@ def test_the_fixes_that_are_offered_work():
         ({"dropout": 1.5}, ValueError, "dropout is 1.5, expected a probability"),
         ({"kdim": 0}, ValueError, "kdim is 0, expected 1 or more"),
         ({"dtype": np.float16}, TypeError, "dtype is float16"),
+        ({"bias": "no"}, TypeError, "^bias is of type str, expected True or False"),
+        ({"add_bias_kv": 1}, TypeError, "^add_bias_kv is of type int, expected True or False"),
+        ({"add_zero_attn": None}, TypeError, "^add_zero_attn is of type NoneType, expected True or False"),
+        ({"batch_first": "yes"}, TypeError, "^batch_first is of type str, expected True or False"),
+        ({"rng": "x"}, TypeError, "^rng is 'x', expected None, an int of 0 or more, "),
     ],
 )
 def test_sizes_that_make_no_module_are_refused(arguments, kind, message):
     with pytest.raises(kind, match=message):
         nn.MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **arguments})
+
+
+def test_flags_may_be_numpys():
+    made = nn.MultiheadAttention(8, 2, bias=np.False_, add_bias_kv=np.True_, batch_first=np.True_)
+    assert made.in_proj_bias is None
+    assert made.bias_k is not None
+    x = np.ones((2, 3, 8), np.float32)
+    assert made(x, x, x, average_attn_weights=np.False_)[1].shape == (2, 2, 3, 4)
 
 
 def test_a_state_that_does_not_fit_is_named():
@@ -155,6 +170,7 @@ def test_arrays_that_make_no_module_are_refused(change, kind, message):
             r"static_k has shape \(7, 2, 8\), expected \(8, S, 2\): \(N \* num_heads, S, head_dim\)",
         ),
         ({"dropout_p": 1.1}, ValueError, "dropout_p is 1.1, expected a probability"),
+        ({"add_zero_attn": "no"}, TypeError, "^add_zero_attn is of type str, expected True or False"),
     ],
 )
 def test_mistakes_in_the_function_are_named(arguments, kind, message):

@@ -188,6 +188,14 @@ def test_mistakes_are_named_and_nothing_is_written(name, arguments, message):
     assert not tensor.any()
 
 
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_gives_no_numbers_is_named_and_nothing_is_written(name):
+    tensor = np.zeros((2, 2))
+    with pytest.raises(TypeError, match=r"^rng is 'x', expected None, an int of 0 or more, a SeedSequence or a numpy"):
+        getattr(init, name)(tensor, rng="x")
+    assert not tensor.any()
+
+
 @pytest.mark.parametrize("name", RANDOM[2:])
 def test_fans_need_two_axes(name):
     with pytest.raises(

@@ -196,7 +196,10 @@ def test_another_size_is_refused(x):
         ({"out_features": -1}, ValueError, "out_features is -1, expected 0 or more"),
         ({"dtype": np.float16}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
         ({"dtype": None}, TypeError, "dtype is None, expected numpy.float32 or numpy.float64"),
-        ({"rng": 1.5}, TypeError, "SeedSequence"),
+        ({"rng": 1.5}, TypeError, "^rng is 1.5, expected None, an int of 0 or more, a SeedSequence or a numpy.random"),
+        ({"rng": -1}, ValueError, "^rng is -1, expected None, an int of 0 or more"),
+        ({"bias": "no"}, TypeError, "^bias is of type str, expected True or False"),
+        ({"bias": None}, TypeError, "^bias is of type NoneType, expected True or False"),
     ],
 )
 def test_mistakes_are_named(arguments, kind, message):

@@ -336,6 +336,9 @@ def test_a_batch_has_the_bits_of_its_entries_and_any_number_of_threads(dtype):
         ({"scale": 1j}, TypeError, "scale is of type complex, expected a number"),
         ({"scale": math.nan}, ValueError, "scale is nan, expected a finite number"),
         ({"dtype": np.float16}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"bias": "no"}, TypeError, "^bias is of type str, expected True or False"),
+        ({"columns": 1}, TypeError, "^columns is of type int, expected True or False"),
+        ({"rng": "x"}, TypeError, "^rng is 'x', expected None, an int of 0 or more"),
         ({"rng": 1.5}, TypeError, "SeedSequence"),
     ],
 )

@@ -159,6 +159,12 @@ def test_a_mask_of_integers_is_refused_with_a_fix_for_what_was_given():
             pyattn.self_attention(X, *WEIGHTS, attn_mask=given)
 
 
+def test_a_bias_that_is_a_flag_is_told_to_be_three():
+    message = "^bias is of type bool, expected three, for queries, keys and values; each may be None$"
+    with pytest.raises(TypeError, match=message):
+        pyattn.self_attention(X, *WEIGHTS, bias=True)
+
+
 def test_a_bias_that_is_no_array_of_numbers_is_named():
     for bias, message in (("text", "has dtype <U4"), (np.ones(6) * 1j, "has dtype complex128")):
         with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float32 or float64; pass "):

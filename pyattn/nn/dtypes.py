@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyattn import _core
 
-__all__ = ["as_count", "as_float_dtype", "as_input", "check_parameter"]
+__all__ = ["as_count", "as_float_dtype", "as_input", "check_multiple", "check_parameter", "count_or"]
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -46,6 +46,52 @@ def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
     if n < least:
         raise ValueError(f"{name} is {n}, expected {least} or more")
     return n
+
+
+def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
+    """Read a size of 1 or more that may have been left out.
+
+    Parameters
+    ----------
+    x : int, optional
+        As the caller gave it.
+    name : str
+        What messages call it.
+    default : int
+        What None stands for. Default: 0, which is refused.
+
+    Returns
+    -------
+    int
+        As a Python int.
+
+    Raises
+    ------
+    TypeError
+        x is not an integer.
+    ValueError
+        x is less than 1.
+    """
+    return as_count(default if x is None else x, name, least=1)
+
+
+def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = "") -> None:
+    """Refuse a size that another one does not divide.
+
+    Parameters
+    ----------
+    whole, part : (str, int)
+        What messages call each, and its size.
+    hint : str
+        What else the message offers. Default: nothing.
+
+    Raises
+    ------
+    ValueError
+        A rest is left.
+    """
+    if whole[1] % part[1]:
+        raise ValueError(f"{whole[0]} is {whole[1]} and {part[0]} is {part[1]}, expected a multiple{hint}")
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

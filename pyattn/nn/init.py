@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyattn.dropping import RNG
+from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 
 __all__ = [
@@ -68,7 +68,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     _check_writable(tensor)
     if not 0 <= b - a < math.inf:
         raise ValueError(f"a is {a} and b is {b}, expected finite bounds with a <= b")
-    tensor[...] = np.random.default_rng(rng).uniform(a, b, tensor.shape)
+    tensor[...] = as_generator(rng).uniform(a, b, tensor.shape)
     return tensor
 
 
@@ -108,7 +108,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     _check_writable(tensor)
     if not std >= 0:
         raise ValueError(f"std is {std}, expected 0 or more")
-    tensor[...] = np.random.default_rng(rng).normal(mean, std, tensor.shape)
+    tensor[...] = as_generator(rng).normal(mean, std, tensor.shape)
     return tensor
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import functional
-from pyattn.dropping import RNG
+from pyattn._flags import as_flag
+from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
@@ -71,7 +72,7 @@ class Linear(Module):
         self.out_features = as_count(out_features, "out_features", least=0)
         kind = as_float_dtype(dtype)
         self.weight = np.empty((self.out_features, self.in_features), kind)
-        self.register_parameter("bias", np.empty(self.out_features, kind) if bias else None)
+        self.register_parameter("bias", np.empty(self.out_features, kind) if as_flag(bias, "bias") else None)
         self.reset_parameters(rng)
 
     @classmethod
@@ -127,7 +128,7 @@ class Linear(Module):
         rng : None, int, SeedSequence or Generator
             Where the numbers come from. Default: None, others each time.
         """
-        generator = np.random.default_rng(rng)
+        generator = as_generator(rng)
         bound = 1 / math.sqrt(max(1, self.in_features))
         init.uniform_(self.weight, -bound, bound, rng=generator)
         if self.bias is not None:

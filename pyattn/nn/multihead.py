@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.dropping import RNG, as_probability
+from pyattn._flags import as_flag
+from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.functional import FloatArray
 from pyattn.multi_head import NO_DROPOUT, Dropout, compute
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
+from pyattn.nn.dtypes import as_float_dtype, as_input, check_multiple, count_or
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
-from pyattn.nn.packing import OWN, SEPARATE, parameters_of, shapes_of, weights_of
+from pyattn.nn.packing import OWN, SEPARATE, is_packable, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first
 
@@ -132,23 +133,19 @@ class MultiheadAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        self.embed_dim = _count(embed_dim, "embed_dim")
-        self.num_heads = _count(num_heads, "num_heads")
-        self.num_kv_heads = _count(num_kv_heads, "num_kv_heads", self.num_heads)
-        if head_dim is None and self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim is {self.embed_dim} and num_heads is {self.num_heads}, expected a multiple; "
-                "or pass head_dim"
-            )
-        self.head_dim = _count(head_dim, "head_dim", self.embed_dim // self.num_heads)
-        self.v_head_dim = _count(v_head_dim, "v_head_dim", self.head_dim)
-        self.kdim = _count(kdim, "kdim", self.embed_dim)
-        self.vdim = _count(vdim, "vdim", self.embed_dim)
+        self.embed_dim = count_or(embed_dim, "embed_dim")
+        self.num_heads = count_or(num_heads, "num_heads")
+        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
+        if head_dim is None:
+            check_multiple(("embed_dim", self.embed_dim), ("num_heads", self.num_heads), "; or pass head_dim")
+        self.head_dim = count_or(head_dim, "head_dim", self.embed_dim // self.num_heads)
+        self.v_head_dim = count_or(v_head_dim, "v_head_dim", self.head_dim)
+        self.kdim = count_or(kdim, "kdim", self.embed_dim)
+        self.vdim = count_or(vdim, "vdim", self.embed_dim)
         self._set_options(dropout, add_zero_attn, batch_first)
-        out = _count(out_dim, "out_dim", self.embed_dim)
-        rows = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
-        packed = {*rows, self.kdim, self.vdim, out} == {self.embed_dim}  # as torch's
-        shapes = shapes_of(self, out, bool(bias), bool(add_bias_kv), packed)
+        out = count_or(out_dim, "out_dim", self.embed_dim)
+        flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
+        shapes = shapes_of(self, out, *flags, is_packable(self, out))
         kind = as_float_dtype(dtype)
         self._set_parameters({name: np.empty(shape, kind) for name, shape in shapes.items()})
         self.reset_parameters(rng)
@@ -202,8 +199,8 @@ class MultiheadAttention(Module):
         array([2., 2.])
         """
         self = cls.__new__(cls)
-        self.num_heads = _count(num_heads, "num_heads")
-        self.num_kv_heads = _count(num_kv_heads, "num_kv_heads", self.num_heads)
+        self.num_heads = count_or(num_heads, "num_heads")
+        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
         weights = weights_of(state_dict)
         (_, self.embed_dim), (_, self.kdim), (v_rows, self.vdim) = (weight.shape for weight in weights[:3])
         self.head_dim = weights[0].shape[0] // self.num_heads
@@ -218,12 +215,10 @@ class MultiheadAttention(Module):
         return self
 
     def _set_options(self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads is {self.num_heads} and num_kv_heads is {self.num_kv_heads}, expected a multiple"
-            )
+        check_multiple(("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads))
         self.dropout = as_probability(dropout, "dropout")
-        self.add_zero_attn, self.batch_first = bool(add_zero_attn), bool(batch_first)
+        self.add_zero_attn = as_flag(add_zero_attn, "add_zero_attn")
+        self.batch_first = as_flag(batch_first, "batch_first")
 
     def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
         for name in OWN:
@@ -238,7 +233,7 @@ class MultiheadAttention(Module):
         rng : None, int, SeedSequence or Generator
             Where the numbers come from. Default: None, others each time.
         """
-        generator = np.random.default_rng(rng)
+        generator = as_generator(rng)
         for name in ("in_proj_weight", *SEPARATE):
             if getattr(self, name) is not None:
                 init.xavier_uniform_(getattr(self, name), rng=generator)
@@ -394,7 +389,3 @@ class MultiheadAttention(Module):
         usual |= {"vdim": self.embed_dim, "head_dim": self.embed_dim // self.num_heads, "v_head_dim": self.head_dim}
         usual |= {"dropout": 0, "add_zero_attn": False, "batch_first": False}
         return ", ".join(f"{name}={getattr(self, name)}" for name, x in usual.items() if getattr(self, name) != x)
-
-
-def _count(x: SupportsIndex | None, name: str, default: int = 0) -> int:
-    return as_count(default if x is None else x, name, least=1)

@@ -9,7 +9,7 @@ from pyattn.functional import FloatArray
 from pyattn.multi_head import Parameters
 from pyattn.nn.dtypes import check_parameter
 
-__all__ = ["OWN", "SEPARATE", "parameters_of", "shapes_of", "weights_of"]
+__all__ = ["OWN", "SEPARATE", "is_packable", "parameters_of", "shapes_of", "weights_of"]
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
@@ -19,6 +19,23 @@ def _rows_of(module: Any) -> tuple[int, int, int]:
     """Of the weights of query, key and value."""
     heads, kv_heads = module.num_heads, module.num_kv_heads
     return heads * module.head_dim, kv_heads * module.head_dim, kv_heads * module.v_head_dim
+
+
+def is_packable(module: Any, out_dim: int) -> bool:
+    """Tell whether all sizes are torch's defaults, so that one array holds the weights of query, key and value.
+
+    Parameters
+    ----------
+    module : MultiheadAttention
+        With its sizes; parameters are not looked at.
+    out_dim : int
+        Features of the output.
+
+    Returns
+    -------
+    bool
+    """
+    return {*_rows_of(module), module.kdim, module.vdim, out_dim} == {module.embed_dim}
 
 
 def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,8 @@ from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.dropping import RNG
+from pyattn._flags import as_flag
+from pyattn.dropping import RNG, as_generator
 from pyattn.functional import AttentionResult, FloatArray
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
@@ -106,10 +107,11 @@ class SelfAttention(Module):
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = self.key_dim if v_dim is None else as_count(v_dim, "v_dim", least=1)
         self.context_dim = self.d_x if context_dim is None else as_count(context_dim, "context_dim", least=1)
-        self.scale, self.columns = _scale_of(scale), bool(columns)
+        self.scale, self.columns = _scale_of(scale), as_flag(columns, "columns")
+        biases = _BIASES if as_flag(bias, "bias") else ()
         kind = as_float_dtype(dtype)
         shapes = self._shapes()
-        self._set_parameters({name: np.empty(shapes[name], kind) for name in (*_WEIGHTS, *(_BIASES if bias else ()))})
+        self._set_parameters({name: np.empty(shapes[name], kind) for name in (*_WEIGHTS, *biases)})
         self.reset_parameters(rng)
 
     @classmethod
@@ -178,7 +180,7 @@ class SelfAttention(Module):
         for name, weight in weights.items():
             check_parameter(weight, name)
         self = cls.__new__(cls)
-        self.scale, self.columns = _scale_of(scale), bool(columns)
+        self.scale, self.columns = _scale_of(scale), as_flag(columns, "columns")
         query, key, value = (read_weight(weight, name, self.columns) for name, weight in weights.items())
         (self.key_dim, self.d_x), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
         arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}
@@ -210,7 +212,7 @@ class SelfAttention(Module):
         rng : None, int, SeedSequence or Generator
             Where the numbers come from. Default: None, others each time.
         """
-        generator = np.random.default_rng(rng)
+        generator = as_generator(rng)
         for weight in (self.w_query, self.w_key, self.w_value):
             init.xavier_uniform_(weight if self.columns else weight.T, rng=generator)  # as (fan_out, fan_in)
         for bias in self._biases():
