@@ -272,7 +272,7 @@ def test_sparsemax_is_the_nearest_distribution(size):
 
 
 def test_sparsemax_of_the_papers_kind_is_sparse():
-    trace = pyattn.trace_attention([[1]], [[1.0], [0.8], [-1]], np.eye(3), scale=1, normalise="sparsemax")
+    trace = pyattn.trace_attention([[1]], [[1.0], [0.8], [-1]], np.eye(3), 1, normalise="sparsemax")
     np.testing.assert_allclose(trace.weights, [[0.6, 0.4, 0]], rtol=0, atol=2.0**-52)
 
 

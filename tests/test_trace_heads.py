@@ -25,6 +25,16 @@ def module(**options):
     return made
 
 
+# What torch's module does not have, and what rows that attend to nothing give.
+BEYOND = {
+    "window": {"window": 1},
+    "window of two ends": {"window": [None, 0], "key_lengths": 4},
+    "lengths": {"key_lengths": np.array(2), "is_causal": True},
+    "empty rows": {"attn_mask": np.arange(5)[:, np.newaxis] == [2] * 5, "empty_rows": "nan"},
+    "no keys": {"key_lengths": 0, "empty_rows": "nan"},
+}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -37,7 +47,9 @@ def module(**options):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("mask", ["none", "causal", "bool", "float", "3-D", "padding", "float padding", "both"])
+@pytest.mark.parametrize(
+    "mask", ["none", "causal", "bool", "float", "3-D", "padding", "float padding", "both", *BEYOND]
+)
 def test_heads_are_what_the_module_computes(options, mask):
     mha = module(**options)
     x = RNG.standard_normal((5, 12))
@@ -51,6 +63,7 @@ def test_heads_are_what_the_module_computes(options, mask):
         "padding": {"key_padding_mask": np.arange(5) >= 3},
         "float padding": {"key_padding_mask": RNG.standard_normal(5)},
         "both": {"attn_mask": blocked, "key_padding_mask": np.arange(5) >= 3, "is_causal": True},
+        **BEYOND,
     }[mask]
     traced = mha.trace(x, **masks)
     output, weights = mha(x, x, x, average_attn_weights=False, **masks)
@@ -131,6 +144,9 @@ def test_a_batch_is_refused_with_the_fix(batch_first, entry):
         ({"x": np.ones((0, 12))}, "x has shape (0, 12), expected something to look at in each axis"),
         ({"key": np.ones((0, 12))}, "key has shape (0, 12), expected something to look at in each axis"),
         ({"tokens": ["a"]}, "tokens has 1 entry, expected 5"),
+        ({"window": -1}, "window is -1, expected 0 or more"),
+        ({"key_lengths": 6}, "key_lengths holds 6, expected 0 <= n <= 5"),
+        ({"empty_rows": "inf"}, "empty_rows is 'inf'"),
     ],
     ids=str,
 )

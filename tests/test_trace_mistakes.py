@@ -74,6 +74,7 @@ def refuse(kind, message, call, *arrays, **arguments):
         (TypeError, {"scale": np.ones(1)}, "scale is of type ndarray, expected a number"),
         (ValueError, {"scale": np.nan}, "scale is nan, expected a finite number"),
         (TypeError, {"round_weights": 1.5}, "round_weights is of type float, expected an int, the number of decimals"),
+        (TypeError, {"round_weights": True}, "round_weights is of type bool, expected an int, the number of decimals"),
         (ValueError, {"round_weights": -1}, "round_weights is -1, expected 0 to 15 decimals"),
         (
             TypeError,
@@ -120,6 +121,12 @@ def test_in_the_column_convention_shapes_are_told_as_given(arrays, message):
 )
 def test_trace_attention_names_the_mistake(arrays, message):
     refuse(ValueError, message, pyattn.trace_attention, *arrays)
+
+
+def test_the_number_of_an_input_is_an_int():
+    trace = pyattn.trace_attention(QUERY, KEY, VALUE)
+    assert trace.for_query(np.int64(1))[0].title == "Scores for input 2"
+    refuse(TypeError, "i is of type float, expected an int, the number of an input from 0", trace.for_query, 1.0)
 
 
 def test_key_tokens_are_as_many_as_keys():

@@ -347,6 +347,9 @@ class MultiheadAttention(Module):
         key_padding_mask: npt.ArrayLike | None = None,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
+        window: Window = None,
+        key_lengths: SupportsIndex | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
         tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> HeadTraces:
@@ -363,7 +366,11 @@ class MultiheadAttention(Module):
         key_padding_mask, attn_mask : array_like, optional
             As for `forward`: True = blocked. Default: None.
         is_causal : bool
-            As for `forward`. Default: False.
+            As for `forward`, like the next three. Default: False.
+        window, key_lengths : int, optional
+            A window may be (left, right), too. Default: None.
+        empty_rows : {'zero', 'nan'}
+            Default: 'zero'.
         tokens, key_tokens : sequence of str, optional
             Names of queries and keys. Default: None, their numbers.
 
@@ -374,7 +381,8 @@ class MultiheadAttention(Module):
         """
         from pyattn.tracing.heads import trace_heads
 
-        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}
+        masks: dict[str, object] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        masks |= {"is_causal": is_causal, "window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
         return trace_heads(self, (x, key, value), masks, (tokens, key_tokens))
 
     def extra_repr(self) -> str:

@@ -173,6 +173,8 @@ class Trace:
         ------
         IndexError
             There is no such input.
+        TypeError
+            i is no integer.
 
         Examples
         --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,8 @@ def trace_heads(
     given : (array_like, array_like or None, array_like or None)
         x, key and value, as the method has them.
     masks : mapping of str to object
-        attn_mask, key_padding_mask and is_causal, as the method has them: True = blocked.
+        attn_mask, key_padding_mask, is_causal, window, key_lengths and empty_rows, as the method has them: True =
+        blocked.
     names : (sequence of str or None, sequence of str or None)
         Tokens of queries and keys.
 
@@ -172,7 +173,8 @@ def trace_heads(
         hiding = _hiding_of(masks, h, len(arrays[0]), len(arrays[1]), len(extras[2]))
         projected = _projected(arrays, weights, (extras[0][kv], extras[1][kv]))
         shown = {"x": arrays[0].copy(), **weights} if own else {}
-        traces.append(make_trace(shown, *projected, hiding, settings))
+        trace = make_trace(shown, *projected, hiding, settings)
+        traces.append(_with_nan(trace) if masks["empty_rows"] == "nan" else trace)
     b_out = state.get("out_proj.bias")
     return join_heads(traces, state["out_proj.weight"].T.copy(), None if b_out is None else b_out[np.newaxis].copy())
 
@@ -200,6 +202,14 @@ def join_heads(traces: Sequence[Trace], w_out: Array, b_out: Array | None) -> He
         if array is not None:
             array.flags.writeable = False
     return HeadTraces(tuple(traces), concatenated, w_out, b_out, outputs)
+
+
+def _with_nan(trace: Trace) -> Trace:
+    """Say NaN in the outputs of queries that attend to nothing."""
+    empty = (trace.scores == -np.inf).all(axis=-1, keepdims=True)
+    outputs = np.where(empty, np.nan, trace.outputs)
+    outputs.flags.writeable = False
+    return replace(trace, outputs=outputs)
 
 
 def _unbatched(
@@ -261,7 +271,16 @@ def _hiding_of(
     masks: Mapping[str, Any], head: int, q_len: int, kv_len: int, extras: int
 ) -> tuple[npt.NDArray[np.bool_] | None, Array | None]:
     """Turn torch's masks, True = blocked, into what a head sees and adds; keys behind the given ones stay visible."""
-    visible = np.tri(q_len, kv_len, dtype=bool) if masks["is_causal"] else np.ones((q_len, kv_len), bool)
+    window, lengths = masks["window"], masks["key_lengths"]
+    visible = np.array(
+        reference.visible_pairs(
+            (q_len, kv_len),
+            False,
+            is_causal=masks["is_causal"],
+            window=tuple(window) if isinstance(window, list) else window,
+            key_lengths=lengths,
+        )
+    )
     bias = np.zeros((q_len, kv_len))
     attn_mask, padding = (
         None if masks[name] is None else _core.as_array(masks[name], name) for name in ("attn_mask", "key_padding_mask")

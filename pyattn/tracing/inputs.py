@@ -300,11 +300,13 @@ def settings_of(
     weight = _score_weight_of(function, shape)
     decimals = None
     if round_weights is not None:
+        kind = type(round_weights).__name__
         try:
-            decimals = operator.index(round_weights)
+            decimals = None if isinstance(round_weights, bool) else operator.index(round_weights)
         except TypeError:
-            kind = type(round_weights).__name__
-            raise TypeError(f"round_weights is of type {kind}, expected an int, the number of decimals") from None
+            decimals = None
+        if decimals is None:
+            raise TypeError(f"round_weights is of type {kind}, expected an int, the number of decimals")
         if not 0 <= decimals <= _MOST_DECIMALS:
             raise ValueError(f"round_weights is {decimals}, expected 0 to {_MOST_DECIMALS} decimals")
     return Settings(function.score, weight, scale, normalise, decimals, convention, *names)

@@ -137,9 +137,14 @@ def steps_for(trace: Trace, i: SupportsIndex) -> tuple[Step, ...]:
     ------
     IndexError
         There is no such input.
+    TypeError
+        i is no integer.
     """
     count = len(trace.in_rows("queries"))
-    index = operator.index(i)
+    try:
+        index = operator.index(i)
+    except TypeError:
+        raise TypeError(f"i is of type {type(i).__name__}, expected an int, the number of an input from 0") from None
     if not -count <= index < count:
         are = "is" if count == 1 else "are"
         raise IndexError(f"i is {index}, expected {-count} to {count - 1}: there {are} {_counted(count, 'input')}")
