@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -216,16 +216,46 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
 
 
 def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None, *, logarithm: bool) -> FloatArray:
-    """Bring the axes to the end, as one contiguous axis; compute; put them back."""
+    """Bring the axes to the end, as one contiguous axis; compute; put them back.
+
+    Where that takes copies, they are of a slab at a time: an array as large as x would take as much memory again, and
+    NumPy hears no Ctrl-C while it copies one.
+    """
     array = _core.as_real(x, "x")
     axes = _axes(axis, array.ndim)
-    last = tuple(range(-len(axes), 0))
+    kept, last = array.ndim - len(axes), tuple(range(-len(axes), 0))
     moved = np.moveaxis(array, axes, last)
-    kept = moved.shape[: moved.ndim - len(axes)]
-    size = int(np.prod(moved.shape[len(kept) :], dtype=np.intp))
-    rows = np.ascontiguousarray(moved).reshape(*kept, size)
-    result = np.moveaxis(_core.softmax_rows(rows, logarithm).reshape(moved.shape), last, axes)
-    return np.ascontiguousarray(result).reshape(array.shape)
+    size = int(np.prod(moved.shape[kept:], dtype=np.intp))
+    if moved.flags.c_contiguous and axes == tuple(range(kept, array.ndim)):
+        return _core.softmax_rows(moved.reshape(*moved.shape[:kept], size), logarithm).reshape(array.shape)
+    result = np.empty(array.shape, array.dtype.newbyteorder("="))
+    flat, step = result.reshape(-1), _SLAB // result.itemsize
+    for start in range(0, flat.size, step):  # every page: the first slab would be long at it, if it touches all
+        flat[start : start + step : 512] = 0
+    target = np.moveaxis(result, axes, last)
+    for slab in _slabs(moved.shape[:kept], size * result.itemsize) if result.size else ():
+        part = moved[slab]
+        rows = np.ascontiguousarray(part).reshape(part.size // size, size)
+        target[slab] = _core.softmax_rows(rows, logarithm).reshape(part.shape)
+    return result
+
+
+_SLAB = 4 << 20  # bytes
+
+
+def _slabs(shape: tuple[int, ...], row_bytes: int) -> Iterator[tuple[int | slice, ...]]:
+    """Index rows of this shape by as many at a time as fit into a slab, one at least."""
+    axis = len(shape)
+    while axis > 0 and row_bytes * shape[axis - 1] <= _SLAB:
+        axis -= 1
+        row_bytes *= shape[axis]
+    if axis == 0:
+        yield ()
+        return
+    step = max(1, _SLAB // row_bytes)
+    for outer in np.ndindex(shape[: axis - 1]):
+        for start in range(0, shape[axis - 1], step):
+            yield (*outer, slice(start, start + step))
 
 
 def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "keeps": "pyattn.dropout_keep_mask((1, 1 << 32), 0.5)",
     "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
+    "softmax, another axis": "pyattn.softmax(endless(20000, 4000), axis=0)",
     "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
     "additive": "attend(endless(99999, 64), endless(99999, 64), score='additive', score_weight=endless(64))",
     "cosine": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='cosine')",

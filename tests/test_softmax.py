@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import bounds
 import numpy as np
 import pytest
@@ -118,6 +120,35 @@ def test_rows_do_not_matter_to_each_other(function, dtype, level):
     together = function(x)
     for row in (0, 1, 2499, 4999):
         assert_same_bits(function(x[row]), together[row])
+
+
+@pytest.mark.parametrize("slab", [8, 100, 400, 5000, 1 << 30])
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, (0, 2), (3, 1), (2, 3), (1, 2, 3), None])
+def test_slabs_change_no_bit(slab, axis, function, dtype, monkeypatch):
+    """Whatever number of rows is copied at a time, as with the whole at once."""
+    x = np.random.default_rng(0).standard_normal((3, 4, 5, 6)).astype(dtype)
+    axes = (0, 1, 2, 3) if axis is None else np.atleast_1d(axis)
+    moved = np.moveaxis(x, axes, range(-len(axes), 0))
+    flat = function(np.ascontiguousarray(moved).reshape(*moved.shape[: 4 - len(axes)], -1))
+    expected = np.moveaxis(flat.reshape(moved.shape), range(-len(axes), 0), axes)
+    monkeypatch.setattr(pyattn.functional, "_SLAB", slab)
+    for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x.astype(x.dtype.newbyteorder(">"))):
+        result = function(given, axis)
+        assert_same_bits(result, expected)
+        assert result.flags.c_contiguous
+        assert result.dtype == dtype
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3000, 2000), 0), ((20, 3000, 100), 1), ((1000, 60, 100), (0, 2))])
+def test_another_axis_takes_the_result_and_some_mb(shape, axis, function):
+    x = np.zeros(shape, np.float32)
+    function(x[:2], axis)  # what is made once
+    tracemalloc.start()
+    result = function(x, axis)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.nbytes >= 20e6
+    assert peak <= result.nbytes + 3 * pyattn.functional._SLAB
 
 
 def test_input_is_left_alone(function, dtype):
