@@ -47,6 +47,7 @@ __all__ = [
     "output_bars",
     "output_ratio",
     "output_ratios",
+    "score_sizes",
     "softmax_ratio",
     "weights_ratio",
 ]
@@ -160,6 +161,27 @@ def _score_sizes(q: Array, k: Array, score: str, weight: Any) -> Array:
         norms = (np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
         q, k = (x / np.where(norm == 0, 1, norm) for x, norm in zip((q, k), norms, strict=True))
     return np.asarray((q @ np.abs(weight) if score == "bilinear" else q) @ k.mT)
+
+
+def score_sizes(query: Array, key: Array, score: str, weight: Any) -> Array:
+    """Return the size of what was added up to make each score, without its scale: see the table above.
+
+    Parameters
+    ----------
+    query : ndarray, (..., L, features)
+        One per row.
+    key : ndarray, (..., S, features)
+        One per row.
+    score : str
+        The score function.
+    weight : array_like or None
+        Its weight, if it has one.
+
+    Returns
+    -------
+    ndarray, (..., L, S)
+    """
+    return _score_sizes(query, key, score, weight)
 
 
 def _flat(shares: Array, visible: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pyattn import functional
 
-__all__ = ["Names", "Signature", "name_of", "names_of", "read_signature"]
+__all__ = ["Names", "Signature", "name_of", "names_of", "read_signature", "takes"]
 
 # Our name of an argument, and what else it is called. attn_bias is a float mask: a function without an argument of its
 # own for these takes them as attn_mask.
@@ -77,6 +77,28 @@ def name_of(function: Callable[..., Any]) -> str:
     """
     function = getattr(function, "func", function)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Tell whether an argument can be given by name.
+
+    Parameters
+    ----------
+    function : callable
+        Of anything.
+    name : str
+        Of the argument.
+
+    Returns
+    -------
+    bool
+        True where nothing is known of the function.
+    """
+    try:
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:

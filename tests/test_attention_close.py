@@ -62,6 +62,31 @@ def test_arguments_mean_what_they_mean_in_attention(dtype, arguments):
         assert_attention_close(pyattn.attention(*inputs), *inputs, **arguments)
 
 
+WEIGHTS = {"bilinear": np.random.default_rng(2).standard_normal((8, 8)), "additive": np.linspace(-1, 1, 8)}
+
+
+@pytest.mark.parametrize("score", ["cosine", "distance", "bilinear", "additive"])
+def test_scores_mean_what_they_mean_in_attention(score, dtype):
+    inputs = inputs_of(dtype, heads=True)
+    option = {"score": score, "score_weight": WEIGHTS[score].astype(dtype) if score in WEIGHTS else None}
+    for same in ({}, {"scale": 0.3, "attn_mask": MASK}):
+        result = pyattn.attention(*inputs, **option, **same)
+        assert_attention_close(result, *inputs, **option, **same)
+        with pytest.raises(AssertionError, match="further from exact attention than rounding explains"):
+            assert_attention_close(result, *inputs, **same)
+
+
+def test_another_score_is_named():
+    inputs = inputs_of("float32", heads=True)
+    assert "likely cause: your function computes dot products" in message_of(formula(*inputs), *inputs, score="cosine")
+
+
+def test_a_score_that_lacks_its_weight_is_named():
+    inputs = inputs_of("float32")
+    with pytest.raises(ValueError, match=r"^score='additive' needs score_weight"):
+        assert_attention_close(formula(*inputs), *inputs, score="additive")
+
+
 def test_layout_and_shared_heads(dtype):
     query, key, value = (x.swapaxes(1, 2) for x in inputs_of(dtype, heads=True))
     shared = query, key[:, :, :1], value[:, :, :1]

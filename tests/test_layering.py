@@ -67,7 +67,7 @@ PYTHON_ARROWS = {
     "activations": {"_core", "functional"},
     "additive": {"_core", "dropping", "functional", "single_head"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
-    "comparing": {"_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
+    "comparing": {"_bounds", "_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
     "interop": {"_core", "interop", "nn"},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyattn import _core
-from pyattn._signatures import names_of
+from pyattn._signatures import names_of, takes
 from pyattn.comparing.formula import Array
 from pyattn.comparing.kinds import as_float64
 
@@ -18,8 +18,11 @@ __all__ = ["address", "call", "is_of_torch", "is_several", "read_arrays", "resul
 RESULTS = ("output", "weights", "lse")
 """What a call returns, in this order: as torch's MultiheadAttention, and as `pyattn.AttentionResult`."""
 
-ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths")
+ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight")
 """Arguments that may be lists; a window of two ends may be one, too, and is no array."""
+
+NATURE = ("score", "score_weight")
+"""What a function that has no such argument is written for; the formula is told all the same."""
 
 
 def address(
@@ -34,7 +37,7 @@ def address(
     inputs : list of ndarray
         Query, key and value.
     arguments : mapping of str to object
-        By our names.
+        By our names. A score function that the function has no argument for is what it computes anyhow.
     name : str
         What messages call the side.
 
@@ -51,7 +54,9 @@ def address(
         It takes one array, and the three are not one.
     """
     own = names_of(target)
-    given = {own.options.get(ours, ours): x for ours, x in arguments.items()}
+    given = {
+        own.options.get(ours, ours): x for ours, x in arguments.items() if ours not in NATURE or takes(target, ours)
+    }
     if own.inputs:
         by_name = dict(zip(own.inputs.values(), inputs, strict=True))  # own.inputs are in our order
         first = own.first[: len(inputs)]

@@ -38,17 +38,19 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     ----------
     ours : module or callable
         A multi-head attention, a self-attention or a linear layer of `pyattn.nn`; or a function of query, key and value
-        with arguments of `pyattn.attention`. What only one side is to be given, functools.partial binds.
+        with arguments of `pyattn.attention`, or one of x, w_query, w_key and w_value with those of
+        `pyattn.self_attention`. What only one side is to be given, functools.partial binds.
     theirs : module, callable or array_like
         A torch.nn.MultiheadAttention or torch.nn.Linear, a function, or expected numbers: an output, or a tuple of
         output, weights and lse. Modules are called without gradients, training or not as they are.
     *inputs : array_like
-        Query, key and value; for a linear layer its input; for a self-attention x, and context if there is one. float32
-        or float64; torch's modules get them in their own dtype.
+        Query, key and value; for a linear layer its input; for a self-attention x, and context if there is one; for its
+        function x and the three weights. float32 or float64; torch's modules get them in their own dtype.
     tensors : bool, optional
         Whether theirs takes torch's tensors. Default: None, where it comes from torch.
     **kwargs
-        For both sides, such as attn_mask; they mean what they mean to ours.
+        For both sides, such as attn_mask; they mean what they mean to ours. A function without an argument for score or
+        score_weight is taken to compute these scores by itself.
 
     Returns
     -------

@@ -8,7 +8,6 @@ Indices: N batch, H heads, L queries, S keys, E features, D features of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,18 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import reference
+from pyattn.comparing.steps import Steps
 
 __all__ = [
     "STAGES",
     "Affine",
     "Computed",
     "Formula",
-    "Steps",
     "append_rows",
     "compute",
-    "merge_heads",
-    "softmax",
-    "split_heads",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -41,94 +37,6 @@ class Affine(NamedTuple):
 
     weight: Array
     bias: Array | None = None
-
-
-def split_heads(x: Array, heads: int) -> Array:
-    """Cut (..., length, H * D) into (..., H, length, D).
-
-    Parameters
-    ----------
-    x : ndarray, (..., length, H * D)
-        A projection.
-    heads : int
-        H.
-
-    Returns
-    -------
-    ndarray, (..., H, length, D)
-    """
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-3, -2)
-
-
-def merge_heads(x: Array) -> Array:
-    """Put the heads of (..., H, length, D) side by side.
-
-    Parameters
-    ----------
-    x : ndarray, (..., H, length, D)
-        What the heads give.
-
-    Returns
-    -------
-    ndarray, (..., length, H * D)
-    """
-    turned = x.swapaxes(-3, -2)
-    return turned.reshape(*turned.shape[:-2], turned.shape[-2] * turned.shape[-1])
-
-
-def softmax(scores: Array, visible: Array) -> Array:
-    """Normalise over the keys; a row with nothing to attend to gives 0.
-
-    Parameters
-    ----------
-    scores : ndarray, (..., L, S)
-        -inf where a key is hidden.
-    visible : ndarray of bool, (..., L, S)
-        Where it is not.
-
-    Returns
-    -------
-    ndarray, (..., L, S)
-    """
-    attends = visible.any(axis=-1, keepdims=True)
-    return np.where(attends, reference.softmax(scores, dtype=scores.dtype), 0)
-
-
-def _score(products: Array, scale: float, bias: Array, visible: Array) -> Array:
-    return np.where(visible, products * products.dtype.type(scale) + bias, -np.inf)
-
-
-class Steps(NamedTuple):
-    """How each step is done; the defaults are right.
-
-    Attributes
-    ----------
-    split : (x, heads) -> heads apart
-        Of the projections.
-    share : (x, heads, axis) -> x
-        Keys or values before they are shared by query heads: h // (query heads / key heads), unless this does it.
-    score : (products, scale, bias, visible) -> scores
-        From ``query @ key.T`` to scores.
-    normalize : (scores, visible) -> weights
-        Softmax.
-    attend : (weights, visible, value) -> heads
-        The sum of values.
-    merge : heads -> (..., L, H * D)
-        Before the output's projection.
-    keep : (x, stage) -> x
-        What each stage's result is kept as.
-    leave : output -> output
-        Its axes as a caller sees them, after all else that is done with them.
-    """
-
-    split: Callable[[Array, int], Array] = split_heads
-    share: Callable[[Array, int, int], Array] = lambda x, heads, axis: x
-    score: Callable[[Array, float, Array, Array], Array] = _score
-    normalize: Callable[[Array, Array], Array] = softmax
-    attend: Callable[[Array, Array, Array], Array] = reference.weighted_sum
-    merge: Callable[[Array], Array] = merge_heads
-    keep: Callable[[Array, str], Array] = lambda x, stage: x
-    leave: Callable[[Array], Array] = lambda x: x
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +58,8 @@ class Formula:
         Keys and values behind all others, which nothing hides.
     attn_mask, padding : ndarray or None
         True = attend, or numbers to add; they broadcast to (..., H, L, S).
+    score_function, score_weight : str, ndarray or None
+        The score function, and its weight.
     blocked : bool
         Whether the caller's masks meant the opposite, as torch's modules do. For what is said of them alone.
     average : bool
@@ -171,6 +81,8 @@ class Formula:
     layout: Any = "bhsd"
     enable_gqa: bool = False
     scale: float | None = None
+    score_function: Any = "dot"
+    score_weight: Any = None
     attn_mask: Array | None = None
     padding: Array | None = None
     blocked: bool = False
@@ -237,7 +149,28 @@ class Formula:
     @property
     def factor(self) -> float:
         """What scores are scaled by."""
-        return float(self.head_dim**-0.5 if self.scale is None else self.scale)
+        return float(self.usual_factor if self.scale is None else self.scale)
+
+    @property
+    def usual_factor(self) -> float:
+        """What they are scaled by where nothing is said."""
+        return float(reference.default_scale(self.score_function, self.head_dim))
+
+    def products(self, q: Array, k: Array) -> Array:
+        """Compute scores that are not scaled.
+
+        Parameters
+        ----------
+        q, k : ndarray, (..., L, D) and (..., S, D)
+            Queries and keys, of one dtype.
+
+        Returns
+        -------
+        ndarray, (..., L, S)
+        """
+        if self.score_function == "dot":
+            return np.asarray(q @ k.mT)
+        return reference.scores(q, k, self.score_function, 1.0, self.score_weight, dtype=q.dtype)
 
     def but(self, **changes: Any) -> Formula:
         """Make the same with fields, or steps, changed by name.
@@ -322,7 +255,7 @@ def compute(formula: Formula, dtype: npt.DTypeLike = np.float64, last: str | Non
             return Computed(found)
         q, k, v, has_heads = operands
         bias, visible = _hide(f, (*q.shape[:-1], k.shape[-2]), has_heads, dtype)
-        scores = keep(f.steps.score(q @ k.mT, f.factor, bias, visible), "scores")
+        scores = keep(f.steps.score(f.products(q, k), f.factor, bias, visible), "scores")
         if last == "scores":
             return Computed({**found, "scores": scores})
         weights = keep(f.steps.normalize(scores, visible), "weights")

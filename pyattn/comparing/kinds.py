@@ -7,6 +7,7 @@ kind is a line in `MODULES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy.typing as npt
 
 from pyattn import _core
 from pyattn._packed import in_projections
+from pyattn._signatures import names_of
 from pyattn.comparing.formula import Affine, Array, Formula
 
-__all__ = ["FUNCTION", "Kind", "as_float64", "kind_of", "parameters_of"]
+__all__ = ["FUNCTION", "WEIGHTED", "Kind", "as_float64", "kind_of", "parameters_of"]
 
 
 class Kind(NamedTuple):
@@ -59,7 +61,9 @@ def kind_of(target: Any) -> Kind | None:
     if hasattr(target, "state_dict"):
         names = target.state_dict().keys()
         return next((kind for kind in MODULES if kind.fits(target, names)), None)
-    return FUNCTION if callable(target) else None
+    if not callable(target):
+        return None
+    return WEIGHTED if WEIGHTED.fits(target, set()) else FUNCTION
 
 
 def parameters_of(module: Any) -> dict[str, Array]:
@@ -107,10 +111,11 @@ def as_float64(x: npt.ArrayLike, name: str) -> Array:
 
 def _read_function(_: Any, inputs: list[Array], arguments: Mapping[str, Any], __: Mapping[str, Array]) -> Formula:
     """Take the arguments of `pyattn.attention`."""
-    same = ("is_causal", "align", "scale", "window", "key_lengths", "query_lengths", "enable_gqa", "layout")
-    given = {name: arguments[name] for name in (*same, "empty_rows") if arguments.get(name) is not None}
+    same = ("is_causal", "align", "window", "key_lengths", "query_lengths", "enable_gqa", "layout", "empty_rows")
+    given = {name: arguments[name] for name in (*same, "scale", "score_weight") if arguments.get(name) is not None}
+    given |= {"attn_mask": arguments.get("attn_mask"), "score_function": arguments.get("score") or "dot"}
     query, key, value = inputs
-    return Formula(query, key, value, attn_mask=arguments.get("attn_mask"), **_with_tuple(given))
+    return Formula(query, key, value, **_with_tuple(given))
 
 
 def _with_tuple(given: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +125,37 @@ def _with_tuple(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _HIDING = ("attn_mask", "is_causal", "window", "key_lengths", "empty_rows")
-_ATTENTION = ("align", "scale", "query_lengths", "enable_gqa", "layout", "need_weights", "need_lse", "num_threads")
+_ATTENTION = ("align", "query_lengths", "enable_gqa", "layout", "need_weights", "need_lse", "num_threads", "dropout_p")
 FUNCTION = Kind(
-    "function", ("query", "key", "value"), (*_HIDING, *_ATTENTION, "dropout_p"), lambda *_: True, _read_function
+    "function",
+    ("query", "key", "value"),
+    (*_HIDING, "scale", "score", "score_weight", *_ATTENTION),
+    lambda *_: True,
+    _read_function,
+)
+
+
+def _takes_weights(function: Any, _: Set[str]) -> bool:
+    return names_of(function).first[:4] == WEIGHTED.inputs
+
+
+def _read_weighted(_: Any, inputs: list[Array], arguments: Mapping[str, Any], __: Mapping[str, Array]) -> Formula:
+    """Take the arguments of `pyattn.self_attention`: a module's parameters and options among the others."""
+    x, *weights = inputs
+    bias = arguments.get("bias")
+    vectors = [None] * 3 if bias is None else bias
+    named = zip(("w_query", "w_key", "w_value", "b_query", "b_key", "b_value"), (*weights, *vectors), strict=True)
+    parameters = {name: as_float64(x, name) for name, x in named if x is not None}
+    module = SimpleNamespace(columns=bool(arguments.get("columns")), scale=arguments.get("scale"))
+    return _read_self_attention(module, [x], arguments, parameters)
+
+
+WEIGHTED = Kind(
+    "function of x and weights",
+    ("x", "w_query", "w_key", "w_value"),
+    (*_HIDING, "context", "bias", "columns", "scale", "align", "need_weights", "num_threads"),
+    _takes_weights,
+    _read_weighted,
 )
 
 

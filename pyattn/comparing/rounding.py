@@ -1,7 +1,8 @@
 """How far rounding may take each stage from the exact one.
 
     u      2^-24 for float32, 2^-53 for float64; tiny   2^-126, 2^-1022: denormals may be flushed
-    a_j    |scale| sum_d |q_d| |k_jd| + |bias_j|: the size of what was added up to make a score; A = max_j a_j
+    a_j    |scale| sum_d |q_d| |k_jd| + |bias_j|: the size of what was added up to make a score; A = max_j a_j. Of other
+           scores than dot products _bounds.py has it
     linear   4u sqrt(n) (|x| |W| + |b|) with n features
     score    16u a_j
     weight   8u w (1 + 2A) + tiny
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyattn import reference
+from pyattn import _bounds, reference
 from pyattn.comparing.formula import STAGES, Affine, Array, Computed, Formula, append_rows
 
 __all__ = ["Precision", "bound", "precision_of"]
@@ -120,7 +121,8 @@ def _attention(f: Formula, c: Computed, precision: Precision) -> dict[str, Array
     q, k, v = (np.abs(np.nan_to_num(x)) for x in c.operands[:3])
     found, operands = _projected(f, precision)
     scale, flush = abs(f.factor), (k.shape[-2] + q.shape[-1] + 1) * tiny
-    size = np.where(c.visible, scale * (q @ k.mT) + np.abs(np.nan_to_num(c.bias, posinf=0, neginf=0)), 0)
+    size = scale * _bounds.score_sizes(q, k, f.score_function, f.score_weight)
+    size = np.where(c.visible, size + np.abs(np.nan_to_num(c.bias, posinf=0, neginf=0)), 0)
     largest = size.max(axis=-1, keepdims=True, initial=0)
     w, before, moved = np.abs(c.weights), np.zeros(()), np.zeros_like(c.weights)
     if operands is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from pyattn import _core
+from pyattn import _core, reference
 from pyattn.comparing.calling import address, call, is_of_torch, read_arrays, results_of
 from pyattn.comparing.formula import Array, Computed, Formula, compute
-from pyattn.comparing.kinds import MODULES, Kind, kind_of, parameters_of
+from pyattn.comparing.kinds import FUNCTION, MODULES, WEIGHTED, Kind, kind_of, parameters_of
 from pyattn.comparing.rounding import PRECISIONS, Precision, precision_of
 
 __all__ = ["Side", "owner_of", "side_of"]
@@ -59,7 +59,9 @@ class Side:
     @property
     def kind_name(self) -> str:
         """As messages say it."""
-        return "attention alone" if self.kind is None or not self.is_module else f"a {self.kind.name}"
+        if self.kind is WEIGHTED or self.is_module:
+            return f"a {self.known.name}"
+        return "attention alone"
 
     def compute(self, inputs: list[Array], arguments: Mapping[str, Any]) -> tuple[Formula, Computed]:
         """Give what it computes by its own account.
@@ -86,6 +88,7 @@ class Side:
             Inputs do not go together.
         """
         kind, arguments = self.known, {**arguments, **self.arguments}
+        _check_score(arguments)
         for name in arguments:
             if name not in kind.arguments:
                 known = ", ".join(kind.arguments) or "none"
@@ -99,7 +102,7 @@ class Side:
         except (IndexError, ValueError) as error:
             given = dict(zip(kind.inputs, inputs, strict=False)) | arguments
             shapes = ", ".join(f"{name} {x.shape}" for name, x in given.items() if isinstance(x, np.ndarray))
-            fits = "" if self.is_module else f"; {_SHAPES}"
+            fits = f"; {_SHAPES}" if kind is FUNCTION else ""
             raise ValueError(f"the formula of {self.kind_name} cannot be computed with {shapes}{fits}") from error
 
     def read_inputs(self, inputs: tuple[Any, ...]) -> list[Array]:
@@ -126,7 +129,10 @@ class Side:
         if not fewest <= len(inputs) <= len(names):
             number = f"{fewest} or {len(names)}" if fewest < len(names) else f"{fewest}"
             number += ", or 1 for all" if names == ATTENTION else ""
-            raise TypeError(f"got {len(inputs)} inputs, expected {number}: {', '.join(names)}; pass all else by name")
+            hint = "pass all else by name"
+            if self.kind is FUNCTION and len(inputs) == len(WEIGHTED.inputs):
+                hint += f". Or is ours a function of {', '.join(WEIGHTED.inputs)}? It has to call them so"
+            raise TypeError(f"got {len(inputs)} inputs, expected {number}: {', '.join(names)}; {hint}")
         read: dict[int, Array] = {}  # one array for one input
         return [read.setdefault(id(x), _core.as_real(x, name)) for name, x in zip(names, inputs, strict=False)]
 
@@ -208,6 +214,17 @@ class Side:
         top, *rest = str(named.__module__ or "").split(".")
         package = f"{top}.nn" if "nn" in rest[:-1] else top  # where a user imports it from
         return name if package in ("", "__main__", "builtins") else f"{package}.{name}"
+
+
+def _check_score(arguments: Mapping[str, Any]) -> None:
+    """Refuse score functions that there are not: a function may not have looked."""
+    score, weight = arguments.get("score"), arguments.get("score_weight")
+    *known, last = map(repr, get_args(reference.Score))
+    if score is not None and score not in get_args(reference.Score):
+        raise ValueError(f"score is {score!r}, expected {', '.join(known)} or {last}")
+    if (score in ("bilinear", "additive")) != (weight is not None):
+        needs = "needs a score_weight" if weight is None else "takes no score_weight; 'bilinear' and 'additive' do"
+        raise ValueError(f"score={score or 'dot'!r} {needs}")
 
 
 def side_of(target: Any, name: str, tensors: bool | None) -> Side:

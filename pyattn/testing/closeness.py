@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _bounds, _core, functional
+from pyattn.reference import Score
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import find_cause
 
@@ -29,6 +30,8 @@ def assert_attention_close(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
+    score: Score = "dot",
+    score_weight: npt.ArrayLike | None = None,
     window: Window | None = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
@@ -42,8 +45,9 @@ def assert_attention_close(
     The exact answer is the formula in float64, in long double for float64 inputs. How far each number may be off is no
     tolerance to be guessed: ``bar * u * sum_j p_j (|v_j| + |o|) (1 + a_j)``, where u is half the distance between 1 and
     the next number, p_j the weight of key j, o the exact output and ``a_j = |scale| sum_d |q_d| |k_jd| + |bias_j|`` the
-    size of what is added up to make a score; and some denormals. The error over the bound without `bar` is the error
-    ratio that the message gives.
+    size of what is added up to make a score (of 'cosine' that of the rows of norm 1, of 'distance' nothing cancels, of
+    'bilinear' ``sum_cd |q_c| |W_cd| |k_jd|``, of 'additive' ``sum_d |w_d|``); and some denormals. The error over the
+    bound without `bar` is the error ratio that the message gives.
 
     Parameters
     ----------
@@ -58,7 +62,11 @@ def assert_attention_close(
     align : {'upper_left', 'lower_right'}, optional
         Must be said for a causal mask or a window when L differs from S. Default: None.
     scale : float, optional
-        Default: ``1 / sqrt(head_dim)``.
+        Default: ``1 / sqrt(head_dim)``, of 'distance' half of that, of the others 1.
+    score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
+        How well a query goes with a key. Default: 'dot'.
+    score_weight : array_like, optional
+        Of a bilinear or additive score, which need it. Default: None.
     window : int or (int or None, int or None), optional
         Keys before and after its own position that a query attends to, inclusive. Default: None.
     key_lengths, query_lengths : array_like of int, optional
@@ -97,8 +105,9 @@ def assert_attention_close(
     result = _core.as_real(actual, "actual")
     inputs = _core.as_real(query, "query"), _core.as_real(key, "key"), _core.as_real(value, "value")
     arguments: dict[str, Any] = {"is_causal": is_causal, "align": align, "window": window, "enable_gqa": enable_gqa}
-    arguments |= {"empty_rows": empty_rows, "layout": layout, "scale": scale}
+    arguments |= {"empty_rows": empty_rows, "layout": layout, "scale": scale, "score": score}
     arrays = {"attn_mask": attn_mask, "key_lengths": key_lengths, "query_lengths": query_lengths}
+    arrays |= {"score_weight": score_weight}
     arguments |= {name: None if x is None else _core.as_array(x, name) for name, x in arrays.items()}
     like = functional.attention(*inputs, **arguments)  # for the core's rules on what goes together, and for the shape
     if result.shape != like.shape:

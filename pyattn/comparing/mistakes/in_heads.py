@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pyattn.comparing.formula import Array, Formula, merge_heads, softmax, split_heads
+from pyattn.comparing.formula import Array, Formula
 from pyattn.comparing.mistakes.mistake import Mistake
+from pyattn.comparing.steps import merge_heads, softmax, split_heads
 
 __all__ = ["in_empty_rows", "in_heads", "in_hidden_numbers"]
 

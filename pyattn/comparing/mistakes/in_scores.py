@@ -26,6 +26,7 @@ def in_scores(formula: Formula) -> Iterator[Mistake]:
     Mistake
     """
     yield from _scales(formula)
+    yield from _functions(formula)
     yield from _masks(formula)
     yield from _causal(formula)
     yield from _windows(formula)
@@ -33,15 +34,19 @@ def in_scores(formula: Formula) -> Iterator[Mistake]:
 
 
 def _scales(f: Formula) -> Iterator[Mistake]:
-    root, factor = f.head_dim**-0.5, f.factor
-    given = f"scale={factor:.4g}" if f.scale is not None else f"1 / sqrt(head_dim) = {factor:.4g}"
+    usual, factor = f.usual_factor, f.factor
+    text = {"dot": "1 / sqrt(head_dim)", "distance": "1 / (2 sqrt(head_dim))"}.get(f.score_function, "1")
+    given = f"scale={factor:.4g}" if f.scale is not None else f"{text} = {factor:.4g}"
     fix = f"multiply them by {given}, once"
     others = [("scale missing", "does not scale the scores", 1.0)]
     if f.scale is not None:
-        others.append(("scale ignored", f"scales the scores by 1 / sqrt(head_dim) = {root:.4g}", root))
-        twice = "scales the scores twice, by scale and by 1 / sqrt(head_dim)"
-        others.append(("scale squared", twice, factor * root))
-    squared = "divides the scores by head_dim, not by its square root" if f.scale is None else "scales the scores twice"
+        others.append(("scale ignored", f"scales the scores by {text} = {usual:.4g}", usual))
+        others.append(("scale squared", f"scales the scores twice, by scale and by {text}", factor * usual))
+    if f.score_function != "dot":
+        root = f.head_dim**-0.5
+        others.append(("scale of another score", f"scales the scores by 1 / sqrt(head_dim) = {root:.4g}", root))
+    alone = f.scale is None and f.score_function == "dot"
+    squared = "divides the scores by head_dim, not by its square root" if alone else "scales the scores twice"
     others.append(("scale squared", squared, factor**2))
     others.append(("scale inverted", "divides the scores by what they are to be multiplied by", 1 / (factor or 1)))
     others.append(("square root twice", "scales the scores by the square root of the scale", abs(factor) ** 0.5))
@@ -68,6 +73,37 @@ def _sizes(f: Formula) -> dict[str, int]:
         sizes = {"embed_dim": heads * f.head_dim, "heads": heads, "v_dim": f.value.shape[-1]}
     sizes |= dict(zip(("query's length", "key's length"), f.lengths, strict=True))
     return {name: int(size) for name, size in sizes.items() if size > 1 and size != f.head_dim}
+
+
+_SCORES = {
+    "dot": "dot products, query . key",
+    "cosine": "cosines, query . key / (|query| |key|)",
+    "distance": "distances, -|query - key|^2",
+    "bilinear": "query score_weight key",
+    "additive": "score_weight . tanh(query + key)",
+}
+
+
+def _functions(f: Formula) -> Iterator[Mistake]:
+    """Yield what else than dot products may be mistaken for."""
+    if f.score_function == "dot":
+        return
+    fix = f"scores are {_SCORES[f.score_function]}"
+    for score in ("dot", "cosine", "distance"):
+        for scale in (f.scale, f.factor) if score != f.score_function else ():
+            other = f.but(score_function=score, score_weight=None, scale=scale)
+            yield Mistake("another score", "scores", f"computes {_SCORES[score]}", fix, other)
+    if f.score_function == "bilinear":
+        what = "multiplies by score_weight transposed"
+        yield Mistake("score_weight transposed", "scores", what, fix, f.but(score_weight=np.asarray(f.score_weight).T))
+    if f.score_function == "distance":
+        step = f.steps.score
+        for what, change in (
+            ("takes distances that are not squared", lambda products: -np.sqrt(-products)),
+            ("adds distances, so that the farthest key counts most", lambda products: -products),
+        ):
+            changed = f.but(score=lambda products, *rest, change=change: step(change(products), *rest))
+            yield Mistake("distance misread", "scores", what, fix, changed)
 
 
 # Masks
