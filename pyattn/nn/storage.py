@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -69,7 +70,8 @@ def load(path: str | os.PathLike[str]) -> State:
     Raises
     ------
     ValueError
-        path has another ending, or the file holds objects that are no arrays of numbers.
+        path has another ending, or the file is damaged, of another kind, or holds objects that are no arrays of
+        numbers. A .safetensors file has no checksum: damage to the numbers themselves is not seen.
     OSError
         The file cannot be read.
     ImportError
@@ -104,8 +106,41 @@ def _write_npz(state: State, path: str) -> None:
 
 
 def _read_npz(path: str) -> State:
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive)
+    """As numpy.load, whose words for a damaged file offer to load it unsafely."""
+    import zipfile
+
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+                if any(info.comment for info in entries):  # nobody writes one: entries that are read as one are lost
+                    raise ValueError("an entry has a comment")
+                return {info.filename.removesuffix(".npy"): _read_entry(archive, info) for info in entries}
+        except MemoryError:
+            raise
+        except Exception as error:  # what a damaged file makes of Python's parsers and unpackers is of any kind
+            raise _damaged(path, ".npz", error) from error
+
+
+def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:
+    """Read one array, after a look at its header: what it says of the size decides how much memory is taken."""
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{info.filename} holds objects that are no numbers, and these may run code")
+        given, expected = info.file_size - file.tell(), math.prod(shape) * dtype.itemsize
+        if given != expected:
+            raise ValueError(
+                f"{info.filename} holds {given} bytes of data, expected {expected}: shape {shape}, {dtype}"
+            )
+    with archive.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _damaged(path: str, ending: str, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged, or no {ending} file: {error}")
 
 
 def _write_safetensors(state: State, path: str) -> None:
@@ -113,7 +148,13 @@ def _write_safetensors(state: State, path: str) -> None:
 
 
 def _read_safetensors(path: str) -> State:
-    return dict(_safetensors().load_file(path))
+    package = _safetensors()
+    try:
+        return dict(package.load_file(path))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise _damaged(path, ".safetensors", error) from error
 
 
 def _safetensors() -> Any:
