@@ -1,7 +1,8 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
 Nothing is ever skipped in silence. A level that this machine lacks and tests left out by PYATTN_TEST_PEERS=0 are named
-in the summary; a missing torch without that variable fails the tests that need it.
+in the summary; a missing torch without that variable fails the tests that need it, and so does a missing JAX with
+PYATTN_TEST_JAX=1, as CI has it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import SANITIZED
 
 from pyattn import _core
 
@@ -19,6 +21,7 @@ ALL_LEVELS = ("scalar", "avx2", "avx512", "neon")
 LEVELS = tuple(_core._levels())  # of this machine, best first
 FORCED = os.environ.get("PYATTN_ISA")
 WITH_PEERS = os.environ.get("PYATTN_TEST_PEERS", "1") != "0"
+WITH_JAX = os.environ.get("PYATTN_TEST_JAX", "0") != "0"
 
 SECTIONS = pytest.StashKey[dict[str, list[str]]]()
 
@@ -100,3 +103,17 @@ def torch():
     except ImportError as missing:
         pytest.fail(f"{missing}: install the extra pyattn[peers], or set PYATTN_TEST_PEERS=0", pytrace=False)
     return torch
+
+
+@pytest.fixture(scope="session")
+def jax():
+    """JAX, for tests marked `peers`."""
+    if SANITIZED:
+        pytest.skip("JAX and a sanitizer in one process")
+    try:
+        import jax
+    except ImportError as missing:
+        if WITH_JAX:
+            pytest.fail(f"{missing}: install the extra pyattn[jax], or set PYATTN_TEST_JAX=0", pytrace=False)
+        pytest.skip("JAX is not installed: its dot_product_attention is not marked")
+    return jax

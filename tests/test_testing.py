@@ -9,7 +9,6 @@ import warnings
 import numpy as np
 import pytest
 import wrong_masks  # noqa: F401  it adds to WRONG
-from helpers import SANITIZED
 from right_attentions import careful, counts_of, formula
 from wrong_attentions import WRONG, scores_of, softmax
 
@@ -211,13 +210,6 @@ def test_a_module_of_torch_passes(torch):
     result = check(Attention())
     assert (result.name, result.passed) == ("Attention", True), result
     assert counts_of(result, "bool masks") == (12, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def jax():
-    if SANITIZED:
-        pytest.skip("JAX and a sanitizer in one process")
-    return pytest.importorskip("jax", reason="JAX is not installed: its dot_product_attention is not marked")
 
 
 @pytest.mark.peers
