@@ -15,6 +15,7 @@ from pyattn.dropping import dropout_keep_mask
 from pyattn.functional import (
     AttentionResult,
     attention,
+    embedding,
     linear,
     log_softmax,
     merge_states,
@@ -27,6 +28,7 @@ from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
+    "Embedding",
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
@@ -37,6 +39,7 @@ __all__ = [
     "attention",
     "compare",
     "dropout_keep_mask",
+    "embedding",
     "get_include",
     "get_num_threads",
     "linear",
@@ -61,6 +64,7 @@ __all__ = [
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
+    "Embedding": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
     "SelfAttention": "nn",
@@ -76,7 +80,7 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.nn import Embedding, Linear, MultiheadAttention, SelfAttention
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

@@ -129,6 +129,16 @@ def linear(
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
+def embedding(
+    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    weight: npt.ArrayLike,
+    padding_idx: SupportsIndex | None = None,
+    *,
+    scale: SupportsFloat = 1.0,
+    residual: npt.ArrayLike | None = None,
+    num_threads: SupportsIndex | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> _Float: ...
 def multi_head(
     query: npt.ArrayLike,
     key: npt.ArrayLike,

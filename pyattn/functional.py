@@ -11,12 +11,13 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
-from pyattn._core import attention, linear
+from pyattn._core import attention, embedding, linear
 from pyattn.dropping import RNG
 
 __all__ = [
     "AttentionResult",
     "attention",
+    "embedding",
     "linear",
     "log_softmax",
     "merge_states",

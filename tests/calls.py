@@ -108,6 +108,10 @@ WORKING = {
     "linear, copied": lambda: pyattn.linear(
         Q.T, V[:3].T, residual=np.ones((2, 4), np.float32).T, out=np.empty((4, 2), "f")
     ),
+    "embedding": lambda: pyattn.embedding([[0, 4], [2, 2]], K),
+    "embedding, everything": lambda: pyattn.embedding(
+        np.array([1, 0], ">u2"), V.T, -1, scale=2, residual=V[:, 0], num_threads=2, out=np.empty((2, 5), "f")[::-1]
+    ),
     "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),
     "multi_head, everything": lambda: _core.multi_head(
         *(Q, K, K, K[:4], K[:2].copy("F"), K[2:4]),
@@ -148,6 +152,7 @@ MHA = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
 WIDER = nn.MultiheadAttention(
     4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
 )
+EMBEDDING = nn.Embedding(5, 4, 0, rng=0)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -159,6 +164,7 @@ MODULES = {
     ),
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
+    "Embedding": lambda: EMBEDDING([[1, 2]]),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -176,6 +182,8 @@ MODULES_MISTAKES = {
     "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
     "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "Embedding, id": lambda: EMBEDDING(5),
+    "Embedding, option": lambda: nn.Embedding(5, 4, sparse=True),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
@@ -263,6 +271,13 @@ MISTAKES = {
     "linear, activation": lambda: pyattn.linear(Q, K, activation="tanh"),
     "linear, dtype": lambda: pyattn.linear(Q, K, V * 1j),
     "linear, out": lambda: pyattn.linear(Q, K, out=FROZEN),
+    "embedding, id": lambda: pyattn.embedding([[0], [5]], K),
+    "embedding, ids": lambda: pyattn.embedding([0.5], K),
+    "embedding, weight": lambda: pyattn.embedding([0], K[0]),
+    "embedding, residual": lambda: pyattn.embedding([0], K, residual=V),
+    "embedding, padding_idx": lambda: pyattn.embedding([0], K, 5),
+    "embedding, scale": lambda: pyattn.embedding([0], K, scale="a"),
+    "embedding, out": lambda: pyattn.embedding([0], K, out=FROZEN),
     "multi_head, weight": lambda: _core.multi_head(Q, K, K, V, K, K),
     "multi_head, heads": lambda: _core.multi_head(Q, K, K, K, K, K, heads=2),
     "multi_head, bias": lambda: _core.multi_head(Q, K, K, K, K, K, q_bias=LSE),

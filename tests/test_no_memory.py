@@ -34,6 +34,7 @@ LARGE = {
     "large, distance": "attend(WIDE, WIDE, WIDE, score='distance', num_threads=2)",
     "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
+    "large, embedding": "pyattn.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",
     "large, multi_head": "_core.multi_head(WIDE, WIDE, WIDE, *[WIDE[:40]] * 3, heads=4, need_weights=True)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",

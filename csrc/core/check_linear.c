@@ -8,7 +8,7 @@ static ptrdiff_t last_size(const attn_view *view) { return view->shape[view->axe
 static ptrdiff_t last_stride(const attn_view *view) { return view->strides[view->axes - 1]; }
 
 /* Axes that follow one another in memory are one axis: a row is then found without a division for each. */
-static void rows_of(const attn_view *view, attn_rows *rows)
+void attn_rows_of(const attn_view *view, attn_rows *rows)
 {
     rows->data = view->data;
     rows->axes = 0;
@@ -96,9 +96,9 @@ attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_prod
     product->rows = count_rows(x, weight->shape[0]);
     product->inner = last_size(x);
     product->features = weight->shape[0];
-    rows_of(x, &product->x);
-    rows_of(&args->residual, &product->residual);
-    rows_of(&y, &product->y);
+    attn_rows_of(x, &product->x);
+    attn_rows_of(&args->residual, &product->residual);
+    attn_rows_of(&y, &product->y);
     product->weight = weight->data;
     product->bias = args->bias.data;
     product->weight_row = weight->strides[0];

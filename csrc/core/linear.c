@@ -45,20 +45,10 @@ typedef struct {
     char *packed, *panels, *weight, *rows, *maximum;
 } worker_memory;
 
-static char *row_at(const attn_rows *rows, ptrdiff_t n)
-{
-    char *at = rows->data;
-    for (int axis = rows->axes - 1; axis > 0; axis--) {
-        at += n % rows->shape[axis] * rows->strides[axis];
-        n /= rows->shape[axis];
-    }
-    return rows->axes > 0 ? at + n * rows->strides[0] : at;
-}
-
 /* Addresses of `count` rows, at a column that is `offset` bytes into each. */
 static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
 {
-    for (int i = 0; i < count; i++) address[i] = row_at(rows, first + i) + offset;
+    for (int i = 0; i < count; i++) address[i] = attn_row_at(rows, first + i) + offset;
 }
 
 /* The cut ---------------------------------------------------------------------------------------------------------- */

@@ -13,6 +13,18 @@ typedef struct {
     ptrdiff_t column;
 } attn_rows;
 
+/* check_linear.c: the rows of a view; and where row n begins. */
+void attn_rows_of(const attn_view *view, attn_rows *rows);
+static inline char *attn_row_at(const attn_rows *rows, ptrdiff_t n)
+{
+    char *at = rows->data;
+    for (int axis = rows->axes - 1; axis > 0; axis--) {
+        at += n % rows->shape[axis] * rows->strides[axis];
+        n /= rows->shape[axis];
+    }
+    return rows->axes > 0 ? at + n * rows->strides[0] : at;
+}
+
 typedef struct {
     attn_dtype dtype;
     ptrdiff_t rows, inner, features;

@@ -145,6 +145,23 @@ ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error 
 /* Computes. y (..., features) has a contiguous last axis, and may be residual. */
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
 
+/* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left out,
+ * but not scale. */
+typedef struct {
+    attn_view ids;      /* (...), ATTN_I64, each a row of weight */
+    attn_view weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
+    attn_view residual; /* broadcast to (..., dim), of weight's dtype, read in place */
+    double scale;
+    int num_threads;
+} attn_embedding_args;
+
+/* Checks every rule on the arguments, every id among them; computes nothing. */
+ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error);
+
+/* Computes. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With a scale of 1 and without
+ * a residual the numbers are copied. */
+ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error);
+
 /* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
  *
  *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)      output = heads . out_weight^T + out_bias

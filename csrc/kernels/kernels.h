@@ -151,6 +151,11 @@ typedef struct {
     void (*linear_rows)(int rows, int features, const void *product, const void *bias, attn_activation_kind activation,
                         const void *const *residual, void *const *y);
 
+    /* y = x * scale + residual, over n reals whose neighbours in x and residual are so many reals apart; residual may be
+     * NULL, and y may be residual. */
+    void (*scale_row)(ptrdiff_t n, const void *x, ptrdiff_t x_step, double scale, const void *residual,
+                      ptrdiff_t residual_step, void *y);
+
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
 
