@@ -32,6 +32,7 @@ __all__ = [
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
+    "PositionalEncoding",
     "SelfAttention",
     "ShapeWarning",
     "__version__",
@@ -49,6 +50,7 @@ __all__ = [
     "multi_head_attention_forward",
     "nn",
     "plot",
+    "positional_encoding",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
@@ -67,10 +69,12 @@ _FROM = {
     "Embedding": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
+    "PositionalEncoding": "nn",
     "SelfAttention": "nn",
     "additive_attention": "additive",
     "compare": "comparing",
     "multi_head_attention_forward": "multi_head",
+    "positional_encoding": "positional",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
@@ -80,7 +84,8 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Embedding, Linear, MultiheadAttention, SelfAttention
+    from pyattn.nn import Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
+    from pyattn.positional import positional_encoding
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

@@ -153,6 +153,7 @@ WIDER = nn.MultiheadAttention(
     4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
 )
 EMBEDDING = nn.Embedding(5, 4, 0, rng=0)
+POSITIONS, LEARNED = nn.PositionalEncoding(4, 9), nn.PositionalEncoding(4, 9, True, False, rng=0)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -165,6 +166,9 @@ MODULES = {
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
     "Embedding": lambda: EMBEDDING([[1, 2]]),
+    "PositionalEncoding": lambda: POSITIONS(X, start=2),
+    "PositionalEncoding, learned": lambda: LEARNED(X),
+    "positional_encoding": lambda: pyattn.positional_encoding(3, 5, 2, base=100),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -184,6 +188,10 @@ MODULES_MISTAKES = {
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
     "Embedding, id": lambda: EMBEDDING(5),
     "Embedding, option": lambda: nn.Embedding(5, 4, sparse=True),
+    "PositionalEncoding, length": lambda: POSITIONS(X, start=7),
+    "PositionalEncoding, shape": lambda: LEARNED(X[..., :3]),
+    "PositionalEncoding, dtype": lambda: LEARNED(X.astype(float)),
+    "positional_encoding, dim": lambda: pyattn.positional_encoding(3, -1),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),

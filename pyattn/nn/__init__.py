@@ -11,6 +11,7 @@ from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.per_head import Heads, from_heads, to_heads
+from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
@@ -22,6 +23,7 @@ __all__ = [
     "Linear",
     "Module",
     "MultiheadAttention",
+    "PositionalEncoding",
     "SelfAttention",
     "from_heads",
     "init",
