@@ -36,6 +36,7 @@ __all__ = [
     "SelfAttention",
     "ShapeWarning",
     "__version__",
+    "add_special_tokens",
     "additive_attention",
     "attention",
     "compare",
@@ -49,12 +50,14 @@ __all__ = [
     "merge_states",
     "multi_head_attention_forward",
     "nn",
+    "pad_sequences",
     "plot",
     "positional_encoding",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
     "set_num_threads",
+    "shift_right",
     "show_config",
     "softmax",
     "testing",
@@ -71,10 +74,13 @@ _FROM = {
     "MultiheadAttention": "nn",
     "PositionalEncoding": "nn",
     "SelfAttention": "nn",
+    "add_special_tokens": "sequences",
     "additive_attention": "additive",
     "compare": "comparing",
     "multi_head_attention_forward": "multi_head",
+    "pad_sequences": "sequences",
     "positional_encoding": "positional",
+    "shift_right": "sequences",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
@@ -86,6 +92,7 @@ if TYPE_CHECKING:
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
     from pyattn.positional import positional_encoding
+    from pyattn.sequences import add_special_tokens, pad_sequences, shift_right
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

@@ -51,6 +51,7 @@ PYTHON_ARROWS = {
         "plot",
         "positional",
         "runtime",
+        "sequences",
         "single_head",
         "testing",
         "tracing",
@@ -89,6 +90,7 @@ PYTHON_ARROWS = {
     "positional": {"_arguments", "functional"},
     "reference": {"reference"},
     "runtime": {"_core"},
+    "sequences": {"_arguments", "_core"},
     "single_head": {"_core", "functional"},
     # Of _core the reading of arrays alone; of comparing, the mistakes that it knows.
     "testing": {"_bounds", "_core", "_signatures", "comparing", "functional", "reference", "testing"},
@@ -291,6 +293,7 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
             "tracing",
             "plot",
             "positional",
+            "sequences",
             "comparing",
             "testing",
             "interop",
