@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyattn import masks, runtime
 from pyattn._version import __version__
-from pyattn.dropping import dropout_keep_mask
+from pyattn.dropping import dropout, dropout_keep_mask
 from pyattn.functional import (
     AttentionResult,
     attention,
@@ -28,6 +28,7 @@ from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
+    "Dropout",
     "Embedding",
     "Linear",
     "MaskWarning",
@@ -40,6 +41,7 @@ __all__ = [
     "additive_attention",
     "attention",
     "compare",
+    "dropout",
     "dropout_keep_mask",
     "embedding",
     "get_include",
@@ -69,6 +71,7 @@ __all__ = [
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
+    "Dropout": "nn",
     "Embedding": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
@@ -90,7 +93,7 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
+    from pyattn.nn import Dropout, Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
     from pyattn.positional import positional_encoding
     from pyattn.sequences import add_special_tokens, pad_sequences, shift_right
     from pyattn.tracing import trace, trace_attention

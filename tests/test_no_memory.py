@@ -23,7 +23,7 @@ only_where_functions_survive = pytest.mark.skipif(
 # Where others do not survive: CPython 3.11's warnings crash without a frame; NumPy takes a failed allocation for a
 # buffer that cannot be read, and its generators have a RuntimeError for it.
 LEFT_OUT = {"attention, MaskWarning", "attention, ShapeWarning", "attention, buffer"}
-LEFT_OUT |= {"attention, dropout", "dropout_keep_mask", "rng", "MultiheadAttention, rng"}
+LEFT_OUT |= {"attention, dropout", "dropout", "dropout_keep_mask", "dropout rng", "rng", "MultiheadAttention, rng"}
 
 # Large enough that scratch memory is asked for in every call, and not kept from the one before.
 LARGE = {
@@ -35,6 +35,7 @@ LARGE = {
     "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
     "large, embedding": "pyattn.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",
+    "large, dropout": "_core.drop_rows(WIDE, 0.5, 1)",
     "large, multi_head": "_core.multi_head(WIDE, WIDE, WIDE, *[WIDE[:40]] * 3, heads=4, need_weights=True)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",

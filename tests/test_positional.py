@@ -98,7 +98,7 @@ def test_mistakes_are_named(arguments, kind, message):
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("start", [0, 3])
 def test_it_is_added_at_its_position(learned, start, dtype):
-    module = nn.PositionalEncoding(6, 12, learned, dtype=dtype, rng=0)
+    module = nn.PositionalEncoding(6, 12, 0, learned, dtype=dtype, rng=0)
     x = np.random.default_rng(1).standard_normal((2, 4, 9, 6)).astype(dtype)
     table = module.weight if learned else pyattn.positional_encoding(12, 6, dtype=dtype)
     expected = x + table[start : start + 9]
@@ -110,10 +110,21 @@ def test_it_is_added_at_its_position(learned, start, dtype):
 @pytest.mark.parametrize("learned", [False, True])
 def test_the_length_comes_first_where_the_batch_does_not(learned):
     x = np.random.default_rng(1).standard_normal((2, 5, 6)).astype(np.float32)
-    first = nn.PositionalEncoding(6, 12, learned, rng=0)
-    second = nn.PositionalEncoding(6, 12, learned, batch_first=False, rng=0)
+    first = nn.PositionalEncoding(6, 12, 0, learned, rng=0)
+    second = nn.PositionalEncoding(6, 12, 0, learned, batch_first=False, rng=0)
     assert_same_bits(second(x.swapaxes(0, 1), 3), np.ascontiguousarray(first(x, 3).swapaxes(0, 1)))
     assert_same_bits(second(x[0], 3), first(x[0], 3))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_sum_is_dropped_from_in_training(learned):
+    module = nn.PositionalEncoding(6, 12, 0.25, learned, rng=0)
+    x = np.random.default_rng(1).standard_normal((2, 5, 6)).astype(np.float32)
+    dropped = module(x, 3, rng=7)
+    whole = module.eval()(x, 3, rng=7)
+    assert_same_bits(dropped, pyattn.dropout(whole, 0.25, rng=7))
+    assert (dropped == 0).any()
+    assert (whole != 0).all()
 
 
 def test_only_what_is_learned_is_state():
@@ -131,7 +142,7 @@ def test_what_is_learned_begins_as_the_models_that_have_it():
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_rows_are_a_residual_for_embedding(learned, dtype):
-    module, table = nn.PositionalEncoding(6, 12, learned, dtype=dtype, rng=0), np.eye(6, dtype=dtype)
+    module, table = nn.PositionalEncoding(6, 12, 0, learned, dtype=dtype, rng=0), np.eye(6, dtype=dtype)
     ids = np.array([[0, 3, 5], [1, 1, 2]])
     fused = pyattn.embedding(ids, table, scale=2, residual=module.rows(3, 4, dtype))
     assert_same_bits(fused, module(pyattn.embedding(ids, table, scale=2), 4))
@@ -146,7 +157,7 @@ def test_modules_share_one_table_that_cannot_be_written():
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_copies_and_pickles_compute_the_same(learned):
-    module = nn.PositionalEncoding(6, 12, learned, base=7.0, rng=0)
+    module = nn.PositionalEncoding(6, 12, 0, learned, base=7.0, rng=0)
     x = np.zeros((3, 6), np.float32)
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert repr(twin) == repr(module)
@@ -155,9 +166,25 @@ def test_copies_and_pickles_compute_the_same(learned):
 
 
 def test_it_tells_its_sizes():
-    assert repr(nn.PositionalEncoding(6)) == "PositionalEncoding(6, max_len=5000)"
-    module = nn.PositionalEncoding(6, 9, True, False, base=7)
-    assert repr(module) == "PositionalEncoding(6, max_len=9, learned=True, batch_first=False, base=7.0)"
+    assert repr(nn.PositionalEncoding(6)) == "PositionalEncoding(6, max_len=5000, dropout=0.1)"
+    module = nn.PositionalEncoding(6, 9, 0.25, True, False, base=7)
+    assert repr(module) == "PositionalEncoding(6, max_len=9, dropout=0.25, learned=True, batch_first=False, base=7.0)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"d_model": -1}, ValueError, "d_model is -1, expected 0 or more"),
+        ({"max_len": 2.0}, TypeError, "max_len is of type float, expected an int"),
+        ({"dropout": 2}, ValueError, "dropout is 2, expected a probability from 0 to 1"),
+        ({"dropout": True}, TypeError, "dropout is of type bool, expected a number"),
+        ({"base": -1}, ValueError, "base is -1, expected a finite number above 0"),
+        ({"dtype": "f2"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+    ],
+)
+def test_wrong_sizes_are_named(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        nn.PositionalEncoding(**{"d_model": 4, **arguments})
 
 
 X = np.zeros((2, 5, 6), np.float32)
@@ -182,11 +209,11 @@ X = np.zeros((2, 5, 6), np.float32)
 @pytest.mark.parametrize("learned", [False, True])
 def test_wrong_inputs_are_named(learned, x, arguments, kind, message):
     with pytest.raises(kind, match=message):
-        nn.PositionalEncoding(6, 12, learned)(x, **arguments)
+        nn.PositionalEncoding(6, 12, 0, learned)(x, **arguments)
 
 
 def test_what_is_learned_is_as_strict_as_other_weights():
     with pytest.raises(TypeError, match="input has dtype float64, expected float32 as the module's weights"):
         nn.PositionalEncoding(6, 12, learned=True)(X.astype(float))
     with pytest.raises(ValueError, match=r"expected \(length, ..., 6\)"):
-        nn.PositionalEncoding(6, 12, batch_first=False)(X[..., 0])
+        nn.PositionalEncoding(6, 12, 0, batch_first=False)(X[..., 0])

@@ -37,6 +37,7 @@ static const attn_kernels K(kernels) = {
     .join_bias = K(join_bias),
     .keep_tile = K(keep_tile),
     .drop_weights = K(drop_weights),
+    .drop_features = K(drop_features),
     .fold_state = K(fold_state),
     .finish_rows = K(finish_rows),
     .weights_block = K(weights_block),

@@ -19,7 +19,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        A `torch.nn.Linear`, `torch.nn.Embedding` or `torch.nn.MultiheadAttention` on the CPU, in float32 or float64.
+        A `torch.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention` on the CPU, in float32 or float64.
     share : bool
         Without a copy: the parameters are views of torch's memory, and what is written on either side, by an optimiser
         perhaps, counts on both. Default: False.
@@ -67,7 +67,7 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     Parameters
     ----------
     module : pyattn.nn.Module
-        A `pyattn.nn.Linear`, `pyattn.nn.Embedding` or `pyattn.nn.MultiheadAttention`.
+        A `pyattn.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention`.
     share : bool
         Without a copy: the parameters are tensors on the arrays' memory, and what is written on either side counts on
         both. Default: False.
@@ -132,6 +132,16 @@ def _embedding_to_torch(embedding: Any, share: bool) -> Any:
     return theirs
 
 
+def _dropout_from_torch(dropout: Any, share: bool) -> nn.Module:
+    return nn.Dropout(dropout.p)
+
+
+def _dropout_to_torch(dropout: Any, share: bool) -> Any:
+    import torch
+
+    return torch.nn.Dropout(dropout.p)
+
+
 _IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _ATTENTION = ("in_proj_weight", *_IN_PROJECTIONS, "in_proj_bias", "bias_k", "bias_v")
 
@@ -183,6 +193,7 @@ class _Kind(NamedTuple):
 _KINDS = (
     _Kind("Linear", nn.Linear, _linear_from_torch, _linear_to_torch),
     _Kind("Embedding", nn.Embedding, _embedding_from_torch, _embedding_to_torch),
+    _Kind("Dropout", nn.Dropout, _dropout_from_torch, _dropout_to_torch),
     _Kind("MultiheadAttention", nn.MultiheadAttention, _attention_from_torch, _attention_to_torch),
 )
 

@@ -6,6 +6,7 @@ Linear(in_features=3, out_features=2, bias=True)
 """
 
 from pyattn.nn import init
+from pyattn.nn.dropout import Dropout
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -17,6 +18,7 @@ from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
 __all__ = [
+    "Dropout",
     "Embedding",
     "Heads",
     "IncompatibleKeys",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn.dropping import RNG
+from pyattn.dropping import RNG, as_probability, dropout
 from pyattn.functional import FloatArray
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
@@ -20,7 +20,7 @@ __all__ = ["PositionalEncoding"]
 
 
 class PositionalEncoding(Module):
-    """Adds to each input what tells its position: sines and cosines, or vectors that are learned.
+    """Adds to each input what tells its position, sines and cosines or vectors that are learned; then dropout.
 
     Parameters
     ----------
@@ -29,6 +29,8 @@ class PositionalEncoding(Module):
     max_len : int
         How many positions there are, from 0 on. Default: 5000. Sines and cosines are computed once for all of them, and
         for all modules of the same sizes.
+    dropout : float
+        Probability that an element of the sum becomes 0, in training. Default: 0.1, as published.
     learned : bool
         With a parameter, in place of `pyattn.positional_encoding`. Default: False.
     batch_first : bool
@@ -51,7 +53,7 @@ class PositionalEncoding(Module):
     --------
     >>> import numpy as np
     >>> from pyattn import nn
-    >>> positions = nn.PositionalEncoding(4)
+    >>> positions = nn.PositionalEncoding(4).eval()
     >>> x = np.zeros((1, 3, 4), np.float32)
     >>> positions(x).round(4)
     array([[[ 0.    ,  1.    ,  0.    ,  1.    ],
@@ -67,6 +69,7 @@ class PositionalEncoding(Module):
         self,
         d_model: SupportsIndex,
         max_len: SupportsIndex = 5000,
+        dropout: SupportsFloat = 0.1,
         learned: bool = False,
         batch_first: bool = True,
         *,
@@ -77,6 +80,7 @@ class PositionalEncoding(Module):
         super().__init__()
         self.d_model = as_count(d_model, "d_model", least=0)
         self.max_len = as_count(max_len, "max_len", least=0)
+        self.dropout = as_probability(dropout, "dropout")
         self.learned, self.batch_first = bool(learned), bool(batch_first)
         positional_encoding(0, self.d_model, base=base)  # tells at once what is wrong with base
         self.base = float(base)
@@ -139,8 +143,14 @@ class PositionalEncoding(Module):
             table = _sinusoids(self.max_len, self.d_model, self.base, as_float_dtype(dtype).name)
         return table[first : first + count]
 
-    def forward(self, input: npt.ArrayLike, start: SupportsIndex = 0) -> FloatArray:  # noqa: A002 (torch's name)
-        """Add to each input what tells its position.
+    def forward(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        start: SupportsIndex = 0,
+        *,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Add to each input what tells its position; in training, drop from the sum.
 
         Parameters
         ----------
@@ -148,6 +158,8 @@ class PositionalEncoding(Module):
             (length, ..., d_model) unless `batch_first`. Of the weight's dtype; without one, float32 or float64.
         start : int
             The position of the first input, as in decoding with a cache. Default: 0.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
 
         Returns
         -------
@@ -168,7 +180,8 @@ class PositionalEncoding(Module):
         axis = x.ndim - 2 if self.batch_first else 0
         rows = self.rows(x.shape[axis], start, x.dtype)
         between = (1,) * (x.ndim - 2 - axis)  # axes behind the length that rows are the same along
-        return np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
+        y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
+        return dropout(y, self.dropout, self.training, rng=rng)
 
     def extra_repr(self) -> str:
         """Tell the sizes, and what is not as usual.
@@ -180,7 +193,7 @@ class PositionalEncoding(Module):
         """
         usual: dict[str, Any] = {"learned": False, "batch_first": True, "base": 10000.0}
         others = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
-        return ", ".join([str(self.d_model), f"max_len={self.max_len}", *others])
+        return ", ".join([str(self.d_model), f"max_len={self.max_len}", f"dropout={self.dropout:g}", *others])
 
 
 @functools.lru_cache(maxsize=4)
