@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from pyattn import masks, runtime
 from pyattn._version import __version__
-from pyattn.dropping import dropout_keep_mask
+from pyattn.dropping import dropout, dropout_keep_mask
 from pyattn.functional import (
     AttentionResult,
     attention,
+    embedding,
     feed_forward,
     linear,
     log_softmax,
@@ -28,16 +29,22 @@ from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
+    "Dropout",
+    "Embedding",
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
+    "PositionalEncoding",
     "SelfAttention",
     "ShapeWarning",
     "__version__",
+    "add_special_tokens",
     "additive_attention",
     "attention",
     "compare",
+    "dropout",
     "dropout_keep_mask",
+    "embedding",
     "feed_forward",
     "gelu",
     "get_include",
@@ -49,12 +56,15 @@ __all__ = [
     "merge_states",
     "multi_head_attention_forward",
     "nn",
+    "pad_sequences",
     "plot",
+    "positional_encoding",
     "rms_norm",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
     "set_num_threads",
+    "shift_right",
     "show_config",
     "silu",
     "softmax",
@@ -67,14 +77,21 @@ __all__ = [
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
+    "Dropout": "nn",
+    "Embedding": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
+    "PositionalEncoding": "nn",
     "SelfAttention": "nn",
+    "add_special_tokens": "sequences",
     "additive_attention": "additive",
     "compare": "comparing",
     "gelu": "activations",
     "layer_norm": "normalizing",
     "multi_head_attention_forward": "multi_head",
+    "pad_sequences": "sequences",
+    "positional_encoding": "positional",
+    "shift_right": "sequences",
     "rms_norm": "normalizing",
     "silu": "activations",
     "trace": "tracing",
@@ -87,8 +104,10 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.nn import Dropout, Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
     from pyattn.normalizing import layer_norm, rms_norm
+    from pyattn.positional import positional_encoding
+    from pyattn.sequences import add_special_tokens, pad_sequences, shift_right
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

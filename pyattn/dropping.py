@@ -1,11 +1,11 @@
-"""Dropout's random numbers: where a seed comes from, and which weights it keeps."""
+"""Dropout: where its seed comes from, which weights it keeps, and dropout of any array."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from pyattn import _core
 if TYPE_CHECKING:  # numpy.random is imported by the first draw
     from numpy.random import Generator, SeedSequence
 
-__all__ = ["RNG", "as_generator", "as_probability", "draw_seed", "dropout_keep_mask"]
+__all__ = ["RNG", "as_generator", "as_probability", "draw_seed", "dropout", "dropout_keep_mask"]
 
 RNG: TypeAlias = "int | SeedSequence | Generator | None"
 
@@ -97,6 +97,53 @@ def draw_seed(rng: RNG = None) -> int:
         rng is none of these.
     """
     return int(as_generator(rng).integers(1 << 64, dtype=np.uint64))
+
+
+def dropout(
+    x: npt.ArrayLike, p: SupportsFloat = 0.5, training: bool = True, *, rng: RNG = None
+) -> npt.NDArray[np.floating[Any]]:
+    """Set elements to 0 by chance, each with probability p, and divide the others by ``1 - p``.
+
+    Which are kept is a function of the seed drawn from rng, the row and the feature alone, where x is seen as (rows,
+    features): for ``(rows, features)`` it is what `dropout_keep_mask` tells, of up to 2**32 rows.
+
+    Parameters
+    ----------
+    x : array_like, (..., features)
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    p : float
+        Probability that an element becomes 0. Default: 0.5.
+    training : bool
+        Unless it is, nothing is dropped. Default: True.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray, (..., features)
+        A new array; x itself, as in torch, where nothing is dropped: not in training, or with a p of 0. What is dropped
+        is 0, even where it was NaN.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers, or p or rng is of another type.
+    ValueError
+        p is no probability.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> pyattn.dropout(np.ones((2, 6)), 0.25, rng=0).round(4)
+    array([[1.3333, 1.3333, 1.3333, 1.3333, 1.3333, 1.3333],
+           [1.3333, 0.    , 1.3333, 1.3333, 1.3333, 1.3333]])
+    >>> pyattn.dropout([1.0, 2.0], 0.25, training=False)
+    array([1., 2.])
+    """
+    array, probability = _core.as_real(x, "x"), as_probability(p, "p")
+    if not training or probability == 0:
+        return array
+    return _core.drop_rows(np.ascontiguousarray(array), probability, draw_seed(rng)).reshape(array.shape)
 
 
 def dropout_keep_mask(

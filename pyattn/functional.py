@@ -11,13 +11,14 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from pyattn import _core
-from pyattn._core import attention, feed_forward, linear
+from pyattn._core import attention, embedding, feed_forward, linear
 from pyattn.dropping import RNG
 
 __all__ = [
     "AttentionResult",
     "as_index",
     "attention",
+    "embedding",
     "feed_forward",
     "linear",
     "log_softmax",

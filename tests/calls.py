@@ -103,8 +103,10 @@ WORKING = {
     "attention, distance": lambda: attend(*BATCH, score="distance", need_lse=True),
     "attention, bilinear": lambda: attend(Q[:, :2], K, V, score="bilinear", score_weight=Q[:2]),
     "attention, additive": lambda: attend(score="additive", score_weight=K[::-1, 1][:4]),
+    "dropout": lambda: pyattn.dropout(Q, rng=0),
     "dropout_keep_mask": lambda: pyattn.dropout_keep_mask((2, 3, 5), 0.5, 0),
     "fill_keep_mask": lambda: _core.fill_keep_mask(MASK[None].copy(), 0.5, 1),
+    "drop_rows": lambda: _core.drop_rows(Q, 0.5, 1),
     "sdpa": lambda: pyattn.scaled_dot_product_attention(Q, K, V, MASK, 0.0, True, scale=1.0),
     "softmax": lambda: pyattn.softmax(Q),
     "softmax, axes": lambda: pyattn.softmax(Q, (0, 1)),
@@ -131,6 +133,10 @@ WORKING = {
     "layer": lambda: layer(Q),
     "layer, everything": lambda: layer(
         Q, K, norm_first=True, need_weights=True, attn_mask=MASK[:, :3], memory_key_padding_mask=MASK[0], blocked=True
+    ),
+    "embedding": lambda: pyattn.embedding([[0, 4], [2, 2]], K),
+    "embedding, everything": lambda: pyattn.embedding(
+        np.array([1, 0], ">u2"), V.T, -1, scale=2, residual=V[:, 0], num_threads=2, out=np.empty((2, 5), "f")[::-1]
     ),
     "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),
     "multi_head, everything": lambda: _core.multi_head(
@@ -172,6 +178,9 @@ MHA = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
 WIDER = nn.MultiheadAttention(
     4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
 )
+EMBEDDING = nn.Embedding(5, 4, 0, rng=0)
+POSITIONS, LEARNED = nn.PositionalEncoding(4, 9, 0), nn.PositionalEncoding(4, 9, 0, True, False, rng=0)
+DROPOUT = nn.Dropout(0.5).eval()
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -183,6 +192,14 @@ MODULES = {
     ),
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
+    "Embedding": lambda: EMBEDDING([[1, 2]]),
+    "PositionalEncoding": lambda: POSITIONS(X, start=2),
+    "PositionalEncoding, learned": lambda: LEARNED(X),
+    "positional_encoding": lambda: pyattn.positional_encoding(3, 5, 2, base=100),
+    "pad_sequences": lambda: pyattn.pad_sequences([[1, 2], FLAGS[0]], side="left", length=2, truncate="right"),
+    "add_special_tokens": lambda: tuple(pyattn.add_special_tokens([[1]], start_token_id=2, eos_token_id=3)),
+    "shift_right": lambda: pyattn.shift_right([[1, 2]], 0),
+    "Dropout": lambda: DROPOUT(X),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -200,6 +217,17 @@ MODULES_MISTAKES = {
     "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
     "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "Embedding, id": lambda: EMBEDDING(5),
+    "Embedding, option": lambda: nn.Embedding(5, 4, sparse=True),
+    "PositionalEncoding, length": lambda: POSITIONS(X, start=7),
+    "PositionalEncoding, shape": lambda: LEARNED(X[..., :3]),
+    "PositionalEncoding, dtype": lambda: LEARNED(X.astype(float)),
+    "positional_encoding, dim": lambda: pyattn.positional_encoding(3, -1),
+    "pad_sequences, length": lambda: pyattn.pad_sequences([[1, 2]], length=1),
+    "pad_sequences, range": lambda: pyattn.pad_sequences([[300]], dtype="u1"),
+    "shift_right, dtype": lambda: pyattn.shift_right(Q, 0),
+    "Dropout, p": lambda: nn.Dropout(2),
+    "Dropout, dtype": lambda: DROPOUT(X * 1j),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
@@ -251,6 +279,10 @@ MISTAKES = {
     "keep_mask shape": lambda: attend(keep_mask=MASK[:2]),
     "rng": lambda: attend(dropout_p=0.5, rng="a"),
     "keep mask size": lambda: pyattn.dropout_keep_mask((3, 4), 2),
+    "core, drop_rows": lambda: _core.drop_rows(Q.T, 0.5, 0),
+    "core, drop_rows p": lambda: _core.drop_rows(Q, 2, 0),
+    "dropout p": lambda: pyattn.dropout(Q, 2),
+    "dropout rng": lambda: pyattn.dropout(Q, rng="a"),
     "core, fill_keep_mask": lambda: _core.fill_keep_mask(BIAS, 0.5, 0),
     "core, fill_keep_mask p": lambda: _core.fill_keep_mask(MASK[None].copy(), 2, 0),
     "dropout_p range": lambda: attend(dropout_p=2),
@@ -312,6 +344,13 @@ MISTAKES = {
     "layer, eps": lambda: layer(Q, eps=-1.0),
     "linear, dtype": lambda: pyattn.linear(Q, K, V * 1j),
     "linear, out": lambda: pyattn.linear(Q, K, out=FROZEN),
+    "embedding, id": lambda: pyattn.embedding([[0], [5]], K),
+    "embedding, ids": lambda: pyattn.embedding([0.5], K),
+    "embedding, weight": lambda: pyattn.embedding([0], K[0]),
+    "embedding, residual": lambda: pyattn.embedding([0], K, residual=V),
+    "embedding, padding_idx": lambda: pyattn.embedding([0], K, 5),
+    "embedding, scale": lambda: pyattn.embedding([0], K, scale="a"),
+    "embedding, out": lambda: pyattn.embedding([0], K, out=FROZEN),
     "multi_head, weight": lambda: _core.multi_head(Q, K, K, V, K, K),
     "multi_head, heads": lambda: _core.multi_head(Q, K, K, K, K, K, heads=2),
     "multi_head, bias": lambda: _core.multi_head(Q, K, K, K, K, K, q_bias=LSE),

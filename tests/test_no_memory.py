@@ -23,7 +23,7 @@ only_where_functions_survive = pytest.mark.skipif(
 # Where CPython does not survive memory that is gone for good: its warnings crash without a frame, and its `try` never
 # ends. There, one allocation at a time fails.
 WARNING = {"attention, MaskWarning", "attention, ShapeWarning"}
-DRAWING = {"attention, dropout", "dropout_keep_mask", "rng"}
+DRAWING = {"attention, dropout", "dropout", "dropout rng", "dropout_keep_mask", "rng", "MultiheadAttention, rng"}
 
 # What NumPy and CPython say instead, where they lose a MemoryError: of a buffer, and of the lock of a new generator.
 INSTEAD = ("multi-dimensional sub-views are not implemented", "can't allocate lock")
@@ -37,6 +37,8 @@ LARGE = {
     "large, distance": "attend(WIDE, WIDE, WIDE, score='distance', num_threads=2)",
     "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
+    "large, embedding": "pyattn.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",
+    "large, dropout": "_core.drop_rows(WIDE, 0.5, 1)",
     "large, multi_head": "_core.multi_head(WIDE, WIDE, WIDE, *[WIDE[:40]] * 3, heads=4, need_weights=True)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",

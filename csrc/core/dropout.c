@@ -1,4 +1,4 @@
-/* Dropout by chance: the threshold, the range of the generator's names, and its keeps as an array. */
+/* Dropout by chance: the threshold, the range of the generator's names, its keeps as an array, and dropout of rows. */
 #include <string.h>
 
 #include "check.h"
@@ -13,6 +13,8 @@ attn_dropout attn_dropout_of(double dropout_p, uint64_t seed)
     const uint64_t dropped = (uint64_t)(dropout_p * 0x1p32 + 0.5);
     return (attn_dropout){{(uint32_t)seed, (uint32_t)(seed >> 32)}, dropped == 0 ? 0 : (uint32_t)(dropped - 1)};
 }
+
+double attn_kept_factor(double dropout_p) { return dropout_p < 1 ? 1 / (1 - dropout_p) : 0; }
 
 attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error)
 {
@@ -79,5 +81,50 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     k.pieces = attn_ceil_div(kv_len, PIECE_KEYS);
     k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_smaller(kv_len, PIECE_KEYS));
     status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}
+
+/* Rows, cut into the same pieces. */
+typedef struct {
+    const attn_kernels *kernels;
+    double dropout_p;
+    uint64_t seed;
+    attn_row_cut cut;
+    ptrdiff_t features, pieces; /* pieces of a row */
+    const char *x;
+    char *y;
+} drops;
+
+static void drop_pieces(void *context, ptrdiff_t task, int worker, attn_job *job)
+{
+    const drops *d = context;
+    const attn_dropout dropout = attn_dropout_of(d->dropout_p, d->seed);
+    const double factor = attn_kept_factor(d->dropout_p);
+    for (ptrdiff_t n = attn_first_row(&d->cut, task); n < attn_first_row(&d->cut, task + 1); n++) {
+        const ptrdiff_t row = attn_over(n, d->pieces), from = (n - row * d->pieces) * PIECE_KEYS;
+        const ptrdiff_t at = (row * d->features + from) * d->kernels->size;
+        if (attn_should_stop(job, worker)) return;
+        d->kernels->drop_features(&dropout, (uint64_t)row, from, attn_smaller(d->features - from, PIECE_KEYS), factor,
+                                  d->x + at, d->y + at);
+    }
+}
+
+attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features, const void *x, void *y,
+                           double dropout_p, uint64_t seed, int num_threads, attn_error *error)
+{
+    if (dtype != ATTN_F32 && dtype != ATTN_F64) FAIL("x must be float32 or float64");
+    if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
+    if (features / 4 >= (int64_t)1 << 32) /* keys are named by 32 bits, four of them at a time */
+        FAIL("x has %td features in a row, expected less than 2**34", features);
+    if (rows == 0 || features == 0) return ATTN_OK;
+    drops d = {
+        .kernels = attn_kernels_for(dtype), .dropout_p = dropout_p, .seed = seed, .features = features, .x = x, .y = y};
+    if (dropout_p == 0) {
+        memmove(y, x, (size_t)(rows * features * d.kernels->size));
+        return ATTN_OK;
+    }
+    d.pieces = attn_ceil_div(features, PIECE_KEYS);
+    d.cut = attn_cut_rows(rows * d.pieces, (size_t)attn_smaller(features, PIECE_KEYS));
+    const attn_status status = attn_parallel_for(d.cut.tasks, attn_workers(num_threads, d.cut.tasks), drop_pieces, &d);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

@@ -119,6 +119,12 @@ ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, att
 ATTN_API attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len,
                                        ptrdiff_t kv_len, unsigned char *keep, int num_threads, attn_error *error);
 
+/* Dropout of rows: y[row, feature] = x[row, feature] / (1 - dropout_p) where kept, else 0 (everywhere where dropout_p is 1;
+ * what is dropped is not looked at). Kept is what attn_dropout_keep says of unit row >> 32, query row & 0xffffffff and key
+ * feature: of up to 2^32 rows, its keeps for one unit. x and y (rows, features) are contiguous; y may be x. */
+ATTN_API attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features, const void *x, void *y,
+                                    double dropout_p, uint64_t seed, int num_threads, attn_error *error);
+
 /* Partial attentions over disjoint parts of the keys, merged into one through their logsumexps (natural logarithm):
  *     lse = log(sum_n exp(lse_n)),  output = sum_n exp(lse_n - lse) * output_n
  * A part with lse = -inf is not touched. outputs (parts, rows, dim) and lses (parts, rows) are contiguous. */
@@ -160,6 +166,22 @@ typedef struct {
 /* Computes. sum = x + residual, where there is a residual, may be left out; sum and y (..., features) have a contiguous
  * last axis, and may be x or residual. */
 ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error);
+/* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left out,
+ * but not scale. */
+typedef struct {
+    attn_view ids;      /* (...), ATTN_I64, each a row of weight */
+    attn_view weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
+    attn_view residual; /* broadcast to (..., dim), of weight's dtype, read in place */
+    double scale;
+    int num_threads;
+} attn_embedding_args;
+
+/* Checks every rule on the arguments, every id among them; computes nothing. */
+ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error);
+
+/* Computes. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With a scale of 1 and without
+ * a residual the numbers are copied. */
+ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error);
 
 /* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
  *

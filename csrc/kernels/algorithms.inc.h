@@ -17,6 +17,7 @@
 #include "state.inc.h"
 #include "weights.inc.h"
 #include "linear.inc.h"
+#include "embedding.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {
@@ -38,6 +39,7 @@ static const attn_kernels K(kernels) = {
     .join_bias = K(join_bias),
     .keep_tile = K(keep_tile),
     .drop_weights = K(drop_weights),
+    .drop_features = K(drop_features),
     .fold_state = K(fold_state),
     .finish_rows = K(finish_rows),
     .weights_block = K(weights_block),
@@ -46,6 +48,7 @@ static const attn_kernels K(kernels) = {
     .linear_block = K(linear_block),
     .linear_rows = K(linear_rows),
     .norm_row = K(norm_row),
+    .scale_row = K(scale_row),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
     .activate = K(activate),

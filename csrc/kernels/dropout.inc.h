@@ -1,4 +1,4 @@
-/* Dropout: which weights of a tile are kept, and dropping the others.
+/* Dropout: which weights of a tile, or features of a row, are kept, and dropping the others.
  *
  * A keep is a function of the seed, the head, the query and the key alone, so that it is the same for any tile, order
  * and number of threads: Philox4x32-10, a generator without a state (Salmon, Moraes, Dror, Shaw: "Parallel random
@@ -72,5 +72,27 @@ static void K(drop_weights)(ptrdiff_t n, const void *keep, void *weights)
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const vec w = V(load)((const real *)weights + i);
         V(store)((real *)weights + i, V(select)(V(eq)(V(load)((const real *)keep + i), dropped), none, w));
+    }
+}
+
+/* One of each pair is chosen, none multiplied by 0: a NaN that is dropped is gone. */
+static void K(drop_features)(const attn_dropout *dropout, uint64_t row, ptrdiff_t first, ptrdiff_t features,
+                             double factor, const void *x, void *y)
+{
+    const vec dropped = V(splat)(-INFINITY), none = V(splat)(0), times = V(splat)((real)factor);
+    real keep[ATTN_BLOCK_KEYS];
+    for (ptrdiff_t i = 0; i < features; i += LANES) {
+        const ptrdiff_t at = i % ATTN_BLOCK_KEYS;
+        const real *in = (const real *)x + i;
+        real *out = (real *)y + i;
+        if (at == 0) K(keep_row)(dropout, (uint32_t)row, (uint32_t)(row >> 32), (uint32_t)((first + i) / 4), keep);
+        const vec_mask gone = V(eq)(V(load)(keep + at), dropped);
+        const int count = features - i < LANES ? (int)(features - i) : LANES;
+        const vec a = count == LANES ? V(load)(in) : V(load_first)(in, count);
+        const vec b = V(select)(gone, none, V(mul)(a, times));
+        if (count == LANES)
+            V(store)(out, b);
+        else
+            V(store_first)(out, count, b);
     }
 }

@@ -47,7 +47,7 @@ typedef enum { ATTN_NORM_ONE, ATTN_SQUARES_BEHIND } attn_preparation;
 /* What bias_tile found. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
 
-/* Which weights are dropped: those whose random number, of 32 bits, is `most` or less. */
+/* Which weights, or features, are dropped: those whose random number, of 32 bits, is `most` or less. */
 typedef struct {
     uint32_t seed[2], most;
 } attn_dropout;
@@ -144,6 +144,11 @@ typedef struct {
     /* weights = 0 where keep is -inf, over n reals (whole vectors). */
     void (*drop_weights)(ptrdiff_t n, const void *keep, void *weights);
 
+    /* y = x * factor where kept, else 0, for features [first, first + features) of a row; first is a multiple of 4. The
+     * row's halves are keep_tile's head and query, its features the keys. y may be x. */
+    void (*drop_features)(const attn_dropout *dropout, uint64_t row, ptrdiff_t first, ptrdiff_t features, double factor,
+                          const void *x, void *y);
+
     /* total = total + part, where columns is a multiple of lanes. An empty state has maximum -inf, sum 0, out 0. */
     void (*fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total);
 
@@ -172,6 +177,11 @@ typedef struct {
      * weight and bias may be NULL. */
     void (*norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
                      const void *bias, double epsilon, void *sum, void *y);
+
+    /* y = x * scale + residual, over n reals whose neighbours in x and residual are so many reals apart; residual may be
+     * NULL, and y may be residual. */
+    void (*scale_row)(ptrdiff_t n, const void *x, ptrdiff_t x_step, double scale, const void *residual,
+                      ptrdiff_t residual_step, void *y);
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);

@@ -71,6 +71,14 @@ int pyattn_number(PyObject *object, const char *name, double *number)
     return *number == -1 && PyErr_Occurred() ? refuse_type(object, name, "a number") : 0;
 }
 
+int pyattn_finite(PyObject *object, const char *name, double *number)
+{
+    if (pyattn_number(object, name, number) < 0) return -1;
+    if (Py_IS_FINITE(*number)) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is %R, expected a finite number", name, object);
+    return -1;
+}
+
 int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer)
 {
     if (PyBool_Check(object)) {

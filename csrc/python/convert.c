@@ -74,6 +74,32 @@ int pyattn_as_reals(PyObject *const *objects, const char *const *names, int coun
     return 0;
 }
 
+/* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
+static int check_largest(PyArrayObject *integers, const char *name)
+{
+    const int type = PyArray_TYPE(integers);
+    if (PyArray_SIZE(integers) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
+    PyObject *largest = PyArray_Max(integers, NPY_RAVEL_AXIS, NULL);
+    const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
+    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, more than any axis has", name, largest);
+    Py_XDECREF(largest);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers)
+{
+    if ((*integers = pyattn_as_array(object, name)) == NULL || check_largest(*integers, name) < 0) return -1;
+    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*integers)) && PyArray_SIZE(*integers) > 0) { /* [] is an array of floats */
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
+                     PyArray_DESCR(*integers), name);
+        return -1;
+    }
+    PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(
+        *integers, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
+    Py_SETREF(*integers, array);
+    return array == NULL ? -1 : 0;
+}
+
 attn_dtype pyattn_dtype(int typenum)
 {
     switch (typenum) {

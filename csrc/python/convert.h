@@ -39,6 +39,10 @@ int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name);
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required,
                     PyArrayObject **arrays);
 
+/* An object as a C-contiguous array of int64 that is the caller's alone: integers that another thread changes after a check
+ * would send the core anywhere. Returns -1 with an exception that names the argument. */
+int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers);
+
 attn_view pyattn_view(PyArrayObject *array);
 attn_dtype pyattn_dtype(int typenum);
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
@@ -72,9 +76,10 @@ typedef struct {
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);
 
-/* A float; an int, which True is not (it is likelier a mistake than a 1). Return -1 with an exception that names the
+/* A float; one that is neither infinite nor NaN; an int, which True is not (it is likelier a mistake than a 1). Return -1 with an exception that names the
  * argument; `expected` is like "an int". */
 int pyattn_number(PyObject *object, const char *name, double *number);
+int pyattn_finite(PyObject *object, const char *name, double *number);
 int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer);
 
 /* Given, and not None. */
@@ -95,7 +100,7 @@ int pyattn_is_main_thread(void);
 
 /* ops_*.c: the methods that module.c lists */
 extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_dropout_methods[],
-    pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[], pyattn_multihead_methods[],
+    pyattn_embedding_methods[], pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[], pyattn_multihead_methods[],
     pyattn_norm_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

@@ -21,6 +21,7 @@ static int execute(PyObject *module)
         pyattn_activation_methods,   /* of single numbers */
         pyattn_attention_methods,    /* attention */
         pyattn_dropout_methods,      /* what dropout keeps */
+        pyattn_embedding_methods,    /* rows of a table */
         pyattn_feed_forward_methods, /* two products or three */
         pyattn_layer_methods,        /* all of a Transformer's layer */
         pyattn_linear_methods,       /* one product */

@@ -1,4 +1,4 @@
-/* pyattn._core.fill_keep_mask: what dropping.py wraps. */
+/* pyattn._core.fill_keep_mask and drop_rows: what dropping.py wraps. */
 #include "convert.h"
 
 /* fill_keep_mask(keep, dropout_p, seed): a new C-contiguous array of bools, (heads in all, q_len, kv_len). */
@@ -22,9 +22,39 @@ static PyObject *fill_keep_mask(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* drop_rows(x, dropout_p, seed): a C-contiguous array of floats; a new array. */
+static PyObject *drop_rows(PyObject *self, PyObject *args)
+{
+    PyArrayObject *x;
+    double dropout_p;
+    unsigned long long seed;
+    attn_error error;
+    attn_status status;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!dK", &PyArray_Type, &x, &dropout_p, &seed)) return NULL;
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int axes = PyArray_NDIM(x);
+    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+        return NULL;
+    }
+
+    PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    if (y == NULL) return NULL;
+    const npy_intp features = PyArray_DIM(x, axes - 1), rows = features > 0 ? PyArray_SIZE(x) / features : 0;
+    PYATTN_BEGIN_ALLOW_THREADS status =
+        attn_drop_rows(dtype, rows, features, PyArray_DATA(x), PyArray_DATA(y), dropout_p, seed, 0, &error);
+    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
+    Py_DECREF(y);
+    return pyattn_raise(status, &error);
+}
+
 PyMethodDef pyattn_dropout_methods[] = {
     {"fill_keep_mask", fill_keep_mask, METH_VARARGS,
      "fill_keep_mask($module, keep, dropout_p, seed, /)\n--\n\n"
      "Fill an array with the keeps of a seed. See pyattn.dropout_keep_mask."},
+    {"drop_rows", drop_rows, METH_VARARGS,
+     "drop_rows($module, x, dropout_p, seed, /)\n--\n\n"
+     "Dropout of a C-contiguous array's rows. See pyattn.dropout."},
     {NULL, NULL, 0, NULL},
 };

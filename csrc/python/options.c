@@ -67,34 +67,6 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
         mask, mask, mask, mask, mask);
 }
 
-/* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
-static int check_largest(PyArrayObject *lengths, const char *name)
-{
-    const int type = PyArray_TYPE(lengths);
-    if (PyArray_SIZE(lengths) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
-    PyObject *largest = PyArray_Max(lengths, NPY_RAVEL_AXIS, NULL);
-    const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
-    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, more than any axis has", name, largest);
-    Py_XDECREF(largest);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
-static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
-{
-    if (!pyattn_given(object)) return 0;
-    if ((*lengths = pyattn_as_array(object, name)) == NULL || check_largest(*lengths, name) < 0) return -1;
-    if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*lengths)) && PyArray_SIZE(*lengths) > 0) { /* [] is an array of floats */
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
-                     PyArray_DESCR(*lengths), name);
-        return -1;
-    }
-    PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(
-        *lengths, PyArray_DescrFromType(NPY_INT64), NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST);
-    Py_SETREF(*lengths, array);
-    return array == NULL ? -1 : 0;
-}
-
 /* One of two words, as 0 or 1; -1 with an exception. */
 static int choice(PyObject *object, const char *name, const char *zero, const char *one)
 {
@@ -151,10 +123,7 @@ static int convert_scale(PyObject *object, attn_args *args)
 {
     if (!pyattn_given(object)) return 0;
     args->has_scale = 1;
-    if (pyattn_number(object, "scale", &args->scale) < 0) return -1;
-    if (Py_IS_FINITE(args->scale)) return 0;
-    PyErr_Format(PyExc_ValueError, "scale is %R, expected a finite number", object);
-    return -1;
+    return pyattn_finite(object, "scale", &args->scale);
 }
 
 int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed)
@@ -247,8 +216,12 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
     if (pyattn_convert_mask(values[PYATTN_ATTN_MASK], "attn_mask", args->mask_blocked ? "blocked" : "attend",
                             &arrays->mask) < 0)
         return -1;
-    if (convert_lengths(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
-    if (convert_lengths(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
+    if (pyattn_given(values[PYATTN_KEY_LENGTHS]) &&
+        pyattn_as_integers(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0)
+        return -1;
+    if (pyattn_given(values[PYATTN_QUERY_LENGTHS]) &&
+        pyattn_as_integers(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0)
+        return -1;
     return 0;
 }
 

@@ -19,7 +19,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        A `torch.nn.Linear` or `torch.nn.MultiheadAttention` on the CPU, in float32 or float64.
+        A `torch.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention` on the CPU, in float32 or float64.
     share : bool
         Without a copy: the parameters are views of torch's memory, and what is written on either side, by an optimiser
         perhaps, counts on both. Default: False.
@@ -34,7 +34,8 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     TypeError
         There is no such module here, or its parameters have no twin in NumPy.
     ValueError
-        share, and the parameters are computed by torch in every call.
+        share, and the parameters are computed by torch in every call. Or the module has an option that changes what it
+        computes and is not here: an embedding's max_norm.
     ImportError
         There is no torch.
 
@@ -66,7 +67,7 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     Parameters
     ----------
     module : pyattn.nn.Module
-        A `pyattn.nn.Linear` or `pyattn.nn.MultiheadAttention`.
+        A `pyattn.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention`.
     share : bool
         Without a copy: the parameters are tensors on the arrays' memory, and what is written on either side counts on
         both. Default: False.
@@ -111,6 +112,34 @@ def _linear_to_torch(linear: Any, share: bool) -> Any:
     for name, array in linear.named_parameters():
         setattr(theirs, name, torch.nn.Parameter(_tensor(array, name, share)))
     return theirs
+
+
+def _embedding_from_torch(embedding: Any, share: bool) -> nn.Module:
+    if embedding.max_norm is not None:
+        raise ValueError(
+            f"module has max_norm={embedding.max_norm}, expected None: pyattn.nn.Embedding has no max_norm"
+        )
+    weight = _array(embedding.weight, "weight", share)
+    return nn.Embedding.from_pretrained(weight, padding_idx=embedding.padding_idx)
+
+
+def _embedding_to_torch(embedding: Any, share: bool) -> Any:
+    import torch
+
+    sizes = (embedding.num_embeddings, embedding.embedding_dim)
+    theirs = torch.nn.Embedding(*sizes, embedding.padding_idx, device="meta")  # without memory or numbers
+    theirs.weight = torch.nn.Parameter(_tensor(embedding.weight, "weight", share))
+    return theirs
+
+
+def _dropout_from_torch(dropout: Any, share: bool) -> nn.Module:
+    return nn.Dropout(dropout.p)
+
+
+def _dropout_to_torch(dropout: Any, share: bool) -> Any:
+    import torch
+
+    return torch.nn.Dropout(dropout.p)
 
 
 _IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -163,6 +192,8 @@ class _Kind(NamedTuple):
 
 _KINDS = (
     _Kind("Linear", nn.Linear, _linear_from_torch, _linear_to_torch),
+    _Kind("Embedding", nn.Embedding, _embedding_from_torch, _embedding_to_torch),
+    _Kind("Dropout", nn.Dropout, _dropout_from_torch, _dropout_to_torch),
     _Kind("MultiheadAttention", nn.MultiheadAttention, _attention_from_torch, _attention_to_torch),
 )
 

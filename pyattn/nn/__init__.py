@@ -6,20 +6,26 @@ Linear(in_features=3, out_features=2, bias=True)
 """
 
 from pyattn.nn import init
+from pyattn.nn.dropout import Dropout
+from pyattn.nn.embedding import Embedding
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.per_head import Heads, from_heads, to_heads
+from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
 __all__ = [
+    "Dropout",
+    "Embedding",
     "Heads",
     "IncompatibleKeys",
     "Linear",
     "Module",
     "MultiheadAttention",
+    "PositionalEncoding",
     "SelfAttention",
     "from_heads",
     "init",

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._arguments import FLOATS, as_count, as_float_dtype
 
 __all__ = ["as_count", "as_float_dtype", "as_input", "check_multiple", "check_parameter", "count_or"]
-
-_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-
-
-def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
-    """Read a size.
-
-    Parameters
-    ----------
-    x : int
-        `least` or more.
-    name : str
-        What messages call it.
-    least : int
-        The smallest that makes sense.
-
-    Returns
-    -------
-    int
-        As a Python int.
-
-    Raises
-    ------
-    TypeError
-        x is not an integer.
-    ValueError
-        x is too small.
-    """
-    try:
-        n = operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
-    if n < least:
-        raise ValueError(f"{name} is {n}, expected {least} or more")
-    return n
 
 
 def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
@@ -94,31 +59,6 @@ def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = ""
         raise ValueError(f"{whole[0]} is {whole[1]} and {part[0]} is {part[1]}, expected a multiple{hint}")
 
 
-def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Read the dtype of a module to be.
-
-    Parameters
-    ----------
-    dtype : dtype
-        float32 or float64. None, which NumPy reads as float64 and torch as float32, is neither.
-
-    Returns
-    -------
-    dtype
-        In native byte order.
-
-    Raises
-    ------
-    TypeError
-        dtype is something else.
-    """
-    found = np.dtype(dtype).newbyteorder("=")
-    if dtype is None or found not in _FLOATS:
-        name = None if dtype is None else found
-        raise TypeError(f"dtype is {name}, expected numpy.float32 or numpy.float64")
-    return found
-
-
 def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Read an argument of a module, as strictly as torch: its dtype is that of the weights.
 
@@ -148,7 +88,7 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
     if given == wanted:
         return array
     fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
-    other = f", or make the module with dtype=numpy.{given}" if given in _FLOATS else ""
+    other = f", or make the module with dtype=numpy.{given}" if given in FLOATS else ""
     raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted} as the module's weights; pass {fix}{other}")
 
 
@@ -171,7 +111,7 @@ def check_parameter(value: Any, name: str) -> None:
         kind = type(value).__name__
         raise TypeError(f"{name} is a parameter and takes an array of float32 or float64, not one of type {kind}")
     _core.as_array(value, name)  # refuses masked arrays and matrices
-    if value.dtype.newbyteorder("=") not in _FLOATS:
+    if value.dtype.newbyteorder("=") not in FLOATS:
         raise TypeError(
             f"{name} has dtype {value.dtype}, and a parameter has float32 or float64; "
             f"assign {name}.astype(numpy.float32)"

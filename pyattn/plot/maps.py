@@ -271,10 +271,8 @@ def positional(
 
     Examples
     --------
-    >>> import numpy as np, pyattn
-    >>> angles = np.arange(50)[:, None] / 10000 ** (np.arange(16) / 16)
-    >>> encoding = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(50, 32)
-    >>> pyattn.plot.positional(encoding).get_xlabel()
+    >>> import pyattn
+    >>> pyattn.plot.positional(pyattn.positional_encoding(50, 32)).get_xlabel()
     'features'
     """
     array = read_matrix(encoding, "encoding", "(length, features)", "choose one, encoding[0]")

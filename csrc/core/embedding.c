@@ -1,0 +1,208 @@
+/* Embeddings: rows of a table by number, scaled, with another row added on the way out.
+ *
+ * Ids, residual and y are walked as arrays of y's shape, in which broadcast axes have stride 0: nothing is expanded.
+ */
+#include "embedding.h"
+
+#include "copy.h"
+#include "dispatch.h"
+#include "error.h"
+#include "parallel.h"
+
+#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+
+static ptrdiff_t size_of(attn_dtype dtype) { return dtype == ATTN_F64 ? 8 : 4; }
+
+/* An array as one of y's shape; the view points into this. */
+typedef struct {
+    attn_view view;
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
+} spread_view;
+
+/* (..., dim) of ids (...), with strides of 0: nothing is placed yet. */
+static void begin_spread(const attn_embedding_args *args, spread_view *spread)
+{
+    const int axes = args->ids.axes + 1;
+    for (int n = 0; n < axes; n++) {
+        spread->shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
+        spread->strides[n] = 0;
+    }
+    spread->view = (attn_view){.axes = axes, .shape = spread->shape, .strides = spread->strides};
+}
+
+/* Lays `view` over the last axes, but for `behind` of them; 0 where its sizes do not broadcast. */
+static int lay_over(const attn_view *view, int behind, spread_view *spread)
+{
+    const int ahead = spread->view.axes - behind - view->axes;
+    spread->view.data = view->data;
+    spread->view.dtype = view->dtype;
+    if (ahead < 0) return 0;
+    for (int n = 0; n < view->axes; n++) {
+        if (view->shape[n] != 1 && view->shape[n] != spread->shape[ahead + n]) return 0;
+        if (view->shape[n] != 1) spread->strides[ahead + n] = view->strides[n];
+    }
+    return 1;
+}
+
+/* The number of rows, or -1 when they, or the bytes of the result, do not fit. */
+static ptrdiff_t count_rows(const attn_embedding_args *args)
+{
+    ptrdiff_t rows = 1, bytes;
+    int over = 0;
+    for (int n = 0; n < args->ids.axes; n++) over |= __builtin_mul_overflow(rows, args->ids.shape[n], &rows);
+    over |= __builtin_mul_overflow(rows, (ptrdiff_t)sizeof(double), &bytes);
+    over |= __builtin_mul_overflow(bytes, args->weight.shape[1] > 0 ? args->weight.shape[1] : 1, &bytes);
+    return over ? -1 : rows;
+}
+
+static attn_status check_shapes(const attn_embedding_args *args, attn_error *error)
+{
+    const attn_view *ids = &args->ids, *weight = &args->weight, *residual = &args->residual;
+    spread_view spread;
+    if (ids->axes >= ATTN_MAX_AXES) FAIL("input has %d axes, expected at most %d", ids->axes, (int)ATTN_MAX_AXES - 1);
+    if (ids->dtype != ATTN_I64) FAIL("input must be int64");
+    if (weight->axes != 2)
+        FAIL("weight has shape %s, expected 2 axes: (num_embeddings, embedding_dim)",
+             attn_shape_text(weight->axes, weight->shape));
+    if (weight->dtype != ATTN_F32 && weight->dtype != ATTN_F64) FAIL("weight must be float32 or float64");
+    if (count_rows(args) < 0)
+        FAIL("the result is too large for memory: input %s, weight %s", attn_shape_text(ids->axes, ids->shape),
+             attn_shape_text(weight->axes, weight->shape));
+    if (residual->data == NULL) return ATTN_OK;
+    begin_spread(args, &spread);
+    if (!lay_over(residual, 0, &spread))
+        FAIL("residual has shape %s, which does not broadcast to %s: input has shape %s, weight %s",
+             attn_shape_text(residual->axes, residual->shape), attn_shape_text(spread.view.axes, spread.shape),
+             attn_shape_text(ids->axes, ids->shape), attn_shape_text(weight->axes, weight->shape));
+    if (residual->dtype != weight->dtype) FAIL("residual has another dtype than weight");
+    return ATTN_OK;
+}
+
+static int64_t id_of(const attn_rows *ids, ptrdiff_t row)
+{
+    return *(const int64_t *)(const void *)attn_row_at(ids, row);
+}
+
+static attn_status refuse_id(const attn_embedding_args *args, ptrdiff_t row, int64_t id, attn_error *error)
+{
+    const attn_view *ids = &args->ids, *weight = &args->weight;
+    ptrdiff_t place[ATTN_MAX_AXES];
+    for (int n = ids->axes - 1; n >= 0; n--) {
+        place[n] = row % ids->shape[n];
+        row /= ids->shape[n];
+    }
+    if (ids->axes == 0)
+        FAIL("input is %lld, expected 0 <= id < %td: weight has shape %s", (long long)id, weight->shape[0],
+             attn_shape_text(weight->axes, weight->shape));
+    FAIL("input holds %lld at index %s, expected 0 <= id < %td: weight has shape %s", (long long)id,
+         attn_shape_text(ids->axes, place), weight->shape[0], attn_shape_text(weight->axes, weight->shape));
+}
+
+static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
+{
+    const ptrdiff_t rows = count_rows(args);
+    spread_view spread;
+    begin_spread(args, &spread);
+    lay_over(&args->ids, 1, &spread);
+    const attn_rows ids = attn_rows_of(&spread.view);
+    for (ptrdiff_t row = 0; row < rows; row++) {
+        const int64_t id = id_of(&ids, row);
+        if (id < 0 || id >= args->weight.shape[0]) return refuse_id(args, row, id, error);
+    }
+    return ATTN_OK;
+}
+
+attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error)
+{
+    const attn_status status = check_shapes(args, error);
+    return status == ATTN_OK ? check_ids(args, error) : status;
+}
+
+static attn_status check_y(const attn_embedding_args *args, const attn_view *y, attn_error *error)
+{
+    spread_view spread;
+    begin_spread(args, &spread);
+    int same = y->axes == spread.view.axes;
+    for (int n = 0; same && n < y->axes; n++) same = y->shape[n] == spread.shape[n];
+    if (!same)
+        FAIL("y has shape %s, expected %s", attn_shape_text(y->axes, y->shape),
+             attn_shape_text(spread.view.axes, spread.shape));
+    if (y->dtype != args->weight.dtype) FAIL("y has another dtype than weight");
+    if (count_rows(args) > 0 && args->weight.shape[1] > 1 && y->strides[y->axes - 1] != size_of(y->dtype))
+        FAIL("y must have a contiguous last axis");
+    return ATTN_OK;
+}
+
+static void lay_rows(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
+{
+    spread_view spread;
+    rows->data = NULL;
+    if (view->data == NULL) return;
+    begin_spread(args, &spread);
+    lay_over(view, behind, &spread);
+    *rows = attn_rows_of(&spread.view);
+}
+
+attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)
+{
+    attn_status status = attn_check_embedding(args, error);
+    if (status == ATTN_OK) status = check_y(args, &y, error);
+    if (status != ATTN_OK) return status;
+
+    lookup->dtype = args->weight.dtype;
+    lookup->rows = count_rows(args);
+    lookup->dim = args->weight.shape[1];
+    lay_rows(args, &args->ids, 1, &lookup->ids);
+    lay_rows(args, &args->residual, 0, &lookup->residual);
+    lay_rows(args, &y, 0, &lookup->y);
+    lookup->weight = args->weight.data;
+    lookup->weight_row = args->weight.strides[0];
+    lookup->weight_column = args->weight.strides[1];
+    lookup->scale = args->scale;
+    return ATTN_OK;
+}
+
+typedef struct {
+    const attn_lookup *lookup;
+    const attn_kernels *kernels;
+    attn_row_cut cut;
+} lookup_job;
+
+static void look_up_row(const lookup_job *j, ptrdiff_t row)
+{
+    const attn_lookup *l = j->lookup;
+    const int size = j->kernels->size;
+    const char *from = l->weight + (ptrdiff_t)id_of(&l->ids, row) * l->weight_row;
+    char *y = attn_row_at(&l->y, row);
+    if (l->residual.data)
+        j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, attn_row_at(&l->residual, row),
+                              l->residual.column / size, y);
+    else if (l->scale == 1) /* as they are: arithmetic would make zeros of denormals */
+        attn_copy_row(y, from, l->weight_column, l->dim, l->dim, size);
+    else
+        j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, NULL, 0, y);
+}
+
+static void look_up_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
+{
+    const lookup_job *j = context;
+    if (attn_should_stop(job, worker)) return;
+    for (ptrdiff_t row = attn_first_row(&j->cut, task); row < attn_first_row(&j->cut, task + 1); row++)
+        look_up_row(j, row);
+}
+
+attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error)
+{
+    if (lookup->rows == 0 || lookup->dim == 0) return ATTN_OK;
+    lookup_job job = {lookup, attn_kernels_for(lookup->dtype), attn_cut_rows(lookup->rows, (size_t)lookup->dim)};
+    const ptrdiff_t tasks = job.cut.tasks;
+    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), look_up_rows, &job);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}
+
+attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error)
+{
+    attn_lookup lookup;
+    const attn_status status = attn_lay_embedding(args, y, &lookup, error);
+    return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads, error) : status;
+}

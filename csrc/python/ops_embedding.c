@@ -1,0 +1,109 @@
+/* pyattn.embedding: parse, convert, drop the GIL, call, wrap. */
+#include "convert.h"
+
+#include "arena.h"
+#include "embedding.h"
+
+#include "doc_embedding.h"
+
+enum { INPUT, WEIGHT, PADDING_IDX, SCALE, RESIDUAL, NUM_THREADS, OUT, ARGUMENTS };
+static const char *const argument_names[ARGUMENTS] = {"input",    "weight",      "padding_idx", "scale",
+                                                      "residual", "num_threads", "out"};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"embedding", ARGUMENTS, 3, 2, argument_names, interned_names};
+
+/* What one call owns: ids, weight and residual, and y. */
+enum { FLOAT_WEIGHT, FLOAT_RESIDUAL, FLOATS };
+typedef struct {
+    PyArrayObject *ids, *floats[FLOATS], *y;
+} owned;
+
+static void release(owned *o)
+{
+    Py_XDECREF(o->ids);
+    for (int n = 0; n < FLOATS; n++) Py_XDECREF(o->floats[n]);
+    Py_XDECREF(o->y);
+}
+
+static int convert_arrays(PyObject *const *values, owned *o)
+{
+    static const char *const names[FLOATS] = {"weight", "residual"};
+    PyObject *const floats[FLOATS] = {values[WEIGHT], values[RESIDUAL]};
+    if (pyattn_as_integers(values[INPUT], "input", &o->ids) < 0) return -1;
+    return pyattn_as_reals(floats, names, FLOATS, FLOAT_RESIDUAL, o->floats);
+}
+
+static int convert_options(PyObject *const *values, attn_embedding_args *args)
+{
+    if (values[SCALE] && pyattn_finite(values[SCALE], "scale", &args->scale) < 0) return -1;
+    return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
+}
+
+/* It says which row a backward pass leaves alone: here it only has to be one. */
+static int check_padding_idx(PyObject *object, const attn_view *weight)
+{
+    Py_ssize_t index;
+    if (!pyattn_given(object)) return 0;
+    if (pyattn_integer(object, "padding_idx", "an int", &index) < 0) return -1;
+    const ptrdiff_t rows = weight->shape[0];
+    if (-rows <= index && index < rows) return 0;
+    PyErr_Format(PyExc_ValueError, "padding_idx is %zd, expected %zd <= padding_idx < %zd: weight has %zd rows", index,
+                 -rows, rows, rows);
+    return -1;
+}
+
+/* y: new, or out where the core may write into it. */
+static int make_result(PyObject *const *values, const attn_embedding_args *args, owned *o)
+{
+    ptrdiff_t shape[ATTN_MAX_AXES];
+    const int axes = args->ids.axes + 1;
+    for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
+    o->y = pyattn_result(values[OUT], axes, shape, o->floats, FLOATS);
+    return o->y == NULL ? -1 : 0;
+}
+
+/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+static attn_status compute(const attn_embedding_args *args, const owned *o, attn_error *error)
+{
+    attn_lookup lookup;
+    attn_status status = attn_lay_embedding(args, pyattn_view(o->y), &lookup, error);
+    if (status != ATTN_OK) return status;
+    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_look_up(&lookup, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_look_up(&lookup, args->num_threads, error);
+    Py_END_ALLOW_THREADS return status;
+}
+
+static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.y = NULL};
+    attn_embedding_args args = {.scale = 1};
+    attn_error error;
+    attn_status status;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert_options(values, &args) < 0 || convert_arrays(values, &o) < 0) goto done;
+    args.ids = pyattn_view(o.ids);
+    args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
+    if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);
+
+    if ((status = attn_check_embedding(&args, &error)) != ATTN_OK) {
+        pyattn_raise(status, &error);
+        goto done;
+    }
+    if (check_padding_idx(values[PADDING_IDX], &args.weight) < 0 || make_result(values, &args, &o) < 0) goto done;
+    if ((status = compute(&args, &o, &error)) != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = pyattn_filled(values[OUT], o.y);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_embedding_methods[] = {
+    {"embedding", (PyCFunction)(void (*)(void))embedding, METH_FASTCALL | METH_KEYWORDS, DOC_EMBEDDING},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,82 @@
+"""Dropout as a module."""
+
+from __future__ import annotations
+
+from typing import SupportsFloat
+
+import numpy.typing as npt
+
+from pyattn.dropping import RNG, as_probability, dropout
+from pyattn.functional import FloatArray
+from pyattn.nn.module import Module
+
+__all__ = ["Dropout"]
+
+
+class Dropout(Module):
+    """Sets elements to 0 by chance in training, and does nothing in eval mode: `torch.nn.Dropout` for NumPy.
+
+    Parameters
+    ----------
+    p : float
+        Probability that an element becomes 0; the others are divided by ``1 - p``. Default: 0.5.
+    inplace : bool
+        torch's, which writes into the input. Not here: it takes its default alone. Default: False.
+
+    Raises
+    ------
+    TypeError
+        p is no number.
+    ValueError
+        p is no probability, or inplace is True.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> dropout = nn.Dropout(0.25)
+    >>> dropout(np.ones((2, 6)), rng=0).round(4)
+    array([[1.3333, 1.3333, 1.3333, 1.3333, 1.3333, 1.3333],
+           [1.3333, 0.    , 1.3333, 1.3333, 1.3333, 1.3333]])
+    >>> dropout.eval()(np.ones(3))
+    array([1., 1., 1.])
+    """
+
+    def __init__(self, p: SupportsFloat = 0.5, inplace: bool = False) -> None:
+        super().__init__()
+        self.p = as_probability(p, "p")
+        self.inplace = inplace
+        if inplace:
+            raise ValueError("inplace is True, expected False: a call returns a new array; write x = dropout(x)")
+
+    def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (torch's name)
+        """Drop in training, as `pyattn.dropout` does.
+
+        Parameters
+        ----------
+        input : array_like, (..., features)
+            float32 or float64.
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray, (..., features)
+            Of the same dtype; input itself where nothing is dropped.
+
+        Raises
+        ------
+        TypeError
+            input is not an array of real numbers.
+        """
+        return dropout(input, self.p, self.training, rng=rng)
+
+    def extra_repr(self) -> str:
+        """Tell the probability, as torch does.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        return f"p={self.p:g}, inplace={self.inplace}"

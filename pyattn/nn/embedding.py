@@ -1,0 +1,204 @@
+"""Embeddings as a module."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import functional
+from pyattn.dropping import RNG
+from pyattn.functional import FloatArray
+from pyattn.nn import init
+from pyattn.nn.dtypes import as_count, as_float_dtype
+from pyattn.nn.module import Module
+
+__all__ = ["Embedding"]
+
+_Self = TypeVar("_Self", bound="Embedding")
+
+
+class Embedding(Module):
+    """A vector for each id: `torch.nn.Embedding` for NumPy.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        How many ids there are, from 0 on.
+    embedding_dim : int
+        Size of a vector.
+    padding_idx : int, optional
+        The id of padding, whose vector begins as zeros; a negative one counts from the end. Default: None.
+    max_norm : None
+        torch's, which rewrites the weight in every call. Not here: it takes its default alone.
+    norm_type : float
+        Goes with max_norm; its default, 2.0, alone.
+    scale_grad_by_freq : bool
+        It changes gradients alone; its default alone. Default: False.
+    sparse : bool
+        It changes gradients alone; its default alone. Default: False.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    weight : ndarray, (num_embeddings, embedding_dim)
+        At first drawn from the normal distribution of mean 0 and standard deviation 1.
+    padding_idx : int or None
+        Counted from 0.
+
+    Raises
+    ------
+    ValueError
+        padding_idx is no id, or an option that is not here differs from its default.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> embedding = nn.Embedding(10, 4, padding_idx=0, rng=0)
+    >>> embedding
+    Embedding(10, 4, padding_idx=0)
+    >>> embedding([[3, 7, 0]]).shape
+    (1, 3, 4)
+    >>> embedding(0)
+    array([0., 0., 0., 0.], dtype=float32)
+    """
+
+    weight: FloatArray
+    padding_idx: int | None
+
+    def __init__(
+        self,
+        num_embeddings: SupportsIndex,
+        embedding_dim: SupportsIndex,
+        padding_idx: SupportsIndex | None = None,
+        max_norm: None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        _require_default("max_norm", max_norm, None)
+        _require_default("norm_type", norm_type, 2.0)
+        _require_default("scale_grad_by_freq", scale_grad_by_freq, False)
+        _require_default("sparse", sparse, False)
+        self.num_embeddings = as_count(num_embeddings, "num_embeddings", least=0)
+        self.embedding_dim = as_count(embedding_dim, "embedding_dim", least=0)
+        self.padding_idx = _as_padding_idx(padding_idx, self.num_embeddings)
+        self.weight = np.empty((self.num_embeddings, self.embedding_dim), as_float_dtype(dtype))
+        self.reset_parameters(rng)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[_Self], embeddings: FloatArray, freeze: bool = True, padding_idx: SupportsIndex | None = None
+    ) -> _Self:
+        """Make a layer whose weight is this array: nothing is copied, and nothing drawn or set to zero.
+
+        Parameters
+        ----------
+        embeddings : ndarray, (num_embeddings, embedding_dim)
+            float32 or float64.
+        freeze : bool
+            Taken as torch takes it, and without effect: no call here changes a weight. Default: True.
+        padding_idx : int, optional
+            The id of padding. Default: None.
+
+        Returns
+        -------
+        Embedding
+            With `embeddings` itself as its weight.
+
+        Raises
+        ------
+        TypeError
+            embeddings is no array of float32 or float64.
+        ValueError
+            It has not two axes, or padding_idx is no id.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> nn.Embedding.from_pretrained(np.eye(3))([2, 0])
+        array([[0., 0., 1.],
+               [1., 0., 0.]])
+        """
+        embedding = cls.__new__(cls)
+        embedding.register_parameter("weight", embeddings)
+        if embeddings.ndim != 2:
+            raise ValueError(
+                f"embeddings has shape {embeddings.shape}, expected 2 axes: (num_embeddings, embedding_dim)"
+            )
+        embedding.num_embeddings, embedding.embedding_dim = embeddings.shape
+        embedding.padding_idx = _as_padding_idx(padding_idx, embedding.num_embeddings)
+        return embedding
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw the weight anew, into the array that is there, and set the row of padding to zero.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        init.normal_(self.weight, rng=rng)
+        if self.padding_idx is not None:
+            self.weight[self.padding_idx] = 0
+
+    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
+        """Look up ``weight[input]``.
+
+        Parameters
+        ----------
+        input : array_like of int, (...)
+            Ids from 0 to ``num_embeddings - 1``.
+
+        Returns
+        -------
+        ndarray, (..., embedding_dim)
+            Of the weight's dtype: the rows' own bits.
+
+        Raises
+        ------
+        TypeError
+            input holds no integers.
+        ValueError
+            An id is out of range.
+        """
+        return functional.embedding(input, self.weight)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, as torch does.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+def _require_default(name: str, value: Any, default: Any) -> None:
+    """Take the options of torch's that are not here, as long as they ask for nothing."""
+    if value is not default and value != default:
+        raise ValueError(f"{name} is {value!r}, expected {default!r}: pyattn has no {name}; leave it out")
+
+
+def _as_padding_idx(index: SupportsIndex | None, num_embeddings: int) -> int | None:
+    """Count from 0, as torch's modules do."""
+    if index is None:
+        return None
+    number = as_count(index, "padding_idx", least=-num_embeddings)
+    if number >= num_embeddings:
+        raise ValueError(
+            f"padding_idx is {number}, expected {-num_embeddings} <= padding_idx < {num_embeddings}: "
+            f"num_embeddings is {num_embeddings}"
+        )
+    return number % num_embeddings
