@@ -15,6 +15,7 @@
 #include "state.inc.h"
 #include "weights.inc.h"
 #include "linear.inc.h"
+#include "rotary.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {
@@ -43,6 +44,8 @@ static const attn_kernels K(kernels) = {
     .share_row = K(share_row),
     .linear_block = K(linear_block),
     .linear_rows = K(linear_rows),
+    .rotary_table = K(rotary_table),
+    .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
     .tanh_array = K(tanh_array),

@@ -151,6 +151,16 @@ typedef struct {
     void (*linear_rows)(int rows, int features, const void *product, const void *bias, attn_activation_kind activation,
                         const void *const *residual, void *const *y);
 
+    /* A row of cosines, then one of sines, of the angles base + step; both are given as (2, pairs): cosines, sines.
+     * Interleaved, each stands twice, and the first sine of the two is negative. */
+    void (*rotary_table)(int interleaved, ptrdiff_t pairs, const double *base, const double *step, double scale,
+                         void *table);
+
+    /* y = x with its pairs turned by the angles of a table, each row by those of its own (table_stride, 0: one for all).
+     * dim - 2 * pairs reals are copied. y may be x. */
+    void (*rotary_rows)(int interleaved, ptrdiff_t rows, ptrdiff_t pairs, ptrdiff_t dim, const void *table,
+                        ptrdiff_t table_stride, const void *x, ptrdiff_t x_stride, void *y, ptrdiff_t y_stride);
+
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
 

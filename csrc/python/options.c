@@ -79,8 +79,8 @@ static int check_largest(PyArrayObject *lengths, const char *name)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Always a copy: lengths that another thread changes after the check would send the core anywhere. */
-static int convert_lengths(PyObject *object, const char *name, PyArrayObject **lengths)
+/* Lengths that another thread changes after the check would send the core anywhere. */
+int pyattn_convert_integers(PyObject *object, const char *name, PyArrayObject **lengths)
 {
     if (!pyattn_given(object)) return 0;
     if ((*lengths = pyattn_as_array(object, name)) == NULL || check_largest(*lengths, name) < 0) return -1;
@@ -95,8 +95,7 @@ static int convert_lengths(PyObject *object, const char *name, PyArrayObject **l
     return array == NULL ? -1 : 0;
 }
 
-/* One of two words, as 0 or 1; -1 with an exception. */
-static int choice(PyObject *object, const char *name, const char *zero, const char *one)
+int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one)
 {
     if (object == NULL) return 0;
     if (PyUnicode_Check(object)) {
@@ -225,12 +224,12 @@ static int convert_words(PyObject *const *values, attn_args *args)
 {
     int n;
     if (pyattn_given(values[PYATTN_ALIGN])) {
-        if ((n = choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
+        if ((n = pyattn_choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
         args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
     }
-    if ((n = choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
+    if ((n = pyattn_choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
     args->empty = n ? Py_NAN : 0;
-    if ((n = choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    if ((n = pyattn_choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
     args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
     return 0;
 }
@@ -247,8 +246,8 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
     if (pyattn_convert_mask(values[PYATTN_ATTN_MASK], "attn_mask", args->mask_blocked ? "blocked" : "attend",
                             &arrays->mask) < 0)
         return -1;
-    if (convert_lengths(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
-    if (convert_lengths(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
+    if (pyattn_convert_integers(values[PYATTN_KEY_LENGTHS], "key_lengths", &arrays->key_lengths) < 0) return -1;
+    if (pyattn_convert_integers(values[PYATTN_QUERY_LENGTHS], "query_lengths", &arrays->query_lengths) < 0) return -1;
     return 0;
 }
 
