@@ -30,6 +30,7 @@ __all__ = [
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
+    "RotaryEmbedding",
     "SelfAttention",
     "ShapeWarning",
     "__version__",
@@ -46,6 +47,8 @@ __all__ = [
     "multi_head_attention_forward",
     "nn",
     "plot",
+    "rotary",
+    "rotary_embedding",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
@@ -59,24 +62,27 @@ __all__ = [
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
+_LAZY = ("comparing", "interop", "nn", "plot", "reference", "rotary", "testing", "tracing")
 _FROM = {
     "Linear": "nn",
     "MultiheadAttention": "nn",
+    "RotaryEmbedding": "nn",
     "SelfAttention": "nn",
     "additive_attention": "additive",
     "compare": "comparing",
     "multi_head_attention_forward": "multi_head",
+    "rotary_embedding": "rotary",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
 
 if TYPE_CHECKING:
-    from pyattn import nn, plot, testing
+    from pyattn import nn, plot, rotary, testing
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.nn import Linear, MultiheadAttention, RotaryEmbedding, SelfAttention
+    from pyattn.rotary import rotary_embedding
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists
 

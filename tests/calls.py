@@ -15,6 +15,7 @@ Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
 HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
 MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+TURNS = np.array([1.0, 0.01])
 FROZEN = np.zeros((3, 2), np.float32)
 FROZEN.flags.writeable = False
 with warnings.catch_warnings():
@@ -130,6 +131,12 @@ WORKING = {
         align="lower_right",
         num_threads=2,
     ),
+    "rotary": lambda: _core.rotary(Q, TURNS),
+    "rotary, everything": lambda: _core.rotary(
+        np.stack([HEADS[0], HEADS[0]]), TURNS[:1], scale=2, position_ids=[[[3]], [[5]]], layout="bshd", interleaved=True
+    ),
+    "rotary, offset": lambda: _core.rotary(Q.T, TURNS[:1], offset=3, num_threads=2, out=np.empty((4, 3), np.float32)),
+    "rotary, in place": lambda: (lambda x: _core.rotary(x, TURNS, out=x))(Q.copy()),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -148,6 +155,8 @@ MHA = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
 WIDER = nn.MultiheadAttention(
     4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
 )
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ROTARY = nn.RotaryEmbedding(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -159,6 +168,8 @@ MODULES = {
     ),
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
+    "RotaryEmbedding": lambda: ROTARY(X, position_ids=[1, 2, 3]),
+    "rotary_embedding": lambda: pyattn.rotary_embedding(X, offset=3, scaling=YARN),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -178,6 +189,8 @@ MODULES_MISTAKES = {
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
+    "RotaryEmbedding, dim": lambda: ROTARY(V),
+    "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
     "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }
@@ -267,6 +280,15 @@ MISTAKES = {
     "multi_head, heads": lambda: _core.multi_head(Q, K, K, K, K, K, heads=2),
     "multi_head, bias": lambda: _core.multi_head(Q, K, K, K, K, K, q_bias=LSE),
     "multi_head, option": lambda: _core.multi_head(Q, K, K, K, K, K, attn_mask=MASK.astype(int)),
+    "rotary, axes": lambda: _core.rotary(Q[0], TURNS),
+    "rotary, pairs": lambda: _core.rotary(V, TURNS),
+    "rotary, frequencies": lambda: _core.rotary(Q, "a"),
+    "rotary, layout": lambda: _core.rotary(Q, TURNS, layout="sbhd"),
+    "rotary, offset range": lambda: _core.rotary(Q, TURNS, offset=2**53),
+    "rotary, both positions": lambda: _core.rotary(Q, TURNS, offset=1, position_ids=[1]),
+    "rotary, position_ids": lambda: _core.rotary(Q, TURNS, position_ids=[1, 2]),
+    "rotary, position_ids dtype": lambda: _core.rotary(Q, TURNS, position_ids=[1.5]),
+    "rotary, out": lambda: _core.rotary(Q, TURNS, out=FROZEN),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),

@@ -6,8 +6,10 @@ in the summary; a missing torch without that variable fails the tests that need 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +102,18 @@ def torch():
     except ImportError as missing:
         pytest.fail(f"{missing}: install the extra pyattn[peers], or set PYATTN_TEST_PEERS=0", pytrace=False)
     return torch
+
+
+@pytest.fixture(scope="session")
+def transformers(pytestconfig):
+    """Hugging Face's transformers, which few have: a line of the summary says when it was missing."""
+    names = ("modeling_rope_utils", "models.llama.modeling_llama", "models.gptj.modeling_gptj")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            for name in names:
+                importlib.import_module(f"transformers.{name}")
+            return importlib.import_module("transformers")
+    except ImportError as missing:
+        pytestconfig.stash[SECTIONS]["not run: needs transformers"] = [str(missing)]
+        pytest.skip(str(missing))

@@ -70,6 +70,7 @@ def calls(arrays):
         lambda: pyattn.log_softmax(large),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
         lambda: pyattn.linear(far, large[0]),
+        lambda: pyattn.rotary_embedding(large, rotary_dim=4, offset=10),
     ]
 
 

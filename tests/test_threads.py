@@ -88,10 +88,11 @@ def test_threads_may_share_all_functions(arrays):
         lambda: pyattn.merge_states([part.output for part in parts], [part.lse for part in parts])[0],
         lambda: pyattn.attention(query, key, value, need_lse=True).lse,
         lambda: pyattn.linear(query, key[0, 0]),
+        lambda: pyattn.rotary_embedding(query, offset=5),
     ]
     expected = [call() for call in calls]
     assert_same_bits(expected[3], whole.lse)
-    in_threads(8, lambda n: [assert_same_bits(calls[k % 5](), expected[k % 5]) for k in range(n, n + 20)])
+    in_threads(8, lambda n: [assert_same_bits(calls[k % 6](), expected[k % 6]) for k in range(n, n + 20)])
 
 
 def test_threads_may_change_the_number_meanwhile(arrays):

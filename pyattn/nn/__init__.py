@@ -10,6 +10,7 @@ from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.per_head import Heads, from_heads, to_heads
+from pyattn.nn.rotary import RotaryEmbedding
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
@@ -20,6 +21,7 @@ __all__ = [
     "Linear",
     "Module",
     "MultiheadAttention",
+    "RotaryEmbedding",
     "SelfAttention",
     "from_heads",
     "init",
