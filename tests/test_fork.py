@@ -114,6 +114,7 @@ calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
+    "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
 }}
 for name, call in calls.items():
@@ -127,7 +128,7 @@ for name, call in calls.items():
         if os.getpid() != parent:
             os._exit(0 if same else 3)  # the child came out of the same call
         assert same, name
-assert len(children) == 12
+assert len(children) == 15
 assert all(succeeded(child) for child in children)
 """
 
