@@ -139,9 +139,10 @@ def frequencies(
     array([1.   , 0.1  , 0.01 , 0.001])
     >>> rotary.frequencies(8, scaling={"rope_type": "linear", "factor": 4.0}).inv_freq
     array([0.25   , 0.025  , 0.0025 , 0.00025])
-    >>> rotary.frequencies(8, scaling={"rope_type": "linear", "factors": 4.0})
+    >>> rotary.frequencies(8, scaling={"rope_type": "linear", "beta": 4.0})
     Traceback (most recent call last):
-    ValueError: scaling lacks 'factor' and has 'factors', which rope_type 'linear' does not take; it takes 'factor'
+    ValueError: scaling lacks 'factor' and has 'beta', which rope_type 'linear' does not take;
+    it takes 'factor' and may have 'rope_theta', 'partial_rotary_factor'
     """
     kind, keys = _read_scaling(scaling)
     size = _rotary_dim(_whole(dim, "dim", least=0), rotary_dim, keys)
@@ -280,9 +281,9 @@ def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any
     if missing or unknown:
         complaints = [f"lacks {_listed(missing)}"] if missing else []
         complaints += [f"has {_listed(unknown)}, which rope_type {kinds[0]!r} does not take"] if unknown else []
-        takes = _listed(required) if required else ""
-        takes += (" and, if need be, " if required else "if need be, ") + _listed(optional) if optional else ""
-        raise ValueError(f"scaling {' and '.join(complaints)}; it takes {takes or 'rope_theta alone'}")
+        takes = [f"takes {_listed(required)}"] if required else []
+        takes += [f"may have {_listed((*optional, 'rope_theta', 'partial_rotary_factor'))}"]
+        raise ValueError(f"scaling {' and '.join(complaints)}; it {' and '.join(takes)}")
     return kinds[0], keys
 
 

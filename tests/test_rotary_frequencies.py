@@ -259,19 +259,24 @@ def test_two_features_turn_by_one_whatever_theta_is():
         (
             {"scaling": {"factor": 2.0}},
             ValueError,
-            "^scaling has 'factor', which rope_type 'default' does not take; it takes rope_theta alone$",
+            "^scaling has 'factor', which rope_type 'default' does not take; it may have 'rope_theta', 'partial_rot",
         ),
-        ({"scaling": {"rope_type": "linear"}}, ValueError, "^scaling lacks 'factor'; it takes 'factor'$"),
+        (
+            {"scaling": {"rope_type": "linear"}},
+            ValueError,
+            "^scaling lacks 'factor'; it takes 'factor' and may have 'rope_theta', 'partial_rotary_factor'$",
+        ),
         (
             {"scaling": LLAMA3 | {"factor": None, "beta_fast": 3}},
             ValueError,
             "^scaling lacks 'factor' and has 'beta_fast', which rope_type 'llama3' does not take; it takes 'factor', "
-            "'low_freq_factor', 'high_freq_factor' and, if need be, 'original_max_position_embeddings'$",
+            "'low_freq_factor', 'high_freq_factor' and may have 'original_max_position_embeddings', 'rope_theta', "
+            "'partial_rotary_factor'$",
         ),
         (
             {"scaling": YARN | {"finetuned": True}},
             ValueError,
-            "^scaling has 'finetuned', which rope_type 'yarn' does not take; it takes if need be, 'factor', 'orig",
+            "^scaling has 'finetuned', which rope_type 'yarn' does not take; it may have 'factor', 'orig",
         ),
         (
             {"scaling": {"rope_type": "linear", "factor": 0}},
