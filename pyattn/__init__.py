@@ -35,6 +35,7 @@ __all__ = [
     "MaskWarning",
     "MultiheadAttention",
     "PositionalEncoding",
+    "RotaryEmbedding",
     "SelfAttention",
     "ShapeWarning",
     "__version__",
@@ -60,6 +61,8 @@ __all__ = [
     "plot",
     "positional_encoding",
     "rms_norm",
+    "rotary",
+    "rotary_embedding",
     "runtime",
     "scaled_dot_product_attention",
     "self_attention",
@@ -75,13 +78,14 @@ __all__ = [
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
+_LAZY = ("comparing", "interop", "nn", "plot", "reference", "rotary", "testing", "tracing")
 _FROM = {
     "Dropout": "nn",
     "Embedding": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
     "PositionalEncoding": "nn",
+    "RotaryEmbedding": "nn",
     "SelfAttention": "nn",
     "add_special_tokens": "sequences",
     "additive_attention": "additive",
@@ -94,19 +98,29 @@ _FROM = {
     "shift_right": "sequences",
     "rms_norm": "normalizing",
     "silu": "activations",
+    "rotary_embedding": "rotary",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
 
 if TYPE_CHECKING:
-    from pyattn import nn, plot, testing
+    from pyattn import nn, plot, rotary, testing
     from pyattn.activations import gelu, silu
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Dropout, Embedding, Linear, MultiheadAttention, PositionalEncoding, SelfAttention
+    from pyattn.nn import (
+        Dropout,
+        Embedding,
+        Linear,
+        MultiheadAttention,
+        PositionalEncoding,
+        RotaryEmbedding,
+        SelfAttention,
+    )
     from pyattn.normalizing import layer_norm, rms_norm
     from pyattn.positional import positional_encoding
+    from pyattn.rotary import rotary_embedding
     from pyattn.sequences import add_special_tokens, pad_sequences, shift_right
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists

@@ -184,6 +184,18 @@ def multi_head(
     *more_arrays: npt.ArrayLike | None,
     **options: Any,
 ) -> tuple[_Float, _Float | None]: ...
+def rotary(
+    x: npt.ArrayLike,
+    inv_freq: npt.NDArray[np.float64],
+    *,
+    scale: SupportsFloat = 1.0,
+    offset: SupportsIndex = 0,
+    position_ids: npt.ArrayLike | None = None,
+    interleaved: bool = False,
+    layout: Literal["bhsd", "bshd"] = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: npt.NDArray[Any] | None = None,
+) -> _Float: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
 def fill_keep_mask(keep: npt.NDArray[np.bool_], dropout_p: float, seed: int, /) -> None: ...
 def drop_rows(x: _Float, dropout_p: float, seed: int, /) -> _Float: ...

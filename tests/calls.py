@@ -15,6 +15,7 @@ Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
 HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
 MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+TURNS = np.array([1.0, 0.01])
 FROZEN = np.zeros((3, 2), np.float32)
 FROZEN.flags.writeable = False
 with warnings.catch_warnings():
@@ -160,6 +161,12 @@ WORKING = {
         align="lower_right",
         num_threads=2,
     ),
+    "rotary": lambda: _core.rotary(Q, TURNS),
+    "rotary, everything": lambda: _core.rotary(
+        np.stack([HEADS[0], HEADS[0]]), TURNS[:1], scale=2, position_ids=[[[3]], [[5]]], layout="bshd", interleaved=True
+    ),
+    "rotary, offset": lambda: _core.rotary(Q.T, TURNS[:1], offset=3, num_threads=2, out=np.empty((4, 3), np.float32)),
+    "rotary, in place": lambda: (lambda x: _core.rotary(x, TURNS, out=x))(Q.copy()),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -181,6 +188,8 @@ WIDER = nn.MultiheadAttention(
 EMBEDDING = nn.Embedding(5, 4, 0, rng=0)
 POSITIONS, LEARNED = nn.PositionalEncoding(4, 9, 0), nn.PositionalEncoding(4, 9, 0, True, False, rng=0)
 DROPOUT = nn.Dropout(0.5).eval()
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ROTARY = nn.RotaryEmbedding(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -200,6 +209,8 @@ MODULES = {
     "add_special_tokens": lambda: tuple(pyattn.add_special_tokens([[1]], start_token_id=2, eos_token_id=3)),
     "shift_right": lambda: pyattn.shift_right([[1, 2]], 0),
     "Dropout": lambda: DROPOUT(X),
+    "RotaryEmbedding": lambda: ROTARY(X, position_ids=[1, 2, 3]),
+    "rotary_embedding": lambda: pyattn.rotary_embedding(X, offset=3, scaling=YARN),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -230,6 +241,8 @@ MODULES_MISTAKES = {
     "Dropout, dtype": lambda: DROPOUT(X * 1j),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
+    "RotaryEmbedding, dim": lambda: ROTARY(V),
+    "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
     "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }
@@ -355,6 +368,15 @@ MISTAKES = {
     "multi_head, heads": lambda: _core.multi_head(Q, K, K, K, K, K, heads=2),
     "multi_head, bias": lambda: _core.multi_head(Q, K, K, K, K, K, q_bias=LSE),
     "multi_head, option": lambda: _core.multi_head(Q, K, K, K, K, K, attn_mask=MASK.astype(int)),
+    "rotary, axes": lambda: _core.rotary(Q[0], TURNS),
+    "rotary, pairs": lambda: _core.rotary(V, TURNS),
+    "rotary, frequencies": lambda: _core.rotary(Q, "a"),
+    "rotary, layout": lambda: _core.rotary(Q, TURNS, layout="sbhd"),
+    "rotary, offset range": lambda: _core.rotary(Q, TURNS, offset=2**53),
+    "rotary, both positions": lambda: _core.rotary(Q, TURNS, offset=1, position_ids=[1]),
+    "rotary, position_ids": lambda: _core.rotary(Q, TURNS, position_ids=[1, 2]),
+    "rotary, position_ids dtype": lambda: _core.rotary(Q, TURNS, position_ids=[1.5]),
+    "rotary, out": lambda: _core.rotary(Q, TURNS, out=FROZEN),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),

@@ -7,8 +7,10 @@ PYATTN_TEST_JAX=1, as CI has it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +119,17 @@ def jax():
             pytest.fail(f"{missing}: install the extra pyattn[jax], or set PYATTN_TEST_JAX=0", pytrace=False)
         pytest.skip("JAX is not installed: its dot_product_attention is not marked")
     return jax
+
+
+def transformers(pytestconfig):
+    """Hugging Face's transformers, which few have: a line of the summary says when it was missing."""
+    names = ("modeling_rope_utils", "models.llama.modeling_llama", "models.gptj.modeling_gptj")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own dependencies
+            for name in names:
+                importlib.import_module(f"transformers.{name}")
+            return importlib.import_module("transformers")
+    except ImportError as missing:
+        pytestconfig.stash[SECTIONS]["not run: needs transformers"] = [str(missing)]
+        pytest.skip(str(missing))

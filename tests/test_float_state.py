@@ -72,6 +72,7 @@ def calls(arrays):
         lambda: pyattn.merge_states([query, key], [lse, lse]),
         lambda: pyattn.linear(far, large[0]),
         lambda: pyattn.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),
+        lambda: pyattn.rotary_embedding(large, rotary_dim=4, offset=10),
     ]
 
 

@@ -40,6 +40,7 @@ LARGE = {
     "large, embedding": "pyattn.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",
     "large, dropout": "_core.drop_rows(WIDE, 0.5, 1)",
     "large, multi_head": "_core.multi_head(WIDE, WIDE, WIDE, *[WIDE[:40]] * 3, heads=4, need_weights=True)",
+    "large, rotary": "_core.rotary(WIDE, np.ones(8000), position_ids=[3] * 64, num_threads=2)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",
 }

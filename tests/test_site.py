@@ -24,6 +24,7 @@ MODULES = [
     "pyattn.nn",
     "pyattn.nn.init",
     "pyattn.plot",
+    "pyattn.rotary",
     "pyattn.runtime",
     "pyattn.testing",
     "pyattn.tracing",

@@ -90,10 +90,11 @@ def test_threads_may_share_all_functions(arrays):
         lambda: pyattn.linear(query, key[0, 0]),
         lambda: pyattn.dropout(key, 0.3, rng=0),
         lambda: pyattn.embedding(np.arange(3000) % 300, key[0, 0], scale=2, residual=key[0, 0, 0]),
+        lambda: pyattn.rotary_embedding(query, offset=5),
     ]
     expected = [call() for call in calls]
     assert_same_bits(expected[3], whole.lse)
-    in_threads(8, lambda n: [assert_same_bits(calls[k % 7](), expected[k % 7]) for k in range(n, n + 20)])
+    in_threads(8, lambda n: [assert_same_bits(calls[k % 8](), expected[k % 8]) for k in range(n, n + 20)])
 
 
 def test_threads_may_change_the_number_meanwhile(arrays):

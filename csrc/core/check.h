@@ -44,4 +44,7 @@ static inline void attn_resolve(const attn_view *view, const attn_axis_places *a
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(view, at->batch + p->batch_axes - 1 - n);
 }
 
+/* check_masks.c: the first integer of an ATTN_I64 view that is out of range, or NULL. */
+const int64_t *attn_out_of_range(const attn_view *integers, int64_t least, int64_t most);
+
 #endif

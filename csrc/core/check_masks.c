@@ -73,9 +73,8 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
                               args->key_start + p->kv_len, error);
 }
 
-/* The first integer out of range, or NULL. Elements are read once each, not once for each batch entry that sees them:
- * there may be far more of those. */
-static const int64_t *out_of_range(const attn_view *lengths, ptrdiff_t most)
+/* Elements are read once each, not once for each batch entry that sees them: there may be far more of those. */
+const int64_t *attn_out_of_range(const attn_view *lengths, int64_t least, int64_t most)
 {
     ptrdiff_t count = 1;
     for (int axis = 1; axis <= lengths->axes; axis++)
@@ -89,7 +88,7 @@ static const int64_t *out_of_range(const attn_view *lengths, ptrdiff_t most)
             rest /= attn_size_of(lengths, axis);
         }
         const int64_t *length = (const int64_t *)(const void *)at;
-        if (*length < 0 || *length > most) return length;
+        if (*length < least || *length > most) return length;
     }
     return NULL;
 }
@@ -108,7 +107,7 @@ static attn_status check_lengths(const attn_view *lengths, const char *name, con
     operand->data = lengths->data;
     operand->head = operand->row = operand->column = 0;
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(lengths, p->batch_axes - n);
-    const int64_t *wrong = p->batches == 0 ? NULL : out_of_range(lengths, most);
+    const int64_t *wrong = p->batches == 0 ? NULL : attn_out_of_range(lengths, 0, most);
     if (wrong != NULL) FAIL("%s holds %lld, expected 0 <= n <= %td (%s)", name, (long long)*wrong, most, axis_name);
     return ATTN_OK;
 }

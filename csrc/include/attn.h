@@ -212,6 +212,31 @@ ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn
 ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
                                     attn_error *error);
 
+/* Arguments of rotary position embedding: pairs (a, b) of a row's features become
+ *
+ *     (a cos t - b sin t,  b cos t + a sin t)        t = position * inv_freq[pair], cos and sin times `scale`
+ *
+ * Pair n is the features (n, n + pairs), or (2n, 2n + 1) where `interleaved`; features after the first 2 * pairs stay as
+ * they are. Zero-initialise what is left out. */
+typedef struct {
+    attn_view x;            /* (..., heads, length, dim), or (..., length, heads, dim); ATTN_F32 or ATTN_F64, with a
+                             * contiguous last axis. Heads are an axis of four axes or more, or in ATTN_LAYOUT_BSHD */
+    attn_view inv_freq;     /* (pairs), ATTN_F64, contiguous */
+    double scale;           /* 1, but for models whose attention has another temperature */
+    ptrdiff_t offset;       /* the position of the first row; the next are one more each */
+    attn_view position_ids; /* ATTN_I64, in place of offset; broadcasts to (..., length), without heads */
+    int interleaved;
+    attn_layout layout;
+    int num_threads;
+} attn_rotary_args;
+
+/* Checks every rule on the arguments; computes nothing. */
+ATTN_API attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error);
+
+/* Computes. y has x's shape and dtype and a contiguous last axis; it is x itself (the same data and strides), or shares
+ * no memory with it. */
+ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error);
+
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);

@@ -18,6 +18,7 @@
 #include "weights.inc.h"
 #include "linear.inc.h"
 #include "embedding.inc.h"
+#include "rotary.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {
@@ -49,6 +50,8 @@ static const attn_kernels K(kernels) = {
     .linear_rows = K(linear_rows),
     .norm_row = K(norm_row),
     .scale_row = K(scale_row),
+    .rotary_table = K(rotary_table),
+    .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
     .exp2_array = K(exp2_array),
     .activate = K(activate),

@@ -183,6 +183,16 @@ typedef struct {
     void (*scale_row)(ptrdiff_t n, const void *x, ptrdiff_t x_step, double scale, const void *residual,
                       ptrdiff_t residual_step, void *y);
 
+    /* A row of cosines, then one of sines, of the angles base + step; both are given as (2, pairs): cosines, sines.
+     * Interleaved, each stands twice, and the first sine of the two is negative. */
+    void (*rotary_table)(int interleaved, ptrdiff_t pairs, const double *base, const double *step, double scale,
+                         void *table);
+
+    /* y = x with its pairs turned by the angles of a table, each row by those of its own (table_stride, 0: one for all).
+     * dim - 2 * pairs reals are copied. y may be x. */
+    void (*rotary_rows)(int interleaved, ptrdiff_t rows, ptrdiff_t pairs, ptrdiff_t dim, const void *table,
+                        ptrdiff_t table_stride, const void *x, ptrdiff_t x_stride, void *y, ptrdiff_t y_stride);
+
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
 

@@ -67,6 +67,10 @@ static inline vf64 vf64_load_bool(const char *p)
     return _mm512_maskz_mov_pd((__mmask8)_mm_testn_epi8_mask(bytes, bytes), _mm512_set1_pd((double)-INFINITY));
 }
 
+/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+static inline vf32 vf32_swap_pairs(vf32 a) { return _mm512_permute_ps(a, 0xb1); }
+static inline vf64 vf64_swap_pairs(vf64 a) { return _mm512_permute_pd(a, 0x55); }
+
 /* A part is 16 bytes. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
 static inline void vf64_turn_inside(vf64 r[2])
 {

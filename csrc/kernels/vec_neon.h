@@ -106,6 +106,10 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
+/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+static inline vf32 vf32_swap_pairs(vf32 a) { return vrev64q_f32(a); }
+static inline vf64 vf64_swap_pairs(vf64 a) { return vextq_f64(a, a, 1); }
+
 /* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
 static inline void vf64_turn_inside(vf64 r[2])
 {

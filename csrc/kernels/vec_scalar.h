@@ -113,6 +113,10 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
+/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+static inline vf32 vf32_swap_pairs(vf32 a) { return (vf32){a[1], a[0], a[3], a[2]}; }
+static inline vf64 vf64_swap_pairs(vf64 a) { return (vf64){a[1], a[0]}; }
+
 /* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
 static inline void vf32_turn_inside(vf32 r[4])
 {

@@ -27,6 +27,7 @@ static int execute(PyObject *module)
         pyattn_linear_methods,       /* one product */
         pyattn_multihead_methods,    /* products around attention */
         pyattn_norm_methods,         /* layer and RMS normalisation */
+        pyattn_rotary_methods,       /* rows turned by their positions */
         pyattn_rows_methods,         /* what functional.py wraps */
         pyattn_runtime_methods,      /* threads and instruction sets */
     };

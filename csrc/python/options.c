@@ -67,8 +67,7 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
         mask, mask, mask, mask, mask);
 }
 
-/* One of two words, as 0 or 1; -1 with an exception. */
-static int choice(PyObject *object, const char *name, const char *zero, const char *one)
+int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one)
 {
     if (object == NULL) return 0;
     if (PyUnicode_Check(object)) {
@@ -194,12 +193,12 @@ static int convert_words(PyObject *const *values, attn_args *args)
 {
     int n;
     if (pyattn_given(values[PYATTN_ALIGN])) {
-        if ((n = choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
+        if ((n = pyattn_choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
         args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
     }
-    if ((n = choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
+    if ((n = pyattn_choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
     args->empty = n ? Py_NAN : 0;
-    if ((n = choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    if ((n = pyattn_choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
     args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
     return 0;
 }

@@ -51,6 +51,9 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
 int pyattn_warn(const char *class_name, const char *format, ...);
 int pyattn_warn_of_ones(const char *mask, int blocked); /* of a float mask that was probably meant as flags */
 
+/* One of two words, as 0 or 1, and 0 where not given; -1 with an exception. */
+int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one);
+
 /* Truth of an optional flag; -1 with an exception. */
 int pyattn_flag(PyObject *object, const char *name);
 

@@ -13,6 +13,7 @@ from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.positional import PositionalEncoding
+from pyattn.nn.rotary import RotaryEmbedding
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
@@ -26,6 +27,7 @@ __all__ = [
     "Module",
     "MultiheadAttention",
     "PositionalEncoding",
+    "RotaryEmbedding",
     "SelfAttention",
     "from_heads",
     "init",

@@ -1,0 +1,153 @@
+/* All rules on the arguments of rotary position embedding, and where its axes lie. */
+#include "check.h"
+#include "error.h"
+#include "rotary.h"
+
+/* Positions beyond it are no longer doubles of their own. */
+#define FAR ((int64_t)1 << 53)
+
+/* Heads are an axis of four axes or more, and in ATTN_LAYOUT_BSHD always. */
+static attn_axis_places places_in(const attn_rotary_args *args)
+{
+    return attn_places_of(args->layout, args->layout == ATTN_LAYOUT_BSHD || args->x.axes >= 4);
+}
+
+static attn_status check_x(const attn_view *x, attn_layout layout, attn_error *error)
+{
+    const int least = layout == ATTN_LAYOUT_BSHD ? 3 : 2;
+    ptrdiff_t bytes = sizeof(double);
+    int over = 0;
+    if (x->axes > ATTN_MAX_AXES) FAIL("x has %d axes, expected at most %d", x->axes, (int)ATTN_MAX_AXES);
+    if (x->axes < least)
+        FAIL("x has shape %s, expected at least %d axes: %s", attn_shape_text(x->axes, x->shape), least,
+             least == 3 ? "(..., length, heads, dim)" : "(..., length, dim)");
+    if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
+    for (int n = 0; n < x->axes; n++) {
+        if (x->shape[n] < 0) FAIL("x has shape %s, expected sizes of 0 or more", attn_shape_text(x->axes, x->shape));
+        over |= __builtin_mul_overflow(bytes, x->shape[n], &bytes);
+    }
+    if (over) FAIL("the result is too large for memory: x %s", attn_shape_text(x->axes, x->shape));
+    return ATTN_OK;
+}
+
+static attn_status check_frequencies(const attn_rotary_args *args, attn_error *error)
+{
+    const attn_view *inv_freq = &args->inv_freq;
+    const ptrdiff_t dim = attn_size_of(&args->x, 1);
+    if (inv_freq->axes != 1 || inv_freq->dtype != ATTN_F64)
+        FAIL("inv_freq has shape %s, expected (pairs,), and must be float64",
+             attn_shape_text(inv_freq->axes, inv_freq->shape));
+    if (inv_freq->shape[0] > dim / 2)
+        FAIL("inv_freq is of %td pairs, but x has dim %td, which is %td pairs. Given: x %s", inv_freq->shape[0], dim,
+             dim / 2, attn_shape_text(args->x.axes, args->x.shape));
+    if (inv_freq->shape[0] > 1 && inv_freq->strides[0] != (ptrdiff_t)sizeof(double))
+        FAIL("inv_freq must be contiguous");
+    return ATTN_OK;
+}
+
+static attn_status check_positions(const attn_rotary_args *args, attn_error *error)
+{
+    const attn_view *ids = &args->position_ids;
+    const attn_axis_places at = places_in(args);
+    const ptrdiff_t length = attn_size_of(&args->x, at.length);
+    if (ids->data == NULL) {
+        if (args->offset < -FAR || args->offset > FAR - length)
+            FAIL("offset is %td and x has length %td, expected positions from -2**53 to 2**53", args->offset, length);
+        return ATTN_OK;
+    }
+
+    ptrdiff_t expected[ATTN_MAX_AXES];
+    const int rank = args->x.axes - at.batch + 2; /* batch axes and length */
+    for (int n = 0; n < rank - 1; n++) expected[n] = args->x.shape[n];
+    expected[rank - 1] = length;
+    int fits = ids->axes <= rank && ids->dtype == ATTN_I64;
+    for (int n = 1; fits && n <= ids->axes; n++)
+        fits = attn_size_of(ids, n) == 1 || attn_size_of(ids, n) == expected[rank - n];
+    if (!fits)
+        FAIL("position_ids has shape %s, which does not broadcast to %s: (..., length), one for each row of all heads",
+             attn_shape_text(ids->axes, ids->shape), attn_shape_text(rank, expected));
+    const int64_t *wrong = attn_out_of_range(ids, -FAR, FAR);
+    if (wrong != NULL) FAIL("position_ids holds %lld, expected positions from -2**53 to 2**53", (long long)*wrong);
+    return ATTN_OK;
+}
+
+/* Strides of an array without elements say nothing. */
+static int has_contiguous_rows(const attn_view *view)
+{
+    for (int n = 0; n < view->axes; n++)
+        if (view->shape[n] == 0) return 1;
+    return attn_size_of(view, 1) <= 1 || attn_stride_of(view, 1) == (view->dtype == ATTN_F64 ? 8 : 4);
+}
+
+attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error)
+{
+    attn_status status;
+    if ((status = check_x(&args->x, args->layout, error)) != ATTN_OK) return status;
+    if ((status = check_frequencies(args, error)) != ATTN_OK) return status;
+    return check_positions(args, error);
+}
+
+static attn_status check_memory(const attn_view *x, const attn_view *y, attn_error *error)
+{
+    int same = y->axes == x->axes;
+    for (int n = 0; same && n < x->axes; n++) same = y->shape[n] == x->shape[n];
+    if (!same)
+        FAIL("y has shape %s, expected %s", attn_shape_text(y->axes, y->shape), attn_shape_text(x->axes, x->shape));
+    if (y->dtype != x->dtype) FAIL("y has another dtype than x");
+    if (!has_contiguous_rows(x)) FAIL("x must have a contiguous last axis");
+    if (!has_contiguous_rows(y)) FAIL("y must have a contiguous last axis");
+    return ATTN_OK;
+}
+
+/* An axis of x and y, counted from the right; 0 is none. */
+static attn_rotary_axis axis_of(const attn_view *x, const attn_view *y, int axis)
+{
+    if (axis == 0) return (attn_rotary_axis){1, 0, 0, 0};
+    return (attn_rotary_axis){attn_size_of(x, axis), attn_stride_of(x, axis), attn_stride_of(y, axis), 0};
+}
+
+attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_turning *t, attn_error *error)
+{
+    const attn_view *x = &args->x, *ids = &args->position_ids;
+    attn_status status = attn_check_rotary(args, error);
+    if (status == ATTN_OK) status = check_memory(x, &y, error);
+    if (status != ATTN_OK) return status;
+
+    const attn_axis_places at = places_in(args);
+    t->row = axis_of(x, &y, at.length);
+    t->head = axis_of(x, &y, at.heads);
+    t->row.ids = ids->data ? attn_stride_of(ids, 1) : 0;
+    t->own_axes = t->shared_axes = 0;
+    t->own = t->shared = 1;
+    for (int axis = x->axes; axis >= at.batch; axis--) {
+        attn_rotary_axis one = axis_of(x, &y, axis);
+        one.ids = ids->data ? attn_stride_of(ids, axis - at.batch + 2) : 0;
+        if (one.ids != 0) {
+            t->own_axis[t->own_axes++] = one;
+            t->own *= one.size;
+        } else {
+            t->shared_axis[t->shared_axes++] = one;
+            t->shared *= one.size;
+        }
+    }
+    t->dtype = x->dtype;
+    t->length = t->row.size;
+    t->heads = t->head.size;
+    t->dim = attn_size_of(x, 1);
+    t->pairs = args->inv_freq.shape[0];
+    t->x = x->data;
+    t->y = y.data;
+    t->ids = ids->data;
+    t->inv_freq = args->inv_freq.data;
+    t->scale = args->scale;
+    t->offset = args->offset;
+    t->interleaved = args->interleaved;
+    return ATTN_OK;
+}
+
+attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error)
+{
+    attn_turning turning;
+    const attn_status status = attn_lay_rotary(args, y, &turning, error);
+    return status == ATTN_OK ? attn_turn(&turning, args->num_threads, error) : status;
+}

@@ -1,0 +1,173 @@
+/* Rotary position embedding: angles, their cosines and sines, and rows that are turned by them.
+ *
+ * Units are blocks of positions of a batch entry. A worker makes a block's table and keeps it while the units that follow
+ * share it; all heads of a unit are turned by it.
+ *
+ * Angles are exact: position * inv_freq is a product in double and what that product lost. A sine costs as much as
+ * turning a hundred pairs, so positions are taken apart, p = base + r with base a multiple of 32: one sine for the base
+ * and one for r, both kept, make that of p. So a row's bits depend on its own position alone, and cosines and sines are
+ * within three units in the last place of double.
+ */
+#include "rotary.h"
+
+#include <math.h>
+
+#include "arena.h"
+#include "dispatch.h"
+#include "error.h"
+#include "parallel.h"
+
+enum { STEPS = 32 }; /* of a block, and from one base to the next */
+
+typedef struct {
+    const attn_turning *turning;
+    const attn_kernels *kernels;
+    attn_row_cut cut;        /* of units: (own, blocks, shared) */
+    ptrdiff_t blocks, width; /* reals in a row of a table */
+    size_t worker_bytes;
+    char *scratch;
+} turning_plan;
+
+/* What a worker keeps. */
+typedef struct {
+    ptrdiff_t table_of; /* (own, block) whose table is here, + 1 */
+    int64_t base;
+    uint32_t has_base, has_steps; /* has_steps: a bit for each */
+} kept;
+
+/* One worker's scratch. */
+typedef struct {
+    kept *kept;
+    double *bases, *steps; /* (2, pairs), (STEPS, 2, pairs): cosines and sines */
+    char *table;           /* (STEPS, width) */
+} worker_memory;
+
+static size_t lay_out(const turning_plan *plan, char *memory, worker_memory *w)
+{
+    const size_t row = attn_times((size_t)plan->turning->pairs, 2 * sizeof(double));
+    size_t used = 0;
+    w->kept = attn_next_part(memory, &used, sizeof *w->kept);
+    w->bases = attn_next_part(memory, &used, row);
+    w->steps = attn_next_part(memory, &used, attn_times(STEPS, row));
+    w->table =
+        attn_next_part(memory, &used, attn_times(STEPS, attn_times((size_t)plan->width, (size_t)plan->kernels->size)));
+    return used;
+}
+
+/* out (2, pairs): cosines and sines of position * inv_freq, to first order in what the product lost. */
+static void sines_of(ptrdiff_t pairs, const double *inv_freq, double position, double *out)
+{
+    for (ptrdiff_t n = 0; n < pairs; n++) {
+        const double angle = position * inv_freq[n], lost = fma(position, inv_freq[n], -angle);
+        const double c = cos(angle), s = sin(angle);
+        out[n] = c - s * lost;
+        out[pairs + n] = s + c * lost;
+    }
+}
+
+static void make_table_row(const turning_plan *plan, const worker_memory *w, int64_t position, void *row)
+{
+    const attn_turning *t = plan->turning;
+    const int step = (int)(position & (STEPS - 1));
+    const int64_t base = position - step;
+    double *steps = w->steps + step * 2 * t->pairs;
+    if (!w->kept->has_base || w->kept->base != base) {
+        sines_of(t->pairs, t->inv_freq, (double)base, w->bases);
+        w->kept->base = base;
+        w->kept->has_base = 1;
+    }
+    if (!(w->kept->has_steps >> step & 1)) {
+        sines_of(t->pairs, t->inv_freq, step, steps);
+        w->kept->has_steps |= (uint32_t)1 << step;
+    }
+    plan->kernels->rotary_table(t->interleaved, t->pairs, w->bases, steps, t->scale, row);
+}
+
+/* Adds entry n of some axes to the places in x, y and ids. */
+static void walk(const attn_rotary_axis *axes, int count, ptrdiff_t n, ptrdiff_t *x, ptrdiff_t *y, ptrdiff_t *ids)
+{
+    for (int axis = count - 1; axis >= 0 && n > 0; axis--) {
+        const ptrdiff_t rest = attn_over(n, axes[axis].size), at = n - rest * axes[axis].size;
+        *x += at * axes[axis].x;
+        *y += at * axes[axis].y;
+        *ids += at * axes[axis].ids;
+        n = rest;
+    }
+}
+
+static void make_table(const turning_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t ids)
+{
+    const attn_turning *t = plan->turning;
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        const char *id = t->ids + ids + (first + i) * t->row.ids;
+        const int64_t position = t->ids ? *(const int64_t *)(const void *)id : t->offset + first + i;
+        make_table_row(plan, w, position, w->table + i * plan->width * plan->kernels->size);
+    }
+}
+
+/* Rows of all heads: along whichever of the two axes lies closer together, as memory is read. */
+static void turn_rows(const turning_plan *plan, const worker_memory *w, ptrdiff_t rows, const char *x, char *y)
+{
+    const attn_turning *t = plan->turning;
+    const ptrdiff_t size = plan->kernels->size;
+    const int along_heads = rows == 1 || (t->heads > 1 && t->head.x < t->row.x);
+    const attn_rotary_axis *in = along_heads ? &t->head : &t->row, *out = along_heads ? &t->row : &t->head;
+    const ptrdiff_t inner = along_heads ? t->heads : rows, outer = along_heads ? rows : t->heads;
+    for (ptrdiff_t n = 0; n < outer; n++)
+        plan->kernels->rotary_rows(t->interleaved, inner, t->pairs, t->dim,
+                                   w->table + (along_heads ? n * plan->width * size : 0), along_heads ? 0 : plan->width,
+                                   x + n * out->x, in->x / size, y + n * out->y, in->y / size);
+}
+
+static void turn_unit(const turning_plan *plan, const worker_memory *w, ptrdiff_t unit)
+{
+    const attn_turning *t = plan->turning;
+    const ptrdiff_t table = attn_over(unit, t->shared), own = attn_over(table, plan->blocks);
+    const ptrdiff_t first = (table - own * plan->blocks) * STEPS, rows = attn_smaller(STEPS, t->length - first);
+    ptrdiff_t x = first * t->row.x, y = first * t->row.y, ids = 0;
+    walk(t->own_axis, t->own_axes, own, &x, &y, &ids);
+    if (w->kept->table_of != table + 1) {
+        make_table(plan, w, first, rows, ids);
+        w->kept->table_of = table + 1;
+    }
+    walk(t->shared_axis, t->shared_axes, unit - table * t->shared, &x, &y, &ids);
+    turn_rows(plan, w, rows, t->x + x, t->y + y);
+}
+
+static void some_units(void *context, ptrdiff_t task, int worker, attn_job *job)
+{
+    const turning_plan *plan = context;
+    worker_memory w;
+    lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    for (ptrdiff_t unit = attn_first_row(&plan->cut, task); unit < attn_first_row(&plan->cut, task + 1); unit++) {
+        if (attn_should_stop(job, worker)) return;
+        turn_unit(plan, &w, unit);
+    }
+}
+
+attn_status attn_turn(const attn_turning *t, int num_threads, attn_error *error)
+{
+    worker_memory w;
+    attn_arena arena;
+    turning_plan plan = {.turning = t, .kernels = attn_kernels_for(t->dtype)};
+    const ptrdiff_t rows = attn_smaller(STEPS, t->length);
+    if (t->own == 0 || t->shared == 0 || t->heads == 0 || t->length == 0 || t->dim == 0) return ATTN_OK;
+
+    plan.blocks = attn_ceil_div(t->length, STEPS);
+    plan.width = (t->interleaved ? 4 : 2) * t->pairs;
+    plan.cut = attn_cut_rows(t->own * plan.blocks * t->shared, (size_t)(rows * t->heads * t->dim));
+    plan.worker_bytes = lay_out(&plan, NULL, &w);
+    const int workers = attn_workers(num_threads, plan.cut.tasks);
+    const size_t bytes = attn_times((size_t)workers, plan.worker_bytes);
+    if (!attn_arena_take(&arena, bytes))
+        return attn_fail(error, ATTN_NO_MEMORY, "rotary_embedding needs %zu bytes of scratch memory", bytes);
+
+    plan.scratch = arena.scratch;
+    for (int n = 0; n < workers; n++) {
+        lay_out(&plan, plan.scratch + (size_t)n * plan.worker_bytes, &w);
+        *w.kept = (kept){.table_of = 0};
+    }
+    const attn_status status = attn_parallel_for(plan.cut.tasks, workers, some_units, &plan);
+    attn_arena_give(&arena);
+    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+}

@@ -1,0 +1,133 @@
+/* pyattn._core.rotary: what rotary.py wraps, once it knows the frequencies. */
+#include "options.h"
+
+#include "rotary.h"
+
+enum { X, INV_FREQ, SCALE, OFFSET, POSITION_IDS, INTERLEAVED, LAYOUT, NUM_THREADS, OUT, ARGUMENTS };
+static const char *const argument_names[ARGUMENTS] = {
+    "x", "inv_freq", "scale", "offset", "position_ids", "interleaved", "layout", "num_threads", "out"};
+static PyObject *interned_names[ARGUMENTS];
+static const pyattn_signature signature = {"rotary", ARGUMENTS, 2, 2, argument_names, interned_names};
+
+/* What one call owns. */
+typedef struct {
+    PyArrayObject *x, *inv_freq, *ids, *y;
+} owned;
+
+static void release(owned *o)
+{
+    Py_XDECREF(o->x);
+    Py_XDECREF(o->inv_freq);
+    Py_XDECREF(o->ids);
+    Py_XDECREF(o->y);
+}
+
+static int convert_arrays(PyObject *const *values, owned *o)
+{
+    if (pyattn_as_reals(values, argument_names, 1, 1, &o->x) < 0) return -1;
+    if (pyattn_make_rows_contiguous(&o->x, 1) < 0) return -1;
+    o->inv_freq = (PyArrayObject *)PyArray_FROM_OTF(values[INV_FREQ], NPY_DOUBLE, NPY_ARRAY_CARRAY_RO);
+    if (o->inv_freq == NULL) return -1;
+    return pyattn_given(values[POSITION_IDS]) ? pyattn_as_integers(values[POSITION_IDS], "position_ids", &o->ids) : 0;
+}
+
+static int convert_options(PyObject *const *values, attn_rotary_args *args)
+{
+    int layout;
+    args->scale = 1;
+    if (values[SCALE] && pyattn_number(values[SCALE], "scale", &args->scale) < 0) return -1;
+    if (values[OFFSET] && pyattn_integer(values[OFFSET], "offset", "an int", &args->offset) < 0) return -1;
+    if (args->offset != 0 && pyattn_given(values[POSITION_IDS])) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "offset is %zd, but position_ids say where each row is; pass offset + position_ids as position_ids",
+            args->offset);
+        return -1;
+    }
+    if ((args->interleaved = pyattn_flag(values[INTERLEAVED], "interleaved")) < 0) return -1;
+    if ((layout = pyattn_choice(values[LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    args->layout = layout ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
+    return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
+}
+
+/* No element lies on another: taken from the narrowest stride on, each axis steps over all before it. */
+static int has_elements_apart(PyArrayObject *array)
+{
+    npy_intp reach = PyArray_ITEMSIZE(array);
+    uint64_t done = 0;
+    for (int round = 0; round < PyArray_NDIM(array); round++) {
+        int next = -1;
+        for (int axis = 0; axis < PyArray_NDIM(array); axis++)
+            if (!(done >> axis & 1) &&
+                (next < 0 || Py_ABS(PyArray_STRIDE(array, axis)) < Py_ABS(PyArray_STRIDE(array, next))))
+                next = axis;
+        const npy_intp step = Py_ABS(PyArray_STRIDE(array, next)), size = PyArray_DIM(array, next);
+        done |= (uint64_t)1 << next;
+        if (size <= 1) continue;
+        if (step < reach) return 0;
+        reach += (size - 1) * step;
+    }
+    return 1;
+}
+
+/* out is x, element for element, and the core may write there. */
+static int is_in_place(PyObject *out, PyArrayObject *x)
+{
+    if (!pyattn_given(out) || !PyArray_Check(out)) return 0;
+    PyArrayObject *y = (PyArrayObject *)out;
+    if (PyArray_DATA(y) != PyArray_DATA(x) || PyArray_NDIM(y) != PyArray_NDIM(x)) return 0;
+    for (int n = 0; n < PyArray_NDIM(x); n++)
+        if (PyArray_DIM(y, n) != PyArray_DIM(x, n) ||
+            (PyArray_DIM(x, n) > 1 && PyArray_STRIDE(y, n) != PyArray_STRIDE(x, n)))
+            return 0;
+    return pyattn_has_contiguous_rows(y) && has_elements_apart(y);
+}
+
+/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+static attn_status compute(const attn_rotary_args *args, const owned *o, attn_error *error)
+{
+    attn_turning turning;
+    attn_status status = attn_lay_rotary(args, pyattn_view(o->y), &turning, error);
+    if (status != ATTN_OK) return status;
+    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_turn(&turning, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_turn(&turning, args->num_threads, error);
+    Py_END_ALLOW_THREADS return status;
+}
+
+static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.x = NULL};
+    attn_rotary_args args = {.offset = 0};
+    attn_error error;
+    attn_status status;
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert_options(values, &args) < 0 || convert_arrays(values, &o) < 0) goto done;
+    args.x = pyattn_view(o.x);
+    args.inv_freq = pyattn_view(o.inv_freq);
+    if (o.ids) args.position_ids = pyattn_view(o.ids);
+
+    if ((status = attn_check_rotary(&args, &error)) != ATTN_OK) {
+        pyattn_raise(status, &error);
+        goto done;
+    }
+    o.y = pyattn_result(values[OUT], args.x.axes, args.x.shape, &o.x, is_in_place(values[OUT], o.x) ? 0 : 1);
+    if (o.y == NULL) goto done;
+    if ((status = compute(&args, &o, &error)) != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = pyattn_filled(values[OUT], o.y);
+
+done:
+    release(&o);
+    return result;
+}
+
+PyMethodDef pyattn_rotary_methods[] = {
+    {"rotary", (PyCFunction)(void (*)(void))rotary, METH_FASTCALL | METH_KEYWORDS,
+     "rotary($module, x, inv_freq, *, scale=1.0, offset=0, position_ids=None, interleaved=False, layout='bhsd', "
+     "num_threads=None, out=None)\n--\n\nTurn pairs of features. See pyattn.rotary_embedding."},
+    {NULL, NULL, 0, NULL},
+};
