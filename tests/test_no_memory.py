@@ -32,6 +32,7 @@ LARGE = {
     "large, decode": "attend(WIDE[:1], WIDE, WIDE, num_threads=2)",
     "large, bilinear": "attend(WIDE, WIDE[:, :8], WIDE, score='bilinear', score_weight=WIDE[:8].T)",
     "large, distance": "attend(WIDE, WIDE, WIDE, score='distance', num_threads=2)",
+    "large, distance, decode": "attend(WIDE[:2], WIDE, WIDE, score='distance')",
     "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
     "large, multi_head": "_core.multi_head(WIDE, WIDE, WIDE, *[WIDE[:40]] * 3, heads=4, need_weights=True)",
