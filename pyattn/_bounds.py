@@ -18,7 +18,10 @@ The size of a score, to first order in u and without what a sum's length adds, f
 
     dot        sum_d |q_d| |k_d|
     cosine     sum_d |q_d| |k_d| / (|q| |k|), at most 1: rows of norm 1 are off by a unit or two of their own size
-    distance   sum_d (|q_d| + |k_d|)^2: all of 2 q . k, |k|^2 and (in the lse) |q|^2, which are added up
+    distance   3 sum_d (q_d - k_d)^2: each difference is rounded, by u of itself, and then squared; and what a dot
+               product of the differences has. Times |scale|, plus, of pairs near 0, what
+               2 q . k - |k|^2 - |q|^2 may cost instead: the sum of its terms, |scale| sum_d (|q_d| + |k_d|)^2, where
+               |scale| (|q|^2 + |k|^2) stays below PRODUCT_LIMIT; so at most 2 PRODUCT_LIMIT
     bilinear   sum_cd |q_c| |W_cd| |k_d|
     additive   sum_d |w_d|. x = q_d + k_d is rounded, by u |x|, which tanh makes u |x| / cosh(x)^2 < u / 2; tanh is off
                by 4 ULP at most, 8u, and by one or two at the usual place; w_d * scale is rounded, by u.
@@ -40,6 +43,7 @@ from pyattn import reference
 __all__ = [
     "FLAT_OUTPUT_BAR",
     "OUTPUT_BAR",
+    "PRODUCT_LIMIT",
     "WIDER",
     "Expected",
     "expect",
@@ -53,6 +57,7 @@ __all__ = [
 ]
 
 OUTPUT_BAR, FLAT_OUTPUT_BAR = 4.0, 16.0
+PRODUCT_LIMIT = 32 / np.log2(np.e)  # the core's is 32 in units of log2
 WIDER: dict[str, Any] = {"float32": np.float64, "float64": np.longdouble}
 
 Array = npt.NDArray[Any]
@@ -128,10 +133,9 @@ def expect(
     )
     scale, score = arguments.get("scale"), arguments.get("score", "dot")
     features, keys = q.shape[-1], k.shape[-2]
-    root = np.sqrt(max(1, features))
+    scale = reference.default_scale(score, features) if scale is None else abs(scale)
     with np.errstate(all="ignore"):
-        a = _score_sizes(q, k, score, arguments.get("score_weight"))
-        a = a * ({"dot": 1 / root, "distance": 0.5 / root}.get(score, 1) if scale is None else abs(scale))
+        a = _score_sizes(q, k, score, scale, arguments.get("score_weight"))
         if mask is not None and mask.dtype != np.bool_:
             a = a + np.abs(mask.astype(np.float64))
         a = np.where(visible, a, 0)
@@ -150,17 +154,24 @@ def expect(
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, flat, largest)
 
 
-def _score_sizes(q: Array, k: Array, score: str, weight: Any) -> Array:
-    """Compute what the rounding of scores is relative to, without their scale."""
+def _score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
+    """Compute what the rounding of scores is relative to."""
+    if score == "distance":
+        return _distance_sizes(q, k, scale)
     q, k = np.abs(q), np.abs(k)
     if score == "additive":
-        return np.full((*q.shape[:-1], k.shape[-2]), np.abs(weight).sum(dtype=np.float64))
-    if score == "distance":  # nothing cancels
-        return np.asarray((q * q).sum(-1)[..., np.newaxis] + 2 * (q @ k.mT) + (k * k).sum(-1)[..., np.newaxis, :])
+        return np.full((*q.shape[:-1], k.shape[-2]), scale * np.abs(weight).sum(dtype=np.float64))
     if score == "cosine":
         norms = (np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
         q, k = (x / np.where(norm == 0, 1, norm) for x, norm in zip((q, k), norms, strict=True))
-    return np.asarray((q @ np.abs(weight) if score == "bilinear" else q) @ k.mT)
+    return np.asarray(scale * ((q @ np.abs(weight) if score == "bilinear" else q) @ k.mT))
+
+
+def _distance_sizes(q: Array, k: Array, scale: Any) -> Array:
+    """Compute the same of distances. One that overflows or is NaN on its way is no reason for the others to be."""
+    squares = [scale * (x * x).sum(-1) for x in (q, k)]
+    both = squares[0][..., np.newaxis] + 2 * scale * (np.abs(q) @ np.abs(k).mT) + squares[1][..., np.newaxis, :]
+    return np.asarray(np.fmin(both, 2 * PRODUCT_LIMIT) - 3 * reference.scores(q, k, "distance", scale))
 
 
 def score_sizes(query: Array, key: Array, score: str, weight: Any) -> Array:

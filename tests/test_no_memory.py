@@ -35,6 +35,7 @@ LARGE = {
     "large, decode": "attend(WIDE[:1], WIDE, WIDE, num_threads=2)",
     "large, bilinear": "attend(WIDE, WIDE[:, :8], WIDE, score='bilinear', score_weight=WIDE[:8].T)",
     "large, distance": "attend(WIDE, WIDE, WIDE, score='distance', num_threads=2)",
+    "large, distance, decode": "attend(WIDE[:2], WIDE, WIDE, score='distance')",
     "large, linear": "pyattn.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.linear(WIDE[:2], WIDE[:40].copy('F'))",
     "large, embedding": "pyattn.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",

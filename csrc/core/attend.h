@@ -25,10 +25,11 @@ typedef struct {
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
     void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
     uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* names of its rows, where weights are dropped by chance */
-    double shift[ATTN_MAX_WIDTH]; /* |q|^2 where scores are distances: the softmax does not see it, the lse does */
-    void *packed;                 /* queries, as score_block or decode_scores reads them */
-    attn_state part, total;       /* of this chunk; of the chunks before it */
-    char *kept;                   /* when weights are asked for: per key block, what kept_block finds */
+    double largest;         /* size of its queries, where scores are distances (distance.inc.h); NaN: there is one */
+    void *packed;           /* queries, as score_block or decode_scores reads them */
+    void *unscaled;         /* and as distance_block does */
+    attn_state part, total; /* of this chunk; of the chunks before it */
+    char *kept;             /* when weights are asked for: per key block, what kept_block finds */
 } attn_block;
 
 /* What is kept of one key block until its rows are finished, when weights are asked for. */
@@ -72,7 +73,8 @@ typedef struct {
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     const char *key, *value;
-    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *turned_keys;
+    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
+        *turned_keys;
     unsigned char *dead;
     char *weights; /* of a block's rows, when they are averaged */
     attn_block blocks[ATTN_MOST_BLOCKS];

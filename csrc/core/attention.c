@@ -17,16 +17,17 @@
 typedef struct {
     const void *data;
     ptrdiff_t stride; /* of rows, in reals */
+    double largest;   /* size of a key, where scores are distances */
 } key_block;
 
 static key_block block_of(const char *base, const attn_operand *operand, ptrdiff_t from, int keys, ptrdiff_t columns,
                           ptrdiff_t padded, int size, void *copy)
 {
     const char *at = base + from * operand->row;
-    if (copy == NULL) return (key_block){at, operand->row / size};
+    if (copy == NULL) return (key_block){at, operand->row / size, 0};
     for (int n = 0; n < keys; n++)
         attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
-    return (key_block){copy, padded};
+    return (key_block){copy, padded, 0};
 }
 
 /* Keys as the scores want them. */
@@ -34,12 +35,12 @@ static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const key_block block = block_of(task->key, &p->key, from, keys, p->head_dim, plan->features, plan->kernels->size,
-                                     plan->copy_keys ? task->key_copy : NULL);
-    if (p->score == ATTN_SCORE_COSINE)
-        plan->kernels->prepare_rows(ATTN_NORM_ONE, keys, p->head_dim, plan->features, task->key_copy);
+    const attn_kernels *k = plan->kernels;
+    key_block block = block_of(task->key, &p->key, from, keys, p->head_dim, plan->features, k->size,
+                               plan->copy_keys ? task->key_copy : NULL);
+    if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(keys, p->head_dim, plan->features, task->key_copy);
     if (p->score == ATTN_SCORE_DISTANCE)
-        plan->kernels->prepare_rows(ATTN_SQUARES_BEHIND, keys, p->head_dim, plan->features, task->key_copy);
+        block.largest = k->distance_keys(keys, p->head_dim, plan->features, attn_factor_of(p), task->key_copy);
     return block;
 }
 
@@ -78,6 +79,13 @@ static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t f
     return block->most_last - from < keys ? (int)(block->most_last - from) : keys;
 }
 
+/* Whether products will do for all pairs of a tile of distances. It is the kernel that decides, in its own arithmetic:
+ * less than a hundredth below its limit is left to it. NaN is not below. */
+static int products_do(const attn_block *block, key_block key)
+{
+    return block->largest + key.largest < 0.99 * ATTN_PRODUCT_LIMIT;
+}
+
 /* Scores of the prefill layout, and task->maximum. first is NULL where no limit is to be minded. */
 static void score_keys(const attn_task *task, const attn_block *block, key_block key, int keys, const void *bias,
                        const int32_t *first, const int32_t *last, void *scores)
@@ -86,13 +94,19 @@ static void score_keys(const attn_task *task, const attn_block *block, key_block
     const attn_kernels *k = plan->kernels;
     const attn_problem *p = plan->problem;
     const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
+    const int direct = p->score == ATTN_SCORE_DISTANCE && !products_do(block, key);
     memcpy(task->maximum, block->part.maximum, lanes);
     if (p->score == ATTN_SCORE_ADDITIVE)
         k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
                           attn_factor_of(p), bias, scores, task->maximum);
     else
-        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, 0, scores,
-                       task->maximum);
+        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, direct ? NULL : bias,
+                       0, scores, task->maximum);
+    if (direct) {
+        memcpy(task->maximum, block->part.maximum, lanes);
+        k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key.data, key.stride, attn_factor_of(p),
+                          bias, scores, task->maximum);
+    }
     if (first == NULL) return;
     memcpy(task->maximum, block->part.maximum, lanes);
     k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
@@ -171,9 +185,9 @@ void attn_fold_chunk(const attn_plan *plan, attn_block *block)
     block->part_begun = 0;
 }
 
-/* Additive scores in the decode layout. A query and a key are only added: the block form does it, with their roles
- * exchanged, and the same bits come out. */
-static void score_additive(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
+/* Scores in the decode layout that are no dot products, or not all. A query and a key are added, or subtracted and
+ * squared: the block form does it, with their roles exchanged, and the same bits come out. */
+static void score_turned(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
@@ -183,27 +197,40 @@ static void score_additive(const attn_task *task, const attn_block *block, int k
     double unused[ATTN_BLOCK_KEYS] = {0}; /* maxima over queries */
 
     for (int n = 0; n < keys; n++) row[n] = (const char *)key.data + n * key.stride * k->size;
-    k->pack_queries(keys, vectors, p->head_dim, row, 1, task->turned_keys);
-    k->additive_block(vectors, block->rows, p->head_dim, task->turned_keys, block->packed, p->head_dim, p->score_weight,
-                      attn_factor_of(p), NULL, scores, unused);
+    k->pack_queries(keys, vectors, plan->features, row, 1, task->turned_keys);
+    if (p->score == ATTN_SCORE_ADDITIVE)
+        k->additive_block(vectors, block->rows, p->head_dim, task->turned_keys, block->packed, plan->features,
+                          p->score_weight, attn_factor_of(p), NULL, scores, unused);
+    else
+        k->distance_block(vectors, block->rows, p->head_dim, task->turned_keys, block->unscaled, plan->features,
+                          attn_factor_of(p), NULL, scores, unused);
+}
+
+static void score_decode(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
+{
+    const attn_plan *plan = task->plan;
+    const attn_score score = plan->problem->score;
+    const int size = plan->kernels->size;
+    if (score == ATTN_SCORE_ADDITIVE) {
+        score_turned(task, block, keys, key, scores);
+        return;
+    }
+    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, scores);
+    if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
+    for (int r = 0; r < block->rows; r++) /* lanes without a key are read, too */
+        memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));
+    score_turned(task, block, keys, key, scores);
 }
 
 /* Decode: the keys of a whole chunk, then (walk_chunk) its values. Two long reads go at the speed of memory; a change
  * from keys to values every 64 rows does not: 33 against 24 GB/s on Zen 4. */
 static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
 {
-    const attn_plan *plan = task->plan;
-    const attn_problem *p = plan->problem;
+    const attn_problem *p = task->plan->problem;
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = keys_seen(p, block, from, to);
         if (keys == 0 || attn_is_dead(task, block, from, keys)) continue;
-        const key_block key = keys_of(task, from, keys);
-        void *const scores = scores_of(task, block, from);
-        if (plan->problem->score == ATTN_SCORE_ADDITIVE)
-            score_additive(task, block, keys, key, scores);
-        else
-            plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride,
-                                         scores);
+        score_decode(task, block, keys, keys_of(task, from, keys), scores_of(task, block, from));
     }
 }
 
@@ -217,7 +244,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
-        key_block key = {NULL, 0}, value = {NULL, 0};
+        key_block key = {0}, value = {0};
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];

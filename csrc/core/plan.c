@@ -31,9 +31,8 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
     plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
-    plan->turned_bytes = plan->decode && p->score == ATTN_SCORE_ADDITIVE
-                             ? attn_padded(attn_times((size_t)p->head_dim, ATTN_BLOCK_KEYS * size))
-                             : 0;
+    const int turned = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
+    plan->turned_bytes = turned ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
     plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
@@ -87,7 +86,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
 
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
-    plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX ? p->head_dim + 1 : p->head_dim;
+    plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX - 1 ? p->head_dim + 2 : p->head_dim;
     const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* in the copy */
     plan->gather_queries = prepared || (p->query.column != k->size && p->head_dim > 1);
     plan->copy_keys =
@@ -130,6 +129,7 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const attn_problem *p = plan->problem;
     const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->hidden_len < p->kv_len;
+    const int distances = p->score == ATTN_SCORE_DISTANCE;
     size_t used = 0;
 
     task->scores =
@@ -143,10 +143,13 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->turned_keys = attn_next_part(memory, &used, plan->turned_bytes);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
+    task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
     task->weights = attn_next_part(memory, &used, attn_times(rows, plan->weights_row_bytes));
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
         attn_block *block = &task->blocks[n];
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);
+        block->unscaled =
+            plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);
         lay_state(plan, memory, &used, &block->part);
         lay_state(plan, memory, &used, &block->total);
         block->kept = plan->kept_bytes ? attn_next_part(memory, &used, plan->kept_bytes) : NULL;

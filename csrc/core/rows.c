@@ -99,43 +99,39 @@ static double scale_of(const attn_problem *p)
 
 double attn_factor_of(const attn_problem *p) { return scale_of(p) * 1.4426950408889634; }
 
-/* What packed queries are multiplied with. Additive scores have the factor in their weight. */
+/* What packed queries are multiplied with. Additive scores have the factor in their weight, distances before that. */
 static double query_factor(const attn_problem *p)
 {
-    if (p->score == ATTN_SCORE_ADDITIVE) return 1;
-    return p->score == ATTN_SCORE_DISTANCE ? 2 * attn_factor_of(p) : attn_factor_of(p);
+    return p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE ? 1 : attn_factor_of(p);
 }
 
-/* What scores want of a row of queries, in its own copy. -|q - k|^2 is 2 (q, -1/2) . (k, |k|^2) - |q|^2. */
-static void prepare_query(const attn_task *task, attn_block *block, int r, char *row)
-{
-    const attn_problem *p = task->plan->problem;
-    const attn_kernels *k = task->plan->kernels;
-    void *behind = row + p->head_dim * k->size;
-    if (p->score == ATTN_SCORE_COSINE) k->prepare_rows(ATTN_NORM_ONE, 1, p->head_dim, 0, row);
-    if (p->score != ATTN_SCORE_DISTANCE) return;
-    k->prepare_rows(ATTN_SQUARES_BEHIND, 1, p->head_dim, 0, row);
-    block->shift[r] = k->size == 4 ? (double)*(const float *)behind : *(const double *)behind;
-    if (k->size == 4)
-        *(float *)behind = -0.5f;
-    else
-        *(double *)behind = -0.5;
-}
-
-/* Rows of queries as contiguous reals: in place, or gathered. */
+/* Rows of queries as contiguous reals: in place, or gathered and made what the score function wants. */
 static void query_rows(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const int size = plan->kernels->size;
+    const attn_kernels *k = plan->kernels;
     row_addresses(task, &p->query, block, query);
     if (!plan->gather_queries) return;
     for (int r = 0; r < block->rows; r++) {
-        char *to = (char *)task->query_rows + (ptrdiff_t)r * plan->features * size;
-        attn_copy_row(to, query[r], p->query.column, p->head_dim, plan->features, size);
-        prepare_query(task, block, r, to);
+        char *to = (char *)task->query_rows + (ptrdiff_t)r * plan->features * k->size;
+        attn_copy_row(to, query[r], p->query.column, p->head_dim, plan->features, k->size);
         query[r] = to;
     }
+    if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(block->rows, p->head_dim, plan->features, task->query_rows);
+}
+
+/* Distances want queries twice: packed as they are, and scaled. Then `query` is the scaled rows. */
+static void distance_rows(const attn_task *task, attn_block *block, void **query)
+{
+    const attn_plan *plan = task->plan;
+    const attn_kernels *k = plan->kernels;
+    block->largest = k->distance_queries(block->rows, plan->problem->head_dim, plan->features,
+                                         attn_factor_of(plan->problem), task->query_rows, task->scaled_queries);
+    if (!plan->decode)
+        k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, 1, block->unscaled);
+    for (int r = 0; r < block->rows; r++)
+        query[r] = (char *)task->scaled_queries + (ptrdiff_t)r * plan->features * k->size;
 }
 
 /* The decode layout's queries: rows as they are, times the factor. */
@@ -178,6 +174,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
 
     /* 3. the queries, once */
     query_rows(task, block, query);
+    if (p->score == ATTN_SCORE_DISTANCE) distance_rows(task, block, query);
     if (plan->decode)
         scale_rows(plan, block->rows, query, factor, block->packed);
     else
@@ -203,8 +200,6 @@ static void store_lse(const attn_problem *p, const attn_block *block, int r, voi
         y = natural_log((double)((const float *)state->maximum)[r], (double)((const float *)state->sum)[r], FLT_MAX);
     else
         y = natural_log(((const double *)state->maximum)[r], ((const double *)state->sum)[r], DBL_MAX);
-    /* a row with nothing to attend to is not looked at: its query may hold NaN */
-    if (p->score == ATTN_SCORE_DISTANCE && y != (double)-INFINITY) y -= scale_of(p) * block->shift[r];
     if (p->dtype == ATTN_F32)
         *(float *)lse = (float)y;
     else

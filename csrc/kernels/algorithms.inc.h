@@ -6,6 +6,7 @@
 #include "square.inc.h"
 #include "score.inc.h"
 #include "prepare.inc.h"
+#include "distance.inc.h"
 #include "tanh.inc.h"
 #include "activation.inc.h"
 #include "additive.inc.h"
@@ -28,7 +29,10 @@ static const attn_kernels K(kernels) = {
     .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
-    .prepare_rows = K(prepare_rows),
+    .normalise_rows = K(normalise_rows),
+    .distance_queries = K(distance_queries),
+    .distance_keys = K(distance_keys),
+    .distance_block = K(distance_block),
     .additive_block = K(additive_block),
     .mask_block = K(mask_block),
     .softmax_block = K(softmax_block),

@@ -22,6 +22,7 @@ enum {
     ATTN_BLOCK_KEYS = 64,
     ATTN_CHUNK_KEYS = 512,
     ATTN_FOLD_FEATURES = 128, /* longer dot products are folded this often */
+    ATTN_PRODUCT_LIMIT = 32,  /* distances: the sum of sizes from which a pair is taken directly (distance.inc.h) */
     ATTN_VECTORS = 3,         /* vectors of queries in a full query block */
     ATTN_MAX_WIDTH = 48,      /* lanes of a full query block, at most */
     ATTN_DECODE_ROWS = 8      /* rows the decode layout takes at most */
@@ -40,9 +41,6 @@ typedef enum {
     ATTN_MASK_LONG,
     ATTN_MASK_BLOCKED
 } attn_mask_dtype;
-
-/* What rows are made to be: of norm 1 (zeros stay), or followed by the sum of their squares. */
-typedef enum { ATTN_NORM_ONE, ATTN_SQUARES_BEHIND } attn_preparation;
 
 /* What bias_tile found. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
@@ -98,8 +96,20 @@ typedef struct {
                            ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
                            void *maximum);
 
-    /* data (rows, dim), in and out; row stride `stride`, which has room for what comes behind. */
-    void (*prepare_rows)(attn_preparation how, int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
+    /* data (rows, dim), in and out: rows get norm 1, those of zeros stay. */
+    void (*normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
+
+    /* Distances. scaled (rows, dim + 2), out, and key (keys, dim + 2) have behind their features what makes
+     * score_block's sum over dim + 2 features -factor |query - key|^2; query (rows, dim + 1) gets its size behind,
+     * which is -factor |query|^2. Both return the largest size, without sign, or NaN where one is. */
+    double (*distance_queries)(int rows, ptrdiff_t dim, ptrdiff_t stride, double factor, void *query, void *scaled);
+    double (*distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key);
+
+    /* score_block's scores without a bias, in: where a pair's sizes add up to ATTN_PRODUCT_LIMIT, or are not finite,
+     * the sum of squares takes their place; bias and maximum as there. packed (features + 1, vectors * lanes) and row
+     * (rows, features + 1) have their sizes behind; which of them are queries makes no difference. */
+    void (*distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
+                           ptrdiff_t row_stride, double factor, const void *bias, void *scores, void *maximum);
 
     /* -inf to scores whose key is outside [first, last) of its lane, counted from the block's first key; maximum (lanes)
      * in and out. */

@@ -42,16 +42,8 @@ static inline void K(normalise_row)(ptrdiff_t dim, real *row)
     for (; d < dim; d++) row[d] = (real)((double)row[d] * times * inverse);
 }
 
-/*   data  (rows, dim)   row stride `stride`, in and out
- * Rows get norm 1, or the sum of their squares behind them.
- */
-static void K(prepare_rows)(attn_preparation how, int rows, ptrdiff_t dim, ptrdiff_t stride, void *data)
+/*   data  (rows, dim)   row stride `stride`, in and out */
+static void K(normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data)
 {
-    for (int i = 0; i < rows; i++) {
-        real *row = (real *)data + i * stride;
-        if (how == ATTN_NORM_ONE)
-            K(normalise_row)(dim, row);
-        else
-            row[dim] = (real)K(sum_of_squares)(dim, row, 1);
-    }
+    for (int i = 0; i < rows; i++) K(normalise_row)(dim, (real *)data + i * stride);
 }

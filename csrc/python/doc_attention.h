@@ -102,9 +102,10 @@
     "1e-38 to 1e38 (float32), pass float64. A finite mask stays finite: what log2(e) times it would overflow is the dtype's\n" \
     "largest number.\n" \
     "\n" \
-    "Distances are taken as ``2 q . k - |k|^2``, and ``|q|^2``, which no weight depends on, is in the lse alone. An offset\n" \
-    "that all queries and keys share costs digits there: subtract it first. Squares have to stay in the dtype's range;\n" \
-    "cosines take numbers of any size. A bilinear score takes memory for ``query @ score_weight``.\n" \
+    "Distances are sums of squared differences: an offset that queries and keys share, as times and positions do, costs\n" \
+    "no digits. A pair near 0, where ``scale * (|q|^2 + |k|^2)`` is below 22, takes ``2 q . k - |q|^2 - |k|^2``, which is\n" \
+    "faster, and off by some 40 roundings of 1 at most. Squares of differences have to stay in the dtype's range; cosines\n" \
+    "take numbers of any size. A bilinear score takes memory for ``query @ score_weight``.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

@@ -172,10 +172,10 @@ static void draw_lengths_of_batches(test_case *c, lcg *g, tensor *t, ptrdiff_t m
 
 /* Numbers ------------------------------------------------------------------------------------------------------- */
 
-static void fill(tensor *t, lcg *g, double factor)
+static void fill(tensor *t, lcg *g, double factor, double offset)
 {
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at))
-        tensor_set(t, at, factor * draw_real(g, t->dtype));
+        tensor_set(t, at, offset + factor * draw_real(g, t->dtype));
 }
 
 /* Masks of every kind either scatter what they forbid or forbid whole blocks. Float masks hold eighths in [-8, 8]:
@@ -210,7 +210,7 @@ static void draw_score_weight(test_case *c, lcg *g)
     static const int roles[] = {COLUMN};
     const storage contiguous = {.order = {OUTER, BATCH, HEAD, ROW, COLUMN}, .stretch = 1};
     tensor_make(&c->score_weight, c->dtype, LIST(1, 1, 1, 1, c->head_dim), roles, 1, 1, &contiguous);
-    fill(&c->score_weight, g, 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1)));
+    fill(&c->score_weight, g, 1 / sqrt((double)(c->head_dim > 0 ? c->head_dim : 1)), 0);
     c->args.score_weight = tensor_view(&c->score_weight);
 }
 
@@ -245,12 +245,12 @@ static void describe(test_case *c)
     snprintf(
         c->text, sizeof c->text,
         "case %d: %s, %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
-        "starts %td %td, %td extra keys%s%s%s%s, %d threads",
+        "starts %td %td, %td extra keys%s%s%s%s, offset %g, %d threads",
         c->number, c->dtype == ATTN_F32 ? "float32" : "float64", scores[a->score], c->outer, c->batch, c->heads,
         c->q_len, c->kv_len, c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left,
         a->window_right, a->query_start, a->key_start, a->extra_keys, c->padding.data ? ", padding" : "",
         a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
-        c->wants_weights ? ", weights" : "", a->num_threads);
+        c->wants_weights ? ", weights" : "", c->offset, a->num_threads);
 }
 
 void case_make(test_case *c, int number)
@@ -284,10 +284,12 @@ void case_make(test_case *c, int number)
     if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->key_lengths, c->kv_len - c->args.extra_keys);
     if (with_query_lengths) draw_lengths_of_batches(c, &g, &c->query_lengths, c->q_len);
 
-    /* From nearly uniform weights to rows with one strong key and denormals behind it. */
-    fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12));
-    fill(&c->key, &g, 1);
-    fill(&c->value, &g, 1);
+    /* From nearly uniform weights to rows with one strong key and denormals behind it. What queries and keys have in
+     * common is nothing to distances. */
+    c->offset = c->args.score == ATTN_SCORE_DISTANCE ? (double)PICK(&g, 0, 0, 1, 100, 10000, 1000000) : 0;
+    fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12), c->offset);
+    fill(&c->key, &g, 1, c->offset);
+    fill(&c->value, &g, 1, 0);
     attn_args *a = &c->args;
     a->mask_blocked = draw_one_in(&g, 2);
     a->padding_blocked = draw_one_in(&g, 2);

@@ -19,7 +19,8 @@ typedef struct {
     tensor query, key, value, mask, padding, key_lengths, query_lengths, score_weight; /* data == NULL: not given */
     tensor output, weights, lse;
     int wants_weights, wants_lse;
-    char text[260];
+    double offset; /* of queries and keys */
+    char text[280];
 } test_case;
 
 void case_make(test_case *c, int number);

@@ -27,10 +27,11 @@ static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t 
 }
 
 /* What scale is multiplied with, as attn.h has it, and the size of what it is made of: how far rounding can go. */
-static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double *size)
+static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double scale, double *size)
 {
     const REAL *weight = (const REAL *)(const void *)c->score_weight.data;
     WIDE sum = 0, query_squares = 0, key_squares = 0;
+    double both = 0;
     *size = 0;
     for (ptrdiff_t d = 0; d < c->head_dim; d++) {
         const WIDE q = r->query[d], k = r->key[j * c->head_dim + d];
@@ -39,7 +40,8 @@ static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double
         switch (c->args.score) {
         case ATTN_SCORE_DISTANCE:
             sum -= (q - k) * (q - k);
-            *size += (double)((fabs(q) + fabs(k)) * (fabs(q) + fabs(k)));
+            *size += 3 * (double)((q - k) * (q - k));
+            both += (double)((fabs(q) + fabs(k)) * (fabs(q) + fabs(k)));
             break;
         case ATTN_SCORE_ADDITIVE:
             sum += weight[d] * tanh(q + k);
@@ -48,6 +50,7 @@ static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double
         default: sum += q * k; *size += (double)fabs(q * k);
         }
     }
+    if (c->args.score == ATTN_SCORE_DISTANCE) *size += fmin(both, 2 * PRODUCT_LIMIT / fabs(scale));
     if (c->args.score != ATTN_SCORE_COSINE) return sum;
     const WIDE norms = sqrt(query_squares) * sqrt(key_squares);
     *size = norms == 0 ? 0 : *size / (double)norms;
@@ -72,7 +75,7 @@ static void NAME(attend)(const test_case *c, RECORD *r)
         double bias = 0;
         r->weight[j] = r->size[j] = 0;
         if (!(r->visible[j] = (unsigned char)sees(c, r->at, r->key_length, r->query_length, j, &bias))) continue;
-        r->weight[j] = NAME(score)(c, r, j, &r->size[j]) * (WIDE)scale + (WIDE)bias;
+        r->weight[j] = NAME(score)(c, r, j, scale, &r->size[j]) * (WIDE)scale + (WIDE)bias;
         r->size[j] = r->size[j] * fabs(scale) + fabs(bias);
         if (!(r->weight[j] <= top)) top = r->weight[j];
         if (r->size[j] > r->largest) r->largest = r->size[j];

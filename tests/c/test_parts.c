@@ -44,6 +44,8 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
         .window_left = p->window_left,
         .window_right = ATTN_UNBOUNDED,
         .score = p->score,
+        .has_scale = p->score == ATTN_SCORE_DISTANCE,
+        .scale = 0.35, /* about half of the pairs are near enough for the product form */
         .query_start = at.row,
         .key_start = at.key,
         .num_threads = 1,

@@ -1,0 +1,130 @@
+/* Distances as scores, -factor |q - k|^2, in two forms.
+ *
+ *     product   2 factor q . k - factor |q|^2 - factor |k|^2: score_block's, over two features more
+ *     direct    -factor sum (q - k)^2
+ *
+ * The product cancels: it is off by some u factor (|q| + |k|)^2, however near q is to k. A pair whose
+ * factor (|q|^2 + |k|^2) stays below ATTN_PRODUCT_LIMIT has it all the same, as it is off by little more than dot
+ * products of usual rows are; any other has the direct form. Nothing but the pair decides, so that its bits depend on
+ * nothing else. Rows of normal numbers and 256 features add up to 23 +- 1.5, with the scale that is usual.
+ *
+ * A row's *size* is -factor |row|^2, and lies behind its features. It is inf or NaN where the square overflows or the
+ * row is not finite: such pairs are direct.
+ */
+
+/* Puts a row's size behind it. Returns the larger of it and `most`, without sign; NaN stays. */
+static inline double K(put_size)(ptrdiff_t dim, double factor, real *row, double most)
+{
+    row[dim] = (real)(-factor * K(sum_of_squares)(dim, row, 1));
+    const double size = fabs((double)row[dim]);
+    return size > most || size != size ? size : most;
+}
+
+/*   key  (keys, dim + 2)   row stride `stride`; out: behind the features, its size and 1
+ * Returns the largest size, or NaN.
+ */
+static double K(distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key)
+{
+    double most = 0;
+    for (int n = 0; n < keys; n++) {
+        real *row = (real *)key + n * stride;
+        most = K(put_size)(dim, factor, row, most);
+        row[dim + 1] = 1;
+    }
+    return most;
+}
+
+/*   query   (rows, dim + 1)  row stride `stride`; out: behind the features, its size
+ *   scaled  (rows, dim + 2)  row stride `stride`; out: 2 factor query, 1, size, whose products with keys are the scores
+ * Returns the largest size, or NaN.
+ */
+static double K(distance_queries)(int rows, ptrdiff_t dim, ptrdiff_t stride, double factor, void *query, void *scaled)
+{
+    double most = 0;
+    for (int i = 0; i < rows; i++) {
+        real *row = (real *)query + i * stride, *out = (real *)scaled + i * stride;
+        most = K(put_size)(dim, factor, row, most);
+        for (ptrdiff_t d = 0; d < dim; d++) out[d] = (real)((double)row[d] * (2 * factor));
+        out[dim] = 1;
+        out[dim + 1] = row[dim];
+    }
+    return most;
+}
+
+/* sum = |packed - row|^2 of R rows and one vector of lanes: one chain of fma per pair, folded every
+ * ATTN_FOLD_FEATURES. */
+ATTN_TEMPLATE void K(direct_tile)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width, const real *row,
+                                  ptrdiff_t row_stride, vec *sum)
+{
+    for (ptrdiff_t from = 0, to; from == 0 || from < features; from = to) {
+        vec acc[R];
+        to = features - from < ATTN_FOLD_FEATURES ? features : from + ATTN_FOLD_FEATURES;
+        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(splat)(0);
+        for (ptrdiff_t d = from; d < to; d++) {
+            const vec x = V(load)(packed + d * width);
+            ATTN_UNROLL for (int r = 0; r < R; r++)
+            {
+                const vec apart = V(sub)(x, V(splat)(row[r * row_stride + d]));
+                acc[r] = V(fma)(apart, apart, acc[r]);
+            }
+        }
+        ATTN_UNROLL for (int r = 0; r < R; r++) sum[r] = from > 0 ? V(add)(sum[r], acc[r]) : acc[r];
+    }
+}
+
+/* R rows and one vector of lanes: product forms come in, scores go out. */
+ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
+                                   const real *row, ptrdiff_t row_stride, real factor, const real *bias, real *scores,
+                                   vec best)
+{
+    const vec dead = V(splat)(-INFINITY), lane_size = V(load)(packed + features * width);
+    const vec limit = V(splat)((real)ATTN_PRODUCT_LIMIT * (real)ATTN_PRODUCT_LIMIT);
+    vec score[R], sum[R], missing = V(splat)(0);
+
+    /* 1. the product where it will do, else NaN. Sizes have either sign, against the factor's: squares are compared */
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+    {
+        const vec size = V(add)(V(splat)(row[r * row_stride + features]), lane_size);
+        const vec_mask near = V(lt)(V(mul)(size, size), limit);
+        score[r] = V(select)(near, V(load)(scores + r * width), V(splat)(NAN));
+        missing = V(add)(missing, score[r]);
+    }
+
+    /* 2. the direct form where there is none. A product that will do is of finite numbers, and finite */
+    if (V(has_nan)(missing)) {
+        K(direct_tile)(R, features, packed, width, row, row_stride, sum);
+        ATTN_UNROLL for (int r = 0; r < R; r++)
+            score[r] = V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
+    }
+
+    /* 3. the bias: chosen, not only added, as the score of a masked key may be NaN */
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+    {
+        if (bias) {
+            const vec b = V(load)(bias + r * width);
+            score[r] = V(select)(V(eq)(b, dead), dead, V(add)(score[r], b));
+        }
+        V(store)(scores + r * width, score[r]);
+        best = V(max)(score[r], best);
+    }
+    return best;
+}
+
+static void K(distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
+                              ptrdiff_t row_stride, double factor, const void *bias, void *scores, void *maximum)
+{
+    const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    for (int j = 0; j < vectors; j++) {
+        const real *q = (const real *)packed + j * LANES, *b = bias ? (const real *)bias + j * LANES : NULL;
+        real *out = (real *)scores + j * LANES, *top = (real *)maximum + j * LANES;
+        vec best = V(load)(top);
+        int n = 0;
+#define ROWS(R)                                                                                                        \
+    best = K(distance_rows)((R), features, q, width, (const real *)row + n * row_stride, row_stride, (real)factor,     \
+                            b ? b + n * width : NULL, out + n * width, best)
+        for (; n + 8 <= rows; n += 8) ROWS(8);
+        for (; n < rows; n++) ROWS(1);
+#undef ROWS
+        V(store)(top, best);
+    }
+}
