@@ -64,7 +64,7 @@ typedef struct {
 typedef struct {
     const char *first;
     void *const *pages;
-    ptrdiff_t offset;
+    ptrdiff_t page_count, offset;
 } attn_source;
 
 /* One worker's view of the task at hand. */

@@ -15,19 +15,26 @@
 
 /* A block of keys or values as the kernels read it. */
 typedef struct {
-    const void *data;
-    ptrdiff_t stride; /* of rows, in reals */
+    const void *data, *next; /* next: where those after a whole block lie */
+    ptrdiff_t stride;        /* of rows, in reals */
 } key_block;
+
+/* Keys or values from a multiple of ATTN_BLOCK_KEYS on. Behind the last page comes nothing. */
+static const char *rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
+{
+    if (source->pages == NULL) return source->first + from * operand->row;
+    const ptrdiff_t page = attn_smaller(from / ATTN_PAGE_KEYS, source->page_count - 1);
+    return (const char *)source->pages[page] + source->offset;
+}
 
 static key_block block_of(const attn_source *source, const attn_operand *operand, ptrdiff_t from, int keys,
                           ptrdiff_t columns, ptrdiff_t padded, int size, void *copy)
 {
-    const char *at = source->pages ? (const char *)source->pages[from / ATTN_PAGE_KEYS] + source->offset
-                                   : source->first + from * operand->row;
-    if (copy == NULL) return (key_block){at, operand->row / size};
+    const char *at = rows_at(source, operand, from);
+    if (copy == NULL) return (key_block){at, rows_at(source, operand, from + ATTN_BLOCK_KEYS), operand->row / size};
     for (int n = 0; n < keys; n++)
         attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
-    return (key_block){copy, padded};
+    return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * size, padded};
 }
 
 /* Keys as the scores want them. */
@@ -92,8 +99,8 @@ static void score_keys(const attn_task *task, const attn_block *block, key_block
         k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
                           attn_factor_of(p), bias, scores, task->maximum);
     else
-        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, 0, scores,
-                       task->maximum);
+        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, key.next, bias, 0,
+                       scores, task->maximum);
     if (first == NULL) return;
     memcpy(task->maximum, block->part.maximum, lanes);
     k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
@@ -148,8 +155,8 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         k->value_block_careful(block->rows, keys, vectors, scores, task->dead, row, step, value.data, value.stride,
                                task->factor, task->correction, !block->part_begun, block->part.out, plan->columns);
     } else {
-        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
-                       !block->part_begun, block->part.out, plan->columns);
+        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, value.next,
+                       task->correction, !block->part_begun, block->part.out, plan->columns);
     }
     block->part_begun = 1;
 }
@@ -204,7 +211,7 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
             score_additive(task, block, keys, key, scores);
         else
             plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride,
-                                         scores);
+                                         key.next, scores);
     }
 }
 
@@ -218,7 +225,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
-        key_block key = {NULL, 0}, value = {NULL, 0};
+        key_block key = {.data = NULL}, value = {.data = NULL};
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
@@ -298,9 +305,11 @@ ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
 static attn_source source_of(const attn_problem *p, const attn_operand *operand, ptrdiff_t batch, ptrdiff_t head,
                              ptrdiff_t in_page)
 {
-    if (p->cache == NULL) return (attn_source){attn_part(p, operand, batch, head), NULL, 0};
-    void *const *const *table = (void *const *const *)(void *)attn_part(p, operand, batch, 0);
-    return (attn_source){NULL, *table, in_page + head * operand->head};
+    if (p->cache == NULL) return (attn_source){.first = attn_part(p, operand, batch, head)};
+    const ptrdiff_t entry = (void *const *const *)(void *)attn_part(p, operand, batch, 0) - p->cache->pages;
+    return (attn_source){.pages = p->cache->pages[entry],
+                         .page_count = p->cache->page_count[entry],
+                         .offset = in_page + head * operand->head};
 }
 
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),

@@ -176,15 +176,16 @@ static void multiply_features(const linear_plan *plan, const worker_memory *w, p
         const ptrdiff_t inner = attn_smaller(plan->few ? p->inner : ATTN_FOLD_FEATURES, p->inner - from);
         const char *weight;
         const ptrdiff_t stride = weight_part(plan, w, feature, features, from, inner, &weight);
+        const char *next = weight + ATTN_BLOCK_KEYS * stride * k->size;
         for (ptrdiff_t n = first; n < last; n++) {
             const row_block block = block_of(plan, n);
             const char *packed = w->packed + (size_t)(n - first) * plan->packed_bytes;
             char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
             if (plan->few)
-                k->decode_scores(block.rows, features, inner, packed, weight, stride, panel);
+                k->decode_scores(block.rows, features, inner, packed, weight, stride, next, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
-                               weight, stride, NULL, from > 0, panel, w->maximum);
+                               weight, stride, next, NULL, from > 0, panel, w->maximum);
         }
         from += inner;
     } while (from < p->inner);

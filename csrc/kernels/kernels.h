@@ -71,9 +71,12 @@ typedef struct {
                          void *packed);
 
     /* scores (keys, lanes) = key . query + bias, and -inf where the bias is (same layout, may be NULL); maximum (lanes)
-     * in and out. `adds`: to scores of features before these, of which there was a multiple of ATTN_FOLD_FEATURES. */
+     * in and out. `next`: the rows that are read after a whole block, to be fetched meanwhile, of the same stride;
+     * nothing is read there. `adds`: to scores of features before these, of which there was a multiple of
+     * ATTN_FOLD_FEATURES. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
+                        ptrdiff_t key_stride, const void *next, const void *bias, int adds, void *scores,
+                        void *maximum);
 
     /* The same for additive scores, factor * weight . tanh(query + key). */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
@@ -93,10 +96,10 @@ typedef struct {
                           void *correction);
 
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
-     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. */
+     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. `next` as score_block's. */
     void (*value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
-                        int begins, void *out, ptrdiff_t out_stride);
+                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *next,
+                        const void *correction, int begins, void *out, ptrdiff_t out_stride);
 
     /* The same where dead[i * row_stride + j * key_stride] pairs are not touched: 0 * NaN stays out. Values count
      * `factor` times, a power of two: a small one keeps sums of the largest from overflowing. */
@@ -104,9 +107,10 @@ typedef struct {
                                 ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride,
                                 double factor, const void *correction, int begins, void *out, ptrdiff_t out_stride);
 
-    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. */
+    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS; `next` as
+     * score_block's. */
     void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                          ptrdiff_t key_stride, void *scores);
+                          ptrdiff_t key_stride, const void *next, void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 

@@ -29,28 +29,30 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
     }
 }
 
-/* The register tile: R keys x J vectors of queries over some features. One chain of fma per score.
+/* The register tile: R keys x J vectors of queries over some features. One chain of fma per score. The keys are rows n,
+ * n + 1 ... of `block`, behind which comes `next`.
  *
  *   packed  (features, J * LANES)
- *   key     (R, features)            row stride key_stride, read in place
+ *   block   (n + R, features)        row stride key_stride, read in place
  *   bias    (R, J * LANES)           may be NULL
  *   scores  (R, J * LANES)           in when `adds`, out
  *   best    (J)                      running maximum, raised when `last`
  */
 ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last,
-                                 const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
-                                 real *scores, vec *best)
+                                 const real *packed, const real *block, const real *next, int n,
+                                 ptrdiff_t key_stride, const real *bias, real *scores, vec *best)
 {
+    const real *key = block + n * key_stride;
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec dead = V(splat)(-INFINITY);
     const int sparse = J == 1; /* so little arithmetic goes on better beside a few fetches at a time */
-    K(row_stream) soon = K(rows_soon)(key, key_stride, features, R);
+    K(row_stream) soon = K(rows_soon)(block, next, n, key_stride, features, R);
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
-    if (!sparse) K(fetch_rows)(key, key_stride, R, features);
+    if (!sparse) K(fetch_rows)(block, next, n, key_stride, R, features);
     for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
         if (sparse && d % K(line) == 0) K(fetch_lines)(&soon, R);
@@ -76,7 +78,8 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
 
 /* All keys of a block, R rows at a time and then what is left. */
 ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int adds, int last, const real *packed,
-                                 const real *key, ptrdiff_t key_stride, const real *bias, real *scores, real *maximum)
+                                 const real *key, const real *next, ptrdiff_t key_stride, const real *bias,
+                                 real *scores, real *maximum)
 {
     enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
@@ -85,7 +88,7 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int 
 
     ATTN_UNROLL for (int j = 0; j < J; j++) best[j] = V(load)(maximum + j * LANES);
 #define TILE(N)                                                                                                     \
-    K(score_tile)((N), J, features, adds, last, packed, key + n * key_stride, key_stride,                           \
+    K(score_tile)((N), J, features, adds, last, packed, key, next, n, key_stride,                                   \
                   bias ? bias + n * width : NULL, scores + n * width, best)
     for (; n + R <= keys; n += R) TILE(R);
     for (; n + 2 <= keys; n += 2) TILE(2);
@@ -95,20 +98,22 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int 
 }
 
 static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
+                           ptrdiff_t key_stride, const void *next, const void *bias, int adds, void *scores,
+                           void *maximum)
 {
-    const real *q = packed, *k = key;
+    const real *q = packed, *k = key, *after = next;
     do { /* also once for head_dim 0: the scores are 0 */
         const int last = head_dim <= ATTN_FOLD_FEATURES;
         const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;
         const void *add = last ? bias : NULL;
         switch (vectors) {
-        case 1: K(score_rows)(1, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
-        case 2: K(score_rows)(2, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
-        default: K(score_rows)(3, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
+        case 1: K(score_rows)(1, keys, features, adds, last, q, k, after, key_stride, add, scores, maximum); break;
+        case 2: K(score_rows)(2, keys, features, adds, last, q, k, after, key_stride, add, scores, maximum); break;
+        default: K(score_rows)(3, keys, features, adds, last, q, k, after, key_stride, add, scores, maximum); break;
         }
         q += features * vectors * LANES;
         k += features;
+        after += features;
         head_dim -= features;
         adds = 1;
     } while (head_dim > 0);
