@@ -27,6 +27,7 @@ from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
+    "KVCache",
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
@@ -61,6 +62,7 @@ __all__ = [
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
+    "KVCache": "cache",
     "Linear": "nn",
     "MultiheadAttention": "nn",
     "SelfAttention": "nn",
@@ -74,6 +76,7 @@ _FROM = {
 if TYPE_CHECKING:
     from pyattn import nn, plot, testing
     from pyattn.additive import additive_attention
+    from pyattn.cache import KVCache
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import Linear, MultiheadAttention, SelfAttention

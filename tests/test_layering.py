@@ -42,6 +42,7 @@ PYTHON_ARROWS = {
     "": {
         "_version",
         "additive",
+        "cache",
         "comparing",
         "dropping",
         "functional",
@@ -62,6 +63,7 @@ PYTHON_ARROWS = {
     "_signatures": {"functional"},
     "_version": set(),
     "additive": {"_core", "dropping", "functional", "single_head"},
+    "cache": {"_core", "cache", "dropping", "functional", "nn"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
     "comparing": {"_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
@@ -273,6 +275,7 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
         for name in (
             "reference",
             "additive",
+            "cache",
             "tracing",
             "plot",
             "comparing",

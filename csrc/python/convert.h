@@ -90,8 +90,8 @@ int pyattn_num_threads(PyObject *object);
 void pyattn_note_thread(void);
 int pyattn_is_main_thread(void);
 
-/* ops_attention.c, ops_dropout.c, ops_linear.c, ops_multihead.c, ops_rows.c, ops_runtime.c */
-extern PyMethodDef pyattn_attention_methods[], pyattn_dropout_methods[], pyattn_linear_methods[],
-    pyattn_multihead_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+/* ops_attention.c, ops_cache.c, ops_dropout.c, ops_linear.c, ops_multihead.c, ops_rows.c, ops_runtime.c */
+extern PyMethodDef pyattn_attention_methods[], pyattn_cache_methods[], pyattn_dropout_methods[],
+    pyattn_linear_methods[], pyattn_multihead_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

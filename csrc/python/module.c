@@ -17,8 +17,9 @@ static int interrupted(void)
 static int execute(PyObject *module)
 {
     static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, interrupted};
-    PyMethodDef *const tables[] = {pyattn_attention_methods, pyattn_dropout_methods, pyattn_linear_methods,
-                                   pyattn_multihead_methods, pyattn_rows_methods,    pyattn_runtime_methods};
+    PyMethodDef *const tables[] = {pyattn_attention_methods, pyattn_cache_methods,     pyattn_dropout_methods,
+                                   pyattn_linear_methods,    pyattn_multihead_methods, pyattn_rows_methods,
+                                   pyattn_runtime_methods};
 
     if (PyArray_ImportNumPyAPI() < 0) return -1;
     attn_set_hooks(&hooks);

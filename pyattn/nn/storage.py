@@ -104,7 +104,8 @@ def _write_npz(state: State, path: str) -> None:
 
 
 def _read_npz(path: str) -> State:
-    with np.load(path, allow_pickle=False) as archive:
+    # NumPy leaves a file that it opened itself open when it is no archive
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
         return dict(archive)
 
 
