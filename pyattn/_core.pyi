@@ -127,6 +127,7 @@ def paged_attention(
     key_start: int,
     **options: Any,
 ) -> _Float | AttentionResult: ...
+def new_page(elements: int, like: _Float, /) -> _Float: ...
 def append_to_pages(
     pages: Sequence[Sequence[_Float]],
     kv_heads: int,

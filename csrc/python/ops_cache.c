@@ -1,4 +1,6 @@
-/* pyattn._core.append_to_pages: rows of keys and values into the pages of a cache. pyattn/cache.py calls it. */
+/* pyattn._core.new_page and append_to_pages: memory for a cache, and rows of keys and values into it. pyattn/cache calls
+ * them.
+ */
 #include "pages.h"
 
 enum { PAGES, KV_HEADS, HEAD_DIM, V_HEAD_DIM, FIRST, COUNT, KEY, VALUE, LAYOUT, ARGUMENTS };
@@ -89,7 +91,39 @@ done:
     return result;
 }
 
+/* new_page(elements, like): zeros of like's dtype that begin at a cache line, in an array that owns some more. */
+static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    enum { LINE = 64 };
+    Py_ssize_t elements;
+    (void)self;
+    const int type = nargs == 2 && PyArray_Check(args[1]) ? PyArray_TYPE((PyArrayObject *)args[1]) : -1;
+    if (type != NPY_FLOAT && type != NPY_DOUBLE) {
+        PyErr_SetString(PyExc_TypeError, "new_page(elements: int, like: ndarray of float32 or float64)");
+        return NULL;
+    }
+    if (pyattn_size(args[0], "elements", &elements) < 0) return NULL;
+    PyArray_Descr *const dtype = PyArray_DescrFromType(type);
+    const npy_intp size = PyArray_ITEMSIZE((PyArrayObject *)args[1]), spare = LINE / size;
+    const npy_intp all = elements < NPY_MAX_INTP - spare ? elements + spare : elements;
+    if (dtype == NULL) return NULL;
+    Py_INCREF(dtype); /* for the page */
+    PyArrayObject *const memory = (PyArrayObject *)PyArray_Zeros(1, &all, dtype, 0);
+    if (memory == NULL) {
+        Py_DECREF(dtype);
+        return NULL;
+    }
+    char *const start = (char *)(((uintptr_t)PyArray_DATA(memory) + LINE - 1) & ~(uintptr_t)(LINE - 1));
+    PyArrayObject *page =
+        (PyArrayObject *)PyArray_NewFromDescr(&PyArray_Type, dtype, 1, &elements, NULL, start, NPY_ARRAY_CARRAY, NULL);
+    if (page != NULL && PyArray_SetBaseObject(page, Py_NewRef((PyObject *)memory)) < 0) Py_CLEAR(page);
+    Py_DECREF(memory);
+    return (PyObject *)page;
+}
+
 PyMethodDef pyattn_cache_methods[] = {
+    {"new_page", (PyCFunction)(void (*)(void))new_page, METH_FASTCALL,
+     "new_page(elements, like)\n\nZeros of like's dtype that begin at a cache line."},
     {"append_to_pages", (PyCFunction)(void (*)(void))append_to_pages, METH_FASTCALL | METH_KEYWORDS,
      "append_to_pages($module, pages, kv_heads, head_dim, v_head_dim, first, count, key, value, layout)\n--\n\n"
      "Write rows of keys and values into pages. See pyattn.KVCache.append."},

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pyattn import _core
+
 PAGE = 64
 """Positions in a page: a block of keys to the core's kernels."""
-
-LINE = 64
-"""Bytes that pages are aligned to: a vector's."""
 
 Page: TypeAlias = npt.NDArray[Any]
 """Keys (kv_heads, PAGE, head_dim), and behind them values (kv_heads, PAGE, v_head_dim), with one axis.
@@ -38,10 +37,7 @@ class Sizes(NamedTuple):
         -------
         Page
         """
-        elements = self.kv_heads * PAGE * (self.head_dim + self.v_head_dim)
-        memory = np.zeros(elements + LINE // self.dtype.itemsize, self.dtype)
-        start = -memory.__array_interface__["data"][0] % LINE // self.dtype.itemsize
-        return memory[start : start + elements]
+        return _core.new_page(self.kv_heads * PAGE * (self.head_dim + self.v_head_dim), np.empty(0, self.dtype))
 
     def views(self, page: Page) -> tuple[Page, Page]:
         """Look into a page.
