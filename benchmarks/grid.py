@@ -30,6 +30,13 @@ STRIDED: tuple[Shape, ...] = (
     (1, 16, 1024, 1024, 128),
     (1, 32, 1024, 1024, 128),
 )  # 4, 8, 16 KB
+CACHE = (  # (heads, kv_heads, q_len, kv_len, head_dim)
+    (12, 12, 1, 1024, 64),
+    (32, 32, 1, 4096, 128),
+    (32, 8, 1, 4096, 128),
+    (32, 8, 4, 4096, 64),
+    (16, 16, 512, 4096, 64),
+)
 LINEAR = ((768, 768), (768, 2304), (768, 3072), (3072, 768))  # (in_features, out_features)
 QUICK_LINEAR = (128, 768, 2304)
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
@@ -91,5 +98,10 @@ def _attention() -> Iterator[AttentionCase]:
     for score in ("cosine", "distance", "bilinear"):
         dear = Bar("cost", 1.15, at_least=False)
         yield AttentionCase("scores", (1, 12, 512, 512, 64), score=score, own=(dear,), quick=score == "cosine")
+    for heads, kv_heads, q_len, kv_len, head_dim in CACHE:
+        near = Bar("cost", 1.05, at_least=False)
+        yield AttentionCase(
+            "cache", (1, heads, q_len, kv_len, head_dim), kv_heads=kv_heads, own=(near,), quick=kv_len == 1024
+        )
     for kind in ("scores", "values"):
         yield AttentionCase(f"denormal {kind}", (1, 12, 512, 512, 64), own=(Bar("cost", 1.5, at_least=False),))

@@ -99,6 +99,14 @@ class Pyattn:
         return _contender(pyattn.attention, inputs.query, inputs.key, inputs.value, **options, **more)
 
     @staticmethod
+    def cached(case: AttentionCase, inputs: AttentionInputs) -> Contender:
+        """The same keys and values in the pages of a cache."""
+        batch, _, _, _, head_dim = case.shape
+        cache = pyattn.KVCache(1, inputs.key.shape[1], head_dim, batch_size=batch, dtype=case.dtype)
+        cache.append(0, inputs.key, inputs.value)
+        return _contender(cache.attend, 0, inputs.query)
+
+    @staticmethod
     def additive(case: AdditiveCase, inputs: AdditiveInputs) -> Contender:
         weights = inputs.w_query, inputs.w_key, inputs.w_score
         return _contender(pyattn.additive_attention, inputs.query, inputs.states, inputs.states, *weights)

@@ -114,7 +114,7 @@ def _enter(
 
 
 def measure_cost(case: AttentionCase, inputs: AttentionInputs, threads: int, result: Result, effort: Effort) -> None:
-    """Compare pyattn with itself: what do weights, another score or denormals cost beside the plain call?"""
+    """Compare pyattn with itself: what do weights, pages, another score or denormals cost beside the plain call?"""
     plain = Pyattn.attention(replace(case, score="dot"), inputs).sample
     if case.family == "weights":
         asked = Pyattn.attention(case, inputs, need_weights=True).sample
@@ -122,8 +122,9 @@ def measure_cost(case: AttentionCase, inputs: AttentionInputs, threads: int, res
         write = repeated(lambda: np.empty(shape, np.float32).fill(1.0))  # fresh memory, as the caller gets weights in
         result.times = measure({OURS: asked, "plain": plain, "write": write}, threads, effort)
         writing = result.times["write"].minimum
-    elif case.score != "dot":
-        result.times = measure({OURS: Pyattn.attention(case, inputs).sample, "plain": plain}, threads, effort)
+    elif case.score != "dot" or case.family == "cache":
+        ours = Pyattn.cached(case, inputs) if case.family == "cache" else Pyattn.attention(case, inputs)
+        result.times = measure({OURS: ours.sample, "plain": plain}, threads, effort)
         writing = 0.0
     else:
         asked = Pyattn.attention(case, denormal(inputs, case.family.split()[1])).sample

@@ -31,6 +31,7 @@ __all__ = [
     "AttentionResult",
     "Dropout",
     "Embedding",
+    "KVCache",
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
@@ -82,6 +83,7 @@ _LAZY = ("comparing", "interop", "nn", "plot", "reference", "rotary", "testing",
 _FROM = {
     "Dropout": "nn",
     "Embedding": "nn",
+    "KVCache": "cache",
     "Linear": "nn",
     "MultiheadAttention": "nn",
     "PositionalEncoding": "nn",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from pyattn import nn, plot, rotary, testing
     from pyattn.activations import gelu, silu
     from pyattn.additive import additive_attention
+    from pyattn.cache import KVCache
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import (

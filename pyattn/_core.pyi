@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
@@ -117,6 +118,28 @@ def attention(
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float | AttentionResult: ...
+def paged_attention(
+    query: _Float,
+    pages: Sequence[Sequence[_Float]],
+    kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+    length: int,
+    key_start: int,
+    **options: Any,
+) -> _Float | AttentionResult: ...
+def new_page(elements: int, like: _Float, /) -> _Float: ...
+def append_to_pages(
+    pages: Sequence[Sequence[_Float]],
+    kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+    first: tuple[int, ...],
+    count: tuple[int, ...],
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    layout: Literal["bhsd", "bshd"],
+) -> None: ...
 def as_array(x: npt.ArrayLike, name: str, /) -> npt.NDArray[Any]: ...
 def cast(x: object, name: str, dtype: str, /) -> str: ...
 def as_real(x: npt.ArrayLike, name: str, /) -> _Float: ...

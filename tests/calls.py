@@ -14,6 +14,7 @@ from pyattn import _core, nn
 Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
 HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
+PAGES = [[np.zeros(64 * 8, np.float32)]]
 MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
 TURNS = np.array([1.0, 0.01])
 FROZEN = np.zeros((3, 2), np.float32)
@@ -167,6 +168,9 @@ WORKING = {
     ),
     "rotary, offset": lambda: _core.rotary(Q.T, TURNS[:1], offset=3, num_threads=2, out=np.empty((4, 3), np.float32)),
     "rotary, in place": lambda: (lambda x: _core.rotary(x, TURNS, out=x))(Q.copy()),
+    "paged_attention": lambda: _core.paged_attention(Q[None, None], PAGES, 1, 4, 4, 64, 64, need_lse=True),
+    "new_page": lambda: _core.new_page(7, Q),
+    "append_to_pages": lambda: _core.append_to_pages(PAGES, 1, 4, 4, (3,), (2,), K[None, None], K[None, None], "bhsd"),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
@@ -191,6 +195,30 @@ DROPOUT = nn.Dropout(0.5).eval()
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 ROTARY = nn.RotaryEmbedding(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
+
+ROWS = np.random.default_rng(1).standard_normal((2, 1, 70, 4), np.float32)
+CACHE, WINDOWED = pyattn.KVCache(1, 1, 4, batch_size=2, max_length=200), pyattn.KVCache(1, 1, 4, batch_size=2, window=3)
+for each in (CACHE, WINDOWED):
+    each.append(0, ROWS, -ROWS)
+
+
+def grown(cache, rows):
+    """What one more `append` gives; where it fails, the cache is as it was."""
+    cache = cache.fork()
+    before = cache._layers[0]
+    try:
+        cache.append(0, rows, rows)
+    except MemoryError:
+        assert cache._layers[0] is before
+        raise
+    return cache.attend(0, rows, is_causal=True)
+
+
+def changed(cache):
+    cache.reorder([1, 0, 1])
+    cache.truncate([3, 70, 65])
+    return (*cache.to_arrays(0), *cache.keys(0, 1), *cache.values(0, 2), cache.lengths, cache.nbytes)
+
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
 MODULES = {
@@ -218,6 +246,9 @@ MODULES = {
     ),
     "state_dict": lambda: MHA.load_state_dict(MHA.state_dict()),
     "heads": lambda: nn.from_heads(*nn.to_heads(MHA)).in_proj_weight,
+    "KVCache": lambda: grown(WINDOWED, ROWS),
+    "KVCache, beams": lambda: grown(CACHE.fork(2), np.concatenate([ROWS, ROWS[::-1]])),
+    "KVCache, changes": lambda: changed(CACHE.fork()),
 }
 
 MODULES_MISTAKES = {
@@ -244,6 +275,15 @@ MODULES_MISTAKES = {
     "RotaryEmbedding, dim": lambda: ROTARY(V),
     "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
+    "KVCache, key": lambda: CACHE.append(0, ROWS[:, 0], ROWS),
+    "KVCache, dtype": lambda: CACHE.append(0, ROWS.astype(float), ROWS),
+    "KVCache, lengths": lambda: CACHE.append(0, ROWS, ROWS, lengths=[70, 71]),
+    "KVCache, max_length": lambda: CACHE.append(0, np.concatenate([ROWS, ROWS], 2), np.concatenate([ROWS, ROWS], 2)),
+    "KVCache, query": lambda: CACHE.attend(0, ROWS[..., :3]),
+    "KVCache, mask": lambda: CACHE.attend(0, ROWS, attn_mask=FLAGS),
+    "KVCache, layer": lambda: CACHE.keys(1),
+    "KVCache, truncate": lambda: CACHE.truncate([1, -1]),
+    "KVCache, reorder": lambda: CACHE.reorder([0, 2]),
     "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }
 
@@ -377,6 +417,15 @@ MISTAKES = {
     "rotary, position_ids": lambda: _core.rotary(Q, TURNS, position_ids=[1, 2]),
     "rotary, position_ids dtype": lambda: _core.rotary(Q, TURNS, position_ids=[1.5]),
     "rotary, out": lambda: _core.rotary(Q, TURNS, out=FROZEN),
+    "paged_attention, pages": lambda: _core.paged_attention(Q[None, None], [PAGES], 1, 4, 4, 5, 0),
+    "paged_attention, list": lambda: _core.paged_attention(Q[None, None], [[PAGES[0][0]], 3], 1, 4, 4, 5, 0),
+    "paged_attention, length": lambda: _core.paged_attention(Q[None, None], PAGES, 1, 4, 4, 65, 0),
+    "paged_attention, size": lambda: _core.paged_attention(Q[None, None], PAGES, 1, 4.0, 4, 5, 0),
+    "new_page, size": lambda: _core.new_page(-1, Q),
+    "new_page, like": lambda: _core.new_page(7, np.empty(0, "V0")),
+    "append_to_pages, page": lambda: _core.append_to_pages([[Q]], 1, 4, 4, (0,), (5,), K[None, None], V, "bhsd"),
+    "append_to_pages, first": lambda: _core.append_to_pages(PAGES, 1, 4, 4, ("a",), (5,), K[None, None], V, "bhsd"),
+    "append_to_pages, rows": lambda: _core.append_to_pages(PAGES, 1, 4, 4, (0,), (5,), K[None, None], V, "bhsd"),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),

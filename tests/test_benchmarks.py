@@ -43,7 +43,7 @@ def result_of(**peers):
 
 def test_every_case_has_a_name_of_its_own():
     names = Counter(case.name for case in grid())
-    assert {"linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
+    assert {"cache", "linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
     assert max(names.values()) == 1
 
 
@@ -86,6 +86,16 @@ def test_a_score_is_compared_with_the_dot_product_of_the_same_sizes(score, monke
     monkeypatch.setattr(Pyattn, "attention", lambda case, inputs: asked.append(case.score) or attend(case, inputs))
     result = run_case(AttentionCase("scores", (1, 2, 9, 9, 8), score=score), 1, {}, {}, SHORT)
     assert sorted(asked) == sorted(["dot", score])
+    assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+
+
+def test_pages_are_compared_with_arrays_of_the_same_keys(monkeypatch):
+    asked = []
+    cached = Pyattn.cached
+    monkeypatch.setattr(Pyattn, "cached", lambda case, inputs: asked.append(cached(case, inputs)) or asked[0])
+    case = AttentionCase("cache", (2, 4, 3, 70, 8), kv_heads=2)
+    result = run_case(case, 1, {}, {}, SHORT)
+    np.testing.assert_array_equal(asked[0].output(), Pyattn.attention(case, case.inputs()).output())
     assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
 
 

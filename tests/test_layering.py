@@ -43,6 +43,7 @@ PYTHON_ARROWS = {
         "_version",
         "activations",
         "additive",
+        "cache",
         "comparing",
         "dropping",
         "functional",
@@ -71,6 +72,7 @@ PYTHON_ARROWS = {
     "_version": set(),
     "activations": {"_core", "functional"},
     "additive": {"_core", "dropping", "functional", "single_head"},
+    "cache": {"_core", "cache", "dropping", "functional", "nn"},
     # Of _core the reading of arrays alone; nn and interop in the demonstration alone, tested below.
     "comparing": {"_bounds", "_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
@@ -301,6 +303,7 @@ def test_importing_pyattn_imports_numpy_alone_and_starts_nothing():
         for name in (
             "reference",
             "additive",
+            "cache",
             "tracing",
             "plot",
             "positional",

@@ -61,6 +61,13 @@ typedef struct {
     char *scratch, *partials;
 } attn_plan;
 
+/* The keys or values of a task: rows from `first` on, or in pages, where its head begins at `offset` of each. */
+typedef struct {
+    const char *first;
+    void *const *pages;
+    ptrdiff_t page_count, offset;
+} attn_source;
+
 /* One worker's view of the task at hand. */
 typedef struct {
     const attn_plan *plan;
@@ -72,7 +79,7 @@ typedef struct {
     attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
-    const char *key, *value;
+    attn_source key, value;
     void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
         *turned_keys;
     unsigned char *dead;

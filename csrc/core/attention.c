@@ -20,10 +20,18 @@ typedef struct {
     double largest;   /* size of a key, where scores are distances */
 } key_block;
 
-static key_block block_of(const char *base, const attn_operand *operand, ptrdiff_t from, int keys, ptrdiff_t columns,
-                          ptrdiff_t padded, int size, void *copy)
+/* Keys or values from a multiple of ATTN_BLOCK_KEYS on. Behind the last page comes nothing. */
+static const char *rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
 {
-    const char *at = base + from * operand->row;
+    if (source->pages == NULL) return source->first + from * operand->row;
+    const ptrdiff_t page = attn_smaller(from / ATTN_PAGE_KEYS, source->page_count - 1);
+    return (const char *)source->pages[page] + source->offset;
+}
+
+static key_block block_of(const attn_source *source, const attn_operand *operand, ptrdiff_t from, int keys,
+                          ptrdiff_t columns, ptrdiff_t padded, int size, void *copy)
+{
+    const char *at = rows_at(source, operand, from);
     if (copy == NULL) return (key_block){at, operand->row / size, 0};
     for (int n = 0; n < keys; n++)
         attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
@@ -36,7 +44,7 @@ static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    key_block block = block_of(task->key, &p->key, from, keys, p->head_dim, plan->features, k->size,
+    key_block block = block_of(&task->key, &p->key, from, keys, p->head_dim, plan->features, k->size,
                                plan->copy_keys ? task->key_copy : NULL);
     if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(keys, p->head_dim, plan->features, task->key_copy);
     if (p->score == ATTN_SCORE_DISTANCE)
@@ -244,7 +252,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
-        key_block key = {0}, value = {0};
+        key_block key = {.data = NULL}, value = {.data = NULL};
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
@@ -252,7 +260,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
             if (seen == 0) continue;
             if (value.data == NULL) {
                 if (!plan->decode) key = keys_of(task, from, keys);
-                value = block_of(task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
+                value = block_of(&task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
                                  plan->copy_values ? task->value_copy : NULL);
             }
             attend_block(task, block, from, seen, key, value);
@@ -320,6 +328,17 @@ ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
     return number + (unit * (plan->in_order - 1) + part) * plan->tasks_per_group;
 }
 
+/* in_page: bytes from the beginning of a page to those of all heads. */
+static attn_source source_of(const attn_problem *p, const attn_operand *operand, ptrdiff_t batch, ptrdiff_t head,
+                             ptrdiff_t in_page)
+{
+    if (p->cache == NULL) return (attn_source){.first = attn_part(p, operand, batch, head)};
+    const ptrdiff_t entry = (void *const *const *)(void *)attn_part(p, operand, batch, 0) - p->cache->pages;
+    return (attn_source){.pages = p->cache->pages[entry],
+                         .page_count = p->cache->page_count[entry],
+                         .offset = in_page + head * operand->head};
+}
+
 /* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
  * then groups of heads, then batch entries. Returns the first block's number. */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
@@ -340,8 +359,10 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->group = unit - task->batch * plan->groups;
     task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->hidden_len);
     task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
-    task->key = attn_part(p, &p->key, task->batch, attn_over(task->group * p->group, p->key_group));
-    task->value = attn_part(p, &p->value, task->batch, attn_over(task->group * p->group, p->value_group));
+    const ptrdiff_t head = task->group * p->group;
+    task->key = source_of(p, &p->key, task->batch, attn_over(head, p->key_group), 0);
+    task->value = source_of(p, &p->value, task->batch, attn_over(head, p->value_group),
+                            p->cache ? attn_page_values(p->cache) : 0);
     task->count = (int)(plan->blocks - first < plan->blocks_per_task ? plan->blocks - first : plan->blocks_per_task);
     for (int n = 0; n < task->count; n++) attn_begin_block(task, &task->blocks[n], first + n);
     return first;

@@ -178,7 +178,7 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
     return ATTN_OK;
 }
 
-attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error *error)
+static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_error *error)
 {
     attn_status status;
     attn_axis_places at = {.heads = 0};
@@ -201,4 +201,20 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error
     attn_resolve(&args->key, &at, p, &p->key);
     attn_resolve(&args->value, &at, p, &p->value);
     return ATTN_OK;
+}
+
+attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error *error)
+{
+    attn_cache_views views;
+    attn_status status;
+    p->cache = args->cache;
+    if (args->cache == NULL) return check_arrays(args, p, error);
+
+    attn_args arrays = *args;
+    if (args->extra_keys != 0) FAIL("extra_keys is %td, expected 0 with a cache", args->extra_keys);
+    if ((status = attn_view_cache(args->cache, args->layout, &views, error)) != ATTN_OK) return status;
+    arrays.key = views.key;
+    arrays.value = views.value;
+    status = check_arrays(&arrays, p, error);
+    return status == ATTN_OK ? attn_check_pages(p, error) : status;
 }

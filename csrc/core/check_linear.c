@@ -43,10 +43,10 @@ attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_prod
     product->rows = attn_count_rows(x, weight->shape[0]);
     product->inner = attn_last_size(x);
     product->features = weight->shape[0];
-    product->x = attn_rows_of(x);
-    product->gate = attn_rows_of(&args->gate);
-    product->residual = attn_rows_of(&args->residual);
-    product->y = attn_rows_of(&y);
+    attn_rows_of(x, &product->x);
+    attn_rows_of(&args->gate, &product->gate);
+    attn_rows_of(&args->residual, &product->residual);
+    attn_rows_of(&y, &product->y);
     product->weight = weight->data;
     product->bias = args->bias.data;
     product->weight_row = weight->strides[0];

@@ -102,9 +102,10 @@ static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
 {
     const ptrdiff_t rows = count_rows(args);
     spread_view spread;
+    attn_rows ids;
     begin_spread(args, &spread);
     lay_over(&args->ids, 1, &spread);
-    const attn_rows ids = attn_rows_of(&spread.view);
+    attn_rows_of(&spread.view, &ids);
     for (ptrdiff_t row = 0; row < rows; row++) {
         const int64_t id = id_of(&ids, row);
         if (id < 0 || id >= args->weight.shape[0]) return refuse_id(args, row, id, error);
@@ -140,7 +141,7 @@ static void lay_rows(const attn_embedding_args *args, const attn_view *view, int
     if (view->data == NULL) return;
     begin_spread(args, &spread);
     lay_over(view, behind, &spread);
-    *rows = attn_rows_of(&spread.view);
+    attn_rows_of(&spread.view, rows);
 }
 
 attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)

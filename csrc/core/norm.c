@@ -85,10 +85,10 @@ attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y
     norm->kind = args->kind;
     norm->rows = attn_count_rows(x, attn_last_size(x));
     norm->columns = attn_last_size(x);
-    norm->x = attn_rows_of(x);
-    norm->residual = attn_rows_of(&args->residual);
-    norm->sum = attn_rows_of(&sum);
-    norm->y = attn_rows_of(&y);
+    attn_rows_of(x, &norm->x);
+    attn_rows_of(&args->residual, &norm->residual);
+    attn_rows_of(&sum, &norm->sum);
+    attn_rows_of(&y, &norm->y);
     norm->weight = args->weight.data;
     norm->bias = args->bias.data;
     norm->epsilon = args->epsilon;

@@ -36,6 +36,7 @@ typedef struct {
     int lower_right, average; /* average: weights over heads */
     attn_mask_dtype mask_dtypes[ATTN_MASKS];
     attn_operand masks[ATTN_MASKS];
+    const attn_cache *cache; /* NULL, or what key and value lie in: their data are the tables of pages then */
     attn_operand query, key, value, key_lengths, query_lengths, output, weights, lse;
 } attn_problem;
 
@@ -44,6 +45,23 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn
 
 /* check_masks.c: its part on masks, dropout, lengths and visibility, in a problem whose sizes are known. */
 attn_status attn_check_masks(const attn_args *args, attn_problem *problem, attn_error *error);
+
+/* cache.c: the rules on a cache, and the same as the two arrays that attention's other rules are about. Their batch axis
+ * runs over the tables of pages, their other strides hold inside a page. */
+typedef struct {
+    attn_view key, value;
+    ptrdiff_t shapes[2][4], strides[2][4];
+} attn_cache_views;
+attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_cache_views *views, attn_error *error);
+
+/* cache.c: every position that a row may see is in a page. For a problem whose key_lengths are checked. */
+attn_status attn_check_pages(const attn_problem *problem, attn_error *error);
+
+/* Bytes of a page in front of its values. */
+static inline ptrdiff_t attn_page_values(const attn_cache *cache)
+{
+    return cache->kv_heads * ATTN_PAGE_KEYS * cache->head_dim * (cache->dtype == ATTN_F64 ? 8 : 4);
+}
 
 /* The shapes of the results of a checked problem. */
 void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);

@@ -5,25 +5,23 @@
 #define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
 
 /* Axes that follow one another in memory are one axis: a row is then found without a division for each. */
-attn_rows attn_rows_of(const attn_view *view)
+void attn_rows_of(const attn_view *view, attn_rows *rows)
 {
-    attn_rows rows;
-    rows.data = view->data;
-    rows.axes = 0;
-    if (view->data == NULL) return rows;
-    rows.column = attn_last_stride(view);
+    rows->data = view->data;
+    rows->axes = 0;
+    if (view->data == NULL) return;
+    rows->column = attn_last_stride(view);
     for (int n = 0; n < view->axes - 1; n++) {
-        const int last = rows.axes - 1;
+        const int last = rows->axes - 1;
         if (view->shape[n] == 1) continue;
-        if (last >= 0 && rows.strides[last] == view->shape[n] * view->strides[n]) {
-            rows.shape[last] *= view->shape[n];
-            rows.strides[last] = view->strides[n];
+        if (last >= 0 && rows->strides[last] == view->shape[n] * view->strides[n]) {
+            rows->shape[last] *= view->shape[n];
+            rows->strides[last] = view->strides[n];
         } else {
-            rows.shape[rows.axes] = view->shape[n];
-            rows.strides[rows.axes++] = view->strides[n];
+            rows->shape[rows->axes] = view->shape[n];
+            rows->strides[rows->axes++] = view->strides[n];
         }
     }
-    return rows;
 }
 
 ptrdiff_t attn_count_rows(const attn_view *view, ptrdiff_t columns)

@@ -12,8 +12,8 @@ typedef struct {
     ptrdiff_t column;
 } attn_rows;
 
-/* Nothing in it points to a shape of the caller's. */
-attn_rows attn_rows_of(const attn_view *view);
+/* Nothing in it points to a shape of the caller's. Sizes and strides beyond the axes stay as they are. */
+void attn_rows_of(const attn_view *view, attn_rows *rows);
 
 /* How many rows there are; -1 when they, of `columns` doubles each, do not fit into memory. */
 ptrdiff_t attn_count_rows(const attn_view *view, ptrdiff_t columns);

@@ -54,6 +54,19 @@ typedef enum { ATTN_SCORE_DOT, ATTN_SCORE_COSINE, ATTN_SCORE_DISTANCE, ATTN_SCOR
 
 enum { ATTN_UNBOUNDED = -1 };
 
+/* Keys and values in pages of ATTN_PAGE_KEYS positions, which are read and written in place. A page is aligned to its
+ * elements and holds keys (kv_heads, ATTN_PAGE_KEYS, head_dim) and, right behind them, values (kv_heads, ATTN_PAGE_KEYS,
+ * v_dim), both contiguous. Position j of batch entry b is row j % ATTN_PAGE_KEYS of pages[b][j / ATTN_PAGE_KEYS]. Pages
+ * may be shared; what lies behind a batch entry's last position is never looked at. */
+enum { ATTN_PAGE_KEYS = 64 };
+typedef struct {
+    attn_dtype dtype;            /* ATTN_F32 or ATTN_F64 */
+    void *const *const *pages;   /* (batches): each batch entry's */
+    const ptrdiff_t *page_count; /* (batches): how many those are */
+    ptrdiff_t batches, kv_heads, head_dim, v_dim;
+    ptrdiff_t length; /* positions of the longest batch entry: the length of key and value */
+} attn_cache;
+
 /* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
  *
  * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa (one of which
@@ -65,7 +78,7 @@ enum { ATTN_UNBOUNDED = -1 };
  *
  * where is_causal means a window_right of 0, and offset = query_start - key_start, plus key_length - query_length for
  * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place a part of a longer problem: its rows then
- * get the bits of the whole.
+ * get the bits of the whole. A cache takes the place of arrays with axes (batches, kv_heads, length, dim).
  *
  * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
  * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what
@@ -73,6 +86,7 @@ enum { ATTN_UNBOUNDED = -1 };
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
+    const attn_cache *cache;     /* NULL, or what key and value are read from; those two are not looked at then */
     attn_view mask, padding_mask;
     ptrdiff_t extra_keys; /* so many at the end, which every row sees: all that hides, and its sizes, ends before */
     int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
@@ -113,6 +127,12 @@ ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *s
  * axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
 ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                     attn_error *error);
+
+/* Writes rows of key and value into the cache: `count`[b] of them (NULL: all) to positions first[b], first[b] + 1 ... of
+ * batch entry b. key (batches, kv_heads, new, head_dim) and value (batches, kv_heads, new, v_dim), or as layout says. Its
+ * pages must be there; cache->length is not looked at. */
+ATTN_API attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
+                                       attn_view key, attn_view value, attn_layout layout, attn_error *error);
 
 /* Which weights a call with this dropout_p and seed keeps: keep (units, q_len, kv_len) bytes of 0 and 1, where units are
  * batch entries times heads. A function of (seed, unit, query, key) alone, the last two from their absolute 0. */

@@ -82,7 +82,7 @@ static inline vec K(gelu_tanh)(vec x)
 }
 
 /* `kind` is not known when this is compiled; beside the arithmetic of any of them the question costs nothing. */
-static inline vec K(activation)(attn_activation_kind kind, vec x)
+static __attribute__((noinline)) vec K(activation)(attn_activation_kind kind, vec x)
 {
     switch (kind) {
     case ATTN_KIND_RELU: return V(max)(V(splat)(0), x); /* a NaN stays */

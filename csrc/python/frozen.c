@@ -1,16 +1,5 @@
 #include "frozen.h"
 
-#include <string.h>
-
-void pyattn_freeze(attn_view *view, pyattn_frozen *own)
-{
-    if (view->data == NULL || view->axes == 0) return; /* a scalar's shape is NULL */
-    memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
-    memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
-    view->shape = own->shape;
-    view->strides = own->strides;
-}
-
 int pyattn_unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, pyattn_frozen *own)
 {
     const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;

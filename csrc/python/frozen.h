@@ -2,13 +2,22 @@
 #ifndef PYATTN_FROZEN_H
 #define PYATTN_FROZEN_H
 
+#include <string.h>
+
 #include "convert.h"
 
 typedef struct {
     ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
 } pyattn_frozen;
 
-void pyattn_freeze(attn_view *view, pyattn_frozen *own);
+static inline void pyattn_freeze(attn_view *view, pyattn_frozen *own)
+{
+    if (view->data == NULL || view->axes == 0) return; /* a scalar's shape is NULL */
+    memcpy(own->shape, view->shape, (size_t)view->axes * sizeof *own->shape);
+    memcpy(own->strides, view->strides, (size_t)view->axes * sizeof *own->strides);
+    view->shape = own->shape;
+    view->strides = own->strides;
+}
 
 /* Rows of one array that holds those of query, key and value on top of one another, as torch's in_proj_weight does: q is
  * all of it at first. own (3) keeps the shapes. Returns -1 with a ValueError that calls the array `name`. */

@@ -1,6 +1,7 @@
-/* pyattn.attention: parse, convert, drop the GIL, call, wrap. */
+/* pyattn.attention, on arrays and on the pages of a cache: parse, convert, drop the GIL, call, wrap. */
 #include "linear.h"
 #include "options.h"
+#include "pages.h"
 #include "problem.h"
 
 #include "doc_attention.h"
@@ -12,11 +13,22 @@ static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"attention",  ARGUMENTS,      SCORE_WEIGHT,
                                            SCORE_WEIGHT, argument_names, interned_names};
 
+/* On pages: the same from score_weight on. */
+enum { PAGES = 1, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, KEY_START, PAGED_REST };
+enum { PAGED_ARGUMENTS = PAGED_REST + ARGUMENTS - SCORE_WEIGHT };
+static const char *const paged_names[PAGED_ARGUMENTS] = {
+    "query",  "pages",     "kv_heads",     "head_dim",          "v_head_dim",
+    "length", "key_start", "score_weight", PYATTN_OPTION_NAMES, "out"};
+static PyObject *interned_paged_names[PAGED_ARGUMENTS];
+static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUMENTS, PAGED_REST,
+                                                 PAGED_REST,        paged_names,     interned_paged_names};
+
 /* What one call owns: all released in one place. */
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
     PyArrayObject *product; /* of query and a bilinear score's weight */
     pyattn_option_arrays options;
+    pyattn_pages pages;
 } owned;
 
 static void release(owned *o)
@@ -27,6 +39,7 @@ static void release(owned *o)
     Py_XDECREF(o->weights);
     Py_XDECREF(o->lse);
     pyattn_release_options(&o->options);
+    pyattn_release_pages(&o->pages);
 }
 
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
@@ -58,13 +71,20 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     return 0;
 }
 
-/* score_weight of a bilinear score, beside what it goes between. Returns -1 with a ValueError. */
-static int check_bilinear(const owned *o)
+/* Of a key; -1 where it has none, for which the core has words. */
+static npy_intp key_features(const attn_args *args)
 {
-    PyArrayObject *query = o->inputs[QUERY], *key = o->inputs[KEY], *weight = o->inputs[SCORE_WEIGHT];
-    const int q_axes = PyArray_NDIM(query), k_axes = PyArray_NDIM(key);
-    if (q_axes < 2 || k_axes < 2) return 0; /* the core has words for that */
-    const npy_intp wanted[] = {PyArray_DIM(query, q_axes - 1), PyArray_DIM(key, k_axes - 1)};
+    if (args->cache) return args->cache->head_dim;
+    return args->key.axes < 2 ? -1 : args->key.shape[args->key.axes - 1];
+}
+
+/* score_weight of a bilinear score, beside what it goes between. Returns -1 with a ValueError. */
+static int check_bilinear(const attn_args *args, const owned *o)
+{
+    PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
+    const int q_axes = PyArray_NDIM(query);
+    if (q_axes < 2 || key_features(args) < 0) return 0;
+    const npy_intp wanted[] = {PyArray_DIM(query, q_axes - 1), key_features(args)};
     if (weight == NULL) {
         PyErr_Format(PyExc_ValueError,
                      "score='bilinear' needs score_weight, an array of shape (%zd, %zd): query's features, key's "
@@ -94,8 +114,8 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, attn_produ
         args->has_scale = 1;
         args->scale = 1;
     }
-    if (check_bilinear(o) < 0) return -1;
-    if (weight == NULL || axes < 2 || PyArray_NDIM(o->inputs[KEY]) < 2) return 0;
+    if (check_bilinear(args, o) < 0) return -1;
+    if (weight == NULL || axes < 2 || key_features(args) < 0) return 0;
 
     memcpy(shape, PyArray_DIMS(query), (size_t)axes * sizeof *shape);
     shape[axes - 1] = PyArray_DIM(weight, 1);
@@ -156,54 +176,96 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
     return result;
 }
 
-static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+/* All that follows when keys and values are read: o's inputs and pages, and what args has of them. `values` is laid out
+ * as those of `attention`. */
+static PyObject *attend(PyObject **values, attn_args *args, owned *o)
 {
-    PyObject *values[ARGUMENTS], *result = NULL;
-    owned o = {.output = NULL};
-    attn_args args = {.scale = 0};
     attn_problem problem;
     attn_product product;
     attn_shapes shapes;
     attn_error error;
     attn_status status;
-    (void)self;
 
-    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (pyattn_as_reals(values + QUERY, argument_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) < 0) goto done;
     PyObject *const score = values[OPTIONS + PYATTN_SCORE];
     const int bilinear = score && PyUnicode_Check(score) && PyUnicode_CompareWithASCIIString(score, "bilinear") == 0;
     if (bilinear) values[OPTIONS + PYATTN_SCORE] = NULL;
-    if (pyattn_convert_options(values + OPTIONS, &args, &o.options) < 0) goto done;
-    args.query = pyattn_view(o.inputs[QUERY]);
-    args.key = pyattn_view(o.inputs[KEY]);
-    args.value = pyattn_view(o.inputs[VALUE]);
+    if (pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return NULL;
+    args->query = pyattn_view(o->inputs[QUERY]);
+    if (args->cache == NULL) {
+        args->key = pyattn_view(o->inputs[KEY]);
+        args->value = pyattn_view(o->inputs[VALUE]);
+    }
     if (bilinear) {
-        if (prepare_bilinear(values, &args, &product, &o) < 0) goto done;
-    } else if (o.inputs[SCORE_WEIGHT]) {
-        if (pyattn_make_rows_contiguous(o.inputs + SCORE_WEIGHT, 1) < 0) goto done;
-        args.score_weight = pyattn_view(o.inputs[SCORE_WEIGHT]);
+        if (prepare_bilinear(values, args, &product, o) < 0) return NULL;
+    } else if (o->inputs[SCORE_WEIGHT]) {
+        if (pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1) < 0) return NULL;
+        args->score_weight = pyattn_view(o->inputs[SCORE_WEIGHT]);
     }
-    pyattn_view_options(&o.options, &args); /* last: see there */
+    pyattn_view_options(&o->options, args); /* last: see there */
 
-    if ((status = attn_check_inputs(&args, &problem, &error)) != ATTN_OK) {
-        pyattn_raise(status, &error);
-        goto done;
-    }
-    attn_describe(&args, &problem, &shapes);
-    if (warn_of_likely_mistakes(&shapes, args.layout) < 0) goto done;
-    if (make_results(values, &shapes, args.query.dtype, &o) < 0) goto done;
-    if (pyattn_draw_seed(values + OPTIONS, &args, &problem.dropout_seed) < 0) goto done;
-    if ((status = compute(&args, &problem, o.product ? &product : NULL, &o, &error)) != ATTN_OK)
-        pyattn_raise(status, &error);
-    else
-        result = wrap(values, &o);
+    if ((status = attn_check_inputs(args, &problem, &error)) != ATTN_OK) return pyattn_raise(status, &error);
+    attn_describe(args, &problem, &shapes);
+    if (warn_of_likely_mistakes(&shapes, args->layout) < 0) return NULL;
+    if (make_results(values, &shapes, args->query.dtype, o) < 0) return NULL;
+    if (pyattn_draw_seed(values + OPTIONS, args, &problem.dropout_seed) < 0) return NULL;
+    if ((status = compute(args, &problem, o->product ? &product : NULL, o, &error)) != ATTN_OK)
+        return pyattn_raise(status, &error);
+    return wrap(values, o);
+}
 
-done:
+static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[ARGUMENTS], *result = NULL;
+    owned o = {.output = NULL};
+    attn_args args = {.scale = 0};
+    (void)self;
+
+    if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (pyattn_as_reals(values + QUERY, argument_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) == 0)
+        result = attend(values, &args, &o);
+    release(&o);
+    return result;
+}
+
+/* Query and score_weight, and the pages, which have query's dtype. */
+static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
+{
+    static const char *const names[] = {"query", "score_weight"};
+    PyObject *const arrays[] = {given[QUERY], given[PAGED_REST]};
+    PyArrayObject *reals[] = {NULL, NULL};
+    ptrdiff_t sizes[PAGED_REST - KV_HEADS];
+    for (int n = 0; n < PAGED_REST - KV_HEADS; n++)
+        if (pyattn_size(given[KV_HEADS + n], paged_names[KV_HEADS + n], &sizes[n]) < 0) return -1;
+
+    const int failed = pyattn_as_reals(arrays, names, 2, 1, reals) < 0;
+    o->inputs[QUERY] = reals[0];
+    o->inputs[SCORE_WEIGHT] = reals[1];
+    if (failed || pyattn_convert_pages(given[PAGES], pyattn_dtype(PyArray_TYPE(reals[0])), sizes, &o->pages) < 0)
+        return -1;
+    o->pages.cache.length = sizes[LENGTH - KV_HEADS];
+    args->cache = &o->pages.cache;
+    args->key_start = args->query_start = sizes[KEY_START - KV_HEADS]; /* both are counted from there */
+    return 0;
+}
+
+static PyObject *paged_attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *given[PAGED_ARGUMENTS], *values[ARGUMENTS] = {NULL}, *result = NULL;
+    owned o = {.output = NULL};
+    attn_args args = {.scale = 0};
+    (void)self;
+
+    if (pyattn_parse(&paged_signature, positional, nargs, kwnames, given) < 0) return NULL;
+    memcpy(values + SCORE_WEIGHT, given + PAGED_REST, (ARGUMENTS - SCORE_WEIGHT) * sizeof *values);
+    if (convert_paged(given, &o, &args) == 0) result = attend(values, &args, &o);
     release(&o);
     return result;
 }
 
 PyMethodDef pyattn_attention_methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL | METH_KEYWORDS, DOC_ATTENTION},
+    {"paged_attention", (PyCFunction)(void (*)(void))paged_attention, METH_FASTCALL | METH_KEYWORDS,
+     "paged_attention($module, query, pages, kv_heads, head_dim, v_head_dim, length, key_start, **options)\n--\n\n"
+     "attention over the pages of a cache. See pyattn.KVCache.attend."},
     {NULL, NULL, 0, NULL},
 };

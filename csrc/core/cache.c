@@ -1,0 +1,130 @@
+/* Keys and values in pages: the rules on a cache, what it looks like to attention, and how rows come into it. */
+#include "attend.h"
+#include "check.h"
+#include "copy.h"
+#include "error.h"
+
+_Static_assert((int)ATTN_PAGE_KEYS == (int)ATTN_BLOCK_KEYS, "a page is a block of keys to the kernels");
+
+static ptrdiff_t size_of(const attn_cache *cache) { return cache->dtype == ATTN_F64 ? 8 : 4; }
+
+/* The bytes of a page must be a number that fits. */
+static attn_status check_cache(const attn_cache *c, attn_error *error)
+{
+    ptrdiff_t bytes, key, value;
+    if (c->dtype != ATTN_F32 && c->dtype != ATTN_F64) FAIL("the cache must be float32 or float64");
+    if (c->batches < 0 || c->kv_heads < 0 || c->head_dim < 0 || c->v_dim < 0 || c->length < 0)
+        FAIL("the cache has %td batch entries, %td heads, dims %td and %td, length %td, expected sizes of 0 or more",
+             c->batches, c->kv_heads, c->head_dim, c->v_dim, c->length);
+    if (__builtin_mul_overflow(c->kv_heads, ATTN_PAGE_KEYS * size_of(c), &bytes) ||
+        __builtin_mul_overflow(bytes, c->head_dim, &key) || __builtin_mul_overflow(bytes, c->v_dim, &value) ||
+        __builtin_add_overflow(key, value, &bytes))
+        FAIL("a page is too large for memory: %td heads, dims %td and %td", c->kv_heads, c->head_dim, c->v_dim);
+    return ATTN_OK;
+}
+
+/* One of the two arrays; as the layout orders its axes. */
+static attn_view view_of(const attn_cache *c, attn_layout layout, ptrdiff_t dim, ptrdiff_t *shape, ptrdiff_t *strides)
+{
+    const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
+    const ptrdiff_t row = dim * size_of(c);
+    shape[0] = c->batches, shape[heads] = c->kv_heads, shape[length] = c->length, shape[3] = dim;
+    strides[0] = sizeof *c->pages, strides[heads] = ATTN_PAGE_KEYS * row, strides[length] = row;
+    strides[3] = size_of(c);
+    return (attn_view){(void *)c->pages, c->dtype, 4, shape, strides};
+}
+
+attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_cache_views *v, attn_error *error)
+{
+    const attn_status status = check_cache(cache, error);
+    if (status != ATTN_OK) return status;
+    v->key = view_of(cache, layout, cache->head_dim, v->shapes[0], v->strides[0]);
+    v->value = view_of(cache, layout, cache->v_dim, v->shapes[1], v->strides[1]);
+    return ATTN_OK;
+}
+
+static attn_status check_count(const attn_cache *cache, ptrdiff_t entry, ptrdiff_t positions, attn_error *error)
+{
+    if (attn_ceil_div(positions, ATTN_PAGE_KEYS) > cache->page_count[entry])
+        FAIL("batch entry %td of the cache has %td pages of %d positions, too few for %td", entry,
+             cache->page_count[entry], (int)ATTN_PAGE_KEYS, positions);
+    return ATTN_OK;
+}
+
+attn_status attn_check_pages(const attn_problem *p, attn_error *error)
+{
+    for (ptrdiff_t batch = 0; batch < p->batches; batch++) {
+        const char *table = attn_part(p, &p->key, batch, 0);
+        const ptrdiff_t entry = (table - p->key.data) / (ptrdiff_t)sizeof *p->cache->pages;
+        const ptrdiff_t length = attn_length_of(p, &p->key_lengths, batch, p->kv_len);
+        if (check_count(p->cache, entry, length, error) != ATTN_OK) return ATTN_INVALID;
+    }
+    return ATTN_OK;
+}
+
+/* Rows on their way in ---------------------------------------------------------------------------------------------
+ */
+
+static attn_status check_rows(const char *name, const attn_cache *c, const attn_view *rows, const attn_view *like,
+                              ptrdiff_t new, attn_layout layout, attn_error *error)
+{
+    const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2;
+    ptrdiff_t expected[4];
+    int same = rows->axes == 4;
+    for (int axis = 0; axis < 4; axis++) {
+        expected[axis] = axis == length ? new : like->shape[axis];
+        same = same && rows->shape[axis] == expected[axis];
+    }
+    if (!same)
+        FAIL("%s has shape %s, expected %s: %s", name, attn_shape_text(rows->axes, rows->shape),
+             attn_shape_text(4, expected),
+             layout == ATTN_LAYOUT_BSHD ? "(batch, new, kv_heads, dim)" : "(batch, kv_heads, new, dim)");
+    if (rows->dtype != c->dtype) FAIL("%s has another dtype than the cache", name);
+    return ATTN_OK;
+}
+
+/* Rows [0, count) of one batch entry and head, to position `first` and those after it. */
+static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page, const attn_view *rows,
+                      const char *from, int length, ptrdiff_t first, ptrdiff_t count)
+{
+    const ptrdiff_t dim = rows->shape[3], row = dim * size_of(c);
+    for (ptrdiff_t n = 0; n < count; n++, from += rows->strides[length]) {
+        const ptrdiff_t at = first + n;
+        char *to = (char *)pages[at / ATTN_PAGE_KEYS] + in_page + at % ATTN_PAGE_KEYS * row;
+        attn_copy_row(to, from, rows->strides[3], dim, dim, (int)size_of(c));
+    }
+}
+
+attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_view key,
+                              attn_view value, attn_layout layout, attn_error *error)
+{
+    const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
+    const attn_view *const rows[] = {&key, &value};
+    attn_cache_views views;
+    attn_status status = attn_view_cache(cache, layout, &views, error);
+    if (status != ATTN_OK) return status;
+
+    /* 1. what comes fits, and so does where it goes */
+    const ptrdiff_t new = key.axes == 4 ? key.shape[length] : 0;
+    if ((status = check_rows("key", cache, &key, &views.key, new, layout, error)) != ATTN_OK) return status;
+    if ((status = check_rows("value", cache, &value, &views.value, new, layout, error)) != ATTN_OK) return status;
+    for (ptrdiff_t b = 0; b < cache->batches; b++) {
+        ptrdiff_t end;
+        const ptrdiff_t own = count ? count[b] : new;
+        if (own < 0 || own > new) FAIL("batch entry %td has %td new positions, expected 0 to %td", b, own, new);
+        if (first[b] < 0 || __builtin_add_overflow(first[b], own, &end))
+            FAIL("batch entry %td goes on at position %td, which no array has", b, first[b]);
+        if (own > 0 && (status = check_count(cache, b, end, error)) != ATTN_OK) return status;
+    }
+
+    /* 2. each batch entry, of keys, then of values, each head */
+    for (ptrdiff_t b = 0; b < cache->batches; b++)
+        for (int n = 0; n < 2; n++)
+            for (ptrdiff_t h = 0; h < cache->kv_heads; h++) {
+                const attn_view *part = n == 0 ? &views.key : &views.value;
+                const char *from = (const char *)rows[n]->data + b * rows[n]->strides[0] + h * rows[n]->strides[heads];
+                copy_rows(cache, cache->pages[b], (n ? attn_page_values(cache) : 0) + h * part->strides[heads], rows[n],
+                          from, length, first[b], count ? count[b] : new);
+            }
+    return ATTN_OK;
+}

@@ -1,0 +1,84 @@
+/* Lists of ndarrays as tables of pages. See pages.h. */
+#include "pages.h"
+
+int pyattn_size(PyObject *object, const char *name, Py_ssize_t *size)
+{
+    if (pyattn_integer(object, name, "an int", size) < 0) return -1;
+    if (*size >= 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is %zd, expected 0 or more", name, *size);
+    return -1;
+}
+
+static PyObject *as_tuple(PyObject *object)
+{
+    if (PyList_Check(object) || PyTuple_Check(object)) return PySequence_Tuple(object);
+    PyErr_Format(PyExc_TypeError, "pages is of type %s, expected a list of lists of arrays", Py_TYPE(object)->tp_name);
+    return NULL;
+}
+
+/* A tuple of tuples: what is in them stays while they do. */
+static PyObject *hold(PyObject *tables)
+{
+    PyObject *outer = as_tuple(tables), *held = outer ? PyTuple_New(PyTuple_GET_SIZE(outer)) : NULL;
+    for (Py_ssize_t b = 0; held != NULL && b < PyTuple_GET_SIZE(outer); b++) {
+        PyObject *inner = as_tuple(PyTuple_GET_ITEM(outer, b));
+        if (inner == NULL)
+            Py_CLEAR(held);
+        else
+            PyTuple_SET_ITEM(held, b, inner);
+    }
+    Py_XDECREF(outer);
+    return held;
+}
+
+/* The address of a page, or NULL with an exception. */
+static void *address_of(PyObject *object, attn_dtype dtype, npy_intp elements)
+{
+    PyArrayObject *page = (PyArrayObject *)object;
+    if (PyArray_CheckExact(object) && pyattn_dtype(PyArray_TYPE(page)) == dtype && PyArray_ISCARRAY(page) &&
+        PyArray_SIZE(page) == elements)
+        return PyArray_DATA(page);
+    PyErr_Format(PyExc_ValueError, "a page must be a contiguous array of %zd elements of the cache's dtype", elements);
+    return NULL;
+}
+
+int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages)
+{
+    attn_cache *c = &pages->cache;
+    ptrdiff_t columns, elements;
+    if ((pages->held = hold(tables)) == NULL) return -1;
+    *c = (attn_cache){.dtype = dtype, .batches = PyTuple_GET_SIZE(pages->held)};
+    c->kv_heads = sizes[0], c->head_dim = sizes[1], c->v_dim = sizes[2];
+    if (__builtin_add_overflow(c->head_dim, c->v_dim, &columns) ||
+        __builtin_mul_overflow(columns, c->kv_heads, &elements) ||
+        __builtin_mul_overflow(elements, (ptrdiff_t)ATTN_PAGE_KEYS, &elements)) {
+        PyErr_SetString(PyExc_ValueError, "a page is too large for memory");
+        return -1;
+    }
+
+    size_t total = 0;
+    for (ptrdiff_t b = 0; b < c->batches; b++) total += (size_t)PyTuple_GET_SIZE(PyTuple_GET_ITEM(pages->held, b));
+    pages->counts = PyMem_Malloc((2 * (size_t)c->batches + total + 1) * sizeof(ptrdiff_t)); /* pointers are as large */
+    if (pages->counts == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    void ***const starts = (void ***)(void *)(pages->counts + c->batches);
+    void **next = (void **)(starts + c->batches);
+    for (ptrdiff_t b = 0; b < c->batches; b++) {
+        PyObject *const table = PyTuple_GET_ITEM(pages->held, b);
+        pages->counts[b] = PyTuple_GET_SIZE(table);
+        starts[b] = next;
+        for (ptrdiff_t n = 0; n < pages->counts[b]; n++)
+            if ((*next++ = address_of(PyTuple_GET_ITEM(table, n), dtype, elements)) == NULL) return -1;
+    }
+    c->pages = (void *const *const *)starts;
+    c->page_count = pages->counts;
+    return 0;
+}
+
+void pyattn_release_pages(pyattn_pages *pages)
+{
+    PyMem_Free(pages->counts);
+    Py_XDECREF(pages->held);
+}

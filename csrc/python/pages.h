@@ -1,0 +1,23 @@
+/* The pages of a cache: ndarrays in Python, addresses in the core. */
+#ifndef PYATTN_PAGES_H
+#define PYATTN_PAGES_H
+
+#include "convert.h"
+
+/* What a call holds of a cache while it runs: another thread may drop pages meanwhile. */
+typedef struct {
+    attn_cache cache;
+    PyObject *held;    /* a tuple of each batch entry's pages */
+    ptrdiff_t *counts; /* (batches), and behind them the tables; released with PyMem_Free */
+} pyattn_pages;
+
+/* tables: a list or tuple of lists or tuples of pages, one for each batch entry; a page is a contiguous array of `dtype`
+ * that has one axis. cache.length is left to the caller. Returns -1 with an exception; what is in pages then is the
+ * caller's, too. */
+int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages);
+void pyattn_release_pages(pyattn_pages *pages);
+
+/* An int of 0 or more. Returns -1 with an exception. */
+int pyattn_size(PyObject *object, const char *name, Py_ssize_t *size);
+
+#endif

@@ -1,0 +1,121 @@
+"""A cache as named arrays, to be saved, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.cache.pages import PAGE, Layer, Sizes, empty_layer, gather, grow
+
+__all__ = ["Saved", "read_state", "state_of"]
+
+VERSION = 1
+
+State = Mapping[str, npt.NDArray[Any]]
+
+
+class Saved(NamedTuple):
+    """What a file holds of a cache."""
+
+    settings: list[int]
+    """As given to `state_of`."""
+    sizes: Sizes
+    layers: list[Layer]
+
+
+def state_of(settings: Sequence[int], sizes: Sizes, layers: Sequence[Layer]) -> dict[str, npt.NDArray[Any]]:
+    """Write a cache as arrays; pages that are shared become each batch entry's own.
+
+    Parameters
+    ----------
+    settings : sequence of int
+        What the cache needs besides.
+    sizes : Sizes
+        Of its pages.
+    layers : sequence of Layer
+        One at least.
+
+    Returns
+    -------
+    dict of str to ndarray
+    """
+    state = {
+        "version": np.array(VERSION),
+        "settings": np.array(settings, np.int64),
+        "sizes": np.array(sizes[:3], np.int64),
+        "starts": np.array([layer.starts for layer in layers], np.int64),
+        "lengths": np.array([layer.lengths for layer in layers], np.int64),
+    }
+    for n, layer in enumerate(layers):
+        state[f"{n}.key"], state[f"{n}.value"] = gather(layer, sizes)
+    return state
+
+
+def read_state(state: State) -> Saved:
+    """Read what `state_of` wrote.
+
+    Parameters
+    ----------
+    state : mapping of str to ndarray
+        Nothing in it is trusted.
+
+    Returns
+    -------
+    Saved
+
+    Raises
+    ------
+    ValueError
+        Something is missing, or does not fit the rest.
+    """
+    if int(_array(state, "version", 0)) != VERSION:
+        raise ValueError(f"version is {state['version']}, expected {VERSION}")
+    settings, numbers = (_array(state, name, 1).tolist() for name in ("settings", "sizes"))
+    starts, lengths = _array(state, "starts", 2), _array(state, "lengths", 2)
+    if len(numbers) != 3 or min(numbers) < 1:
+        raise ValueError(f"sizes are {numbers}, expected three of 1 or more")
+    if starts.shape != lengths.shape or len(starts) == 0:
+        raise ValueError(f"starts have shape {starts.shape} and lengths {lengths.shape}, expected the same")
+    if (starts < 0).any() or (starts > lengths).any() or (starts % PAGE).any():
+        raise ValueError(f"starts are {starts.tolist()} and lengths {lengths.tolist()}")
+    sizes = Sizes(numbers[0], numbers[1], numbers[2], _floats(state, "0.key").dtype)
+    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+    return Saved(settings, sizes, [_layer(state, n, sizes, *pair) for n, pair in enumerate(pairs)])
+
+
+def _layer(state: State, n: int, sizes: Sizes, starts: list[int], lengths: list[int]) -> Layer:
+    batches, start = len(starts), min(starts, default=0)
+    rows = [_floats(state, f"{n}.{name}") for name in ("key", "value")]
+    for name, array, dim in zip(("key", "value"), rows, (sizes.head_dim, sizes.v_head_dim), strict=True):
+        expected = (batches, sizes.kv_heads, max(lengths, default=0) - start, dim)
+        if array.shape != expected or array.dtype != sizes.dtype:
+            raise ValueError(f"{n}.{name} is {array.shape} of {array.dtype}, expected {expected} of {sizes.dtype}")
+    held = [length - own for length, own in zip(lengths, starts, strict=True)]
+    layer = grow(empty_layer(batches), sizes, held, None)
+    for b, count in enumerate(held):
+        at = starts[b] - start
+        key, value = (array[b : b + 1, :, at : at + count] for array in rows)
+        _core.append_to_pages(layer.pages[b : b + 1], *sizes[:3], (0,), (count,), key, value, "bhsd")
+    return Layer(layer.pages, tuple(starts), tuple(lengths))
+
+
+def _array(state: State, name: str, axes: int) -> npt.NDArray[Any]:
+    """Integers with so many axes."""
+    if name not in state:
+        raise ValueError(f"there is no {name}")
+    array = state[name]
+    if array.dtype != np.int64 or array.ndim != axes:
+        raise ValueError(f"{name} has {array.ndim} axes and dtype {array.dtype}, expected {axes} and int64")
+    return array
+
+
+def _floats(state: State, name: str) -> npt.NDArray[Any]:
+    if name not in state:
+        raise ValueError(f"there is no {name}")
+    if state[name].dtype not in (np.float32, np.float64):
+        raise ValueError(f"{name} has dtype {state[name].dtype}, expected float32 or float64")
+    return state[name]

@@ -1,0 +1,179 @@
+"""What a cache's methods take: rows of keys and values, queries, and integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.cache.pages import Sizes
+from pyattn.functional import Layout
+
+__all__ = ["as_counts", "as_floats", "as_integers", "as_query", "as_rows"]
+
+AXES = {"bhsd": "(batch_size, {heads}, {length}, {dim})", "bshd": "(batch_size, {length}, {heads}, {dim})"}
+
+
+def as_rows(
+    key: npt.ArrayLike, value: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout
+) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], int]:
+    """Read keys and values of new positions.
+
+    Parameters
+    ----------
+    key : array_like, (batches, kv_heads, new, head_dim)
+        Or as the layout says.
+    value : array_like, (batches, kv_heads, new, v_head_dim)
+        As many.
+    batches : int
+        Batch entries of the cache.
+    sizes : Sizes
+        Of the cache's pages.
+    layout : {'bhsd', 'bshd'}
+        Of both.
+
+    Returns
+    -------
+    rows : (key, value)
+        As arrays.
+    new : int
+        Positions.
+    """
+    if layout not in AXES:
+        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    arrays = []
+    for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.v_head_dim)):
+        array = as_floats(x, name, sizes.dtype)
+        new = array.shape[_length_axis(layout)] if array.ndim == 4 else 0
+        other: Layout = "bhsd" if layout == "bshd" else "bshd"
+        if array.shape != _shape(batches, sizes.kv_heads, new, dim, layout):
+            wanted = _shape(batches, sizes.kv_heads, "new", dim, layout)
+            dim_name = "head_dim" if name == "key" else "v_head_dim"
+            axes = AXES[layout].format(heads="num_kv_heads", length="new", dim=dim_name)
+            fits = array.ndim == 4 and array.shape == _shape(
+                batches, sizes.kv_heads, array.shape[_length_axis(other)], dim, other
+            )
+            hint = f"; if its axes are those of {other!r}, pass layout={other!r}" if fits else ""
+            expected = ", ".join(map(str, wanted))
+            raise ValueError(f"{name} has shape {array.shape}, expected ({expected}): {axes}{hint}")
+        arrays.append(array)
+    new, others = (array.shape[_length_axis(layout)] for array in arrays)
+    if new != others:
+        raise ValueError(f"value has {others} new positions but key has {new}")
+    return (arrays[0], arrays[1]), new
+
+
+def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
+    """Read queries; what else is wrong with their shape the core says.
+
+    Parameters
+    ----------
+    x : array_like, (batches, heads, length, head_dim)
+        Or as the layout says.
+    batches : int
+        Batch entries of the cache.
+    sizes : Sizes
+        Of the cache's pages.
+    layout : {'bhsd', 'bshd'}
+        Of x.
+
+    Returns
+    -------
+    query : ndarray
+    length : int
+    """
+    if layout not in AXES:
+        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    query = as_floats(x, "query", sizes.dtype)
+    if query.ndim != 4 or query.shape[0] != batches:
+        axes = AXES[layout].format(heads="heads", length="length", dim="head_dim")
+        raise ValueError(f"query has shape {query.shape}, expected {axes}: the cache has {batches} batch entries")
+    return query, query.shape[_length_axis(layout)]
+
+
+def as_integers(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    """Read integers.
+
+    Parameters
+    ----------
+    x : array_like of int
+        Of any shape.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    ndarray
+    """
+    array = _core.as_array(x, name)
+    if array.dtype.kind not in "iu" and array.size:  # [] is an array of floats
+        raise TypeError(f"{name} has dtype {array.dtype}, expected integers; pass numpy.asarray({name}, numpy.int64)")
+    return array
+
+
+def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> list[int]:
+    """Read numbers of positions.
+
+    Parameters
+    ----------
+    x : int or array_like of int, (batches,)
+        One for each batch entry, or one for all.
+    name : str
+        What messages call it.
+    batches : int
+        Batch entries.
+    most : int or None
+        The largest that makes sense.
+
+    Returns
+    -------
+    list of int
+        One for each batch entry.
+    """
+    array = as_integers(x, name)
+    if array.shape not in ((), (batches,)):
+        raise ValueError(f"{name} has shape {array.shape}, expected ({batches},): one for each batch entry")
+    counts = [int(n) for n in array.ravel()] * (batches if array.ndim == 0 else 1)
+    for n in counts:
+        if n < 0 or (most is not None and n > most):
+            expected = "0 or more" if most is None else f"0 <= n <= {most}"
+            raise ValueError(f"{name} holds {n}, expected {expected}")
+    return counts
+
+
+def as_floats(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read an array as strictly as modules do: a dtype that differs is likelier a mistake than a wish.
+
+    Parameters
+    ----------
+    x : array_like
+        Of any shape.
+    name : str
+        What messages call it.
+    dtype : dtype
+        The cache's.
+
+    Returns
+    -------
+    ndarray
+        Without a copy where NumPy can view x.
+    """
+    array = _core.as_array(x, name)
+    found = array.dtype.newbyteorder("=")
+    if found != dtype:
+        other = f", or make the cache with dtype=numpy.{found}" if found in (np.float32, np.float64) else ""
+        raise TypeError(
+            f"{name} has dtype {array.dtype}, expected {dtype} as the cache's; "
+            f"pass {_core.cast(x, name, f'numpy.{dtype}')}{other}"
+        )
+    return array
+
+
+def _length_axis(layout: Layout) -> int:
+    return 1 if layout == "bshd" else 2
+
+
+def _shape(batches: int, heads: int, length: Any, dim: int, layout: Layout) -> tuple[Any, ...]:
+    return (batches, length, heads, dim) if layout == "bshd" else (batches, heads, length, dim)

@@ -1,0 +1,297 @@
+"""`KVCache`: its state is a `Layer` for each layer, which a change replaces as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+from pyattn.cache import files, pages
+from pyattn.cache.inputs import as_counts, as_integers, as_rows
+from pyattn.cache.pages import Layer, Sizes
+from pyattn.cache.reader import CacheReader, number_of
+from pyattn.functional import Layout
+from pyattn.nn.dtypes import as_count, as_float_dtype
+
+__all__ = ["KVCache"]
+
+SETTINGS = ("num_layers", "num_kv_heads", "head_dim", "v_head_dim", "window", "max_length")
+
+
+class KVCache(CacheReader):
+    """Keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
+
+    A position stays at its address from its `append` on, and a token's attention has the bits that attention over all
+    tokens at once gives its row. Batch entries may have different lengths. Any number of threads may read at once;
+    changes are one thread's at a time, and one that fails, or is interrupted, changes nothing.
+
+    Parameters
+    ----------
+    num_layers : int
+        Layers, each with keys and values of its own.
+    num_kv_heads : int
+        Heads of keys and values.
+    head_dim : int
+        Features of a key.
+    v_head_dim : int, optional
+        Features of a value. Default: head_dim.
+    batch_size : int
+        Batch entries. Default: 1.
+    dtype : dtype
+        numpy.float32, the default, or numpy.float64.
+    window : int, optional
+        A query sees its own position and so many before it, in every call of `attend`; pages behind that are let go.
+        Default: None, all positions.
+    max_length : int, optional
+        No batch entry may have more positions. Default: None, as many as memory holds.
+
+    Attributes
+    ----------
+    num_layers, num_kv_heads, head_dim, v_head_dim : int
+    dtype : dtype
+    window, max_length : int or None
+
+    Raises
+    ------
+    TypeError
+        An argument is no integer, or dtype is neither float32 nor float64.
+    ValueError
+        A size is too small.
+
+    Examples
+    --------
+    Three tokens at once, then one, which sees all four:
+
+    >>> import numpy as np, pyattn
+    >>> cache = pyattn.KVCache(num_layers=1, num_kv_heads=2, head_dim=8)
+    >>> query = key = value = np.ones((1, 2, 3, 8), np.float32)
+    >>> cache.append(0, key, value)
+    >>> cache.attend(0, query, is_causal=True).shape
+    (1, 2, 3, 8)
+    >>> cache.append(0, key[:, :, :1], value[:, :, :1])
+    >>> cache.attend(0, query[:, :, :1], is_causal=True).shape
+    (1, 2, 1, 8)
+    >>> cache.lengths
+    array([4])
+    """
+
+    def __init__(
+        self,
+        num_layers: SupportsIndex,
+        num_kv_heads: SupportsIndex,
+        head_dim: SupportsIndex,
+        v_head_dim: SupportsIndex | None = None,
+        *,
+        batch_size: SupportsIndex = 1,
+        dtype: npt.DTypeLike = np.float32,
+        window: SupportsIndex | None = None,
+        max_length: SupportsIndex | None = None,
+    ) -> None:
+        self.num_layers = as_count(num_layers, "num_layers", least=1)
+        self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1)
+        self.head_dim = as_count(head_dim, "head_dim", least=1)
+        self.v_head_dim = self.head_dim if v_head_dim is None else as_count(v_head_dim, "v_head_dim", least=1)
+        self.dtype = as_float_dtype(dtype)
+        self.window = None if window is None else as_count(window, "window", least=0)
+        self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)
+        self._sizes = Sizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
+        batches = as_count(batch_size, "batch_size", least=0)
+        self._layers = [pages.empty_layer(batches) for _ in range(self.num_layers)]
+
+    def __repr__(self) -> str:
+        """All settings, and how far it got."""
+        settings = ", ".join(f"{name}={getattr(self, name)}" for name in SETTINGS)
+        return f"{type(self).__name__}({settings}, dtype={self.dtype}, lengths={self.lengths.tolist()})"
+
+    def __copy__(self) -> KVCache:
+        """As `fork`: the two go on by themselves."""
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """As `fork`: what they share neither changes."""
+        return self.fork()
+
+    def _with(self, layers: list[Layer]) -> KVCache:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, _layers=layers)
+        return other
+
+    # Changes
+
+    def append(
+        self,
+        layer: SupportsIndex,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        lengths: npt.ArrayLike | None = None,
+        *,
+        layout: Layout = "bhsd",
+    ) -> None:
+        """Store keys and values of new positions behind those that are there.
+
+        Parameters
+        ----------
+        layer : int
+            Layer.
+        key : array_like, (batch_size, num_kv_heads, new, head_dim)
+            Of the cache's dtype. With layout='bshd': (batch_size, new, num_kv_heads, head_dim).
+        value : array_like, (batch_size, num_kv_heads, new, v_head_dim)
+            In the same layout.
+        lengths : array_like of int, (batch_size,), optional
+            How many of the new positions of each batch entry count; those behind are padding, and not stored.
+            Default: None, all.
+        layout : {'bhsd', 'bshd'}
+            Default: 'bhsd'.
+
+        Raises
+        ------
+        TypeError
+            key or value has another dtype.
+        ValueError
+            Shapes do not fit, or there would be more than max_length positions.
+        MemoryError
+            The cache is as it was, as after every error.
+        """
+        rows, new = as_rows(key, value, self.batch_size, self._sizes, layout)
+        counts = as_counts(new if lengths is None else lengths, "lengths", self.batch_size, new)
+        number = number_of(layer, "layer", self.num_layers)
+        before = self._layers[number]
+        for b, (length, count) in enumerate(zip(before.lengths, counts, strict=True)):
+            if self.max_length is not None and length + count > self.max_length:
+                raise ValueError(
+                    f"batch entry {b} has {length} positions and would get {count} more: max_length is "
+                    f"{self.max_length}"
+                )
+        after = pages.grow(before, self._sizes, counts, self.window)
+        first = tuple(length - start for length, start in zip(before.lengths, after.starts, strict=True))
+        _core.append_to_pages(after.pages, *self._sizes[:3], first, tuple(counts), *rows, layout)
+        self._layers[number] = after
+
+    def truncate(self, length: npt.ArrayLike) -> None:
+        """Drop positions at the end, of every layer.
+
+        What follows an `append` that not all layers got: ``cache.truncate(cache.lengths)``.
+
+        Parameters
+        ----------
+        length : int or array_like of int, (batch_size,)
+            No batch entry is longer then; one that is shorter stays as it is.
+
+        Raises
+        ------
+        TypeError
+            Not an integer.
+        ValueError
+            Negative, or the window of a query that comes next would reach pages that were let go.
+        """
+        most = as_counts(length, "length", self.batch_size, None)
+        for layer in self._layers:
+            for b, (start, own, wanted) in enumerate(zip(layer.starts, layer.lengths, most, strict=True)):
+                left = min(own, wanted)
+                if start > max(0, left - (self.window or 0)) and left > 0 and left < own:
+                    raise ValueError(
+                        f"length of batch entry {b} is {left}, and its window of {self.window} begins before position "
+                        f"{start}, the first that is held; truncate to {start + (self.window or 0)} or more, or to 0"
+                    )
+        self._layers = [pages.cut(layer, most) for layer in self._layers]
+
+    def fork(self, n: SupportsIndex = 1) -> KVCache:
+        """Make another cache with each batch entry `n` times in a row, on the same pages.
+
+        Each goes on by itself: at its next `append` a batch entry copies its last page, in each layer, where that is
+        shared and not full. This cache stays as it is.
+
+        Parameters
+        ----------
+        n : int
+            As a number of beams. Default: 1.
+
+        Returns
+        -------
+        KVCache
+            Of batch_size * n batch entries.
+        """
+        times = as_count(n, "n", least=0)
+        return self._with(
+            [pages.pick(layer, np.repeat(range(self.batch_size), times).tolist()) for layer in self._layers]
+        )
+
+    def reorder(self, index: npt.ArrayLike) -> None:
+        """Replace each batch entry by another, as beams go on from those that were best; pages are shared.
+
+        Parameters
+        ----------
+        index : array_like of int, (n,)
+            Batch entry i becomes what batch entry index[i] was, and n the batch size.
+
+        Raises
+        ------
+        TypeError
+            Not integers.
+        ValueError
+            Not one axis, or there is no such batch entry.
+        """
+        chosen = as_integers(index, "index")
+        if chosen.ndim != 1:
+            raise ValueError(f"index has shape {chosen.shape}, expected one axis: (n,)")
+        wrong = chosen[(chosen < 0) | (chosen >= self.batch_size)]
+        if wrong.size:
+            raise ValueError(f"index holds {wrong[0]}, expected batch entries from 0 to {self.batch_size - 1}")
+        self._layers = [pages.pick(layer, chosen.tolist()) for layer in self._layers]
+
+    # Files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is held to a file.
+
+        Parameters
+        ----------
+        path : str or path
+            Ends in ``.npz``, or in ``.safetensors``, which needs the package safetensors. A file that is there is
+            replaced.
+
+        Raises
+        ------
+        ValueError
+            path has another ending.
+        """
+        from pyattn.nn import save  # with zipfile, which takes longer than all of this package
+
+        settings = [-1 if n is None else n for n in (self.window, self.max_length)]
+        save(files.state_of(settings, self._sizes, self._layers), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> KVCache:
+        """Read a cache that was saved.
+
+        Parameters
+        ----------
+        path : str or path
+            As `save` takes it.
+
+        Returns
+        -------
+        KVCache
+
+        Raises
+        ------
+        ValueError
+            path has another ending, or the file holds no cache.
+        OSError
+            The file cannot be read.
+        """
+        from pyattn.nn import load
+
+        try:
+            (window, max_length), sizes, layers = files.read_state(load(path))
+            limits = {"window": window, "max_length": max_length}
+            cache = cls(len(layers), *sizes[:3], dtype=sizes.dtype, **{k: n for k, n in limits.items() if n >= 0})
+            cache._layers = layers
+        except (OSError, MemoryError, ImportError):
+            raise
+        except Exception as error:  # of zipfile, zlib and NumPy, all of their own kinds
+            raise ValueError(f"{os.fspath(path)} holds no cache that was saved: {error}") from error
+        return cache

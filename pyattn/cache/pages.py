@@ -1,0 +1,289 @@
+"""The pages that a `KVCache` keeps keys and values in, and what happens to lists of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import _core
+
+PAGE = 64
+"""Positions in a page: a block of keys to the core's kernels."""
+
+Page: TypeAlias = npt.NDArray[Any]
+"""Keys (kv_heads, PAGE, head_dim), and behind them values (kv_heads, PAGE, v_head_dim), with one axis.
+
+A view of an array that owns the memory, and so is every part of it: who looks at a page does not hold it. The
+references to a page are those of the lists that it is in, and tell who shares it.
+"""
+
+
+class Sizes(NamedTuple):
+    """Of a page."""
+
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    dtype: np.dtype[Any]
+
+    def new_page(self) -> Page:
+        """Make a page of zeros: nothing of what the memory held before gets into a file.
+
+        Returns
+        -------
+        Page
+        """
+        return _core.new_page(self.kv_heads * PAGE * (self.head_dim + self.v_head_dim), np.empty(0, self.dtype))
+
+    def views(self, page: Page) -> tuple[Page, Page]:
+        """Look into a page.
+
+        Parameters
+        ----------
+        page : Page
+            Of this size.
+
+        Returns
+        -------
+        keys : ndarray, (kv_heads, PAGE, head_dim)
+        values : ndarray, (kv_heads, PAGE, v_head_dim)
+        """
+        border = self.kv_heads * PAGE * self.head_dim
+        keys = page[:border].reshape(self.kv_heads, PAGE, self.head_dim)
+        return keys, page[border:].reshape(self.kv_heads, PAGE, self.v_head_dim)
+
+
+class Layer(NamedTuple):
+    """What a layer holds. Neither it nor its lists are changed: a change is another layer in its place.
+
+    So a change that fails leaves what was, and who reads in another thread sees all of one or all of the other.
+    """
+
+    pages: tuple[list[Page], ...]
+    """Of each batch entry; no list is in two places, for the references to a page to be counted."""
+    starts: tuple[int, ...]
+    """Position of each batch entry's first page: a multiple of PAGE."""
+    lengths: tuple[int, ...]
+    """Each batch entry's positions, with those whose pages were let go."""
+
+    @property
+    def start(self) -> int:
+        """The first position that any batch entry holds."""
+        return min(self.starts, default=0)
+
+    @property
+    def length(self) -> int:
+        """That of the longest batch entry."""
+        return max(self.lengths, default=0)
+
+
+def empty_layer(batches: int) -> Layer:
+    """Begin without positions.
+
+    Parameters
+    ----------
+    batches : int
+        Batch entries.
+
+    Returns
+    -------
+    Layer
+    """
+    return Layer(tuple([] for _ in range(batches)), (0,) * batches, (0,) * batches)
+
+
+# A list that holds an object, and what `sys.getrefcount` itself holds.
+_probe = [object()]
+_ALONE = sys.getrefcount(_probe[-1])
+
+
+def is_shared(pages: list[Page]) -> bool:
+    """Tell whether the last of some pages is in another list, too.
+
+    Parameters
+    ----------
+    pages : list of Page
+        One at least.
+
+    Returns
+    -------
+    bool
+    """
+    return sys.getrefcount(pages[-1]) > _ALONE
+
+
+def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) -> Layer:
+    """Make room for more positions; what is stored stays where it is.
+
+    A page that is neither full nor this batch entry's alone is copied: one at most.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+    sizes : Sizes
+        Of its pages.
+    counts : sequence of int
+        How many positions each batch entry gets.
+    window : int or None
+        How many positions before its own a query sees: pages that no new query sees are left out.
+
+    Returns
+    -------
+    Layer
+    """
+    pages, starts, lengths = [], [], []
+    for table, start, length, count in zip(*layer, counts, strict=True):
+        if count == 0:
+            pages.append(list(table))
+            starts.append(start)
+            lengths.append(length)
+            continue
+        missing = -((start - length - count) // PAGE) - len(table)
+        copied = []
+        if length % PAGE and is_shared(table):
+            copied = [sizes.new_page()]
+            copied[0][:] = table[-1]
+        gone = 0 if window is None else max(0, length - window - start) // PAGE
+        kept = table[: len(table) - len(copied)] + copied
+        pages.append((kept + [sizes.new_page() for _ in range(missing)])[gone:])
+        starts.append(start + gone * PAGE)
+        lengths.append(length + count)
+    return Layer(tuple(pages), tuple(starts), tuple(lengths))
+
+
+def pick(layer: Layer, index: Iterable[int]) -> Layer:
+    """Choose batch entries, which share all pages with those they come from.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+    index : iterable of int
+        Batch entry n of the result is index[n] of this one.
+
+    Returns
+    -------
+    Layer
+    """
+    chosen = [(list(layer.pages[b]), layer.starts[b], layer.lengths[b]) for b in index]
+    return Layer(
+        tuple(pages for pages, _, _ in chosen),
+        tuple(start for _, start, _ in chosen),
+        tuple(length for _, _, length in chosen),
+    )
+
+
+def cut(layer: Layer, lengths: Sequence[int]) -> Layer:
+    """Drop what is at the end.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+    lengths : sequence of int
+        No batch entry of the result is longer.
+
+    Returns
+    -------
+    Layer
+    """
+    pages, starts, kept = [], [], []
+    for table, start, length, most in zip(*layer, lengths, strict=True):
+        own = min(length, most)
+        pages.append(table[: -((start - own) // PAGE)] if own else [])
+        starts.append(start if own else 0)
+        kept.append(own)
+    return Layer(tuple(pages), tuple(starts), tuple(kept))
+
+
+def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
+    """Look into the pages of a batch entry, read-only.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+    sizes : Sizes
+        Of its pages.
+    batch : int
+        Batch entry.
+
+    Returns
+    -------
+    list of (keys, values)
+        (kv_heads, n, head_dim) and (kv_heads, n, v_head_dim) of each page, in order; n is PAGE but for the last.
+    """
+    views = []
+    for n, page in enumerate(layer.pages[batch]):
+        filled = min(PAGE, layer.lengths[batch] - layer.starts[batch] - n * PAGE)
+        keys, values = (part[:, :filled] for part in sizes.views(page))
+        keys.flags.writeable = values.flags.writeable = False
+        views.append((keys, values))
+    return views
+
+
+def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
+    """Copy all pages into two arrays, with zeros where a batch entry has no position.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+    sizes : Sizes
+        Of its pages.
+
+    Returns
+    -------
+    keys : ndarray, (batch, kv_heads, length - start, head_dim)
+    values : ndarray, (batch, kv_heads, length - start, v_head_dim)
+    """
+    shape = (len(layer.lengths), sizes.kv_heads, layer.length - layer.start)
+    keys = np.zeros((*shape, sizes.head_dim), sizes.dtype)
+    values = np.zeros((*shape, sizes.v_head_dim), sizes.dtype)
+    for b, start in enumerate(layer.starts):
+        at = start - layer.start
+        for key, value in views_of(layer, sizes, b):
+            keys[b, :, at : at + key.shape[1]] = key
+            values[b, :, at : at + key.shape[1]] = value
+            at += PAGE
+    return keys, values
+
+
+def tables_of(layer: Layer) -> list[list[Page]]:
+    """List each batch entry's pages from `layer.start` on, as the core reads them.
+
+    Parameters
+    ----------
+    layer : Layer
+        What there is.
+
+    Returns
+    -------
+    list of list of Page
+        In the place of a page that was let go stands another, which no query sees.
+    """
+    unseen = next((table[:1] for table in layer.pages if table), [])
+    return [
+        unseen * ((start - layer.start) // PAGE) + table for table, start in zip(layer.pages, layer.starts, strict=True)
+    ]
+
+
+def bytes_of(layers: Iterable[Layer]) -> int:
+    """Count the memory of all pages, each once.
+
+    Parameters
+    ----------
+    layers : iterable of Layer
+        What there is.
+
+    Returns
+    -------
+    int
+    """
+    pages = {id(page): page for layer in layers for table in layer.pages for page in table}
+    return sum(page.nbytes if page.base is None else page.base.nbytes for page in pages.values())
