@@ -33,6 +33,7 @@ class Regime(NamedTuple):
     kv_heads: int
     groups: tuple[int, ...]
     dims: tuple[int, ...]
+    least_kv_heads: int = 0  # 0: not every case has heads
 
 
 NARROW, WIDE = (4, 8, 16, 17, 24), (24, 40, 64, 72, 80, 96, 128, 130, 200, 256)
@@ -47,8 +48,13 @@ REGIMES = (
     Regime("wide decode", 2, (1, 16), (300, 1600), 1, 2, (1, 2, 4), WIDE),
     Regime("flat", 2, (1, 3), (1001, 16384), 1, 1, (1, 2), (2, 8)),
 )
-CASES_PER_CELL = sum(regime.cases for regime in REGIMES)
-CASES = len(CELLS) * CASES_PER_CELL
+LATER_REGIMES = (  # their cases are numbered behind all others, which so keep their numbers
+    Regime("long queries", 2, (201, 400), (261, 450), 1, 1, (1,), NARROW),
+    Regime("many heads", 2, (101, 160), (201, 320), 1, 4, (1, 2, 3), (*NARROW, 40, 64), 2),
+)
+PER_CELL, LATER_PER_CELL = (sum(regime.cases for regime in regimes) for regimes in (REGIMES, LATER_REGIMES))
+LATER = len(CELLS) * PER_CELL  # the first of their numbers
+CASES = LATER + len(CELLS) * LATER_PER_CELL
 
 WORTH_THREADS = 1_000_000  # a call with less work runs on one thread, whatever num_threads says: csrc/core/plan.c
 STORAGE = ("contiguous", "fortran", "reversed", "stepped", "transposed", "stride 0", "frozen", "unaligned", "swapped")
@@ -106,15 +112,27 @@ class Inputs(NamedTuple):
     arguments: dict[str, Any]
 
 
+def cases_of(cell: int) -> list[int]:
+    """The numbers of a cell's cases."""
+    later = LATER + cell * LATER_PER_CELL
+    return [*range(cell * PER_CELL, (cell + 1) * PER_CELL), *range(later, later + LATER_PER_CELL)]
+
+
+def cell_of(index: int) -> int:
+    """The cell that a case belongs to."""
+    return index // PER_CELL if index < LATER else (index - LATER) // LATER_PER_CELL
+
+
+def _regime_of(index: int) -> Regime:
+    regimes = REGIMES if index < LATER else LATER_REGIMES
+    within = cases_of(cell_of(index)).index(index) - (0 if index < LATER else PER_CELL)
+    return [regime for regime in regimes for _ in range(regime.cases)][within]
+
+
 def draw(index: int) -> Case:
     """Choose everything about a case but its numbers."""
-    cell, within = divmod(index, CASES_PER_CELL)
-    mask, causal, dtype = CELLS[cell]
-    rng = np.random.default_rng([SEED, index])
-    for regime in REGIMES:
-        if within < regime.cases:
-            break
-        within -= regime.cases
+    mask, causal, dtype = CELLS[cell_of(index)]
+    rng, regime = np.random.default_rng([SEED, index]), _regime_of(index)
     sizes = _draw_sizes(rng, regime)
     if regime.name == "degenerate":
         sizes = _shrink_an_axis(rng, sizes)
@@ -155,7 +173,9 @@ def _draw_sizes(rng, regime: Regime) -> dict[str, Any]:
         return int(rng.integers(low, high + 1))
 
     axes = _choice(rng, ("none", "batch", "heads", "batch heads", "batch batch heads"), weights=(2, 3, 2, 10, 2))
-    kv_heads = between(1, regime.kv_heads) if "heads" in axes else None
+    if regime.least_kv_heads and "heads" not in axes:
+        axes = "batch heads"
+    kv_heads = between(max(1, regime.least_kv_heads), regime.kv_heads) if "heads" in axes else None
     q_len, kv_len = between(*regime.q_len), between(*regime.kv_len)
     if regime.name in ("degenerate", "small") and rng.random() < 0.3:
         kv_len = q_len

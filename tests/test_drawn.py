@@ -22,8 +22,11 @@ from pyattn import _core
 # were asked the same question.
 TORCH_BARS = {"flat": 256.0}
 TORCH_BAR = 64.0
+NO_FURTHER = 1.5  # ours from the exact answer than PyTorch's, at worst of a family of numbers
+# Values of 1e-38: pyattn takes denormals for 0, PyTorch does not. What that may cost is part of a ratio's unit.
+FLUSHED, FLUSHED_BAR = ("tiny", "float32"), 1.0
 REPLAY = os.environ.get("PYATTN_TEST_CASE")
-CELLS = [int(REPLAY) // drawing.CASES_PER_CELL] if REPLAY else range(len(drawing.CELLS))
+CELLS = [drawing.cell_of(int(REPLAY))] if REPLAY else range(len(drawing.CELLS))
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +38,26 @@ def record(summary, levels):
 
 
 class Record:
-    """Counts of (mask, causal, dtype, level), and the worst (ratio, case) by (who, regime is flat)."""
+    """Counts of (mask, causal, dtype, level), and the worst (ratio, case) by (who, regime is flat).
+
+    Of the cases that PyTorch has: their number, and the worst ratios (ours, PyTorch's) by (family of numbers, dtype).
+    """
 
     def __init__(self, levels):
         self.levels = levels
         self.runs: Counter = Counter()
         self.worst: dict = {}
+        self.beside: dict = {}
+        self.with_torch = 0
 
     def note(self, who, case, ratio):
         place = (who, "flat" if case.regime == "flat" else "others")
         self.worst[place] = max(self.worst.get(place, (0.0, 0)), (ratio, case.index))
+
+    def note_beside(self, case, ours, theirs):
+        family = case.family, case.dtype
+        self.beside[family] = np.maximum(self.beside.get(family, 0), (ours, theirs))
+        self.with_torch += 1
 
     def lines(self):
         yield f"runs of each cell at {', '.join(self.levels)}"
@@ -58,13 +71,14 @@ class Record:
                 yield " ".join([f"{mask + ', ' + dtype:22}", *(f"{cell:>18}" for cell in cells)])
         for (who, family), (ratio, index) in sorted(self.worst.items()):
             yield f"worst output error ratio, {family:6} {who:7} {ratio:6.2f}  (case {index})"
+        for (family, dtype), (ours, theirs) in sorted(self.beside.items()):
+            yield f"worst beside PyTorch, {family:6} {dtype}: pyattn {ours:5.2f}, PyTorch {theirs:5.2f}"
 
 
 @pytest.fixture(scope="module", params=CELLS, ids=lambda cell: "-".join(drawing.CELLS[cell]))
 def drawn(request):
     """The cases of a cell: (case, inputs, expected). Computed once for all levels and both tests below."""
-    first = request.param * drawing.CASES_PER_CELL
-    indices = [int(REPLAY)] if REPLAY else range(first, first + drawing.CASES_PER_CELL)
+    indices = [int(REPLAY)] if REPLAY else drawing.cases_of(request.param)
     cases = [drawing.draw(index) for index in indices]
     return [(case, inputs, _expect(case, inputs)) for case in cases for inputs in [drawing.build(case)]]
 
@@ -131,9 +145,21 @@ def test_pytorch_agrees(drawn, record, torch):
         if not ratio <= bar:
             failures.append(f"torch: output ratio {ratio:.3g} > {bar:g}: {case}")
         ours = _attend(case, inputs, expected).output
+        record.note_beside(case, bounds.output_ratio(ours, expected), ratio)
         if not np.all(np.abs(ours - theirs) <= (case.bar + bar) * expected.output_unit):
             failures.append(f"torch and pyattn differ: {case}")
     assert not failures, _explain(failures)
+
+
+@pytest.mark.peers
+def test_no_further_from_the_exact_answer_than_pytorch(record):
+    """PyTorch's MATH backend is its own reference. The worst of a family of numbers: one case may differ by chance."""
+    all_cases = sum(torch_twin.has_case(drawing.draw(index)) for index in range(drawing.CASES))
+    if record.with_torch < all_cases:
+        pytest.skip(f"{record.with_torch} of {all_cases} cases ran: these are figures of all")
+    for family, (ours, theirs) in record.beside.items():
+        bar = FLUSHED_BAR if family == FLUSHED else NO_FURTHER * theirs
+        assert ours <= bar, f"{family}: pyattn {ours:.3g}, PyTorch {theirs:.3g}"
 
 
 def _explain(failures):
@@ -148,8 +174,11 @@ def test_the_draw_covers_what_it_must(summary):
     cells = Counter((case.mask, case.causal, case.dtype) for case in cases)
     wanted = {  # name: (how many there are, how many there must be)
         "cases": (len(cases), 2000),
+        "cases that PyTorch has": (sum(map(torch_twin.has_case, cases)), 1500),
         "the smallest cell": (min(cells[cell] for cell in drawing.CELLS), 10),
         "L > 100 and S > 260": (sum(case.q_len > 100 and case.kv_len > 260 for case in cases), len(cases) / 4),
+        "L > 200 and S > 260": (sum(case.q_len > 200 and case.kv_len > 260 for case in cases), 100),
+        "L > 100, several key/value heads": (sum(case.q_len > 100 and (case.kv_heads or 0) > 1 for case in cases), 100),
         "S > 1,000": (sum(case.kv_len > 1000 for case in cases), 300),
         "L > 100, S > 260, head_dim >= 64": (
             sum(case.q_len > 100 and case.kv_len > 260 and case.head_dim >= 64 for case in cases),
