@@ -55,7 +55,11 @@ def page_addresses(cache, layer=0, batch=0):
     return [view.__array_interface__["data"][0] for view in cache.keys(layer, batch) + cache.values(layer, batch)]
 
 
+def pages_held(cache):
+    """As many as its memory has room for; beside them there are cache lines that align them."""
+    return cache.nbytes // page_bytes(cache)
+
+
 def page_bytes(cache):
-    """Of one page; another cache line aligns it."""
     elements = cache.num_kv_heads * PAGE * (cache.head_dim + cache.v_head_dim)
-    return elements * cache.dtype.itemsize + 64
+    return elements * cache.dtype.itemsize

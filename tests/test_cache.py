@@ -18,7 +18,7 @@ from caches import (
     draw,
     fill,
     page_addresses,
-    page_bytes,
+    pages_held,
     part,
 )
 from helpers import assert_same_bits
@@ -170,7 +170,7 @@ def test_memory_is_that_of_the_pages(arrays):
     cache = cache_for(arrays, layers=3)
     assert cache.nbytes == 0
     fill(cache, arrays, 65, layer=1)
-    assert cache.nbytes == BATCH * 2 * page_bytes(cache)
+    assert pages_held(cache) == BATCH * 2
 
 
 def test_pages_begin_at_cache_lines(arrays):

@@ -8,7 +8,20 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from caches import BATCH, LENGTH, PAGE, STEPS, cache_for, decode, draw, fill, page_addresses, page_bytes, part
+from caches import (
+    BATCH,
+    LENGTH,
+    PAGE,
+    STEPS,
+    cache_for,
+    decode,
+    draw,
+    fill,
+    page_addresses,
+    page_bytes,
+    pages_held,
+    part,
+)
 from helpers import assert_same_bits
 
 import pyattn
@@ -40,7 +53,7 @@ def test_a_fork_copies_one_page_a_layer_at_its_first_append(arrays):
         forked.append(layer, *row)
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert forked.nbytes <= cache.nbytes + beams * layers * page_bytes(cache)
+    assert pages_held(forked) <= pages_held(cache) + beams * layers
     assert taken < (beams * layers + 1) * page_bytes(cache)
 
     held = forked.nbytes
@@ -55,7 +68,7 @@ def test_a_full_page_is_not_copied(arrays):
     forked.append(0, *row)
     for b in range(2 * BATCH):
         assert page_addresses(forked, batch=b)[:2] == page_addresses(cache, batch=b // 2)[:2]
-    assert forked.nbytes == (2 * BATCH + 2 * 2 * BATCH // 2) * page_bytes(cache)
+    assert pages_held(forked) == 2 * BATCH + 2 * BATCH
 
 
 def test_beams_go_on_by_themselves(arrays, level):
@@ -111,10 +124,11 @@ def test_copies_go_on_by_themselves(arrays, copied):
 
 
 def test_truncated_and_appended_is_never_having_appended(arrays, level):
-    cache = fill(cache_for(arrays), arrays, 200)
+    cache = fill(cache_for(arrays), arrays, 128)
+    cache.append(0, *part(arrays[1:], 128, 200))
     address = page_addresses(cache)[0]
     cache.truncate(70)
-    assert cache.nbytes == BATCH * 2 * page_bytes(cache)
+    assert pages_held(cache) == BATCH * 2
     cache.append(0, *part(arrays[1:], 200, 260))
     other = fill(cache_for(arrays), arrays, 70)
     other.append(0, *part(arrays[1:], 200, 260))
@@ -165,10 +179,17 @@ def test_a_window_lets_pages_go(arrays, window):
     cache = cache_for(arrays, window=window)
     for at in range(LENGTH):
         cache.append(0, *part(arrays[1:], at, at + 1))
-        assert cache.nbytes <= BATCH * (-(-window // PAGE) + 2) * page_bytes(cache)
+        assert pages_held(cache) <= BATCH * (-(-window // PAGE) + 2)
     assert cache.start(0) == (LENGTH - 1 - window) // PAGE * PAGE
     for found, expected in zip(cache.to_arrays(0), arrays[1:], strict=True):
         assert_same_bits(found, expected[:, :, cache.start(0) :])
+
+
+def test_a_window_lets_the_pages_of_a_prompt_go(arrays):
+    cache = fill(cache_for(arrays, window=10), arrays, 300)
+    assert pages_held(cache) == BATCH * 5
+    cache.append(0, *part(arrays[1:], 300, 301))
+    assert pages_held(cache) == BATCH
 
 
 def test_windows_of_batch_entries_of_different_lengths(arrays, level):
@@ -183,7 +204,7 @@ def test_windows_of_batch_entries_of_different_lengths(arrays, level):
     assert_same_bits(result[1:, :, :1], alone[:, :, -1:])
     whole = pyattn.attention(*(array[:1, :, :300] for array in arrays), is_causal=True, window=(10, None))
     assert_same_bits(result[:1], whole[:, :, -3:])
-    assert cache.nbytes == BATCH * page_bytes(cache)
+    assert pages_held(cache) == BATCH
 
 
 # Anything, in any order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,31 +21,28 @@ State = Mapping[str, npt.NDArray[Any]]
 class Saved(NamedTuple):
     """What a file holds of a cache."""
 
-    settings: list[int]
-    """As given to `state_of`."""
+    window: int | None
+    max_length: int | None
     sizes: Sizes
     layers: list[Layer]
 
 
-def state_of(settings: Sequence[int], sizes: Sizes, layers: Sequence[Layer]) -> dict[str, npt.NDArray[Any]]:
+def state_of(saved: Saved) -> dict[str, npt.NDArray[Any]]:
     """Write a cache as arrays; pages that are shared become each batch entry's own.
 
     Parameters
     ----------
-    settings : sequence of int
-        What the cache needs besides.
-    sizes : Sizes
-        Of its pages.
-    layers : sequence of Layer
-        One at least.
+    saved : Saved
+        All of it.
 
     Returns
     -------
     dict of str to ndarray
     """
+    sizes, layers = saved.sizes, saved.layers
     state = {
         "version": np.array(VERSION),
-        "settings": np.array(settings, np.int64),
+        "settings": np.array([-1 if n is None else n for n in (saved.window, saved.max_length)], np.int64),
         "sizes": np.array(sizes[:3], np.int64),
         "starts": np.array([layer.starts for layer in layers], np.int64),
         "lengths": np.array([layer.lengths for layer in layers], np.int64),
@@ -74,7 +71,7 @@ def read_state(state: State) -> Saved:
     """
     if int(_array(state, "version", 0)) != VERSION:
         raise ValueError(f"version is {state['version']}, expected {VERSION}")
-    settings, numbers = (_array(state, name, 1).tolist() for name in ("settings", "sizes"))
+    (window, max_length), numbers = (_array(state, name, 1).tolist() for name in ("settings", "sizes"))
     starts, lengths = _array(state, "starts", 2), _array(state, "lengths", 2)
     if len(numbers) != 3 or min(numbers) < 1:
         raise ValueError(f"sizes are {numbers}, expected three of 1 or more")
@@ -83,11 +80,13 @@ def read_state(state: State) -> Saved:
     if (starts < 0).any() or (starts > lengths).any() or (starts % PAGE).any():
         raise ValueError(f"starts are {starts.tolist()} and lengths {lengths.tolist()}")
     sizes = Sizes(numbers[0], numbers[1], numbers[2], _floats(state, "0.key").dtype)
+    window, max_length = (None if n < 0 else n for n in (window, max_length))
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
-    return Saved(settings, sizes, [_layer(state, n, sizes, *pair) for n, pair in enumerate(pairs)])
+    layers = [_layer(state, n, sizes, window, *pair) for n, pair in enumerate(pairs)]
+    return Saved(window, max_length, sizes, layers)
 
 
-def _layer(state: State, n: int, sizes: Sizes, starts: list[int], lengths: list[int]) -> Layer:
+def _layer(state: State, n: int, sizes: Sizes, window: int | None, starts: list[int], lengths: list[int]) -> Layer:
     batches, start = len(starts), min(starts, default=0)
     rows = [_floats(state, f"{n}.{name}") for name in ("key", "value")]
     for name, array, dim in zip(("key", "value"), rows, (sizes.head_dim, sizes.v_head_dim), strict=True):
@@ -95,7 +94,7 @@ def _layer(state: State, n: int, sizes: Sizes, starts: list[int], lengths: list[
         if array.shape != expected or array.dtype != sizes.dtype:
             raise ValueError(f"{n}.{name} is {array.shape} of {array.dtype}, expected {expected} of {sizes.dtype}")
     held = [length - own for length, own in zip(lengths, starts, strict=True)]
-    layer = grow(empty_layer(batches), sizes, held, None)
+    layer = grow(empty_layer(batches), sizes, held, window)
     for b, count in enumerate(held):
         at = starts[b] - start
         key, value = (array[b : b + 1, :, at : at + count] for array in rows)

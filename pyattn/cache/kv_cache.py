@@ -24,8 +24,8 @@ SETTINGS = ("num_layers", "num_kv_heads", "head_dim", "v_head_dim", "window", "m
 class KVCache(CacheReader):
     """Keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
 
-    A position stays at its address from its `append` on, and a token's attention has the bits that attention over all
-    tokens at once gives its row. Batch entries may have different lengths. Any number of threads may read at once;
+    A position stays at its address from its `append` on, but for the one page that a `fork` copies, and a token's
+    attention has the bits that attention over all tokens at once gives its row. Batch entries may have different lengths. Any number of threads may read at once;
     changes are one thread's at a time, and one that fails, or is interrupted, changes nothing.
 
     Parameters
@@ -260,8 +260,7 @@ class KVCache(CacheReader):
         """
         from pyattn.nn import save  # with zipfile, which takes longer than all of this package
 
-        settings = [-1 if n is None else n for n in (self.window, self.max_length)]
-        save(files.state_of(settings, self._sizes, self._layers), path)
+        save(files.state_of(files.Saved(self.window, self.max_length, self._sizes, self._layers)), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KVCache:
@@ -286,9 +285,8 @@ class KVCache(CacheReader):
         from pyattn.nn import load
 
         try:
-            (window, max_length), sizes, layers = files.read_state(load(path))
-            limits = {"window": window, "max_length": max_length}
-            cache = cls(len(layers), *sizes[:3], dtype=sizes.dtype, **{k: n for k, n in limits.items() if n >= 0})
+            window, max_length, sizes, layers = files.read_state(load(path))
+            cache = cls(len(layers), *sizes[:3], dtype=sizes.dtype, window=window, max_length=max_length)
             cache._layers = layers
         except (OSError, MemoryError, ImportError):
             raise

@@ -46,7 +46,7 @@ class CacheReader:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all pages, those that are shared counted once."""
+        """Memory that all pages hold, counted once where they share it."""
         return pages.bytes_of(self._layers)
 
     def start(self, layer: SupportsIndex) -> int:
