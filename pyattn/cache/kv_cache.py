@@ -25,8 +25,9 @@ class KVCache(CacheReader):
     """Keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
 
     A position stays at its address from its `append` on, but for the one page that a `fork` copies, and a token's
-    attention has the bits that attention over all tokens at once gives its row. Batch entries may have different lengths. Any number of threads may read at once;
-    changes are one thread's at a time, and one that fails, or is interrupted, changes nothing.
+    attention has the bits that attention over all tokens at once gives its row. Batch entries may have different
+    lengths. Any number of threads may read at once; changes are one thread's at a time, and one that fails, or is
+    interrupted, changes nothing.
 
     Parameters
     ----------
