@@ -17,6 +17,7 @@ from pyattn._article import W_KEY, W_QUERY, W_VALUE, X
 
 PICTURES = Path(__file__).parent / "pictures"
 ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
+LONG = ["自然语言处理", "与", "深度学习", "的应用场景", "包括", "机器翻译系统和对话机器人助手", "以及信息检索"]
 CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "了"]
 
 
@@ -29,6 +30,18 @@ def attend(tokens, pairs, heads=None):
         return pyattn.softmax(near)
     reach = np.geomspace(0.3, 4, heads)[:, None, None]
     return pyattn.softmax(near * reach + np.random.default_rng(0).standard_normal((heads, *near.shape)))
+
+
+def sentence(tokens, length, heads=None):
+    """The tokens over and over, and what they attend to: some back, some on, and full stops most."""
+    rng = np.random.default_rng(1)
+    tokens = [tokens[i % len(tokens)] for i in range(length)]
+    near = np.subtract.outer(np.arange(length), np.arange(length))
+    many = heads or 1
+    shift, reach = rng.integers(-9, 10, (many, 1, 1)), np.geomspace(3, length, many)[::-1, None, None]
+    scores = -np.abs(near - shift) / reach + 2 * rng.standard_normal((many, 1, length))
+    weights = pyattn.softmax(scores + rng.standard_normal((many, length, length)))
+    return tokens, weights if heads else weights[0]
 
 
 def encode(length, features):
@@ -53,6 +66,14 @@ def main():
     save(plot.flow(weights, ENGLISH).figure, "flow")
     chinese = attend(CHINESE, [("它", "动物"), ("累", "动物")])
     save(plot.flow(chinese, CHINESE, dark=True).figure, "flow-chinese")
+    tokens, many = sentence(ENGLISH, 200)
+    save(plot.heatmap(many, tokens).figure, "heatmap-200")
+    tokens, many = sentence(ENGLISH, 40)
+    save(plot.flow(many, tokens).figure, "flow-40")
+    tokens, many = sentence(ENGLISH, 128, heads=12)
+    save(plot.heads(many, tokens), "heads-128")
+    tokens, many = sentence(LONG, 14)
+    save(plot.heatmap(many, tokens, title="自然语言处理").figure, "heatmap-chinese")
     save(plot.mask(pyattn.masks.causal(len(ENGLISH)), ENGLISH).figure, "mask")
     save(plot.positional(encode(100, 64)).figure, "positional")
     trace = pyattn.trace(X, W_QUERY, W_KEY, W_VALUE)

@@ -154,21 +154,20 @@ def heads(
         figure.set_layout_engine(room_for_labels())
     lettering = Lettering([*rows, *columns, read_title(title) or ""])
     limits = _span(array, 0.0)
-    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    grid = figure.subplots(down, across, squeeze=False)  # shared axes take time that grows with their number squared
     for ax, head in zip(grid.flat, range(down * across), strict=True):
         if head >= len(array):
             ax.remove()
             continue
         ax.set_facecolor(look.ground)
         image = _draw_map(ax, array[head], limits, look)
-        ax.tick_params(length=2, labelleft=False, labelbottom=False)
-        if head % across == 0:
-            label_tokens(ax, "y", rows, lettering, look, size=7)
-            ax.tick_params(labelleft=True)
-        if head + across >= len(array):  # nothing stands under it
-            label_tokens(ax, "x", columns, lettering, look, size=7)
-            ax.tick_params(labelbottom=True)
-        ax.set_title(f"head {head}", fontsize=9)
+        label_tokens(ax, "y", rows, lettering, look, size=7)
+        label_tokens(ax, "x", columns, lettering, look, size=7)
+        under = head + across >= len(array)  # nothing stands under it
+        ax.tick_params(length=2, labelleft=head % across == 0, labelbottom=under)
+        ax.set_title(f"head {head}", fontsize=9, y=1)  # where it would be put, but not looked for
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_label_coords(0, 0)  # nor this place, of a label that is empty
         colour_axes(ax, look)
     _name_sides(figure, look, lettering, title)
     _add_scale(figure.axes, image, look)
@@ -209,7 +208,7 @@ def mask(
     Raises
     ------
     ValueError
-        The mask has not two axes, or tokens do not fit their number.
+        The mask has not two axes, or holds NaN or inf, or tokens do not fit their number.
     TypeError
         The mask holds integers, or no real numbers.
 
@@ -224,8 +223,11 @@ def mask(
     if array.dtype.kind not in "bf":
         fix = "; pass masks.from_ones(mask) if 1 = attend" if array.dtype.kind in "iu" else ""
         raise TypeError(f"mask has dtype {array.dtype}, expected bool (True = attend) or float (added){fix}")
-    added = np.where(array, 0, -np.inf) if array.dtype.kind == "b" else array.astype(np.float64)
+    with np.errstate(over="ignore"):  # of a long double, which is infinite then
+        added = np.where(array, 0, -np.inf) if array.dtype.kind == "b" else array.astype(np.float64)
     added = read_matrix(added, "mask", "(L, S)", "choose one, mask[0]")
+    for i, j in np.argwhere(~(added < np.inf))[:1]:
+        raise ValueError(f"mask[{i}, {j}] is {added[i, j]}, which makes all weights of a row NaN; -inf blocks a key")
     rows, columns = _read_sides(added.shape, queries, keys)
     own = ax is None
     ax = new_axes(*_size_for(rows, columns)) if ax is None else ax
@@ -309,7 +311,11 @@ def _size_for(rows: list[str], columns: list[str]) -> tuple[float, float]:
 def _span(array: Array, *others: float) -> Normalize:
     """From the least finite number to the largest, those given among them."""
     numbers = np.append(array[np.isfinite(array)], others)
-    low, high = (numbers.min(), numbers.max()) if numbers.size else (0.0, 0.0)
+    low, high = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
+    if high / 4 - low / 4 > np.finfo(np.float64).max / 16:
+        raise ValueError(
+            f"numbers from {low:.3g} to {high:.3g} span too much for a scale of colours; divide them first"
+        )
     return Normalize(low, high if high > low else low + 1)
 
 
