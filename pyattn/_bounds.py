@@ -135,7 +135,7 @@ def expect(
     features, keys = q.shape[-1], k.shape[-2]
     scale = reference.default_scale(score, features) if scale is None else abs(scale)
     with np.errstate(all="ignore"):
-        a = _score_sizes(q, k, score, scale, arguments.get("score_weight"))
+        a = score_sizes(q, k, score, scale, arguments.get("score_weight"))
         if mask is not None and mask.dtype != np.bool_:
             a = a + np.abs(mask.astype(np.float64))
         a = np.where(visible, a, 0)
@@ -154,8 +154,26 @@ def expect(
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, flat, largest)
 
 
-def _score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
-    """Compute what the rounding of scores is relative to."""
+def score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
+    """Compute what the rounding of scores is relative to: the size of what was added up to make each.
+
+    Parameters
+    ----------
+    q : ndarray, (..., L, features)
+        Queries.
+    k : ndarray, (..., S, features)
+        Keys.
+    score : str
+        The score function.
+    scale : float
+        Its scale, without a sign.
+    weight : array_like or None
+        Its weight, if it has one.
+
+    Returns
+    -------
+    ndarray, (..., L, S)
+    """
     if score == "distance":
         return _distance_sizes(q, k, scale)
     q, k = np.abs(q), np.abs(k)
@@ -172,27 +190,6 @@ def _distance_sizes(q: Array, k: Array, scale: Any) -> Array:
     squares = [scale * (x * x).sum(-1) for x in (q, k)]
     both = squares[0][..., np.newaxis] + 2 * scale * (np.abs(q) @ np.abs(k).mT) + squares[1][..., np.newaxis, :]
     return np.asarray(np.fmin(both, 2 * PRODUCT_LIMIT) - 3 * reference.scores(q, k, "distance", scale))
-
-
-def score_sizes(query: Array, key: Array, score: str, weight: Any) -> Array:
-    """Return the size of what was added up to make each score, without its scale: see the table above.
-
-    Parameters
-    ----------
-    query : ndarray, (..., L, features)
-        One per row.
-    key : ndarray, (..., S, features)
-        One per row.
-    score : str
-        The score function.
-    weight : array_like or None
-        Its weight, if it has one.
-
-    Returns
-    -------
-    ndarray, (..., L, S)
-    """
-    return _score_sizes(query, key, score, weight)
 
 
 def _flat(shares: Array, visible: Array) -> Array:

@@ -121,7 +121,8 @@ def _attention(f: Formula, c: Computed, precision: Precision) -> dict[str, Array
     q, k, v = (np.abs(np.nan_to_num(x)) for x in c.operands[:3])
     found, operands = _projected(f, precision)
     scale, flush = abs(f.factor), (k.shape[-2] + q.shape[-1] + 1) * tiny
-    size = scale * _bounds.score_sizes(q, k, f.score_function, f.score_weight)
+    query, key = (np.nan_to_num(x) for x in c.operands[:2])
+    size = _bounds.score_sizes(query, key, f.score_function, scale, f.score_weight)
     size = np.where(c.visible, size + np.abs(np.nan_to_num(c.bias, posinf=0, neginf=0)), 0)
     largest = size.max(axis=-1, keepdims=True, initial=0)
     w, before, moved = np.abs(c.weights), np.zeros(()), np.zeros_like(c.weights)
