@@ -23,6 +23,7 @@ ALL_LEVELS = ("scalar", "avx2", "avx512", "neon")
 LEVELS = tuple(_core._levels())  # of this machine, best first
 FORCED = os.environ.get("PYATTN_ISA")
 WITH_PEERS = os.environ.get("PYATTN_TEST_PEERS", "1") != "0"
+SHARE = os.environ.get("PYATTN_TEST_SHARE", "1-1/1")  # first-last/of: which files of the suite, dealt out in turn
 WITH_JAX = os.environ.get("PYATTN_TEST_JAX", "0") != "0"
 
 SECTIONS = pytest.StashKey[dict[str, list[str]]]()
@@ -33,6 +34,16 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "threads: more than one thread is at work; repeated under ThreadSanitizer")
     config.addinivalue_line("markers", "slow: takes more than some seconds")
     config.stash[SECTIONS] = {}
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave out files that belong to another share."""
+    dealt, of = SHARE.split("/")
+    first, last = map(int, dealt.split("-"))
+    files = sorted(path.name for path in Path(__file__).parent.glob("test_*.py"))
+    if collection_path.name in files and not first - 1 <= files.index(collection_path.name) % int(of) < last:
+        return True
+    return None  # others decide
 
 
 def pytest_collection_modifyitems(config, items):

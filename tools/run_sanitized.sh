@@ -4,6 +4,7 @@
 #   tools/run_sanitized.sh address|thread [arguments for pytest]
 #
 # `address` stands for AddressSanitizer with UndefinedBehaviorSanitizer. Takes .venv as `make test` leaves it, and gcc.
+# PYATTN_TEST_SHARE (tests/conftest.py) runs some of the files, beside another share.
 # Only pyattn is instrumented, not Python, NumPy or PyTorch: races and overruns inside those are not looked for.
 set -euo pipefail
 
@@ -11,7 +12,7 @@ kind=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$root/.venv/bin/python
-tree=$root/build/sanitized-$kind
+tree=$root/build/sanitized-$kind${PYATTN_TEST_SHARE:+-${PYATTN_TEST_SHARE//\//-of-}}
 reports=$tree/build/reports
 
 # Reports go to files, so that none is lost with the output of a test's subprocess. gcc's UBSan cannot do that beside
