@@ -121,7 +121,17 @@ def check_needs(rng):
     return {"my_attention": my_attention, "actual": actual, "query": query, "key": key, "value": value}
 
 
-NEEDS = (nothing, attention_needs, nothing, linear_needs, multi_head_needs, compare_needs, check_needs, nothing)
+NEEDS = (
+    nothing,
+    attention_needs,
+    nothing,
+    linear_needs,
+    multi_head_needs,
+    nothing,
+    compare_needs,
+    check_needs,
+    nothing,
+)
 
 
 @pytest.mark.peers
