@@ -15,9 +15,9 @@
 
 /* A block of keys or values as the kernels read it. */
 typedef struct {
-    const void *data;
-    ptrdiff_t stride; /* of rows, in reals */
-    double largest;   /* size of a key, where scores are distances */
+    const void *data, *next; /* next: where those after a whole block lie */
+    ptrdiff_t stride;        /* of rows, in reals */
+    double largest;          /* size of a key, where scores are distances */
 } key_block;
 
 /* Keys or values from a multiple of ATTN_BLOCK_KEYS on. Behind the last page comes nothing. */
@@ -32,10 +32,10 @@ static key_block block_of(const attn_source *source, const attn_operand *operand
                           ptrdiff_t columns, ptrdiff_t padded, int size, void *copy)
 {
     const char *at = rows_at(source, operand, from);
-    if (copy == NULL) return (key_block){at, operand->row / size, 0};
+    if (copy == NULL) return (key_block){at, rows_at(source, operand, from + ATTN_BLOCK_KEYS), operand->row / size, 0};
     for (int n = 0; n < keys; n++)
         attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
-    return (key_block){copy, padded, 0};
+    return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * size, padded, 0};
 }
 
 /* Keys as the scores want them. */
@@ -223,7 +223,8 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
         score_turned(task, block, keys, key, scores);
         return;
     }
-    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, scores);
+    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, key.next,
+                                 scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
     for (int r = 0; r < block->rows; r++) /* lanes without a key are read, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));

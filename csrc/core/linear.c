@@ -171,7 +171,8 @@ static void multiply_features(const linear_plan *plan, const worker_memory *w, p
             const char *packed = w->packed + (size_t)(n - first) * plan->packed_bytes;
             char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
             if (plan->few)
-                k->decode_scores(block.rows, features, inner, packed, weight, stride, panel);
+                k->decode_scores(block.rows, features, inner, packed, weight, stride,
+                                 weight + FEATURES * stride * k->size, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);

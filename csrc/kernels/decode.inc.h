@@ -63,19 +63,21 @@ typedef void K(squares_of)(ptrdiff_t features, const real *const *query, const r
                            K(row_stream) * soon, vec *acc);
 ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squares, K(squares_of) * single, int rows,
                                   int keys, ptrdiff_t head_dim, const real *queries, const real *key,
-                                  ptrdiff_t key_stride, real *scores)
+                                  ptrdiff_t key_stride, const real *next_key, real *scores)
 {
     const K(walk) walk = K(walk_of)(G, head_dim, key_stride);
     const int most = walk == K(SINGLE) ? 1 : G;
     for (int n = 0, groups; n < keys; n += groups * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
-        K(row_stream) soon = K(rows_soon)(k, key_stride, head_dim, most * LANES);
+        K(row_stream) soon = K(rows_soon)(key, next_key, n, key_stride, head_dim, most * LANES);
         groups = keys - n >= most * LANES ? most : 1;
 
         for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
             const ptrdiff_t inner = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
-            const real *next = from + inner < head_dim ? k + from + inner : k + groups * LANES * key_stride;
+            const real *next = from + inner < head_dim
+                                   ? k + from + inner
+                                   : K(row_of)(key, next_key, n + groups * LANES, key_stride);
             if (walk == K(FOLDS)) soon = K(rows_from)(next, key_stride, inner);
             const ptrdiff_t whole = left < LANES ? 0 : inner - inner % LANES;
             const real *query[R];
@@ -119,11 +121,11 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
     }                                                                                                                  \
     static __attribute__((noinline)) void K(decode_rows_##R)(int rows, int keys, ptrdiff_t head_dim,                   \
                                                              const real *queries, const real *key,                     \
-                                                             ptrdiff_t key_stride, real *scores)                       \
+                                                             ptrdiff_t key_stride, const real *next, real *scores)     \
     {                                                                                                                  \
         K(decode_rows)                                                                                                 \
         (R, GROUPS(R), K(decode_squares_##R), K(decode_single_##R), rows, keys, head_dim, queries, key, key_stride,    \
-         scores);                                                                                                      \
+         next, scores);                                                                                                      \
     }
 DECODE_ROWS(1)
 DECODE_ROWS(2)
@@ -133,12 +135,12 @@ DECODE_ROWS(8)
 #undef GROUPS
 
 static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                             ptrdiff_t key_stride, void *scores)
+                             ptrdiff_t key_stride, const void *next, void *scores)
 {
     (rows > 4   ? K(decode_rows_8)
      : rows > 2 ? K(decode_rows_4)
      : rows > 1 ? K(decode_rows_2)
-                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, scores);
+                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, next, scores);
 }
 
 /* One row of mask_block: bias and limits over `keys` scores, in place. */

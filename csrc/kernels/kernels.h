@@ -134,7 +134,7 @@ typedef struct {
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. */
     void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                          ptrdiff_t key_stride, void *scores);
+                          ptrdiff_t key_stride, const void *next, void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 

@@ -44,7 +44,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec dead = V(splat)(-INFINITY);
     const int sparse = J == 1; /* so little arithmetic goes on better beside a few fetches at a time */
-    K(row_stream) soon = K(rows_soon)(key, key_stride, features, R);
+    K(row_stream) soon = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)

@@ -8,6 +8,12 @@
 
 enum { K(rows_ahead) = 24, K(line) = 64 / sizeof(real) };
 
+/* Row n of a block; behind its last one comes `next`. */
+static inline const real *K(row_of)(const real *block, const real *next, int n, ptrdiff_t stride)
+{
+    return n < ATTN_BLOCK_KEYS ? block + n * stride : next + (n - ATTN_BLOCK_KEYS) * stride;
+}
+
 /* At once: where much arithmetic follows. */
 static inline void K(fetch_rows)(const real *row, ptrdiff_t stride, int rows, ptrdiff_t columns)
 {
@@ -28,11 +34,18 @@ static inline K(row_stream) K(rows_from)(const real *row, ptrdiff_t stride, ptrd
                            stride * (ptrdiff_t)sizeof(real), 0};
 }
 
-/* From some rows after those that are walked beside `row`. */
-static inline K(row_stream) K(rows_soon)(const real *row, ptrdiff_t stride, ptrdiff_t columns, int beside)
+/* From some rows after those that are walked beside row n of a block. Contiguous rows are one long row up to the end of
+ * the block, and another from `next` on, no longer than that: as many are fetched as are walked. */
+static inline K(row_stream) K(rows_soon)(const real *block, const real *next, int n, ptrdiff_t stride,
+                                         ptrdiff_t columns, int beside)
 {
-    const ptrdiff_t ahead = beside + 8 < K(rows_ahead) ? K(rows_ahead) : beside + 8;
-    return K(rows_from)(row + ahead * stride, stride, columns);
+    const int first = n + (beside + 8 < K(rows_ahead) ? K(rows_ahead) : beside + 8);
+    K(row_stream) soon = K(rows_from)(K(row_of)(block, next, first, stride), stride, columns);
+    if (stride == columns && first < ATTN_BLOCK_KEYS) {
+        soon.row_bytes = (ATTN_BLOCK_KEYS - first) * stride * (ptrdiff_t)sizeof(real);
+        soon.to_next_row = (const char *)next - soon.at;
+    }
+    return soon;
 }
 
 /* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. */
