@@ -132,6 +132,7 @@ def jax():
     return jax
 
 
+@pytest.fixture(scope="session")
 def transformers(pytestconfig):
     """Hugging Face's transformers, which few have: a line of the summary says when it was missing."""
     names = ("modeling_rope_utils", "models.llama.modeling_llama", "models.gptj.modeling_gptj")
