@@ -347,9 +347,13 @@ def test_an_interrupted_call_leaves_the_cache_usable():
     key = np.zeros((1, 1, 60_000, 256), np.float32)
     cache.append(0, key, key)
     query = np.zeros((1, 8, 20_000, 256), np.float32)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        cache.attend(0, query, num_threads=2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            cache.attend(0, query, num_threads=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     cache.append(0, key[:, :, :1], key[:, :, :1])
     assert cache.length == 60_001
     assert not cache.attend(0, query[:, :, :1]).any()
