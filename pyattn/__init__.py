@@ -28,9 +28,12 @@ from pyattn.warning import MaskWarning, ShapeWarning
 
 __all__ = [
     "AttentionResult",
+    "FeedForward",
+    "LayerNorm",
     "Linear",
     "MaskWarning",
     "MultiheadAttention",
+    "RMSNorm",
     "SelfAttention",
     "ShapeWarning",
     "__version__",
@@ -67,8 +70,11 @@ __all__ = [
 # Imported on first use: submodules, and names out of submodules.
 _LAZY = ("comparing", "interop", "nn", "plot", "reference", "testing", "tracing")
 _FROM = {
+    "FeedForward": "nn",
+    "LayerNorm": "nn",
     "Linear": "nn",
     "MultiheadAttention": "nn",
+    "RMSNorm": "nn",
     "SelfAttention": "nn",
     "additive_attention": "additive",
     "compare": "comparing",
@@ -87,7 +93,7 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import Linear, MultiheadAttention, SelfAttention
+    from pyattn.nn import FeedForward, LayerNorm, Linear, MultiheadAttention, RMSNorm, SelfAttention
     from pyattn.normalizing import layer_norm, rms_norm
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists

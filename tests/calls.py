@@ -173,6 +173,9 @@ WIDER = nn.MultiheadAttention(
     4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
 )
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
+NORM, FEED = nn.LayerNorm(4), nn.FeedForward(4, 6, activation="silu", gated=True, rng=0)
+FEED_BY_HAND = nn.FeedForward(4, 6, activation=np.negative, rng=0)
+BAD_FEED = nn.FeedForward(4, 6, activation=np.sum, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
 MODULES = {
@@ -183,6 +186,9 @@ MODULES = {
     ),
     "SelfAttention": lambda: HEAD(X, need_weights=True),
     "Linear": lambda: MHA.out_proj(X),
+    "LayerNorm": lambda: NORM(X),
+    "FeedForward": lambda: FEED(X),
+    "FeedForward, callable": lambda: FEED_BY_HAND(X),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -200,6 +206,9 @@ MODULES_MISTAKES = {
     "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
     "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
     "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "LayerNorm, shape": lambda: NORM(X[..., :3]),
+    "FeedForward, shape": lambda: FEED(X[..., :3]),
+    "FeedForward, activation": lambda: BAD_FEED(X),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),

@@ -6,20 +6,25 @@ Linear(in_features=3, out_features=2, bias=True)
 """
 
 from pyattn.nn import init
+from pyattn.nn.feed_forward import FeedForward
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.normalizing import LayerNorm, RMSNorm
 from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
 __all__ = [
+    "FeedForward",
     "Heads",
     "IncompatibleKeys",
+    "LayerNorm",
     "Linear",
     "Module",
     "MultiheadAttention",
+    "RMSNorm",
     "SelfAttention",
     "from_heads",
     "init",
