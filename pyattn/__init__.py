@@ -36,6 +36,8 @@ __all__ = [
     "RMSNorm",
     "SelfAttention",
     "ShapeWarning",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
     "__version__",
     "additive_attention",
     "attention",
@@ -76,6 +78,8 @@ _FROM = {
     "MultiheadAttention": "nn",
     "RMSNorm": "nn",
     "SelfAttention": "nn",
+    "TransformerDecoderLayer": "nn",
+    "TransformerEncoderLayer": "nn",
     "additive_attention": "additive",
     "compare": "comparing",
     "gelu": "activations",
@@ -93,7 +97,16 @@ if TYPE_CHECKING:
     from pyattn.additive import additive_attention
     from pyattn.comparing import compare
     from pyattn.multi_head import multi_head_attention_forward
-    from pyattn.nn import FeedForward, LayerNorm, Linear, MultiheadAttention, RMSNorm, SelfAttention
+    from pyattn.nn import (
+        FeedForward,
+        LayerNorm,
+        Linear,
+        MultiheadAttention,
+        RMSNorm,
+        SelfAttention,
+        TransformerDecoderLayer,
+        TransformerEncoderLayer,
+    )
     from pyattn.normalizing import layer_norm, rms_norm
     from pyattn.tracing import trace, trace_attention
 else:  # to a type checker a module's __getattr__ would mean that every name exists

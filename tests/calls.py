@@ -175,6 +175,8 @@ WIDER = nn.MultiheadAttention(
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
 NORM, FEED = nn.LayerNorm(4), nn.FeedForward(4, 6, activation="silu", gated=True, rng=0)
 FEED_BY_HAND = nn.FeedForward(4, 6, activation=np.negative, rng=0)
+ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, rng=0).eval()
+DECODER_LAYER = nn.TransformerDecoderLayer(4, 2, 6, activation=np.negative, batch_first=True, rng=0).eval()
 BAD_FEED = nn.FeedForward(4, 6, activation=np.sum, rng=0)
 
 # Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
@@ -189,6 +191,9 @@ MODULES = {
     "LayerNorm": lambda: NORM(X),
     "FeedForward": lambda: FEED(X),
     "FeedForward, callable": lambda: FEED_BY_HAND(X),
+    "TransformerEncoderLayer": lambda: ENCODER_LAYER(X, FLAGS, X[:, :, 0] > 0),
+    "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER.forward_with_weights(X, is_causal=True),
+    "TransformerDecoderLayer, composed": lambda: DECODER_LAYER(X, X, memory_key_padding_mask=X[:, :, 0] > 0),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -209,6 +214,8 @@ MODULES_MISTAKES = {
     "LayerNorm, shape": lambda: NORM(X[..., :3]),
     "FeedForward, shape": lambda: FEED(X[..., :3]),
     "FeedForward, activation": lambda: BAD_FEED(X),
+    "TransformerEncoderLayer, mask": lambda: ENCODER_LAYER(X, FLAGS[:2]),
+    "TransformerDecoderLayer, memory": lambda: DECODER_LAYER(X, X[..., :3]),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),

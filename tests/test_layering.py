@@ -71,6 +71,7 @@ PYTHON_ARROWS = {
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
     "interop": {"_core", "interop", "nn"},
+    "layer": {"_core", "functional", "torch_rules"},
     "masks": {"_core"},
     "multi_head": {"_core", "_flags", "dropping", "functional", "torch_rules"},
     # Of _core, nn uses the reading of arrays alone.
@@ -81,6 +82,7 @@ PYTHON_ARROWS = {
         "activations",
         "dropping",
         "functional",
+        "layer",
         "multi_head",
         "nn",
         "normalizing",

@@ -7,6 +7,7 @@ Linear(in_features=3, out_features=2, bias=True)
 
 from pyattn.nn import init
 from pyattn.nn.feed_forward import FeedForward
+from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
@@ -26,6 +27,8 @@ __all__ = [
     "MultiheadAttention",
     "RMSNorm",
     "SelfAttention",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
     "from_heads",
     "init",
     "load",
