@@ -1,4 +1,4 @@
-"""Layers of a Transformer: torch's numbers, for every pair of arguments, in eval mode.
+"""Layers of a Transformer and stacks of them: torch's numbers, for every pair of arguments, in eval mode.
 
 How far from the formula they may be is judged as in test_mha.py: over all draws of a family they are no further from it
 than 1.5 times as far as torch's, the largest error of a case over its largest number, as the worst of all cases and as
@@ -24,13 +24,13 @@ from pyattn import nn
 
 pytestmark = pytest.mark.peers
 
-BLOCKS, CASES = 20, 40
+BLOCKS, CASES = 20, 50
 NO_FURTHER = 1.5  # than torch, from the formula
-JUDGED = 8  # features: the variance of fewer can be next to nothing, and one case's luck would decide for all
+JUDGED = 8  # features and more: among fewer, the luck of one case would decide for all
 MASKS = ["none", "bool", "float", "bool, 3-D", "float, 3-D"]
 PADDINGS = ["none", "bool", "bool, ends", "float", "float, ends"]
 VALUES = {
-    "kind": ["encoder layer", "decoder layer"],
+    "kind": ["encoder layer", "decoder layer", "encoder", "decoder"],
     "dtype": ["float32", "float64"],
     "heads": [1, 2, 4],
     "batched": [False, True],
@@ -39,6 +39,10 @@ VALUES = {
     "bias": [False, True],
     "norm_first": [False, True],
     "layer_norm_eps": [1e-5, 1e-2],
+    "num_layers": [1, 2, 3],
+    "norm": [False, True],
+    "enable_nested_tensor": [False, True],
+    "mask_check": [False, True],
     "mask": MASKS,
     "padding": PADDINGS,
     "is_causal": [False, True],
@@ -85,7 +89,9 @@ class Draw:
     def __init__(self, case, rng):
         self.case, self.rng = case, rng
         most = LARGEST[case["size"]]
-        self.embed, self.batch = case["heads"] * int(rng.integers(1, 9)), int(rng.integers(1, 4))
+        # The variance of few features can be next to nothing, and a norm then multiplies errors by 1 / sqrt(eps).
+        least = 1 if case["layer_norm_eps"] > 1e-5 else JUDGED // case["heads"]
+        self.embed, self.batch = case["heads"] * int(rng.integers(least, 9)), int(rng.integers(1, 4))
         self.batch = self.batch if case["batched"] else 1
         lengths = [int(n) for n in rng.integers(max(1, most // 4), most + 1, size=2)]
         self.x, self.memory = (rng.standard_normal((self.batch, n, self.embed)).astype(case["dtype"]) for n in lengths)
@@ -159,11 +165,38 @@ def twins(torch, case, draw):
     name = "TransformerDecoderLayer" if "decoder" in case["kind"] else "TransformerEncoderLayer"
     one = getattr(nn, name)(**options, activation=ours, dtype=case["dtype"], rng=draw.rng)
     other = getattr(torch.nn, name)(**options, activation=theirs, dtype=getattr(torch, case["dtype"]))
+    if not case["kind"].endswith("layer"):
+        one, other = stacks(torch, case, one, other)
     perturb(one, draw.rng)
     assert list(one.state_dict()) == list(other.state_dict())
     other.load_state_dict({key: torch.from_numpy(array) for key, array in one.state_dict().items()}, strict=True)
     one.load_state_dict(other.state_dict(), strict=True)
     return one.eval(), other.eval()
+
+
+def stacks(torch, case, one, other):
+    """Of a layer of ours, and one of torch's."""
+    name = f"Transformer{case['kind'].capitalize()}"
+    options = {name: case[name] for name in ("enable_nested_tensor", "mask_check") if case["kind"] == "encoder"}
+    sizes, made = one.norm1.normalized_shape, []
+    for lib, layer, dtype in ((nn, one, case["dtype"]), (torch.nn, other, getattr(torch, case["dtype"]))):
+        norm = lib.LayerNorm(sizes, case["layer_norm_eps"], dtype=dtype) if case["norm"] else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of why there are to be no nested tensors
+            made.append(getattr(lib, name)(layer, case["num_layers"], norm, **options))
+    if case["kind"] == "encoder" and "ends" not in case["padding"]:
+        made[1].mask_check = True  # without, torch takes the first positions of a row for what is not padding
+    return made
+
+
+def zeroed_by_torch(case, draw, theirs):
+    """Find the rows of an encoder's last layer that torch makes 0; test_nn_stacks.py has each condition."""
+    mask = draw.own.key_padding_mask
+    alone = draw.own.attn_mask is None and not draw.own.is_causal
+    if mask is None or case["padding"] == "float" or not (alone and case["batched"] and theirs.use_nested_tensor):
+        return None
+    blocked = mask if mask.dtype == bool else np.isneginf(mask)
+    return blocked if (np.sort(blocked, axis=-1) == blocked).all() else None
 
 
 def run(torch, case, draw, ours, theirs):
@@ -177,10 +210,12 @@ def run(torch, case, draw, ours, theirs):
     paddings = draw.padding(own), draw.padding(cross)
     triangles = with_triangle(own, lengths[0], lengths[0]), with_triangle(cross, *lengths)
     if "encoder" in case["kind"]:
-        masks = {"src_mask": own.attn_mask, "src_key_padding_mask": paddings[0]}
+        mask = "src_mask" if case["kind"] == "encoder layer" else "mask"
+        masks = {mask: own.attn_mask, "src_key_padding_mask": paddings[0]}
         actual = ours(x, **masks, is_causal=own.is_causal)
-        expected = call_torch(torch, theirs, [x], {**masks, "src_mask": triangles[0]})
-        exact = twin.run(ours, name, draw.x, own, dtype=wide)
+        expected = call_torch(torch, theirs, [x], {**masks, mask: triangles[0]})
+        zeroed = zeroed_by_torch(case, draw, theirs) if case["kind"] == "encoder" else None
+        exact = twin.run(ours, name, draw.x, own, dtype=wide, zeroed=zeroed)
     else:
         masks = {"tgt_mask": own.attn_mask, "memory_mask": cross.attn_mask}
         masks |= {"tgt_key_padding_mask": paddings[0], "memory_key_padding_mask": paddings[1]}
@@ -244,11 +279,11 @@ def test_equals_torch(block, torch, distances):
 def test_no_further_from_the_formula_than_torch(distances):
     if distances.cases < BLOCKS * CASES:
         pytest.skip("all blocks of test_equals_torch come first: these are figures of all draws")
-    assert min(map(len, distances.pairs.values())) >= 100
+    assert min(map(len, distances.pairs.values())) >= 50
     for family in distances.pairs:
         for figure in distances.figures(family):
             assert figure[0] <= NO_FURTHER * figure[1], family
-    assert distances.whole > 0.9 * BLOCKS * CASES
+    assert distances.whole > 0.85 * BLOCKS * CASES
 
 
 def test_every_pair_of_argument_values_was_drawn():

@@ -6,6 +6,7 @@ Linear(in_features=3, out_features=2, bias=True)
 """
 
 from pyattn.nn import init
+from pyattn.nn.containers import ModuleList
 from pyattn.nn.feed_forward import FeedForward
 from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from pyattn.nn.linear import Linear
@@ -14,6 +15,7 @@ from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.normalizing import LayerNorm, RMSNorm
 from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.self_attention import SelfAttention
+from pyattn.nn.stacks import TransformerDecoder, TransformerEncoder
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
 
@@ -24,10 +26,13 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Module",
+    "ModuleList",
     "MultiheadAttention",
     "RMSNorm",
     "SelfAttention",
+    "TransformerDecoder",
     "TransformerDecoderLayer",
+    "TransformerEncoder",
     "TransformerEncoderLayer",
     "from_heads",
     "init",
