@@ -18,6 +18,7 @@ from pyattn.nn.self_attention import SelfAttention
 from pyattn.nn.stacks import TransformerDecoder, TransformerEncoder
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
+from pyattn.nn.transformer import Transformer
 
 __all__ = [
     "FeedForward",
@@ -30,6 +31,7 @@ __all__ = [
     "MultiheadAttention",
     "RMSNorm",
     "SelfAttention",
+    "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",
