@@ -70,7 +70,7 @@ PYTHON_ARROWS = {
     "comparing": {"_bounds", "_core", "_packed", "_signatures", "comparing", "interop", "nn", "reference"},
     "dropping": {"_core"},
     "functional": {"_core", "dropping"},
-    "interop": {"_core", "interop", "nn"},
+    "interop": {"_core", "activations", "interop", "nn"},
     "layer": {"_core", "functional", "torch_rules"},
     "masks": {"_core"},
     "multi_head": {"_core", "_flags", "dropping", "functional", "torch_rules"},
