@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.functional import FloatArray, as_index
 
-__all__ = ["layer_norm", "rms_norm"]
+__all__ = ["as_shape", "layer_norm", "rms_norm"]
 
 Shape = SupportsIndex | Sequence[SupportsIndex]
 
@@ -171,7 +171,7 @@ def _normalize(
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
     """Make the last axes one; compute; make them several again."""
     x = _core.as_real(given, "input")
-    shape = _shape(normalized_shape)
+    shape = as_shape(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:
         sizes = ", ".join(map(str, shape))
         raise ValueError(f"input has shape {x.shape}, expected (..., {sizes}): normalized_shape is {normalized_shape}")
@@ -196,7 +196,24 @@ def _normalize(
     return result.reshape(x.shape)
 
 
-def _shape(given: Shape) -> tuple[int, ...]:
-    if isinstance(given, Sequence):
-        return tuple(as_index(size, f"normalized_shape[{n}]") for n, size in enumerate(given))
-    return (as_index(given, "normalized_shape", "an int or a sequence of ints"),)
+def as_shape(normalized_shape: Shape) -> tuple[int, ...]:
+    """Read a normalized_shape.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of an input.
+
+    Returns
+    -------
+    tuple of int
+        A single number is one axis.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if isinstance(normalized_shape, Sequence):
+        return tuple(as_index(size, f"normalized_shape[{n}]") for n, size in enumerate(normalized_shape))
+    return (as_index(normalized_shape, "normalized_shape", "an int or a sequence of ints"),)

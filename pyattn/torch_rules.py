@@ -1,4 +1,4 @@
-"""The rules on arguments of torch's multi-head attention, which its function and its module share.
+"""The rules on arguments of torch's multi-head attention, which its function, its module and layers of it share.
 
 True = blocked in all masks here, as in torch; the core can be told so.
 
@@ -41,7 +41,13 @@ class Sizes(NamedTuple):
 
 
 def with_batch_first(
-    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], *, batch_first: bool
+    query: Array,
+    key: Array,
+    value: Array,
+    features: list[int] | tuple[int, ...],
+    *,
+    batch_first: bool,
+    names: tuple[str, str, str] = ("query", "key", "value"),
 ) -> tuple[Array, Array, Array]:
     """Check three inputs against one another and turn them to (N, length, features), without a copy.
 
@@ -53,6 +59,8 @@ def with_batch_first(
         The size of the last axis of each.
     batch_first : bool
         Whether N is the first of three axes.
+    names : (str, str, str)
+        What messages call the inputs. Default: as here.
 
     Returns
     -------
@@ -72,33 +80,37 @@ def with_batch_first(
     elif fits:
         fits = k[0] == v[0]
     if not fits:
-        _refuse_shapes(query, key, value, features, batch_first)
+        _refuse_shapes((query, key, value), features, batch_first, names)
     if axes == 2 or batch_first:
         return query, key, value
     return query.swapaxes(0, 1), key.swapaxes(0, 1), value.swapaxes(0, 1)
 
 
 def _refuse_shapes(
-    query: Array, key: Array, value: Array, features: list[int] | tuple[int, ...], batch_first: bool
+    inputs: tuple[Array, Array, Array],
+    features: list[int] | tuple[int, ...],
+    batch_first: bool,
+    names: tuple[str, str, str],
 ) -> None:
     """Name the first that does not fit, and what would."""
+    query, key, value = inputs
     axes, last = query.ndim, features[0]
     if axes not in (2, 3) or query.shape[-1] != last:
         order = "N, L" if batch_first else "L, N"
-        raise ValueError(f"query has shape {query.shape}, expected ({order}, {last}) or, unbatched, (L, {last})")
+        raise ValueError(f"{names[0]} has shape {query.shape}, expected ({order}, {last}) or, unbatched, (L, {last})")
     place = 1 if batch_first and axes == 3 else 0
     length: int | str = "S"
-    for name, x, last in (("key", key, features[1]), ("value", value, features[2])):
-        expected: list[int | str] = [length, last]
+    for n, x in enumerate((key, value), 1):
+        expected: list[int | str] = [length, features[n]]
         if axes == 3:
             expected.insert(1 - place, query.shape[1 - place])
         if x.ndim != axes or any(one not in ("S", size) for one, size in zip(expected, x.shape, strict=True)):
-            shapes = f"query has shape {query.shape}" + (f" and key {key.shape}" if name == "value" else "")
-            raise ValueError(f"{name} has shape {x.shape}, expected ({', '.join(map(str, expected))}): {shapes}")
+            shapes = f"{names[0]} has shape {query.shape}" + (f" and {names[1]} {key.shape}" if n == 2 else "")
+            raise ValueError(f"{names[n]} has shape {x.shape}, expected ({', '.join(map(str, expected))}): {shapes}")
         length = x.shape[place]
 
 
-def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
+def for_the_core(hidden: Hidden, sizes: Sizes, names: tuple[str, str] = ("attn_mask", "key_padding_mask")) -> Hidden:
     """Say what is hidden in shapes that the core broadcasts.
 
     Parameters
@@ -107,6 +119,8 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
         As the caller gave it.
     sizes : Sizes
         Of the call.
+    names : (str, str)
+        What messages call the masks. Default: 'attn_mask' and 'key_padding_mask'.
 
     Returns
     -------
@@ -121,7 +135,8 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
     ValueError
         A mask has another shape.
     """
-    mask, padding = _read_mask(hidden.attn_mask, sizes), _read_padding(hidden.key_padding_mask, sizes)
+    mask = _read_mask(hidden.attn_mask, sizes, names[0])
+    padding = _read_padding(hidden.key_padding_mask, sizes, names[1])
     lengths = hidden.key_lengths
     if padding is not None and lengths is None:
         lengths = _lengths_of(padding)
@@ -130,11 +145,11 @@ def for_the_core(hidden: Hidden, sizes: Sizes) -> Hidden:
     return hidden._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
 
 
-def _read_mask(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
-    """attn_mask as (L, S) or (N, H, L, S)."""
+def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
+    """Bring a mask of pairs to (L, S) or (N, H, L, S)."""
     if x is None:
         return None
-    mask = _flags_or_floats(x, "attn_mask")
+    mask = _flags_or_floats(x, name)
     pair = (sizes.q_len, sizes.kv_len)
     each = (*sizes.batch, sizes.heads)
     rows = math.prod(each)
@@ -144,19 +159,19 @@ def _read_mask(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
         meaning = "(L, S) or (N * num_heads, L, S)" if sizes.batch else "(L, S) or (num_heads, L, S)"
         offer = ""
         if sizes.batch and mask.shape == (*sizes.batch, *pair):
-            offer = f"; if heads share it, pass numpy.repeat(attn_mask, {sizes.heads}, axis=0)"
-        raise ValueError(f"attn_mask has shape {mask.shape}, expected {pair} or {(rows, *pair)}: {meaning}{offer}")
+            offer = f"; if heads share it, pass numpy.repeat({name}, {sizes.heads}, axis=0)"
+        raise ValueError(f"{name} has shape {mask.shape}, expected {pair} or {(rows, *pair)}: {meaning}{offer}")
     return mask
 
 
-def _read_padding(x: npt.ArrayLike | None, sizes: Sizes) -> Array | None:
-    """key_padding_mask as it is."""
+def _read_padding(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
+    """Check a mask of keys."""
     if x is None:
         return None
-    mask = _flags_or_floats(x, "key_padding_mask")
+    mask = _flags_or_floats(x, name)
     if mask.shape != (*sizes.batch, sizes.kv_len):
         meaning = "(N, S)" if sizes.batch else "(S,), unbatched as query"
-        raise ValueError(f"key_padding_mask has shape {mask.shape}, expected {(*sizes.batch, sizes.kv_len)}: {meaning}")
+        raise ValueError(f"{name} has shape {mask.shape}, expected {(*sizes.batch, sizes.kv_len)}: {meaning}")
     return mask
 
 

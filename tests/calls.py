@@ -195,6 +195,11 @@ DROPOUT = nn.Dropout(0.5).eval()
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 ROTARY = nn.RotaryEmbedding(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
 HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
+NORM, FEED = nn.LayerNorm(4), nn.FeedForward(4, 6, activation="silu", gated=True, rng=0)
+FEED_BY_HAND = nn.FeedForward(4, 6, activation=np.negative, rng=0)
+ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, rng=0).eval()
+DECODER_LAYER = nn.TransformerDecoderLayer(4, 2, 6, activation=np.negative, batch_first=True, rng=0).eval()
+BAD_FEED = nn.FeedForward(4, 6, activation=np.sum, rng=0)
 
 ROWS = np.random.default_rng(1).standard_normal((2, 1, 70, 4), np.float32)
 CACHE, WINDOWED = pyattn.KVCache(1, 1, 4, batch_size=2, max_length=200), pyattn.KVCache(1, 1, 4, batch_size=2, window=3)
@@ -239,6 +244,12 @@ MODULES = {
     "Dropout": lambda: DROPOUT(X),
     "RotaryEmbedding": lambda: ROTARY(X, position_ids=[1, 2, 3]),
     "rotary_embedding": lambda: pyattn.rotary_embedding(X, offset=3, scaling=YARN),
+    "LayerNorm": lambda: NORM(X),
+    "FeedForward": lambda: FEED(X),
+    "FeedForward, callable": lambda: FEED_BY_HAND(X),
+    "TransformerEncoderLayer": lambda: ENCODER_LAYER(X, FLAGS, X[:, :, 0] > 0),
+    "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER.forward_with_weights(X, is_causal=True),
+    "TransformerDecoderLayer, composed": lambda: DECODER_LAYER(X, X, memory_key_padding_mask=X[:, :, 0] > 0),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
@@ -270,6 +281,11 @@ MODULES_MISTAKES = {
     "shift_right, dtype": lambda: pyattn.shift_right(Q, 0),
     "Dropout, p": lambda: nn.Dropout(2),
     "Dropout, dtype": lambda: DROPOUT(X * 1j),
+    "LayerNorm, shape": lambda: NORM(X[..., :3]),
+    "FeedForward, shape": lambda: FEED(X[..., :3]),
+    "FeedForward, activation": lambda: BAD_FEED(X),
+    "TransformerEncoderLayer, mask": lambda: ENCODER_LAYER(X, FLAGS[:2]),
+    "TransformerDecoderLayer, memory": lambda: DECODER_LAYER(X, X[..., :3]),
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "RotaryEmbedding, dim": lambda: ROTARY(V),

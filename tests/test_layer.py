@@ -92,6 +92,30 @@ def test_masks_reach_their_attention(norm_first, dtype):
     assert_same_bits(drawn.whole(drawn.memory, **options), drawn.steps(drawn.memory, **options))
 
 
+def test_lengths_hide_what_padding_does(dtype):
+    drawn, lengths = Drawn(dtype), {"key_lengths": [11, 2, 0], "memory_key_lengths": [0, 7, 5]}
+    padding = {
+        name.replace("lengths", "padding_mask"): (np.arange(n) < np.reshape(lengths[name], (3, 1)))[:, None, None]
+        for name, n in zip(lengths, (11, 7), strict=True)
+    }
+    expected = drawn.whole(drawn.memory, **padding)
+    assert_same_bits(drawn.whole(drawn.memory, **lengths), expected)
+    assert not np.array_equal(expected, drawn.whole(drawn.memory))
+
+
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_a_float_mask_of_zeros_and_ones_warns_by_torchs_names(with_memory):
+    drawn = Drawn("f8")
+    own, ones = "tgt" if with_memory else "src", np.tri(11)
+    for name, message in {"attn_mask": f"{own}_mask", "key_padding_mask": f"{own}_key_padding_mask"}.items():
+        with pytest.warns(pyattn.MaskWarning, match=f"^{message} is a float mask"):
+            drawn.whole(drawn.memory if with_memory else None, blocked=True, **{name: ones[:, None, None, :][0]})
+    if with_memory:
+        for name in ("memory_mask", "memory_key_padding_mask"):
+            with pytest.warns(pyattn.MaskWarning, match=f"^{name} is a float mask"):
+                drawn.whole(drawn.memory, blocked=True, **{name: ones[None, :7, :7][:, :1]})
+
+
 def test_weights_are_those_of_its_attentions(dtype):
     drawn = Drawn(dtype)
     output, own, cross = drawn.whole(drawn.memory, need_weights=True)

@@ -23,9 +23,11 @@ enum {
     BLOCKED, /* True in a bool mask means blocked */
     ATTN_MASK,
     KEY_PADDING_MASK,
+    KEY_LENGTHS,
     IS_CAUSAL,
     MEMORY_MASK,
     MEMORY_KEY_PADDING_MASK,
+    MEMORY_KEY_LENGTHS,
     MEMORY_IS_CAUSAL,
     EMPTY_ROWS,
     NEED_WEIGHTS,
@@ -48,9 +50,11 @@ static const char *const argument_names[ARGUMENTS] = {"x",
                                                       "blocked",
                                                       "attn_mask",
                                                       "key_padding_mask",
+                                                      "key_lengths",
                                                       "is_causal",
                                                       "memory_mask",
                                                       "memory_key_padding_mask",
+                                                      "memory_key_lengths",
                                                       "memory_is_causal",
                                                       "empty_rows",
                                                       "need_weights",
@@ -138,11 +142,12 @@ static int convert_arrays(PyObject *const *values, owned *o)
 static int convert_attention(PyObject *const *values, int which, owned *o, attn_multihead_args *args)
 {
     static const int masks[] = {ATTN_MASK, MEMORY_MASK}, paddings[] = {KEY_PADDING_MASK, MEMORY_KEY_PADDING_MASK};
-    static const int causal[] = {IS_CAUSAL, MEMORY_IS_CAUSAL};
+    static const int causal[] = {IS_CAUSAL, MEMORY_IS_CAUSAL}, lengths[] = {KEY_LENGTHS, MEMORY_KEY_LENGTHS};
     PyObject *options[PYATTN_OPTIONS] = {NULL};
     const int blocked = pyattn_flag(values[BLOCKED], "blocked");
     if (blocked < 0) return -1;
     options[PYATTN_ATTN_MASK] = values[masks[which]];
+    options[PYATTN_KEY_LENGTHS] = values[lengths[which]];
     options[PYATTN_IS_CAUSAL] = values[causal[which]];
     options[PYATTN_EMPTY_ROWS] = values[EMPTY_ROWS];
     options[PYATTN_NUM_THREADS] = values[NUM_THREADS];
@@ -225,12 +230,14 @@ static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own
     return 0;
 }
 
-static int warn_of_ones(const attn_shapes *shapes, int which, int blocked)
+/* By the names that torch's layers have for masks. */
+static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, int which)
 {
-    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(which == SELF ? "attn_mask" : "memory_mask", blocked) < 0)
-        return -1;
-    if (!shapes->padding_looks_like_ones) return 0;
-    return pyattn_warn_of_ones(which == SELF ? "key_padding_mask" : "memory_key_padding_mask", blocked);
+    static const char *const masks[] = {"src_mask", "tgt_mask", "memory_mask"};
+    static const char *const paddings[] = {"src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask"};
+    const int name = which == CROSS ? 2 : args->memory.data ? 1 : 0, blocked = args->self.attention.mask_blocked;
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(masks[name], blocked) < 0) return -1;
+    return shapes->padding_looks_like_ones ? pyattn_warn_of_ones(paddings[name], blocked) : 0;
 }
 
 /* y; or (y, weights of the self-attention, weights of that to memory or None). */
@@ -277,8 +284,7 @@ static PyObject *layer(PyObject *self, PyObject *const *positional, Py_ssize_t n
     const attn_status status = attn_layer_shapes(&args, &shapes[SELF], &shapes[CROSS], &error);
     if (status != ATTN_OK)
         pyattn_raise(status, &error);
-    else if (warn_of_ones(&shapes[SELF], SELF, args.self.attention.mask_blocked) == 0 &&
-             warn_of_ones(&shapes[CROSS], CROSS, args.self.attention.mask_blocked) == 0)
+    else if (warn_of_ones(&args, &shapes[SELF], SELF) == 0 && warn_of_ones(&args, &shapes[CROSS], CROSS) == 0)
         result = compute(&args, shapes, need_weights, &o, own);
 
 done:

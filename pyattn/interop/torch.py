@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import nn
+from pyattn.activations import gelu, silu
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -19,7 +21,9 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        A `torch.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention` on the CPU, in float32 or float64.
+        A `torch.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`, `Transformer`, or a
+        part of that, on the CPU, in float32 or float64. An activation is one of torch's relu, gelu and silu, as a
+        function or a module.
     share : bool
         Without a copy: the parameters are views of torch's memory, and what is written on either side, by an optimiser
         perhaps, counts on both. Default: False.
@@ -32,7 +36,8 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     Raises
     ------
     TypeError
-        There is no such module here, or its parameters have no twin in NumPy.
+        There is no such module here, its parameters have no twin in NumPy, or its activation is a function of the
+        caller's.
     ValueError
         share, and the parameters are computed by torch in every call. Or the module has an option that changes what it
         computes and is not here: an embedding's max_norm.
@@ -67,7 +72,8 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     Parameters
     ----------
     module : pyattn.nn.Module
-        A `pyattn.nn.Linear`, `Embedding`, `Dropout` or `MultiheadAttention`.
+        A `pyattn.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`,
+        `Transformer`, or a part of that.
     share : bool
         Without a copy: the parameters are tensors on the arrays' memory, and what is written on either side counts on
         both. Default: False.
@@ -181,6 +187,134 @@ def _attention_to_torch(attention: Any, share: bool) -> Any:
     return theirs
 
 
+def _norm_from_torch(norm: Any, share: bool) -> nn.Module:
+    options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine}
+    kind: Any = nn.RMSNorm if type(norm).__name__ == "RMSNorm" else nn.LayerNorm
+    ours: nn.Module = kind(tuple(norm.normalized_shape), **options)
+    for name, tensor in norm.named_parameters():
+        setattr(ours, name, _array(tensor, name, share))
+    if getattr(norm, "bias", None) is None and kind is nn.LayerNorm:
+        ours.register_parameter("bias", None)
+    return ours
+
+
+def _norm_to_torch(norm: Any, share: bool) -> Any:
+    import torch
+
+    with_bias = {"bias": norm.bias is not None} if isinstance(norm, nn.LayerNorm) else {}
+    kind = torch.nn.LayerNorm if with_bias else torch.nn.RMSNorm
+    options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine, **with_bias}
+    theirs = kind(norm.normalized_shape, **options, device="meta")
+    for name, array in norm.named_parameters():
+        setattr(theirs, name, torch.nn.Parameter(_tensor(array, name, share)))
+    return theirs
+
+
+def _activation_from_torch(activation: Any) -> Any:
+    import torch
+
+    functions = torch.nn.functional
+    names = {functions.relu: "relu", torch.relu: "relu", functions.gelu: "gelu", functions.silu: "silu"}
+    if activation in names:
+        return names[activation]
+    if type(activation) in (torch.nn.ReLU, torch.nn.SiLU):
+        return type(activation).__name__.lower()
+    if type(activation) is torch.nn.GELU:
+        return "gelu" if activation.approximate == "none" else "gelu_tanh"
+    raise TypeError(
+        f"module has the activation {activation!r}, and from_torch knows torch.nn.functional's relu, gelu and silu and "
+        "torch.nn's ReLU, GELU and SiLU; make the module with a function of NumPy arrays and load its state_dict()"
+    )
+
+
+def _activation_to_torch(activation: Any) -> Any:
+    import torch
+
+    tanh = isinstance(activation, functools.partial) and activation.func is gelu
+    name = activation if isinstance(activation, str) else {gelu: "gelu", silu: "silu"}.get(activation)
+    if tanh:
+        name = "gelu_tanh" if activation.keywords.get("approximate") == "tanh" else "gelu"
+    functions = torch.nn.functional
+    known: dict[Any, Any] = {"relu": functions.relu, "gelu": functions.gelu, "silu": functions.silu}
+    if name == "gelu_tanh":
+        return functools.partial(functions.gelu, approximate="tanh")
+    if name not in known:
+        raise TypeError(f"module has the activation {activation!r}, and torch has no function for it")
+    return known[name]
+
+
+def _layer_from_torch(layer: Any, share: bool) -> nn.Module:
+    decoder = hasattr(layer, "multihead_attn")
+    kind = nn.TransformerDecoderLayer if decoder else nn.TransformerEncoderLayer
+    norms = [f"norm{n}" for n in range(1, len(kind.attentions) + 2)]
+    parts = {name: from_torch(getattr(layer, name), share) for name in (*kind.attentions, "linear1", "linear2", *norms)}
+    dropouts = {getattr(layer, name).p for name in ("dropout", *(f"dropout{n}" for n in range(1, len(norms) + 1)))}
+    if len(dropouts) > 1:
+        raise ValueError(f"module has dropouts of {sorted(dropouts)}, expected one probability for all")
+    options = {"activation": _activation_from_torch(layer.activation), "norm_first": layer.norm_first}
+    return kind.from_parts(parts, dropout=dropouts.pop(), **options)
+
+
+def _layer_to_torch(layer: Any, share: bool) -> Any:
+    import torch
+
+    first = layer.self_attn
+    sizes = {"d_model": first.embed_dim, "nhead": first.num_heads, "dim_feedforward": layer.linear1.out_features}
+    options = {"dropout": layer.dropout, "batch_first": first.batch_first, "norm_first": layer.norm_first}
+    name = "TransformerDecoderLayer" if isinstance(layer, nn.TransformerDecoderLayer) else "TransformerEncoderLayer"
+    activation = _activation_to_torch(layer.activation)
+    theirs = getattr(torch.nn, name)(**sizes, **options, activation=activation, device="meta")
+    for part, module in layer.named_children():
+        setattr(theirs, part, to_torch(module, share))
+    return theirs
+
+
+def _stack_from_torch(stack: Any, share: bool) -> nn.Module:
+    layers, norm = [from_torch(layer, share) for layer in stack.layers], stack.norm
+    norm = None if norm is None else from_torch(norm, share)
+    if not hasattr(stack, "use_nested_tensor"):
+        return nn.TransformerDecoder.from_layers(layers, norm)
+    options = {name: getattr(stack, name) for name in ("enable_nested_tensor", "mask_check")}
+    encoder = nn.TransformerEncoder.from_layers(layers, norm, **options)
+    encoder.use_nested_tensor = stack.use_nested_tensor
+    return encoder
+
+
+def _stack_to_torch(stack: Any, share: bool) -> Any:
+    import torch
+
+    layers = [to_torch(layer, share) for layer in stack.layers]
+    norm = None if stack.norm is None else to_torch(stack.norm, share)
+    if isinstance(stack, nn.TransformerDecoder):
+        theirs = torch.nn.TransformerDecoder(layers[0], 0, norm)
+    else:
+        theirs = torch.nn.TransformerEncoder(layers[0], 0, norm, False, stack.mask_check)
+        theirs.enable_nested_tensor, theirs.use_nested_tensor = stack.enable_nested_tensor, stack.use_nested_tensor
+    theirs.layers, theirs.num_layers = torch.nn.ModuleList(layers), len(layers)
+    return theirs
+
+
+def _transformer_from_torch(transformer: Any, share: bool) -> nn.Module:
+    stacks = [from_torch(getattr(transformer, name), share) for name in ("encoder", "decoder")]
+    options = {name: getattr(transformer, name) for name in ("d_model", "nhead", "batch_first")}
+    return nn.Transformer.from_stacks(*stacks, **options)
+
+
+def _transformer_to_torch(transformer: Any, share: bool) -> Any:
+    import torch
+
+    stacks = {f"custom_{name}": to_torch(getattr(transformer, name), share) for name in ("encoder", "decoder")}
+    theirs = torch.nn.Transformer(
+        transformer.d_model,
+        transformer.nhead,
+        device="meta",
+        **{name: torch.nn.Identity() for name in stacks},
+        batch_first=transformer.batch_first,
+    )
+    theirs.encoder, theirs.decoder = stacks.values()  # its constructor would draw their parameters anew
+    return theirs
+
+
 class _Kind(NamedTuple):
     """A module that both sides have, by the same name, and the way there and back."""
 
@@ -195,6 +329,13 @@ _KINDS = (
     _Kind("Embedding", nn.Embedding, _embedding_from_torch, _embedding_to_torch),
     _Kind("Dropout", nn.Dropout, _dropout_from_torch, _dropout_to_torch),
     _Kind("MultiheadAttention", nn.MultiheadAttention, _attention_from_torch, _attention_to_torch),
+    _Kind("LayerNorm", nn.LayerNorm, _norm_from_torch, _norm_to_torch),
+    _Kind("RMSNorm", nn.RMSNorm, _norm_from_torch, _norm_to_torch),
+    _Kind("TransformerEncoderLayer", nn.TransformerEncoderLayer, _layer_from_torch, _layer_to_torch),
+    _Kind("TransformerDecoderLayer", nn.TransformerDecoderLayer, _layer_from_torch, _layer_to_torch),
+    _Kind("TransformerEncoder", nn.TransformerEncoder, _stack_from_torch, _stack_to_torch),
+    _Kind("TransformerDecoder", nn.TransformerDecoder, _stack_from_torch, _stack_to_torch),
+    _Kind("Transformer", nn.Transformer, _transformer_from_torch, _transformer_to_torch),
 )
 
 

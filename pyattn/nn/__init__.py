@@ -6,29 +6,44 @@ Linear(in_features=3, out_features=2, bias=True)
 """
 
 from pyattn.nn import init
+from pyattn.nn.containers import ModuleList
 from pyattn.nn.dropout import Dropout
 from pyattn.nn.embedding import Embedding
+from pyattn.nn.feed_forward import FeedForward
+from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.normalizing import LayerNorm, RMSNorm
 from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.rotary import RotaryEmbedding
 from pyattn.nn.self_attention import SelfAttention
+from pyattn.nn.stacks import TransformerDecoder, TransformerEncoder
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
+from pyattn.nn.transformer import Transformer
 
 __all__ = [
     "Dropout",
     "Embedding",
+    "FeedForward",
     "Heads",
     "IncompatibleKeys",
+    "LayerNorm",
     "Linear",
     "Module",
+    "ModuleList",
     "MultiheadAttention",
     "PositionalEncoding",
+    "RMSNorm",
     "RotaryEmbedding",
     "SelfAttention",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "from_heads",
     "init",
     "load",

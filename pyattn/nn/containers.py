@@ -1,0 +1,85 @@
+"""Modules that hold others in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import SupportsIndex
+
+from pyattn.functional import as_index
+from pyattn.nn.module import Module
+
+__all__ = ["ModuleList"]
+
+
+class ModuleList(Module):
+    """Modules in a row, by number: `torch.nn.ModuleList` for NumPy.
+
+    Parameters
+    ----------
+    modules : iterable of Module, optional
+        Their names are '0', '1' and so on. Default: none.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> layers = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 1)])
+    >>> len(layers), layers[-1]
+    (2, Linear(in_features=3, out_features=1, bias=True))
+    >>> list(layers.state_dict())
+    ['0.weight', '0.bias', '1.weight', '1.bias']
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end.
+
+        Parameters
+        ----------
+        module : Module
+            Itself, not a copy.
+
+        Returns
+        -------
+        ModuleList
+            The list itself.
+
+        Raises
+        ------
+        TypeError
+            It is no module.
+        """
+        if not isinstance(module, Module):
+            raise TypeError(f"module is of type {type(module).__name__}, expected a module of pyattn.nn")
+        self._register_module(str(len(self)), module)
+        return self
+
+    def __len__(self) -> int:
+        """Count the modules."""
+        return len(self._module_names)
+
+    def __iter__(self) -> Iterator[Module]:
+        """Go through the modules in order."""
+        return iter([self.__dict__[name] for name in self._module_names])
+
+    def __getitem__(self, index: SupportsIndex) -> Module:
+        """Find a module by its number; negative ones count from the end."""
+        n = as_index(index, "index")
+        if not -len(self) <= n < len(self):
+            raise IndexError(f"index is {n}, expected less than {len(self)}, the number of modules")
+        module: Module = self.__dict__[self._module_names[n]]
+        return module
+
+    def __repr__(self) -> str:
+        """As torch's: neighbours that look alike are one entry."""
+        runs: list[tuple[int, int, str]] = []  # first, last, repr
+        for n, module in enumerate(self):
+            text = repr(module)
+            first = runs.pop()[0] if runs and runs[-1][2] == text else n
+            runs.append((first, n, text))
+        lines = [f"({a}): {text}" if a == b else f"({a}-{b}): {b - a + 1} x {text}" for a, b, text in runs]
+        inside = "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
+        return f"{type(self).__name__}({inside}\n)" if lines else f"{type(self).__name__}()"

@@ -1,0 +1,274 @@
+"""The feed-forward part of a Transformer's layer, and what its activation may be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn import functional
+from pyattn._flags import as_flag
+from pyattn.activations import gelu, silu
+from pyattn.dropping import RNG, as_generator, as_probability
+from pyattn.dropping import dropout as drop_numbers
+from pyattn.functional import FloatArray
+from pyattn.nn.dtypes import as_count, as_input
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+
+__all__ = ["Activation", "FeedForward", "as_activation", "drop", "feed", "name_in_the_core"]
+
+Name: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation: TypeAlias = Name | Callable[[FloatArray], FloatArray]
+
+
+def _relu(x: FloatArray) -> FloatArray:
+    return np.maximum(x, 0)
+
+
+_FUNCTIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
+    "relu": _relu,
+    "gelu": gelu,
+    "gelu_tanh": functools.partial(gelu, approximate="tanh"),
+    "silu": silu,
+}
+
+
+class FeedForward(Module):
+    """``linear2(act(linear1(x)))``, a Transformer's position-wise part, with a gate if wanted.
+
+    Vaswani et al. 2017, section 3.3. With a gate, Shazeer 2020 (SwiGLU with silu, GEGLU with gelu):
+    ``linear2(act(gate(x)) * linear1(x))``. One call of the core, unless the activation is a function of the caller's or
+    dropout is at work.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of the last axis of an input.
+    dim_feedforward : int
+        Size of the last axis in between.
+    dropout : float
+        Probability of leaving out a number in between, in training; `Module.eval` ends that. Default: 0.0.
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        A callable takes an array and returns another of its shape and dtype. `pyattn.gelu` and `pyattn.silu` are known
+        by themselves. Default: 'relu'.
+    gated : bool
+        With a gate. Default: False.
+    bias : bool
+        Linear layers have biases, the default.
+    d_out : int, optional
+        Size of the last axis of an output. Default: d_model.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    linear1 : Linear
+        d_model to dim_feedforward.
+    linear2 : Linear
+        dim_feedforward to d_out.
+    gate : Linear or None
+        d_model to dim_feedforward: what is activated, where there is one.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> from pyattn import nn
+    >>> feed_forward = nn.FeedForward(4, 16, activation=pyattn.silu, gated=True, rng=0)
+    >>> feed_forward(np.ones((2, 3, 4), np.float32)).shape
+    (2, 3, 4)
+    """
+
+    linear1: Linear
+    linear2: Linear
+    gate: Linear | None
+
+    def __init__(
+        self,
+        d_model: SupportsIndex,
+        dim_feedforward: SupportsIndex,
+        dropout: SupportsFloat = 0.0,
+        activation: Activation = "relu",
+        gated: bool = False,
+        bias: bool = True,
+        d_out: SupportsIndex | None = None,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        model = as_count(d_model, "d_model", least=1)
+        hidden = as_count(dim_feedforward, "dim_feedforward", least=1)
+        out = as_count(model if d_out is None else d_out, "d_out", least=1)
+        self.dropout = as_probability(dropout, "dropout")
+        self.activation = as_activation(activation)
+        generator = as_generator(rng)
+        self.linear1 = Linear(model, hidden, bias, dtype=dtype, rng=generator)
+        self.linear2 = Linear(hidden, out, bias, dtype=dtype, rng=generator)
+        self.gate = Linear(model, hidden, bias, dtype=dtype, rng=generator) if as_flag(gated, "gated") else None
+
+    def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (as Linear's)
+        """Compute ``linear2(act(linear1(input)))``.
+
+        Parameters
+        ----------
+        input : array_like, (..., d_model)
+            Of the weights' dtype.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray, (..., d_out)
+            Of the same dtype.
+
+        Raises
+        ------
+        TypeError
+            input has another dtype, or what activation returns.
+        ValueError
+            input's last axis has another size, or activation returns another shape.
+        """
+        weight = self.linear1.weight
+        x = as_input(input, "input", weight.dtype)
+        if x.shape[-1:] != weight.shape[-1:]:
+            raise ValueError(f"input has shape {x.shape}, expected (..., {weight.shape[-1]}): d_model is last")
+        dropout = self.dropout if self.training else 0.0
+        return feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
+
+    def extra_repr(self) -> str:
+        """Tell what the repr of its parts does not.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        name = name_in_the_core(self.activation) or self.activation
+        return f"activation={name}, dropout={self.dropout}"
+
+
+def as_activation(activation: Activation) -> Activation:
+    """Read an activation.
+
+    Parameters
+    ----------
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        As the caller gave it.
+
+    Returns
+    -------
+    str or callable
+        The same.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    ValueError
+        There is no such name.
+    """
+    names = ", ".join(map(repr, _FUNCTIONS))
+    if isinstance(activation, str):
+        if activation not in _FUNCTIONS:
+            raise ValueError(f"activation is {activation!r}, expected one of {names}, or a callable")
+    elif not callable(activation):
+        raise TypeError(f"activation is of type {type(activation).__name__}, expected one of {names}, or a callable")
+    return activation
+
+
+def name_in_the_core(activation: Activation) -> Name | None:
+    """Find an activation among those that the core computes on the way out of a product.
+
+    Parameters
+    ----------
+    activation : str or callable
+        As the caller gave it.
+
+    Returns
+    -------
+    str or None
+        Its name; None where it is a function of the caller's.
+    """
+    if isinstance(activation, str):
+        return activation
+    if activation is gelu or activation is silu:
+        return "gelu" if activation is gelu else "silu"
+    if isinstance(activation, functools.partial) and activation.func is gelu and not activation.args:
+        forms: dict[Any, Name] = {"none": "gelu", "tanh": "gelu_tanh"}
+        if activation.keywords.keys() <= {"approximate"}:
+            return forms.get(activation.keywords.get("approximate", "none"))
+    return None
+
+
+def feed(
+    x: FloatArray,
+    linear1: Module,
+    linear2: Module,
+    gate: Module | None,
+    activation: Activation,
+    dropout: float,
+    rng: RNG,
+) -> FloatArray:
+    """Compute ``linear2(dropped(act(linear1(x))))``, or ``linear2(dropped(act(gate(x)) * linear1(x)))``.
+
+    Parameters
+    ----------
+    x : ndarray, (..., d_model)
+        Of the weights' dtype.
+    linear1, linear2, gate : Module
+        Linear layers, or what took their places. gate may be None.
+    activation : str or callable
+        As `as_activation` reads it.
+    dropout : float
+        0 unless in training.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from.
+
+    Returns
+    -------
+    ndarray, (..., d_out)
+    """
+    name = name_in_the_core(activation)
+    parts = (linear1, linear2) if gate is None else (linear1, linear2, gate)
+    if name is not None and dropout == 0 and all(type(part) is Linear for part in parts):
+        one, two, three = (cast(Linear, part) for part in (linear1, linear2, gate))
+        gating = {} if gate is None else {"gate_weight": three.weight, "gate_bias": three.bias}
+        return functional.feed_forward(x, one.weight, one.bias, two.weight, two.bias, activation=name, **gating)
+    hidden: FloatArray = linear1(x)
+    hidden = _apply(activation, hidden) if gate is None else _apply(activation, gate(x)) * hidden
+    result: FloatArray = linear2(drop(hidden, dropout, rng))
+    return result
+
+
+def _apply(activation: Activation, x: FloatArray) -> FloatArray:
+    function: Any = _FUNCTIONS[activation] if isinstance(activation, str) else activation
+    y = as_input(function(x), "activation(x)", x.dtype)
+    if y.shape != x.shape:
+        raise ValueError(f"activation(x) has shape {y.shape}, expected {x.shape} as x")
+    return y
+
+
+def drop(x: FloatArray, dropout: float, rng: RNG) -> FloatArray:
+    """Leave out numbers by chance, in training.
+
+    Parameters
+    ----------
+    x : ndarray
+        Any shape.
+    dropout : float
+        Probability; 0 unless in training.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from.
+
+    Returns
+    -------
+    ndarray
+        x itself where nothing is left out.
+    """
+    return x if dropout == 0 else drop_numbers(x, dropout, rng=rng)

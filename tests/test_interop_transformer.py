@@ -1,0 +1,114 @@
+"""pyattn.interop.torch: normalisations, layers, stacks and Transformers there and back, with copies and without."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import nn
+
+pytestmark = pytest.mark.peers
+
+RNG = np.random.default_rng(0)
+X, MEMORY = (RNG.standard_normal((3, n, 8)).astype("f4") for n in (5, 7))
+PADDING = np.arange(5) >= np.array([[5], [2], [4]])
+LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "batch_first": True}
+KINDS = {
+    "LayerNorm": lambda nn: nn.LayerNorm((5, 8), 1e-3),
+    "LayerNorm, no bias": lambda nn: nn.LayerNorm(8, bias=False),
+    "LayerNorm, not affine": lambda nn: nn.LayerNorm(8, elementwise_affine=False),
+    "RMSNorm": lambda nn: nn.RMSNorm(8),
+    "encoder layer": lambda nn: nn.TransformerEncoderLayer(**LAYER, dropout=0.3, activation="gelu", norm_first=True),
+    "encoder layer, no bias": lambda nn: nn.TransformerEncoderLayer(**LAYER, bias=False, layer_norm_eps=1e-3),
+    "decoder layer": lambda nn: nn.TransformerDecoderLayer(**LAYER),
+    "encoder": lambda nn: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2, nn.LayerNorm(8)),
+    "encoder, plain": lambda nn: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER), 2, None, False, False),
+    "decoder": lambda nn: nn.TransformerDecoder(nn.TransformerDecoderLayer(**LAYER), 2),
+    "Transformer": lambda nn: nn.Transformer(8, 2, 2, 1, 12, batch_first=True),
+}
+
+
+def inputs_of(kind):
+    if "ecoder" in kind or kind == "Transformer":
+        return [X, MEMORY], {}
+    return [X], ({"src_key_padding_mask": PADDING} if kind.startswith("encoder") else {})
+
+
+def perturbed(module, torch):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    return module.eval()
+
+
+def call(theirs, torch, inputs, masks):
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return theirs(*map(torch.from_numpy, inputs), **{k: torch.from_numpy(x) for k, x in masks.items()}).numpy()
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_and_back(kind, share, torch):
+    torch.manual_seed(0)
+    theirs = perturbed(KINDS[kind](torch.nn), torch)
+    inputs, masks = inputs_of(kind)
+    ours = pyattn.interop.torch.from_torch(theirs, share=share)
+    assert type(ours) is getattr(nn, type(theirs).__name__)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    expected = call(theirs, torch, inputs, masks)
+    np.testing.assert_allclose(ours(*inputs, **masks), expected, rtol=0, atol=1e-5)
+    back = pyattn.interop.torch.to_torch(ours, share=share)
+    assert type(back) is type(theirs)
+    assert repr(back) == repr(theirs)
+    assert not back.training
+    np.testing.assert_array_equal(call(back, torch, inputs, masks), expected)
+    for key, tensor in theirs.state_dict().items():
+        assert (back.state_dict()[key].data_ptr() == tensor.data_ptr()) == share
+        assert np.shares_memory(ours.state_dict()[key], tensor.numpy()) == share
+    again = pyattn.interop.torch.from_torch(back)
+    assert repr(again) == repr(ours)
+    assert_same_bits(again(*inputs, **masks), ours(*inputs, **masks))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_parts_is_kept_too(mode, torch):
+    theirs = torch.nn.TransformerEncoderLayer(**LAYER).train(not mode)
+    theirs.train(mode)
+    ours = pyattn.interop.torch.from_torch(theirs)
+    assert {module.training for module in ours.modules()} == {mode}
+    assert {module.training for module in pyattn.interop.torch.to_torch(ours).modules()} == {mode}
+
+
+def test_every_activation_has_its_twin(torch):
+    functions = torch.nn.functional
+    pairs = [(functions.relu, "relu"), (torch.nn.ReLU(), "relu"), (functions.gelu, "gelu"), (torch.nn.GELU(), "gelu")]
+    pairs += [(functions.silu, "silu"), (torch.nn.SiLU(), "silu"), (torch.nn.GELU(approximate="tanh"), "gelu_tanh")]
+    for theirs, name in pairs:
+        layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=theirs)
+        assert pyattn.interop.torch.from_torch(layer).activation == name
+    tanh = functools.partial(pyattn.gelu, approximate="tanh")
+    x = torch.linspace(-3, 3, 7)
+    for ours, name in [(pyattn.gelu, "gelu"), (pyattn.silu, "silu"), (tanh, "gelu_tanh"), ("relu", "relu")]:
+        back = pyattn.interop.torch.to_torch(nn.TransformerDecoderLayer(**LAYER, activation=ours))
+        expected = nn.feed_forward._FUNCTIONS[name](x.numpy())
+        np.testing.assert_allclose(back.activation(x).numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_what_has_no_twin_is_refused(torch):
+    layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=torch.tanh)
+    with pytest.raises(
+        TypeError, match=r"module has the activation .*tanh.*, and from_torch knows .* relu, gelu and silu"
+    ):
+        pyattn.interop.torch.from_torch(layer)
+    with pytest.raises(TypeError, match=r"module has the activation .*, and torch has no function for it"):
+        pyattn.interop.torch.to_torch(nn.TransformerEncoderLayer(**LAYER, activation=np.tanh))
+    layer = torch.nn.TransformerEncoderLayer(**LAYER)
+    layer.dropout1.p = 0.5
+    with pytest.raises(ValueError, match=r"module has dropouts of \[0.1, 0.5\], expected one probability for all"):
+        pyattn.interop.torch.from_torch(layer)
