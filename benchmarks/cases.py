@@ -305,6 +305,41 @@ class MultiHeadCase(Case):
         return tuple(layer[name] for layer in inputs.parameters for name in ("in_proj_weight", "out_proj.weight"))
 
 
+@dataclass(frozen=True)
+class EncoderLayerInputs:
+    """x (batch, length, d_model)."""
+
+    x: np.ndarray
+
+
+@dataclass(frozen=True)
+class EncoderLayerCase(Case):
+    """A Transformer's encoder layer as PyTorch makes it, after-normalised, with ReLU, batch first, in eval mode."""
+
+    least: float | None = None
+    """The bar on torch."""
+
+    operation = "encoder_layer"
+    axes = "batch,length,d_model,heads,hidden"
+
+    @property
+    def flops(self) -> float:
+        batch, length, d_model, _, hidden = self.shape
+        return 4.0 * batch * length * d_model * (2 * d_model + hidden + length)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        return () if self.least is None else (Bar("torch", self.least),)
+
+    def inputs(self) -> EncoderLayerInputs:
+        return EncoderLayerInputs(self._generator().standard_normal(self.shape[:3], np.float32))
+
+    def read_once(self, inputs: EncoderLayerInputs) -> tuple[np.ndarray, ...]:
+        """Another array, of as many bytes as the weights have."""
+        *_, d_model, _, hidden = self.shape
+        weights = (4 * d_model + 2 * hidden) * d_model
+        return (np.ones(weights, np.float32),) if inputs.x.size == d_model else ()
+
+
 def _draw_multi_head(rng: np.random.Generator, embed_dim: int) -> dict[str, np.ndarray]:
     in_weight, in_bias = _draw_linear(rng, 3 * embed_dim, embed_dim)
     out_weight, out_bias = _draw_linear(rng, embed_dim, embed_dim)

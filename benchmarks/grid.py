@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cases import AdditiveCase, AttentionCase, Bar, Case, LinearCase, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, Bar, Case, EncoderLayerCase, LinearCase, MultiHeadCase
 
 Shape = tuple[int, int, int, int, int]
 
@@ -67,6 +67,9 @@ def grid() -> Iterator[Case]:
         yield MultiHeadCase("mha", (1, 1, 768, 12), 1.05, layers=layers, own=(OF_A_READ,), quick=layers == 1)
     for shape, variant, bar in MULTI_HEAD:
         yield MultiHeadCase("mha", shape, bar, variant, quick=shape[:2] in ((1, 10), (1, 128)))
+    for sizes, bar in (((1, 128), 1.1), ((8, 128), 1.0), ((1, 1), 1.05)):
+        own = (OF_A_READ,) if sizes == (1, 1) else ()
+        yield EncoderLayerCase("encoder layer", (*sizes, 768, 12, 3072), bar, own=own, quick=sizes == (1, 128))
 
 
 def _attention() -> Iterator[AttentionCase]:

@@ -24,6 +24,8 @@ from benchmarks.cases import (
     AttentionCase,
     AttentionInputs,
     Case,
+    EncoderLayerCase,
+    EncoderLayerInputs,
     LinearCase,
     LinearInputs,
     MultiHeadCase,
@@ -127,6 +129,16 @@ class Pyattn:
         call = _stacked(Pyattn.modules(case, inputs))
         return _contender(call, inputs.x, inputs.x, inputs.x, **options, key_padding_mask=inputs.padding)
 
+    @staticmethod
+    def encoder(case: EncoderLayerCase) -> pyattn.TransformerEncoderLayer:
+        """The same numbers for everyone."""
+        _, _, d_model, heads, hidden = case.shape
+        return pyattn.TransformerEncoderLayer(d_model, heads, hidden, batch_first=True, rng=0).eval()
+
+    @staticmethod
+    def encoder_layer(case: EncoderLayerCase, inputs: EncoderLayerInputs) -> Contender:
+        return _contender(Pyattn.encoder(case), inputs.x)
+
 
 def _stacked(modules: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     """Each module on the output of the one before."""
@@ -202,6 +214,10 @@ class Torch:
         if inputs.padding is not None:
             options["key_padding_mask"] = self.torch.from_numpy(inputs.padding)
         usual = _contender(_stacked(modules), x, x, x, **options)
+        return [usual, self._without_fast_path(usual)]
+
+    def encoder_layer(self, case: EncoderLayerCase, inputs: EncoderLayerInputs) -> list[Contender]:
+        usual = _contender(to_torch(Pyattn.encoder(case), share=True).eval(), self.torch.from_numpy(inputs.x))
         return [usual, self._without_fast_path(usual)]
 
     def _without_fast_path(self, usual: Contender) -> Contender:

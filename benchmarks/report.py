@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyattn
-from benchmarks.cases import AdditiveCase, AttentionCase, LinearCase, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.run import OURS, READ, Result
 
 NAME_WIDTH = 38
@@ -81,7 +81,7 @@ class Table:
     def header(self) -> str:
         """What the sizes in names are, the names of the columns and the rule below them."""
         sizes = f"{AttentionCase.axes}; of linear {LinearCase.axes}; of mha {MultiHeadCase.axes}; "
-        sizes += f"of scores additive {AdditiveCase.axes}"
+        sizes += f"of scores additive {AdditiveCase.axes}; of encoder layer {EncoderLayerCase.axes}"
         names = self._line(("case", *FIGURES, *self.peers), "bars")
         rule = "-" * NAME_WIDTH, *("-" * (width - 1) + ":" for width in self.widths[1:])
         return f"Sizes: {sizes}\n\n{names}\n{self._line(rule, '----')}"

@@ -13,7 +13,7 @@ from helpers import ROOT, run_python
 
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
-from benchmarks.cases import AdditiveCase, AttentionCase, LinearCase, MultiHeadCase
+from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
 from benchmarks.measure import Effort
 from benchmarks.peers import Contender, NumPy, Pyattn, Torch
@@ -43,7 +43,7 @@ def result_of(**peers):
 
 def test_every_case_has_a_name_of_its_own():
     names = Counter(case.name for case in grid())
-    assert {"cache", "linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
+    assert {"cache", "encoder", "linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
     assert max(names.values()) == 1
 
 
@@ -139,6 +139,19 @@ def test_torchs_module_is_timed_with_its_fast_path_and_without(torch, monkeypatc
         peer.close()
     assert counts == [2, 2, 4]
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("shape", [(1, 1, 8, 2, 12), (2, 5, 8, 2, 12)])
+def test_torch_has_the_same_encoder_layer(shape):
+    torch = Torch(1)
+    try:
+        result = run_case(EncoderLayerCase("encoder layer", shape, 1.0), 1, {"torch": torch}, {}, SHORT)
+    finally:
+        torch.close()
+    assert result.absent == {}
+    assert {"pyattn", "torch", "torch without fast path"} <= result.times.keys()
+    assert (result.read_bytes > 0) == (shape[:2] == (1, 1))
 
 
 @pytest.mark.peers
