@@ -56,7 +56,7 @@ def layer_norm(
 
     Parameters
     ----------
-    input : array_like, (..., *normalized_shape)
+    input : array_like, (..., normalized_shape)
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     normalized_shape : int or sequence of int
         The last axes of input.
@@ -64,14 +64,14 @@ def layer_norm(
         Default: None, 1 and 0.
     eps : float
         0 or more. Default: 1e-5.
-    residual : array_like, (..., *normalized_shape), optional
+    residual : array_like, (..., normalized_shape), optional
         Added to input in the same pass, as around a Transformer's sublayer. Default: None.
     need_sum : bool
         Return ``input + residual``, too. Default: False.
 
     Returns
     -------
-    ndarray, (..., *normalized_shape)
+    ndarray, (..., normalized_shape)
         With need_sum a pair: the result, and ``input + residual``.
 
     Raises
@@ -125,7 +125,7 @@ def rms_norm(
 
     Parameters
     ----------
-    input : array_like, (..., *normalized_shape)
+    input : array_like, (..., normalized_shape)
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     normalized_shape : int or sequence of int
         The last axes of input.
@@ -133,14 +133,14 @@ def rms_norm(
         Default: None, 1.
     eps : float, optional
         0 or more. Default: the distance from 1 to the next number of input's dtype.
-    residual : array_like, (..., *normalized_shape), optional
+    residual : array_like, (..., normalized_shape), optional
         Added to input in the same pass. Default: None.
     need_sum : bool
         Return ``input + residual``, too. Default: False.
 
     Returns
     -------
-    ndarray, (..., *normalized_shape)
+    ndarray, (..., normalized_shape)
         With need_sum a pair: the result, and ``input + residual``.
 
     Raises

@@ -84,12 +84,12 @@ class LayerNorm(Module):
 
         Parameters
         ----------
-        input : array_like, (..., *normalized_shape)
+        input : array_like, (..., normalized_shape)
             Of the weight's dtype; without one, float32 or float64.
 
         Returns
         -------
-        ndarray, (..., *normalized_shape)
+        ndarray, (..., normalized_shape)
             Of the same dtype.
 
         Raises
@@ -172,12 +172,12 @@ class RMSNorm(Module):
 
         Parameters
         ----------
-        input : array_like, (..., *normalized_shape)
+        input : array_like, (..., normalized_shape)
             Of the weight's dtype; without one, float32 or float64. torch calls it x.
 
         Returns
         -------
-        ndarray, (..., *normalized_shape)
+        ndarray, (..., normalized_shape)
             Of the same dtype.
 
         Raises

@@ -47,7 +47,7 @@ class PositionalEncoding(Module):
     ----------
     weight : ndarray, (max_len, d_model), or None
         What is learned; at first drawn from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
-        and GPT-2. None for sines and cosines, of which nothing is in the `state_dict`.
+        and GPT-2. None for sines and cosines, of which nothing is in the `Module.state_dict`.
 
     Examples
     --------

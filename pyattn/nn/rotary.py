@@ -18,9 +18,9 @@ __all__ = ["RotaryEmbedding"]
 
 
 class RotaryEmbedding(Module):
-    """Turn pairs of features of queries and keys by angles that tell their positions: `pyattn.rotary_embedding`.
+    """Turn pairs of features of queries and keys by angles that tell their positions: `pyattn.rotary.rotary_embedding`.
 
-    There is nothing to learn: it has no parameters, and is in no `state_dict`.
+    There is nothing to learn: it has no parameters, and is in no `Module.state_dict`.
 
     Parameters
     ----------
