@@ -113,10 +113,10 @@ _FROM = {
     "multi_head_attention_forward": "multi_head",
     "pad_sequences": "sequences",
     "positional_encoding": "positional",
-    "shift_right": "sequences",
     "rms_norm": "normalizing",
-    "silu": "activations",
     "rotary_embedding": "rotary",
+    "shift_right": "sequences",
+    "silu": "activations",
     "trace": "tracing",
     "trace_attention": "tracing",
 }

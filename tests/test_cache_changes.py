@@ -272,3 +272,15 @@ def check_attention(cache, plain, query, counts, window):
         own = query[b : b + 1, :, :count]
         alone = pyattn.attention(own, key[None], value[None], is_causal=True, window=sides, align="lower_right")
         assert_same_bits(result[b : b + 1, :, :count], alone)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_knows_what_it_holds(protocol):
+    cache = KVCache(1, 1, 4)
+    rows = np.ones((1, 1, 70, 4), np.float32)
+    cache.append(0, rows, rows)
+    other = pickle.loads(pickle.dumps(cache, protocol=protocol))
+    assert other.nbytes > 0
+    other.append(0, rows, rows)
+    np.testing.assert_allclose(other.attend(0, rows, is_causal=True), 1, rtol=1e-6)  # a mean of ones
+    assert other.nbytes >= cache.nbytes

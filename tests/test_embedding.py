@@ -272,3 +272,17 @@ def test_a_wrong_id_writes_nothing():
     with pytest.raises(ValueError, match="input holds 5"):
         pyattn.embedding([*range(4)] * 24999 + [0, 1, 2, 5], WEIGHT, out=out)
     assert (out == 7).all()
+
+
+def test_a_padding_idx_that_changes_the_weight_changes_nothing():
+    """It is read before the weight is looked at."""
+    weight, kept = np.arange(16, dtype=np.float32).reshape(4, 4), []
+
+    class Index:
+        def __index__(self):
+            weight.shape = (4, 4, 1)
+            kept.append(np.empty((7, 9)))
+            return 0
+
+    with pytest.raises(ValueError, match="weight has shape"):
+        pyattn.embedding([3, 2], weight, Index())

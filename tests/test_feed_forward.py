@@ -93,15 +93,21 @@ X, W1, W2 = np.ones((2, 3)), np.ones((5, 3)), np.ones((4, 5))
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "message"),
     [
-        ((X, W2, None, W2, None), {}, ValueError, r"weight has shape \(4, 5\), expected \(features, 3\)"),
-        ((X, W1, [1], W2, None), {}, ValueError, r"bias has shape \(1,\), expected \(5,\)"),
+        ((X, W2, None, W2, None), {}, ValueError, r"in_weight has shape \(4, 5\), expected \(hidden, 3\)"),
+        (
+            (X, W1, None, W2, None),
+            {"gate_weight": W2},
+            ValueError,
+            r"gate_weight has shape \(4, 5\), expected \(hidden, 3\)",
+        ),
+        ((X, W1, [1], W2, None), {}, ValueError, r"in_bias has shape \(1,\), expected \(5,\)"),
         (
             (X, W1, None, W1, None),
             {},
             ValueError,
             r"out_weight has shape \(5, 3\), expected \(features, 5\): in_weight has",
         ),
-        ((X, W1, None, W2, [1]), {}, ValueError, r"bias has shape \(1,\), expected \(4,\)"),
+        ((X, W1, None, W2, [1]), {}, ValueError, r"out_bias has shape \(1,\), expected \(4,\)"),
         ((X, W1, None, W2, None), {"residual": X}, ValueError, r"residual has shape \(2, 3\), expected \(2, 4\)"),
         (
             (X, W1, None, W2, None),

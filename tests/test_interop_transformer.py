@@ -11,6 +11,7 @@ from helpers import assert_same_bits
 
 import pyattn
 from pyattn import nn
+from pyattn.interop.torch import from_torch, to_torch
 
 pytestmark = pytest.mark.peers
 
@@ -112,3 +113,31 @@ def test_what_has_no_twin_is_refused(torch):
     layer.dropout1.p = 0.5
     with pytest.raises(ValueError, match=r"module has dropouts of \[0.1, 0.5\], expected one probability for all"):
         pyattn.interop.torch.from_torch(layer)
+
+
+def test_a_subclass_is_what_it_inherits(torch):
+    class Norm(torch.nn.RMSNorm):
+        pass
+
+    assert isinstance(from_torch(Norm(4, eps=1e-5)), nn.RMSNorm)
+
+
+def test_a_layer_that_computes_otherwise_is_refused(torch):
+    class Layer(torch.nn.TransformerEncoderLayer):
+        def _ff_block(self, x):
+            return x * 0
+
+    with pytest.raises(TypeError, match="module is of type Layer"):
+        from_torch(Layer(8, 2, 16))
+
+
+def test_parts_keep_their_modes_and_activations_come_back(torch):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, activation="gelu_tanh", rng=0).train()
+    layer.self_attn.eval()
+    theirs = to_torch(layer)
+    assert theirs.training
+    assert not theirs.self_attn.training
+    back = from_torch(theirs)
+    assert back.activation == "gelu_tanh"
+    assert back.training
+    assert not back.self_attn.training

@@ -177,7 +177,19 @@ def test_empty_sizes(dtype):
         ({}, {"heads": 5}, ValueError, r"q_weight has shape \(24, 24\), expected \(5 \* head_dim, 24\)"),
         ({"x": np.ones(E)}, {}, ValueError, "query has shape"),
         ({"x": np.ones((3, 11, 5))}, {}, ValueError, "expected"),
-        ({"feed": Drawn("f8").own[:6]}, {}, ValueError, "in_weight has shape|weight has shape"),
+        ({"feed": Drawn("f8").own[:6]}, {}, ValueError, "out_weight of the feed-forward part is missing"),
+        (
+            {"feed": (np.ones((9, 5)), None, np.ones((E, 9)), *[None] * 3)},
+            {},
+            ValueError,
+            r"in_weight has shape \(9, 5\)",
+        ),
+        (
+            {"feed": (np.ones((9, E)), None, np.ones((5, 9)), *[None] * 3)},
+            {},
+            ValueError,
+            "feed-forward part has shape",
+        ),
         ({"feed": ()}, {}, TypeError, "feed_forward is to be a tuple of 6 arrays"),
         ({"norms": (np.ones(3),) * 6}, {}, ValueError, r"weight has shape \(3,\), expected \(24,\)"),
         (

@@ -337,3 +337,21 @@ def test_parts_that_do_not_fit_are_named(change, error, message):
     del parts["norm2"]
     with pytest.raises(ValueError, match="norm2 is missing"):
         KINDS[0].from_parts(parts)
+
+
+def test_parts_of_other_dtypes_are_named():
+    layer, x = make(KINDS[0]), inputs_of(KINDS[0])[0]
+    layer.norm1.double()
+    with pytest.raises(TypeError, match=r"parts of the layer have other dtypes than float32; convert all with to\("):
+        layer.eval()(x)
+
+
+def test_an_attention_of_the_callers_is_called():
+    class Double(nn.Module):
+        def forward(self, query, *others, **options):
+            return 2 * query, None
+
+    layer, x = make(KINDS[0]), inputs_of(KINDS[0])[0]
+    layer.self_attn = Double()
+    y = layer.norm1(x + 2 * x)
+    np.testing.assert_array_equal(layer.eval()(x), layer.norm2(y + layer.linear2(np.maximum(layer.linear1(y), 0))))

@@ -388,3 +388,10 @@ def test_a_result_that_no_memory_holds():
         pyattn.rotary_embedding(np.broadcast_to(np.ones(4, "f4"), (2**52, 4)))
     with pytest.raises(ValueError, match=r"the result is too large for memory: x \(288230376151711744, 4\)"):
         pyattn.rotary_embedding(np.broadcast_to(np.ones(4, "f4"), (2**58, 4)))
+
+
+def test_out_may_lie_over_the_frequencies():
+    frequencies, x = np.ones(400), np.random.default_rng(0).standard_normal((100, 4))
+    expected = pyattn.rotary.turn(x, pyattn.rotary.Frequencies(np.ones(2), 1.0))
+    over = frequencies.reshape(100, 4)
+    assert_same_bits(pyattn.rotary.turn(x, pyattn.rotary.Frequencies(frequencies[:2], 1.0), out=over), expected)

@@ -43,12 +43,31 @@ static void lay_hidden(const attn_feed_forward_args *args, hidden_rows *hidden)
     hidden->view = (attn_view){NULL, x->dtype, x->axes, hidden->shape, hidden->strides};
 }
 
+/* A weight and its bias under their own names. */
+static attn_status check_part(const attn_feed_forward_args *args, const char *part, const attn_view *weight,
+                              const attn_view *bias, attn_error *error)
+{
+    const attn_view *x = &args->x;
+    if (x->axes < 1) FAIL("x has no axes, expected (..., features)");
+    if (weight->axes != 2 || weight->shape[1] != attn_last_size(x))
+        FAIL("%s_weight has shape %s, expected (hidden, %td): x has shape %s", part,
+             attn_shape_text(weight->axes, weight->shape), attn_last_size(x), attn_shape_text(x->axes, x->shape));
+    if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0]))
+        FAIL("%s_bias has shape %s, expected (%td,): %s_weight has shape %s", part,
+             attn_shape_text(bias->axes, bias->shape), weight->shape[0], part,
+             attn_shape_text(weight->axes, weight->shape));
+    return ATTN_OK;
+}
+
 /* All rules but those on residual and y. */
 static attn_status check(const attn_feed_forward_args *args, hidden_rows *hidden, attn_error *error)
 {
     const attn_view *in = &args->in_weight, *gate = &args->gate_weight, *out = &args->out_weight;
+    const attn_view *bias = &args->out_bias;
     attn_linear_args linear = product_of(args, *in, args->in_bias);
-    attn_status status = attn_check_linear(&linear, error);
+    attn_status status = check_part(args, "in", in, &args->in_bias, error);
+    if (status == ATTN_OK && gate->data) status = check_part(args, "gate", gate, &args->gate_bias, error);
+    if (status == ATTN_OK) status = attn_check_linear(&linear, error);
     if (status != ATTN_OK) return status;
     if (gate->data) {
         linear = first_of(args);
@@ -63,6 +82,9 @@ static attn_status check(const attn_feed_forward_args *args, hidden_rows *hidden
     if (out->axes != 2 || out->shape[1] != in->shape[0])
         FAIL("out_weight has shape %s, expected (features, %td): in_weight has shape %s",
              attn_shape_text(out->axes, out->shape), in->shape[0], attn_shape_text(in->axes, in->shape));
+    if (bias->data && (bias->axes != 1 || bias->shape[0] != out->shape[0]))
+        FAIL("out_bias has shape %s, expected (%td,): out_weight has shape %s",
+             attn_shape_text(bias->axes, bias->shape), out->shape[0], attn_shape_text(out->axes, out->shape));
     linear = (attn_linear_args){.x = hidden->view, .weight = *out, .bias = args->out_bias, .residual = args->residual};
     return attn_check_linear(&linear, error);
 }

@@ -64,17 +64,28 @@ static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_view x
                             .num_threads = args->feed.num_threads};
 }
 
+/* What a part gives is added to x. */
+static attn_status check_sum(const attn_layer_args *args, const char *part, const attn_view *weight, attn_error *error)
+{
+    if (weight->data == NULL) FAIL("out_weight of %s is missing", part);
+    if (args->x.axes < 1 || weight->axes != 2 || weight->shape[0] == attn_last_size(&args->x)) return ATTN_OK;
+    FAIL("out_weight of %s has shape %s, expected (%td, inner): what it gives is added to x, which has shape %s", part,
+         attn_shape_text(weight->axes, weight->shape), attn_last_size(&args->x),
+         attn_shape_text(args->x.axes, args->x.shape));
+}
+
 attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross, attn_error *error)
 {
     const attn_multihead_args first = self_of(args, args->x, args->x), second = cross_of(args, args->x, args->x);
     const attn_feed_forward_args feed = feed_of(args, args->x, args->x);
-    attn_status status = attn_multihead_shapes(&first, self, error);
-    if (status != ATTN_OK) return status;
-    if (args->self.out_weight.data == NULL) FAIL("out_weight of the self-attention is missing");
-    if (args->memory.data) {
-        if (args->cross.out_weight.data == NULL) FAIL("out_weight of the attention to memory is missing");
-        if ((status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
-    }
+    attn_status status;
+    if ((status = check_sum(args, "the self-attention", &args->self.out_weight, error)) != ATTN_OK) return status;
+    if ((status = check_sum(args, "the feed-forward part", &args->feed.out_weight, error)) != ATTN_OK) return status;
+    if (args->memory.data &&
+        (status = check_sum(args, "the attention to memory", &args->cross.out_weight, error)) != ATTN_OK)
+        return status;
+    if ((status = attn_multihead_shapes(&first, self, error)) != ATTN_OK) return status;
+    if (args->memory.data && (status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
     if ((status = attn_check_feed_forward(&feed, error)) != ATTN_OK) return status;
     for (int part = SELF; part <= FEED; part++) {
         const attn_norm_args norm = norm_of(args, part, args->x);
@@ -82,6 +93,7 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
         if ((status = attn_check_norm(&norm, error)) != ATTN_OK) return status;
     }
     self->work = attn_plus(self->work, attn_feed_forward_work(&feed));
+    if (args->memory.data) self->work = attn_plus(self->work, cross->work);
     return ATTN_OK;
 }
 

@@ -186,6 +186,7 @@ typedef struct {
 /* Computes. sum = x + residual, where there is a residual, may be left out; sum and y (..., features) have a contiguous
  * last axis, and may be x or residual. */
 ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error);
+
 /* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left out,
  * but not scale. */
 typedef struct {
@@ -227,8 +228,8 @@ typedef struct {
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, and may be residual; weights as attn_attention's, may be
- * left out. */
+/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual; weights are as
+ * attn_attention's, and may be left out. */
 ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
                                     attn_error *error);
 
@@ -300,7 +301,7 @@ typedef struct {
 } attn_layer_args;
 
 /* Checks the rules on all inputs, and tells how the weights of both attentions look; computes nothing. `cross` is not
- * written to without memory. */
+ * written to without memory; self->work is that of the whole layer. */
 ATTN_API attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross,
                                        attn_error *error);
 

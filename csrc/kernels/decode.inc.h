@@ -125,7 +125,7 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
     {                                                                                                                  \
         K(decode_rows)                                                                                                 \
         (R, GROUPS(R), K(decode_squares_##R), K(decode_single_##R), rows, keys, head_dim, queries, key, key_stride,    \
-         next, scores);                                                                                                      \
+         next, scores);                                                                                                \
     }
 DECODE_ROWS(1)
 DECODE_ROWS(2)

@@ -1,8 +1,9 @@
 /* softmax and log_softmax of a contiguous row.
  *
  * exp(t) = 2^n exp(t - n log(2)), with log(2) in two parts, the first so short that n times it is exact, with fma or
- * without: no rounding grows with |t|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a fixed order, and then
- * added up with what each addition loses: the same bits at every level, and as exact for 10^8 elements as for ten.
+ * without: no rounding grows with |t|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a
+ * fixed order, and then added up with what each addition loses: the same bits at every level, and as exact for 10^8
+ * elements as for ten.
  */
 #if REAL_F32
 #define LN2_HIGH 0x1.62e4p-1f

@@ -76,8 +76,8 @@ typedef struct {
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);
 
-/* A float; one that is neither infinite nor NaN; an int, which True is not (it is likelier a mistake than a 1). Return -1 with an exception that names the
- * argument; `expected` is like "an int". */
+/* A float; one that is neither infinite nor NaN; an int, which True is not (it is likelier a mistake than a 1). Return -1
+ * with an exception that names the argument; `expected` is like "an int". */
 int pyattn_number(PyObject *object, const char *name, double *number);
 int pyattn_finite(PyObject *object, const char *name, double *number);
 int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer);
@@ -100,9 +100,8 @@ int pyattn_is_main_thread(void);
 
 /* ops_*.c: the methods that module.c lists */
 extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_cache_methods[],
-    pyattn_dropout_methods[],
-    pyattn_embedding_methods[], pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[],
-    pyattn_multihead_methods[], pyattn_norm_methods[], pyattn_rotary_methods[], pyattn_rows_methods[],
-    pyattn_runtime_methods[];
+    pyattn_dropout_methods[], pyattn_embedding_methods[], pyattn_feed_forward_methods[], pyattn_layer_methods[],
+    pyattn_linear_methods[], pyattn_multihead_methods[], pyattn_norm_methods[], pyattn_rotary_methods[],
+    pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

@@ -123,7 +123,7 @@ static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t narg
 
 PyMethodDef pyattn_cache_methods[] = {
     {"new_page", (PyCFunction)(void (*)(void))new_page, METH_FASTCALL,
-     "new_page(elements, like)\n\nZeros of like's dtype that begin at a cache line."},
+     "new_page($module, elements, like, /)\n--\n\nZeros of like's dtype that begin at a cache line."},
     {"append_to_pages", (PyCFunction)(void (*)(void))append_to_pages, METH_FASTCALL | METH_KEYWORDS,
      "append_to_pages($module, pages, kv_heads, head_dim, v_head_dim, first, count, key, value, layout)\n--\n\n"
      "Write rows of keys and values into pages. See pyattn.KVCache.append."},

@@ -33,18 +33,20 @@ static int convert_arrays(PyObject *const *values, owned *o)
     return pyattn_as_reals(floats, names, FLOATS, FLOAT_RESIDUAL, o->floats);
 }
 
-static int convert_options(PyObject *const *values, attn_embedding_args *args)
+/* All that may run the caller's code: before any view is taken. */
+static int convert_options(PyObject *const *values, attn_embedding_args *args, Py_ssize_t *padding_idx)
 {
+    PyObject *const padding = values[PADDING_IDX];
+    *padding_idx = 0;
+    if (pyattn_given(padding) && pyattn_integer(padding, "padding_idx", "an int", padding_idx) < 0) return -1;
     if (values[SCALE] && pyattn_finite(values[SCALE], "scale", &args->scale) < 0) return -1;
     return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
 }
 
 /* It says which row a backward pass leaves alone: here it only has to be one. */
-static int check_padding_idx(PyObject *object, const attn_view *weight)
+static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_view *weight)
 {
-    Py_ssize_t index;
     if (!pyattn_given(object)) return 0;
-    if (pyattn_integer(object, "padding_idx", "an int", &index) < 0) return -1;
     const ptrdiff_t rows = weight->shape[0];
     if (-rows <= index && index < rows) return 0;
     PyErr_Format(PyExc_ValueError, "padding_idx is %zd, expected %zd <= padding_idx < %zd: weight has %zd rows", index,
@@ -80,10 +82,11 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
     attn_embedding_args args = {.scale = 1};
     attn_error error;
     attn_status status;
+    Py_ssize_t padding_idx;
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert_options(values, &args) < 0 || convert_arrays(values, &o) < 0) goto done;
+    if (convert_options(values, &args, &padding_idx) < 0 || convert_arrays(values, &o) < 0) goto done;
     args.ids = pyattn_view(o.ids);
     args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
     if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);
@@ -92,7 +95,8 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
         pyattn_raise(status, &error);
         goto done;
     }
-    if (check_padding_idx(values[PADDING_IDX], &args.weight) < 0 || make_result(values, &args, &o) < 0) goto done;
+    if (check_padding_idx(values[PADDING_IDX], padding_idx, &args.weight) < 0) goto done;
+    if (make_result(values, &args, &o) < 0) goto done;
     if ((status = compute(&args, &o, &error)) != ATTN_OK)
         pyattn_raise(status, &error);
     else

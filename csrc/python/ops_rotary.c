@@ -26,7 +26,9 @@ static int convert_arrays(PyObject *const *values, owned *o)
 {
     if (pyattn_as_reals(values, argument_names, 1, 1, &o->x) < 0) return -1;
     if (pyattn_make_rows_contiguous(&o->x, 1) < 0) return -1;
-    o->inv_freq = (PyArrayObject *)PyArray_FROM_OTF(values[INV_FREQ], NPY_DOUBLE, NPY_ARRAY_CARRAY_RO);
+    /* always a copy: out may lie over it */
+    o->inv_freq =
+        (PyArrayObject *)PyArray_FROM_OTF(values[INV_FREQ], NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY);
     if (o->inv_freq == NULL) return -1;
     return pyattn_given(values[POSITION_IDS]) ? pyattn_as_integers(values[POSITION_IDS], "position_ids", &o->ids) : 0;
 }

@@ -306,5 +306,5 @@ def bytes_of(layers: Iterable[Layer]) -> int:
     int
     """
     pages = (page for layer in layers for table in layer.pages for page in table)
-    pieces = {id(piece): piece for piece in (page if page.base is None else page.base for page in pages)}
-    return sum(piece.nbytes for piece in pieces.values())
+    bases = (page.base if isinstance(page.base, np.ndarray) else page for page in pages)  # some pickles' are of bytes
+    return sum(piece.nbytes for piece in {id(piece): piece for piece in bases}.values())

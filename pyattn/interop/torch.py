@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import nn
-from pyattn.activations import gelu, silu
+from pyattn.nn.feed_forward import name_in_the_core
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -56,10 +56,11 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     for kind in _KINDS:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may bring its own __init__, but not another forward.
-        if isinstance(module, theirs) and type(module).forward is theirs.forward:
+        if isinstance(module, theirs) and all(getattr(type(module), x, 0) is getattr(theirs, x, 0) for x in _COMPUTING):
             if share and any(map(torch.nn.utils.parametrize.is_parametrized, module.modules())):
                 raise ValueError("module has parametrizations, whose results torch computes anew: pass share=False")
-            return kind.from_torch(module, share).train(module.training)
+            ours: nn.Module = _in_modes_of(module, kind.from_torch(module, share))
+            return ours
     raise TypeError(
         f"module is of type {type(module).__name__}, and from_torch knows torch.nn's {_names()}; "
         "load_state_dict takes the state_dict() of any module"
@@ -101,8 +102,22 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     """
     for kind in _KINDS:
         if isinstance(module, kind.ours) and type(module).forward is kind.ours.forward:
-            return kind.to_torch(module, share).train(module.training)
+            return _in_modes_of(module, kind.to_torch(module, share))
     raise TypeError(f"module is of type {type(module).__name__}, and to_torch knows pyattn.nn's {_names()}")
+
+
+# What computes in torch's modules: layers have parts of it in methods of their own.
+_COMPUTING = ("forward", "_sa_block", "_mha_block", "_ff_block")
+
+
+def _in_modes_of(original: Any, twin: Any) -> Any:
+    """Set each part to training or not, as the part of that name is."""
+    twin.train(original.training)
+    parts = dict(twin.named_modules())
+    for name, part in original.named_modules():
+        if name in parts:
+            parts[name].training = part.training
+    return twin
 
 
 def _linear_from_torch(linear: Any, share: bool) -> nn.Module:
@@ -189,7 +204,9 @@ def _attention_to_torch(attention: Any, share: bool) -> Any:
 
 def _norm_from_torch(norm: Any, share: bool) -> nn.Module:
     options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine}
-    kind: Any = nn.RMSNorm if type(norm).__name__ == "RMSNorm" else nn.LayerNorm
+    import torch
+
+    kind: Any = nn.RMSNorm if isinstance(norm, torch.nn.RMSNorm) else nn.LayerNorm
     ours: nn.Module = kind(tuple(norm.normalized_shape), **options)
     for name, tensor in norm.named_parameters():
         setattr(ours, name, _array(tensor, name, share))
@@ -221,6 +238,8 @@ def _activation_from_torch(activation: Any) -> Any:
         return type(activation).__name__.lower()
     if type(activation) is torch.nn.GELU:
         return "gelu" if activation.approximate == "none" else "gelu_tanh"
+    if isinstance(activation, functools.partial) and activation.func is functions.gelu and not activation.args:
+        return "gelu_tanh" if activation.keywords.get("approximate") == "tanh" else "gelu"
     raise TypeError(
         f"module has the activation {activation!r}, and from_torch knows torch.nn.functional's relu, gelu and silu and "
         "torch.nn's ReLU, GELU and SiLU; make the module with a function of NumPy arrays and load its state_dict()"
@@ -230,11 +249,7 @@ def _activation_from_torch(activation: Any) -> Any:
 def _activation_to_torch(activation: Any) -> Any:
     import torch
 
-    tanh = isinstance(activation, functools.partial) and activation.func is gelu
-    name = activation if isinstance(activation, str) else {gelu: "gelu", silu: "silu"}.get(activation)
-    if tanh:
-        name = "gelu_tanh" if activation.keywords.get("approximate") == "tanh" else "gelu"
-    functions = torch.nn.functional
+    name, functions = name_in_the_core(activation), torch.nn.functional
     known: dict[Any, Any] = {"relu": functions.relu, "gelu": functions.gelu, "silu": functions.silu}
     if name == "gelu_tanh":
         return functools.partial(functions.gelu, approximate="tanh")

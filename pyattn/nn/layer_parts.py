@@ -8,6 +8,7 @@ from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pyattn import _core
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.functional import FloatArray
@@ -149,6 +150,8 @@ class Layer(Module):
     ) -> LayerResult:
         """Take x, and memory for a decoder, with their names; for each attention what is hidden, with its names."""
         first = self.self_attn
+        if type(first) is not MultiheadAttention:  # it reads them as it likes
+            return self._in_steps([_core.as_real(x, name) for name, x in inputs], hidden, rng, need_weights)
         given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
         (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
         sizes = (first.embed_dim,) * 3
@@ -170,6 +173,10 @@ class Layer(Module):
             read[1] if len(inputs) == 2 else NOTHING,
             need_weights=need_weights,
         )
+        if result.output.dtype != x.dtype.newbyteorder("="):  # the core promotes
+            raise TypeError(
+                f"parts of the layer have other dtypes than {x.dtype}; convert all with to(numpy.{x.dtype})"
+            )
         turn = x.ndim == 3 and not self.batch_first
         return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
 

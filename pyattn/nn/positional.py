@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability, dropout
 from pyattn.functional import FloatArray
 from pyattn.nn import init
@@ -81,7 +82,7 @@ class PositionalEncoding(Module):
         self.d_model = as_count(d_model, "d_model", least=0)
         self.max_len = as_count(max_len, "max_len", least=0)
         self.dropout = as_probability(dropout, "dropout")
-        self.learned, self.batch_first = bool(learned), bool(batch_first)
+        self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
         positional_encoding(0, self.d_model, base=base)  # tells at once what is wrong with base
         self.base = float(base)
         kind = as_float_dtype(dtype)
