@@ -35,12 +35,12 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_digits(name, dtype, level):
-    """7 ULP of gelu, 4 of silu; gelu_tanh loses 3 ULP for each unit of its exponent where x is negative."""
+    """7 ULP of gelu, 4 of silu; gelu_tanh loses 4 ULP for each unit of its exponent where x is negative."""
     x = np.concatenate([np.linspace(-8, 8, 401), [-1e-3, 1e-9, -1e-30, 1e-30]]).astype(dtype)
     x = x[x != 0]
     for one, y in zip(x, FUNCTIONS[name](x), strict=True):
         exponent = 1.6 * abs(one) * (1 + 0.0448 * one**2) if name == "gelu_tanh" and one < 0 else 0
-        assert ulps(y, exact(name, one), dtype) <= {"gelu": 7, "silu": 4}.get(name, 4 + 3 * exponent)
+        assert ulps(y, exact(name, one), dtype) <= {"gelu": 7, "silu": 4}.get(name, 4 + 4 * exponent)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

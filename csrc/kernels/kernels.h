@@ -210,7 +210,7 @@ typedef struct {
     void (*exp2_array)(ptrdiff_t n, const void *x, void *y);
 
     /* y = activation(x), over n contiguous elements; y may be x. tanh: at most 4 ULP, odd; it serves additive scores,
-     * too. GELU: at most 7 ULP; SILU: 4; GELU_TANH: 4, and 3 times its exponent, 2u, more where x is negative. */
+     * too. GELU: at most 7 ULP; SILU: 4; GELU_TANH: 4, and 4 times its exponent, 2u, more where x is negative. */
     void (*activate)(attn_activation_kind kind, ptrdiff_t n, const void *x, void *y);
 
     /* For benchmarks: fma at full speed (returns operations done), and a pure read of n reals. sink: one vector. */

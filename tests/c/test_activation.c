@@ -4,7 +4,7 @@
  *   test_activation --every   every float32 of the ranges below
  *
  * Where x is negative nearly all of it is cancelled, and there the bounds are tight: judged is -f(-a). float64 is
- * sampled in both.
+ * sampled in both. Over every float32: GELU 6.5 ULP, SILU 3.5, GELU_TANH 10.1 up to 2 and 208 up to 9.
  */
 #include <float.h>
 #include <math.h>
@@ -82,7 +82,7 @@ static double to_9(double part, int number) { return sample_to(9, part, number);
 static double to_20(double part, int number) { return sample_to(20, part, number); }
 
 /* exp(-z) is 0 below the smallest normal number, where x / (1 + exp(-z)) is |x| times as large: the ranges end there. In
- * GELU_TANH z grows with x^3, and with it what its own rounding does to exp(-z), 3 |z| ULP: two ranges. */
+ * GELU_TANH z grows with x^3, and with it what its own rounding does to exp(-z), 4 |z| ULP: two ranges. */
 static const unary functions[] = {
     {"gelu", "[2^-120, 16]", 0x03800000, 0x41800000, 7, 0, gelu_above, gelu_f32, long_gelu, to_38},
     {"-gelu(-a)", "[2^-120, 12.9]", 0x03800000, 0x414e6666, 7, 0, gelu_below, gelu_below_f32, long_gelu_below, to_37},
@@ -91,7 +91,7 @@ static const unary functions[] = {
     {"gelu_tanh", "[2^-120, 16]", 0x03800000, 0x41800000, 4, 0, gelu_tanh_above, gelu_tanh_f32, long_gelu_tanh, to_20},
     {"-gelu_tanh(-a)", "[2^-120, 2]", 0x03800000, 0x40000000, 13, 0, gelu_tanh_below, gelu_tanh_below_f32,
      long_gelu_tanh_below, to_2},
-    {"-gelu_tanh(-a)", "[2, 9]", 0x40000000, 0x41100000, 200, 0, gelu_tanh_below, gelu_tanh_below_f32,
+    {"-gelu_tanh(-a)", "[2, 9]", 0x40000000, 0x41100000, 270, 0, gelu_tanh_below, gelu_tanh_below_f32,
      long_gelu_tanh_below, to_9},
 };
 
