@@ -13,9 +13,10 @@ typedef struct {
     double (*exact_f32)(double x);
     long double (*exact_f64)(long double x);
     double (*sample_f64)(double part, int number); /* part grows evenly from 0 to 1 with the number of the sample */
+    int samples;                                   /* of float64; 0: UNARY_SAMPLES */
 } unary;
 
-/* How many samples of float64 there are. */
+/* How many samples of float64 there are, unless a function says. */
 enum { UNARY_SAMPLES = 1 << 20 };
 
 /* One float32 of the range in 4,099, or every one; prints the worst error of each level. */
