@@ -114,7 +114,7 @@ calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
-    "embedding": lambda: pyattn.embedding(np.arange(20000) % 700, wide[0], scale=2, num_threads=2),
+    "embedding": lambda: pyattn.embedding(np.arange(20000) % len(wide[0]), wide[0], scale=2, num_threads=2),
     "dropout": lambda: pyattn.dropout(long[0, 0, :100000], 0.3, rng=0),
     "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
