@@ -24,7 +24,8 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "pyattn.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
-    "rotary": "pyattn.rotary_embedding(endless(1 << 30, 512), num_threads=1, out=one_row(1 << 30, 512))",  # all rows are one
+    # one thread: all rows of the output are one
+    "rotary": "pyattn.rotary_embedding(endless(1 << 30, 512), num_threads=1, out=one_row(1 << 30, 512))",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "keeps": "pyattn.dropout_keep_mask((1, 1 << 32), 0.5)",
     "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
