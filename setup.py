@@ -68,7 +68,7 @@ setup(
     # attn.h stays where C programs look for it and is installed as pyattn/include/attn.h, for pyattn.get_include().
     packages=[*find_packages(include=["pyattn", "pyattn.*"]), "pyattn.include"],
     package_dir={"pyattn.include": "csrc/include"},
-    package_data={"pyattn.include": ["attn.h"]},
+    package_data={"pyattn.include": ["attn.h"], "pyattn.models": ["student.safetensors"]},
     ext_modules=[core],
     cmdclass={"build_ext": ParallelBuildExt},
     # A directory per kind of build: one with sanitizers must not pass for one without.

@@ -32,6 +32,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "FeedForward",
+    "Generation",
     "KVCache",
     "LayerNorm",
     "Linear",
@@ -41,15 +42,19 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "SelfAttention",
+    "Seq2SeqTransformer",
     "ShapeWarning",
+    "TopK",
     "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "TransformerLM",
     "__version__",
     "add_special_tokens",
     "additive_attention",
+    "argmax",
     "attention",
     "compare",
     "dropout",
@@ -57,6 +62,8 @@ __all__ = [
     "embedding",
     "feed_forward",
     "gelu",
+    "generate",
+    "generation",
     "get_include",
     "get_num_threads",
     "layer_norm",
@@ -64,6 +71,7 @@ __all__ = [
     "log_softmax",
     "masks",
     "merge_states",
+    "models",
     "multi_head_attention_forward",
     "nn",
     "pad_sequences",
@@ -81,17 +89,19 @@ __all__ = [
     "silu",
     "softmax",
     "testing",
+    "top_k",
     "trace",
     "trace_attention",
     "tracing",
 ]
 
 # Imported on first use: submodules, and names out of submodules.
-_LAZY = ("comparing", "interop", "nn", "plot", "reference", "rotary", "testing", "tracing")
+_LAZY = ("comparing", "generation", "interop", "models", "nn", "plot", "reference", "rotary", "testing", "tracing")
 _FROM = {
     "Dropout": "nn",
     "Embedding": "nn",
     "FeedForward": "nn",
+    "Generation": "generation",
     "KVCache": "cache",
     "LayerNorm": "nn",
     "Linear": "nn",
@@ -100,15 +110,20 @@ _FROM = {
     "RMSNorm": "nn",
     "RotaryEmbedding": "nn",
     "SelfAttention": "nn",
+    "Seq2SeqTransformer": "nn",
+    "TopK": "choosing",
     "Transformer": "nn",
     "TransformerDecoder": "nn",
     "TransformerDecoderLayer": "nn",
     "TransformerEncoder": "nn",
     "TransformerEncoderLayer": "nn",
+    "TransformerLM": "nn",
     "add_special_tokens": "sequences",
     "additive_attention": "additive",
+    "argmax": "choosing",
     "compare": "comparing",
     "gelu": "activations",
+    "generate": "generation",
     "layer_norm": "normalizing",
     "multi_head_attention_forward": "multi_head",
     "pad_sequences": "sequences",
@@ -117,16 +132,19 @@ _FROM = {
     "rotary_embedding": "rotary",
     "shift_right": "sequences",
     "silu": "activations",
+    "top_k": "choosing",
     "trace": "tracing",
     "trace_attention": "tracing",
 }
 
 if TYPE_CHECKING:
-    from pyattn import nn, plot, rotary, testing
+    from pyattn import generation, models, nn, plot, rotary, testing
     from pyattn.activations import gelu, silu
     from pyattn.additive import additive_attention
     from pyattn.cache import KVCache
+    from pyattn.choosing import TopK, argmax, top_k
     from pyattn.comparing import compare
+    from pyattn.generation import Generation, generate
     from pyattn.multi_head import multi_head_attention_forward
     from pyattn.nn import (
         Dropout,
@@ -139,11 +157,13 @@ if TYPE_CHECKING:
         RMSNorm,
         RotaryEmbedding,
         SelfAttention,
+        Seq2SeqTransformer,
         Transformer,
         TransformerDecoder,
         TransformerDecoderLayer,
         TransformerEncoder,
         TransformerEncoderLayer,
+        TransformerLM,
     )
     from pyattn.normalizing import layer_norm, rms_norm
     from pyattn.positional import positional_encoding

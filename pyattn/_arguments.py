@@ -1,19 +1,53 @@
-"""Sizes and dtypes among the arguments of what makes arrays."""
+"""Integers, numbers and dtypes among the arguments."""
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import Any, SupportsIndex
+import sys
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FLOATS", "as_count", "as_float_dtype"]
+__all__ = ["FLOATS", "as_count", "as_finite", "as_float_dtype", "as_index", "as_number"]
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+_NO_NUMBERS = "bcmMSU"  # kinds of NumPy's scalars that float() reads all the same
 
 
-def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
+def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
+    """Read an integer. A bool is likelier a mistake than one.
+
+    Parameters
+    ----------
+    x : int
+        The argument.
+    name : str
+        What messages call it.
+    expected : str
+        What messages ask for. Default: 'an int'.
+
+    Returns
+    -------
+    int
+        As a Python int.
+
+    Raises
+    ------
+    TypeError
+        x is something else.
+    """
+    try:
+        n = None if isinstance(x, bool) else operator.index(x)
+    except TypeError:
+        n = None
+    if n is None:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected {expected}")
+    return n
+
+
+def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize) -> int:
     """Read a size.
 
     Parameters
@@ -24,6 +58,8 @@ def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
         What messages call it.
     least : int
         The smallest that makes sense.
+    most : int
+        The largest that makes sense. Default: no array is larger.
 
     Returns
     -------
@@ -35,15 +71,78 @@ def as_count(x: SupportsIndex, name: str, *, least: int) -> int:
     TypeError
         x is not an integer.
     ValueError
-        x is too small.
+        x is out of range.
     """
-    try:
-        n = operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int") from None
+    n = as_index(x, name)
+    if n > most:  # it may have more digits than a message
+        raise ValueError(f"{name} is too large, expected at most {most}")
     if n < least:
         raise ValueError(f"{name} is {n}, expected {least} or more")
     return n
+
+
+def as_number(x: SupportsFloat, name: str) -> float:
+    """Read a number, which may be infinite or NaN. A bool is likelier a mistake than one.
+
+    Parameters
+    ----------
+    x : float
+        Or what Python makes one of, but for arrays with axes.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    float
+        As a Python float.
+
+    Raises
+    ------
+    TypeError
+        x is something else.
+    ValueError
+        x is beyond all floats.
+    """
+    kind = getattr(getattr(x, "dtype", None), "kind", "f")
+    if isinstance(x, bool) or not isinstance(x, SupportsFloat) or kind in _NO_NUMBERS or getattr(x, "ndim", 0) > 0:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected a number")
+    try:
+        return float(x)
+    except OverflowError:
+        raise ValueError(f"{name} is too large, expected a finite number") from None
+
+
+def as_finite(x: SupportsFloat, name: str, *, least: float = -math.inf, above: float = -math.inf) -> float:
+    """Read a finite number.
+
+    Parameters
+    ----------
+    x : float
+        As `as_number` takes it.
+    name : str
+        What messages call it.
+    least : float
+        The smallest that makes sense. Default: any does.
+    above : float
+        The largest that makes none. Default: none.
+
+    Returns
+    -------
+    float
+        As a Python float.
+
+    Raises
+    ------
+    TypeError
+        x is no number.
+    ValueError
+        x is out of range.
+    """
+    number = as_number(x, name)
+    if math.isfinite(number) and number >= least and number > above:
+        return number
+    limit = f" of {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
+    raise ValueError(f"{name} is {x}, expected a finite number{limit}")
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -1,18 +1,17 @@
-from collections.abc import Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._positions import CacheUse
 from pyattn.dropping import RNG
-from pyattn.functional import AttentionResult
+from pyattn.functional import AttentionResult, Layout, Score, Window
 
 __version__: str
 _compiler: str
 
 _Float = npt.NDArray[np.floating[Any]]
 _Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
-_Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
 
 @overload
 def attention(
@@ -24,9 +23,9 @@ def attention(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    score: Literal["dot", "cosine", "distance", "bilinear", "additive"] = "dot",
+    score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
-    window: _Window = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
@@ -36,7 +35,7 @@ def attention(
     need_weights: Literal[False] = False,
     need_lse: Literal[False] = False,
     empty_rows: Literal["zero", "nan"] = "zero",
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
@@ -50,9 +49,9 @@ def attention(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    score: Literal["dot", "cosine", "distance", "bilinear", "additive"] = "dot",
+    score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
-    window: _Window = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
@@ -62,7 +61,7 @@ def attention(
     need_weights: Literal[True],
     need_lse: bool = False,
     empty_rows: Literal["zero", "nan"] = "zero",
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> AttentionResult: ...
@@ -76,9 +75,9 @@ def attention(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    score: Literal["dot", "cosine", "distance", "bilinear", "additive"] = "dot",
+    score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
-    window: _Window = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
@@ -88,7 +87,7 @@ def attention(
     need_weights: bool = False,
     need_lse: Literal[True],
     empty_rows: Literal["zero", "nan"] = "zero",
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> AttentionResult: ...
@@ -102,9 +101,9 @@ def attention(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    score: Literal["dot", "cosine", "distance", "bilinear", "additive"] = "dot",
+    score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
-    window: _Window = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,
@@ -114,32 +113,13 @@ def attention(
     need_weights: bool = False,
     need_lse: bool = False,
     empty_rows: Literal["zero", "nan"] = "zero",
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float | AttentionResult: ...
-def paged_attention(
-    query: _Float,
-    pages: Sequence[Sequence[_Float]],
-    kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
-    length: int,
-    key_start: int,
-    **options: Any,
-) -> _Float | AttentionResult: ...
+def paged_attention(query: npt.ArrayLike, cache: CacheUse, **options: Any) -> _Float | AttentionResult: ...
 def new_page(elements: int, like: _Float, /) -> _Float: ...
-def append_to_pages(
-    pages: Sequence[Sequence[_Float]],
-    kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
-    first: tuple[int, ...],
-    count: tuple[int, ...],
-    key: npt.ArrayLike,
-    value: npt.ArrayLike,
-    layout: Literal["bhsd", "bshd"],
-) -> None: ...
+def append_to_pages(cache: CacheUse, key: npt.ArrayLike, value: npt.ArrayLike, layout: Layout) -> None: ...
 def as_array(x: npt.ArrayLike, name: str, /) -> npt.NDArray[Any]: ...
 def cast(x: object, name: str, dtype: str, /) -> str: ...
 def as_real(x: npt.ArrayLike, name: str, /) -> _Float: ...
@@ -201,8 +181,8 @@ def normalize(
 def activate(x: _Float, activation: str, /) -> _Float: ...
 def multi_head(
     query: npt.ArrayLike,
-    key: npt.ArrayLike,
-    value: npt.ArrayLike,
+    key: npt.ArrayLike | None,
+    value: npt.ArrayLike | None,
     q_weight: npt.ArrayLike,
     *more_arrays: npt.ArrayLike | None,
     **options: Any,
@@ -215,10 +195,12 @@ def rotary(
     offset: SupportsIndex = 0,
     position_ids: npt.ArrayLike | None = None,
     interleaved: bool = False,
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
+def argmax_rows(x: _Float, /) -> npt.NDArray[np.int64]: ...
+def top_k_rows(x: _Float, k: int, /) -> tuple[_Float, npt.NDArray[np.int64]]: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
 def fill_keep_mask(keep: npt.NDArray[np.bool_], dropout_p: float, seed: int, /) -> None: ...
 def drop_rows(x: _Float, dropout_p: float, seed: int, /) -> _Float: ...

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._arguments import as_count, as_finite
+from pyattn._flags import as_flag
 from pyattn.functional import FloatArray, Layout
 
 __all__ = ["Frequencies", "frequencies", "sequence_length"]
@@ -145,12 +147,12 @@ def frequencies(
     it takes 'factor' and may have 'rope_theta', 'partial_rotary_factor'
     """
     kind, keys = _read_scaling(scaling)
-    size = _rotary_dim(_whole(dim, "dim", least=0), rotary_dim, keys)
+    size = _rotary_dim(as_count(dim, "dim", least=0), rotary_dim, keys)
     base = _theta(theta, keys)
-    most = (
-        None if max_position_embeddings is None else _whole(max_position_embeddings, "max_position_embeddings", least=2)
-    )
-    length = 0 if seq_len is None else _whole(seq_len, "seq_len", least=0)
+    most = None
+    if max_position_embeddings is not None:
+        most = as_count(max_position_embeddings, "max_position_embeddings", least=2)
+    length = 0 if seq_len is None else as_count(seq_len, "seq_len", least=0)
     if kind == "dynamic":
         base *= _stretch(size, _number(keys, "factor"), most, length)
     f = base ** (-np.arange(0, size, 2) / max(size, 1))
@@ -163,6 +165,21 @@ def frequencies(
     if kind == "llama3":
         return Frequencies(_llama3(f, keys, _trained_length(kind, keys, most)), 1.0)
     return Frequencies(f, 1.0)
+
+
+def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
+    """Tell whether `frequencies` depends on the length of the sequence.
+
+    Parameters
+    ----------
+    scaling : mapping or None
+        As `frequencies` takes it.
+
+    Returns
+    -------
+    bool
+    """
+    return _read_scaling(scaling)[0] in ("dynamic", "longrope")
 
 
 def sequence_length(
@@ -193,7 +210,7 @@ def sequence_length(
         The largest position and 1; None for any rope_type but dynamic and longrope, and where an argument is wrong:
         that is told elsewhere.
     """
-    if _read_scaling(scaling)[0] not in ("dynamic", "longrope"):
+    if not depends_on_length(scaling):
         return None
     axis = 3 if layout == "bshd" else 2
     if position_ids is None and x.ndim >= axis and isinstance(offset, SupportsIndex):
@@ -221,9 +238,7 @@ def _yarn(f: Array, base: float, keys: dict[str, Any], trained: int, most: int |
     fast, slow = _number(keys, "beta_fast", 32.0), _number(keys, "beta_slow", 1.0)
     if fast < slow:
         raise ValueError(f"scaling['beta_fast'] is {fast}, expected beta_slow, {slow}, or more")
-    truncate = keys.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise TypeError(f"scaling['truncate'] is of type {type(truncate).__name__}, expected True or False")
+    truncate = as_flag(keys.get("truncate", True), "scaling['truncate']")
     low, high = (size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -298,7 +313,7 @@ def _rotary_dim(dim: int, rotary_dim: SupportsIndex | None, keys: dict[str, Any]
         part = _number(keys, "partial_rotary_factor")
         size, why = int(dim * part), f", which is partial_rotary_factor, {part}, of dim {dim}"
     if rotary_dim is not None:
-        given = _whole(rotary_dim, "rotary_dim", least=0)
+        given = as_count(rotary_dim, "rotary_dim", least=0)
         if why and given != size:
             raise ValueError(f"rotary_dim is {given}, but scaling says {size}{why}; leave one of the two out")
         size = given
@@ -321,7 +336,7 @@ def _theta(theta: SupportsFloat | None, keys: dict[str, Any]) -> float:
 def _trained_length(kind: str, keys: dict[str, Any], most: int | None) -> int:
     name = "original_max_position_embeddings"
     if name in keys:
-        return _whole(keys[name], f"scaling[{name!r}]", least=2)
+        return as_count(keys[name], f"scaling[{name!r}]", least=2)
     if most is None:
         raise ValueError(
             f"scaling lacks {name!r}, which rope_type {kind!r} needs; or pass max_position_embeddings of config.json"
@@ -343,12 +358,7 @@ def _number(keys: Mapping[str, Any], name: str, default: float | None = None, *,
     """Read a number above 0; or 0, where that means none."""
     x = keys.get(name, default)
     label = name if name == "theta" else f"scaling[{name!r}]"
-    if isinstance(x, (bool, str, np.bool_)) or not isinstance(x, SupportsFloat):
-        raise TypeError(f"{label} is of type {type(x).__name__}, expected a number")
-    number = float(x)
-    if not (0 < number < math.inf or (zero and number == 0)):
-        raise ValueError(f"{label} is {x}, expected a finite number {'of 0 or more' if zero else 'above 0'}")
-    return number
+    return as_finite(x, label, least=0) if zero else as_finite(x, label, above=0)
 
 
 def _list(keys: dict[str, Any], name: str, pairs: int) -> Array:
@@ -358,16 +368,3 @@ def _list(keys: dict[str, Any], name: str, pairs: int) -> Array:
     if len(values) != pairs:
         raise ValueError(f"scaling[{name!r}] has {len(values)} numbers, expected {pairs}, one for each pair")
     return np.array([_number({name: value}, name) for value in values])
-
-
-def _whole(x: SupportsIndex, name: str, *, least: int) -> int:
-    """Read an integer. True is likelier a mistake than a 1."""
-    try:
-        n = None if isinstance(x, bool) else operator.index(x)
-    except TypeError:
-        n = None
-    if n is None:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int")
-    if n < least:
-        raise ValueError(f"{name} is {n}, expected {least} or more")
-    return n

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from pyattn import _core
 from pyattn.dropping import RNG
-from pyattn.functional import AttentionResult, FloatArray, Layout, attention, linear
-from pyattn.single_head import Window, check_inner, read_rows, read_weight
+from pyattn.functional import AttentionResult, FloatArray, Layout, Window, attention, linear
+from pyattn.single_head import check_inner, read_rows, read_weight
 
 __all__ = ["additive_attention"]
 
@@ -27,7 +27,7 @@ def additive_attention(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    window: Window | None = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     dropout_p: SupportsFloat = 0.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeAlias
 
@@ -11,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._arguments import as_index, as_number
+from pyattn._flags import as_flag
 
 if TYPE_CHECKING:  # numpy.random is imported by the first draw
     from numpy.random import Generator, SeedSequence
@@ -42,9 +43,7 @@ def as_probability(x: SupportsFloat, name: str) -> float:
     ValueError
         x is out of range.
     """
-    if isinstance(x, (bool, np.bool_)) or not isinstance(x, SupportsFloat):
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected a number")
-    p = float(x)
+    p = as_number(x, name)
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
     return p
@@ -127,7 +126,7 @@ def dropout(
     Raises
     ------
     TypeError
-        x is not an array of real numbers, or p or rng is of another type.
+        x is not an array of real numbers, or p, training or rng is of another type.
     ValueError
         p is no probability.
 
@@ -141,7 +140,7 @@ def dropout(
     array([1., 2.])
     """
     array, probability = _core.as_real(x, "x"), as_probability(p, "p")
-    if not training or probability == 0:
+    if not as_flag(training, "training") or probability == 0:
         return array
     return _core.drop_rows(np.ascontiguousarray(array), probability, draw_seed(rng)).reshape(array.shape)
 
@@ -189,7 +188,7 @@ def dropout_keep_mask(
     True
     """
     try:
-        sizes = tuple(map(operator.index, shape))
+        sizes = tuple(as_index(size, "shape") for size in shape)
     except TypeError:
         raise TypeError(f"shape is {shape!r}, expected a sequence of ints: (..., L, S)") from None
     if len(sizes) < 2 or min(sizes) < 0:

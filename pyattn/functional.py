@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from pyattn import _core
+from pyattn import _core, _slabs
+from pyattn._arguments import as_index
 from pyattn._core import attention, embedding, feed_forward, linear
 from pyattn.dropping import RNG
 
 __all__ = [
     "AttentionResult",
-    "as_index",
     "attention",
     "embedding",
     "feed_forward",
@@ -29,6 +28,8 @@ __all__ = [
 
 FloatArray = npt.NDArray[np.floating[Any]]
 Layout = Literal["bhsd", "bshd"]
+Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
+Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
 
 
 class AttentionResult(NamedTuple):
@@ -217,11 +218,7 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
 
 
 def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None, *, logarithm: bool) -> FloatArray:
-    """Bring the axes to the end, as one contiguous axis; compute; put them back.
-
-    Where that takes copies, they are of a slab at a time: an array as large as x would take as much memory again, and
-    NumPy hears no Ctrl-C while it copies one.
-    """
+    """Bring the axes to the end, as one contiguous axis; compute; put them back."""
     array = _core.as_real(x, "x")
     axes = _axes(axis, array.ndim)
     kept, last = array.ndim - len(axes), tuple(range(-len(axes), 0))
@@ -230,33 +227,12 @@ def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | N
     if moved.flags.c_contiguous and axes == tuple(range(kept, array.ndim)):
         return _core.softmax_rows(moved.reshape(*moved.shape[:kept], size), logarithm).reshape(array.shape)
     result = np.empty(array.shape, array.dtype.newbyteorder("="))
-    flat, step = result.reshape(-1), _SLAB // result.itemsize
+    flat, step = result.reshape(-1), _slabs.SLAB // result.itemsize
     for start in range(0, flat.size, step):  # every page: the first slab would be long at it, if it touches all
         flat[start : start + step : 512] = 0
     target = np.moveaxis(result, axes, last)
-    for slab in _slabs(moved.shape[:kept], size * result.itemsize) if result.size else ():
-        part = moved[slab]
-        rows = np.ascontiguousarray(part).reshape(part.size // size, size)
-        target[slab] = _core.softmax_rows(rows, logarithm).reshape(part.shape)
+    _slabs.compute_rows(moved, kept, lambda rows: _core.softmax_rows(rows, logarithm), target)
     return result
-
-
-_SLAB = 4 << 20  # bytes
-
-
-def _slabs(shape: tuple[int, ...], row_bytes: int) -> Iterator[tuple[int | slice, ...]]:
-    """Index rows of this shape by as many at a time as fit into a slab, one at least."""
-    axis = len(shape)
-    while axis > 0 and row_bytes * shape[axis - 1] <= _SLAB:
-        axis -= 1
-        row_bytes *= shape[axis]
-    if axis == 0:
-        yield ()
-        return
-    step = max(1, _SLAB // row_bytes)
-    for outer in np.ndindex(shape[: axis - 1]):
-        for start in range(0, shape[axis - 1], step):
-            yield (*outer, slice(start, start + step))
 
 
 def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> tuple[int, ...]:
@@ -267,34 +243,6 @@ def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> 
         return tuple(normalize_axis_tuple([as_index(one, f"axis[{n}]") for n, one in enumerate(axis)], ndim))
     index = as_index(axis, "axis", "an int, a tuple of ints or None")
     return () if ndim == 0 and index in (0, -1) else tuple(normalize_axis_tuple(index, ndim))
-
-
-def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
-    """Read an argument that is an integer.
-
-    Parameters
-    ----------
-    x : int
-        The argument.
-    name : str
-        What messages call it.
-    expected : str
-        What messages ask for. Default: 'an int'.
-
-    Returns
-    -------
-    int
-        As a Python int.
-
-    Raises
-    ------
-    TypeError
-        x is something else.
-    """
-    try:
-        return operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected {expected}") from None
 
 
 def merge_states(

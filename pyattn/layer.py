@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from pyattn import _core
+from pyattn._positions import CacheUse, Turning
 from pyattn.functional import FloatArray
 from pyattn.torch_rules import Hidden
 
-__all__ = ["LayerOptions", "LayerResult", "LayerWeights", "compute_layer"]
+__all__ = ["LayerCaches", "LayerOptions", "LayerResult", "LayerWeights", "compute_layer"]
 
 Arrays: TypeAlias = tuple[FloatArray | None, ...]
 
@@ -35,6 +36,18 @@ class LayerOptions(NamedTuple):
     activation: str
     norm_first: bool
     eps: float
+    rms: bool = False
+
+
+class LayerCaches(NamedTuple):
+    """What keys and values of the self-attention go to, and what those of memory are read from; how the former turn."""
+
+    cache: CacheUse | None = None
+    memory_cache: CacheUse | None = None
+    rotary: Turning | None = None
+
+
+NO_CACHES = LayerCaches()
 
 
 class LayerResult(NamedTuple):
@@ -52,6 +65,7 @@ def compute_layer(
     options: LayerOptions,
     own: Hidden,
     cross: Hidden,
+    caches: LayerCaches = NO_CACHES,
     *,
     need_weights: bool = False,
 ) -> LayerResult:
@@ -69,6 +83,8 @@ def compute_layer(
         How to compute.
     own, cross : Hidden
         What is hidden from the self-attention, and from that to memory, as `pyattn.torch_rules.for_the_core` gives it.
+    caches : LayerCaches
+        None, by default.
     need_weights : bool
         Return weights, too. Default: False.
 
@@ -81,12 +97,22 @@ def compute_layer(
         x,
         memory,
         *weights,
-        **options._asdict(),
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        activation=options.activation,
+        norm_first=options.norm_first,
+        eps=options.eps,
+        rms=options.rms,
+        cache=caches.cache,
+        memory_cache=caches.memory_cache,
+        rotary=caches.rotary,
         blocked=True,
         attn_mask=own.attn_mask,
         key_padding_mask=own.key_padding_mask,
         key_lengths=own.key_lengths,
         is_causal=own.is_causal,
+        query_lengths=own.query_lengths,
+        window=own.window,
         memory_mask=cross.attn_mask,
         memory_key_padding_mask=cross.key_padding_mask,
         memory_key_lengths=cross.key_lengths,

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._arguments import as_count, as_index
 
 __all__ = ["causal", "from_ones", "padding", "window"]
 
@@ -133,7 +133,7 @@ def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None, *, head
     if counts.size and counts.dtype.kind not in "iu":
         raise TypeError(f"lengths has dtype {counts.dtype}, expected integers")
     least, largest = (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
-    most = min(max(0, largest), _MOST) if kv_len is None else _size(kv_len, "kv_len")
+    most = min(max(0, largest), _MOST) if kv_len is None else as_count(kv_len, "kv_len", least=0, most=_MOST)
     if least < 0 or largest > most:
         raise ValueError(f"lengths go from {least} to {largest}, expected 0 <= n <= {most}")
     ends = counts.astype(np.int64)[..., None, None]
@@ -182,38 +182,19 @@ def _band(
     what: str,
 ) -> BoolArray:
     """Keys i + offset - left <= j <= i + offset + right."""
-    q_len = _size(q_len, "q_len")
-    kv_len = q_len if kv_len is None else _size(kv_len, "kv_len")
+    q_len = as_count(q_len, "q_len", least=0, most=_MOST)
+    kv_len = q_len if kv_len is None else as_count(kv_len, "kv_len", least=0, most=_MOST)
     if align not in (None, "upper_left", "lower_right"):
         raise ValueError(f"align is {align!r}, expected 'upper_left' or 'lower_right'")
     if align is None and q_len != kv_len:
         raise ValueError(f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' or 'lower_right'")
     far = q_len + kv_len  # as good as unbounded
-    left = far if left is None else min(_count(left, "left"), far)
-    right = far if right is None else min(_count(right, "right"), far)
+    left, right = (
+        far if side is None else as_count(min(as_index(side, name), far), name, least=0)
+        for side, name in ((left, "left"), (right, "right"))
+    )
     keys, positions = np.arange(kv_len), np.arange(q_len) + (kv_len - q_len if align == "lower_right" else 0)
     visible = np.asarray(np.greater_equal.outer(positions + right, keys))  # bools at once: distances take 8 bytes each
     if left < far:
         visible &= np.less_equal.outer(positions - left, keys)
     return visible
-
-
-def _size(x: SupportsIndex, name: str) -> int:
-    """Read the size of an axis."""
-    n = _count(x, name)
-    if n > _MOST:
-        raise ValueError(f"{name} is {n}, more than any axis has")
-    return n
-
-
-def _count(x: SupportsIndex, name: str) -> int:
-    """Read an integer that is not negative. True is likelier a mistake than a 1."""
-    try:
-        n = None if isinstance(x, bool) else operator.index(x)
-    except TypeError:
-        n = None
-    if n is None:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an int")
-    if n < 0:
-        raise ValueError(f"{name} is {n}, expected 0 or more")
-    return n

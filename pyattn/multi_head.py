@@ -1,6 +1,6 @@
-"""Multi-head attention with torch's arguments, in one call of the core.
+"""Multi-head attention with torch's arguments.
 
-The computation is one call of the core. True = blocked in masks here, as in torch.
+True = blocked in masks here, as in torch.
 
 Indices: N batch, H heads, L queries, S keys, E features.
 """
@@ -9,51 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, SupportsFloat, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
-from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
+from pyattn.heads import NO_DROPOUT, Dropout, EmptyRows, Parameters, compute
+from pyattn.torch_rules import Hidden, with_batch_first
 
-__all__ = ["NO_DROPOUT", "Dropout", "Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["multi_head_attention_forward"]
 
 Array: TypeAlias = npt.NDArray[Any]
-EmptyRows = Literal["zero", "nan"]
-
-
-class Parameters(NamedTuple):
-    """What the core multiplies with and adds: its names, in its order; None for what is left out.
-
-    Where k_weight and v_weight are left out, q_weight and q_bias hold those of query, key and value on top of one
-    another, as torch's in_proj_weight and in_proj_bias.
-    """
-
-    q_weight: FloatArray
-    k_weight: FloatArray | None
-    v_weight: FloatArray | None
-    out_weight: FloatArray
-    q_bias: FloatArray | None = None
-    k_bias: FloatArray | None = None
-    v_bias: FloatArray | None = None
-    out_bias: FloatArray | None = None
-    extra_key: FloatArray | None = None
-    extra_value: FloatArray | None = None
-
-
-class Dropout(NamedTuple):
-    """What happens to weights after the softmax: nothing, by default. Fields as `attention`'s arguments."""
-
-    dropout_p: float = 0.0
-    rng: RNG = None
-    keep_mask: npt.ArrayLike | None = None
-
-
-NO_DROPOUT = Dropout()
 
 
 def multi_head_attention_forward(
@@ -203,96 +172,6 @@ def multi_head_attention_forward(
         empty_rows=empty_rows,
     )
     return output.swapaxes(0, 1) if output.ndim == 3 else output, attended
-
-
-def compute(
-    query: FloatArray,
-    key: FloatArray,
-    value: FloatArray,
-    parameters: Parameters,
-    hidden: Hidden,
-    dropout: Dropout = NO_DROPOUT,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    add_zero: bool = False,
-    need_weights: bool = True,
-    average_weights: bool = True,
-    empty_rows: EmptyRows = "zero",
-) -> tuple[FloatArray, FloatArray | None]:
-    """Call the core with torch's masks.
-
-    Parameters
-    ----------
-    query, key, value : ndarray, (N, length, features) or (length, features)
-        As `with_batch_first` gives them.
-    parameters : Parameters
-        Of fitting shapes.
-    hidden : Hidden
-        As the caller gave it.
-    dropout : Dropout
-        None by default.
-    heads : int
-        Number of query heads.
-    kv_heads : int, optional
-        Number of key and value heads. Default: heads.
-    add_zero : bool
-        A key and a value of zeros behind all others. Default: False.
-    need_weights : bool
-        Return weights; the default.
-    average_weights : bool
-        Their mean over heads, the default.
-    empty_rows : {'zero', 'nan'}
-        What a row with nothing to attend to gives. Default: 'zero'.
-
-    Returns
-    -------
-    output : ndarray, (N, L, out_dim) or (L, out_dim)
-        Of query's dtype.
-    weights : ndarray or None
-        (N, heads, L, S), with N where query has it, and heads unless averaged.
-    """
-    if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
-        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
-    # The core has names of its own for these two; whole numbers are flags to it as well.
-    if not isinstance(average_weights, int):
-        average_weights = as_flag(average_weights, "average_attn_weights")
-    if not isinstance(add_zero, int):
-        add_zero = as_flag(add_zero, "add_zero_attn")
-    # named one by one: a starred argument would make a tuple and a dict of all of them
-    q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
-    result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
-        query,
-        key,
-        value,
-        q_weight,
-        k_weight,
-        v_weight,
-        out_weight,
-        q_bias,
-        k_bias,
-        v_bias,
-        out_bias,
-        extra_key,
-        extra_value,
-        heads=heads,
-        kv_heads=heads if kv_heads is None else kv_heads,
-        add_zero=add_zero,
-        average_weights=average_weights,
-        key_padding_mask=hidden.key_padding_mask,
-        blocked=True,
-        attn_mask=hidden.attn_mask,
-        is_causal=hidden.is_causal,
-        align="upper_left",
-        window=hidden.window,
-        key_lengths=hidden.key_lengths,
-        dropout_p=dropout.dropout_p,
-        rng=dropout.rng,
-        keep_mask=dropout.keep_mask,
-        need_weights=need_weights,
-        empty_rows=empty_rows,
-    )
-    return result
 
 
 # Arrays of the function

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn.functional import FloatArray, as_index
+from pyattn._arguments import as_index
+from pyattn.functional import FloatArray
 
 __all__ = ["as_shape", "layer_norm", "rms_norm"]
 
@@ -81,6 +82,11 @@ def layer_norm(
     ValueError
         Shapes do not go together; eps is negative; need_sum without residual.
 
+    Notes
+    -----
+    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
+    torch's gives NaN there.
+
     Examples
     --------
     >>> import pyattn
@@ -149,6 +155,11 @@ def rms_norm(
         An array has no real numbers.
     ValueError
         Shapes do not go together; eps is negative; need_sum without residual.
+
+    Notes
+    -----
+    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
+    torch's gives 0 there.
 
     Examples
     --------

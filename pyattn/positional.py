@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._arguments import as_count, as_float_dtype
+from pyattn._arguments import as_count, as_finite, as_float_dtype
 from pyattn.functional import FloatArray
 
 __all__ = ["positional_encoding"]
+
+_FAR = 2**53
+"""Positions beyond it are no longer floats of their own."""
 
 
 def positional_encoding(
@@ -50,7 +52,7 @@ def positional_encoding(
     TypeError
         length, dim or start is no integer, base no number, or dtype another one.
     ValueError
-        One of them is negative, or base is not above 0.
+        One of them is negative or too large: positions are below 2**53. Or base is not above 0.
 
     References
     ----------
@@ -68,18 +70,11 @@ def positional_encoding(
     """
     rows, columns = as_count(length, "length", least=0), as_count(dim, "dim", least=0)
     first = as_count(start, "start", least=0)
+    if first + rows > _FAR:
+        raise ValueError(f"start is {first} and length {rows}, expected positions below 2**53")
     table = np.empty((rows, columns), as_float_dtype(dtype))
     positions = np.arange(rows, dtype=np.float64) + first
-    angles = positions[:, np.newaxis] / _as_base(base) ** (np.arange(0, columns, 2) / max(1, columns))
+    angles = positions[:, np.newaxis] / as_finite(base, "base", above=0) ** (np.arange(0, columns, 2) / max(1, columns))
     table[:, 0::2] = np.sin(angles)
     table[:, 1::2] = np.cos(angles[:, : columns // 2])
     return table
-
-
-def _as_base(base: SupportsFloat) -> float:
-    if isinstance(base, (bool, np.bool_)) or not isinstance(base, SupportsFloat):
-        raise TypeError(f"base is of type {type(base).__name__}, expected a number")
-    number = float(base)
-    if not 0 < number < math.inf:
-        raise ValueError(f"base is {base}, expected a finite number above 0")
-    return number

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn._arguments import as_count
+from pyattn._arguments import as_count, as_index
 
 __all__ = ["add_special_tokens", "pad_sequences", "shift_right"]
 
@@ -54,12 +54,13 @@ def add_special_tokens(
     >>> " ".join(words[i] for i in ids)
     '<s> I am a student <end>'
     """
+    given = {"start_token_id": start_token_id, "eos_token_id": eos_token_id}
+    symbols = {name: None if symbol is None else as_index(symbol, name) for name, symbol in given.items()}
     result = []
     for n, ids in enumerate(_arrays_of(sequences)):
         kind = _as_ids(ids, f"sequences[{n}]")
         first, last = (
-            np.zeros(0, kind) if symbol is None else _as_element(symbol, name, kind)[np.newaxis]
-            for name, symbol in (("start_token_id", start_token_id), ("eos_token_id", eos_token_id))
+            np.array([] if symbol is None else [_as_id(symbol, name, kind)], kind) for name, symbol in symbols.items()
         )
         result.append(np.concatenate([first, ids.astype(kind), last]))
     return result
@@ -107,7 +108,7 @@ def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArra
         raise ValueError("tokens is a scalar, expected (..., length)")
     kind = _as_ids(ids, "tokens")
     shifted = np.empty(ids.shape, kind)
-    shifted[..., :1] = _as_element(start_token_id, "start_token_id", kind)
+    shifted[..., :1] = _as_id(start_token_id, "start_token_id", kind)
     shifted[..., 1:] = ids[..., :-1]
     return shifted
 
@@ -212,6 +213,14 @@ def _as_ids(array: npt.NDArray[Any], name: str) -> np.dtype[Any]:
     if array.size > 0:
         raise TypeError(f"{name} has dtype {array.dtype}, expected integers: ids of tokens")
     return np.dtype(np.int64)
+
+
+def _as_id(x: SupportsIndex, name: str, kind: np.dtype[Any]) -> int:
+    """Read the id of a symbol, which stands among others of that dtype."""
+    n, limits = as_index(x, name), np.iinfo(kind)
+    if not limits.min <= n <= limits.max:
+        raise ValueError(f"{name} holds {n}, which {kind} does not hold")
+    return n
 
 
 def _as_element(x: object, name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
-from pyattn.functional import AttentionResult, FloatArray
+from pyattn.functional import AttentionResult, FloatArray, Window
 
-__all__ = ["Window", "check_inner", "read_rows", "read_weight", "self_attention"]
+__all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
 
 Array = npt.NDArray[Any]
-Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
 
 
 def self_attention(
@@ -31,7 +30,7 @@ def self_attention(
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
-    window: Window | None = None,
+    window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
     num_threads: SupportsIndex | None = None,

@@ -8,27 +8,31 @@ Indices: N batch, H heads, L queries, S keys.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn.functional import Window
 
-__all__ = ["Hidden", "Sizes", "Window", "for_the_core", "with_batch_first"]
+__all__ = ["Hidden", "Sizes", "Window", "for_the_core", "lengths_of", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
-Window: TypeAlias = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None
 
 
 class Hidden(NamedTuple):
-    """What hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths."""
+    """What hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths.
+
+    query_lengths, where some queries are padding, come with a cache alone.
+    """
 
     attn_mask: npt.ArrayLike | None = None
     key_padding_mask: npt.ArrayLike | None = None
     is_causal: bool = False
     window: Window = None
     key_lengths: npt.ArrayLike | None = None
+    query_lengths: npt.ArrayLike | None = None
 
 
 class Sizes(NamedTuple):
@@ -139,7 +143,7 @@ def for_the_core(hidden: Hidden, sizes: Sizes, names: tuple[str, str] = ("attn_m
     padding = _read_padding(hidden.key_padding_mask, sizes, names[1])
     lengths = hidden.key_lengths
     if padding is not None and lengths is None:
-        lengths = _lengths_of(padding)
+        lengths = lengths_of(padding)
         padding = padding if lengths is None else None
     over_queries = None if padding is None else padding[..., None, None, :]
     return hidden._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
@@ -186,8 +190,19 @@ def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
     return mask
 
 
-def _lengths_of(padding: Array) -> Array | None:
-    """key_lengths that hide what padding does, where that is the ends of rows alone."""
+def lengths_of(padding: Array) -> Array | None:
+    """Find the lengths that hide what a mask of padding does.
+
+    Parameters
+    ----------
+    padding : ndarray, (..., S)
+        True = blocked.
+
+    Returns
+    -------
+    ndarray of int, (...), or None
+        None where it hides more than the ends of rows, or is of floats.
+    """
     if padding.dtype != np.bool_ or (padding[..., :-1] & ~padding[..., 1:]).any():
         return None
     return padding.shape[-1] - np.count_nonzero(padding, axis=-1)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
 Nothing is ever skipped in silence. A level that this machine lacks and tests left out by PYATTN_TEST_PEERS=0 are named
-in the summary; a missing torch without that variable fails the tests that need it, and so does a missing JAX with
-PYATTN_TEST_JAX=1, as CI has it.
+in the summary; a missing torch without that variable fails the tests that need it, and so do a missing JAX with
+PYATTN_TEST_JAX=1, and missing transformers or MiniLM with PYATTN_TEST_MODELS=1, as CI has them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 from helpers import SANITIZED
 
-from pyattn import _core
+from pyattn import _core, models
 
 ALL_LEVELS = ("scalar", "avx2", "avx512", "neon")
 LEVELS = tuple(_core._levels())  # of this machine, best first
 FORCED = os.environ.get("PYATTN_ISA")
 WITH_PEERS = os.environ.get("PYATTN_TEST_PEERS", "1") != "0"
-SHARE = os.environ.get("PYATTN_TEST_SHARE", "1-1/1")  # first-last/of: which files of the suite, dealt out in turn
+SHARE = os.environ.get("PYATTN_TEST_SHARE", "1/1")  # which part, and of how many: files are dealt out in turn
 WITH_JAX = os.environ.get("PYATTN_TEST_JAX", "0") != "0"
+WITH_MODELS = os.environ.get("PYATTN_TEST_MODELS", "0") != "0"
 
 SECTIONS = pytest.StashKey[dict[str, list[str]]]()
 
@@ -38,10 +39,9 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path):
     """Leave out files that belong to another share."""
-    dealt, of = SHARE.split("/")
-    first, last = map(int, dealt.split("-"))
+    share, of = map(int, SHARE.split("/"))
     files = sorted(path.name for path in Path(__file__).parent.glob("test_*.py"))
-    if collection_path.name in files and not first - 1 <= files.index(collection_path.name) % int(of) < last:
+    if collection_path.name in files and files.index(collection_path.name) % of != share - 1:
         return True
     return None  # others decide
 
@@ -118,6 +118,13 @@ def torch():
     return torch
 
 
+@pytest.fixture(autouse=True)
+def _torch_draws_the_same_numbers(request):
+    """A test that holds draws of PyTorch's against others would fail now and then."""
+    if "torch" in request.fixturenames:
+        request.getfixturevalue("torch").manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def jax():
     """JAX, for tests marked `peers`."""
@@ -132,9 +139,21 @@ def jax():
     return jax
 
 
+def without_models(config, missing):
+    """Skip, and say so in the summary, or fail where PYATTN_TEST_MODELS says that all of it is there."""
+    if WITH_MODELS:
+        pytest.fail(
+            f"{missing}: install the extras transformers and models, or set PYATTN_TEST_MODELS=0", pytrace=False
+        )
+    config.stash[SECTIONS].setdefault("not run: needs the extras transformers and models", []).append(str(missing))
+    pytest.skip(str(missing))
+
+
 @pytest.fixture(scope="session")
 def transformers(pytestconfig):
-    """Hugging Face's transformers, which few have: a line of the summary says when it was missing."""
+    """Hugging Face's transformers, for tests marked `peers`; few have them."""
+    if SANITIZED:
+        pytest.skip("transformers and a sanitizer in one process")
     names = ("modeling_rope_utils", "models.llama.modeling_llama", "models.gptj.modeling_gptj")
     try:
         with warnings.catch_warnings():
@@ -143,5 +162,14 @@ def transformers(pytestconfig):
                 importlib.import_module(f"transformers.{name}")
             return importlib.import_module("transformers")
     except ImportError as missing:
-        pytestconfig.stash[SECTIONS]["not run: needs transformers"] = [str(missing)]
-        pytest.skip(str(missing))
+        without_models(pytestconfig, missing)
+
+
+@pytest.fixture(scope="session")
+def minilm(pytestconfig):
+    """The folder of all-MiniLM-L6-v2, with the package tokenizers to read it."""
+    try:
+        importlib.import_module("tokenizers")
+        return models.find_minilm()
+    except ImportError as missing:
+        without_models(pytestconfig, missing)

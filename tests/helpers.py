@@ -34,6 +34,16 @@ def assert_same_bits(actual, expected, about=""):
     np.testing.assert_array_equal(bits(actual), bits(expected), err_msg=str(about))
 
 
+def part(result, *index):
+    """The same rows of all that an AttentionResult has."""
+    return type(result)(*(None if array is None else array[index] for array in result))
+
+
+def normal(*shape, dtype="float32", seed=0) -> np.ndarray:
+    """Numbers of the normal distribution, the same each time."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
 def run_python(script: str, *, options=(), timeout=120, **environment) -> subprocess.CompletedProcess:
     """Run a script in an interpreter of its own, which finds the same pyattn and these helpers. It must return 0.
 

@@ -4,10 +4,13 @@ The reference is the formula, computed one float type wider than the module. Rou
 `linear`, 4u sqrt(inner) (|x| |W| + |b|). It moves values, and it moves scores: by e_ij at most, for query i and key
 j. A weight w_ij is then off by a factor of exp(e_ij + max_j e_ij) at most, up or down. What attention itself adds is
 its own bound, and the output's projection passes all that on through |W_o| and adds its own.
+
+Distances compares with torch's own: over all cases of a family.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ from bounds import WIDER, expect, output_bars
 from pyattn import reference
 
 LINEAR_BAR = 4.0
+NO_FURTHER = 1.5  # than torch, from the formula
 
 
 class Near(NamedTuple):
@@ -132,3 +136,34 @@ def distance(actual, near: Near, of=True) -> float:
     error = np.where(of, np.abs(actual.astype(near.exact.dtype) - near.exact), 0).max(initial=0)
     scale = np.where(of, np.abs(near.exact), 0).max(initial=0)
     return 0.0 if error == 0 else float(error / scale / (np.finfo(actual.dtype).eps / 2))
+
+
+class Distances:
+    """The largest error of each case over its largest number, in units of rounding, ours and torch's; by family."""
+
+    def __init__(self):
+        self.pairs = defaultdict(list)
+        self.shares = defaultdict(float)  # of a bound, where there is one
+
+    def note(self, family, ours, theirs, share=0.0):
+        """Add a case; share: what part of its bound it takes."""
+        self.pairs[family].append((ours, theirs))
+        self.shares[family] = max(self.shares[family], share)
+
+    def assert_no_further(self):
+        """One case alone may be beyond the bar by chance: the worst of all cases may not, nor the 99th percentile."""
+        for family in self.pairs:
+            for ours, theirs in self._figures(family):
+                assert ours <= NO_FURTHER * theirs, family
+
+    def lines(self):
+        yield "distance from the formula, in u of the largest number: pyattn, torch; the largest share of its bound"
+        for family, pairs in self.pairs.items():
+            worst, most = self._figures(family)
+            numbers = f"worst {worst[0]:7.2f} {worst[1]:7.2f}   99 % {most[0]:7.2f} {most[1]:7.2f}"
+            share = f"   {self.shares[family]:.2f}" if self.shares[family] else ""
+            yield f"{' '.join(family):24} {len(pairs):4} cases   {numbers}{share}"
+
+    def _figures(self, family):
+        """(ours, torch's) at worst, and as 99th percentiles."""
+        return np.max(self.pairs[family], axis=0), np.percentile(self.pairs[family], 99, axis=0)

@@ -71,12 +71,29 @@ def test_every_option_means_what_it_means_on_arrays(arrays, level):
         {"score": "bilinear", "score_weight": weight},
         {"window": (70, 1)},
         {"query_lengths": [3, 1], "is_causal": True, "empty_rows": "nan"},
-        {"dropout_p": 0.5, "rng": 3},
         {"dropout_p": 0.5, "keep_mask": rng.random((3, LENGTH)) < 0.5},
     ]
     for option in options:
         expected = pyattn.attention(query, *arrays[1:], align="lower_right", **option)
         assert_same_bits(cache.attend(0, query, **option), expected, option)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("steps", STEPS)
+def test_dropout_keeps_what_it_keeps_in_attention_over_everything(arrays, steps, window, level):
+    """However many positions come at a time, and with pages that a window has let go."""
+    dropped = {"dropout_p": 0.5, "rng": 3}
+    limit = {} if window is None else {"window": (window, None), "align": "lower_right"}
+    full = pyattn.attention(*arrays, is_causal=True, **limit, **dropped)
+    assert_same_bits(decode(cache_for(arrays, window=window), arrays, STEPS[steps], **dropped), full)
+
+
+def test_dropout_keeps_what_it_keeps_whatever_the_other_batch_entries_lengths(arrays, level):
+    cache = cache_for(arrays)
+    cache.append(0, *part(arrays[1:], 0, 100), lengths=[100, 37])
+    result = cache.attend(0, arrays[0][:, :, 30:37], query_lengths=[2, 7], is_causal=True, dropout_p=0.5, rng=3)
+    full = pyattn.attention(*part(arrays, 0, 37), is_causal=True, dropout_p=0.5, rng=3)
+    assert_same_bits(result[1], full[1, :, 30:])
 
 
 def test_layouts_and_out(arrays):

@@ -271,31 +271,39 @@ def test_a_truncation_to_what_was_let_go(windowed):
 
 PAGE = zeros(3 * 64 * 12)
 SIZES = (3, 8, 4)
+
+
+def into(pages, first, new, sizes=SIZES, key=KEY[:1], value=VALUE[:1]):
+    _core.append_to_pages((pages, *sizes, 0, 0, first, new), key, value, "bhsd")
+
+
 CORE = {
-    "pages": (lambda: _core.append_to_pages(PAGE, *SIZES, (0,), (5,), KEY[:1], VALUE[:1], "bhsd"), TypeError,
+    "pages": (lambda: into(PAGE, (0,), (5,)), TypeError,
               "pages is of type numpy.ndarray, expected a list of lists of arrays"),
-    "table": (lambda: _core.append_to_pages([3], *SIZES, (0,), (5,), KEY[:1], VALUE[:1], "bhsd"), TypeError,
+    "table": (lambda: into([3], (0,), (5,)), TypeError,
               "pages is of type int, expected a list of lists of arrays"),
-    "page": (lambda: _core.append_to_pages([[PAGE[1:]]], *SIZES, (0,), (5,), KEY[:1], VALUE[:1], "bhsd"), ValueError,
+    "page": (lambda: into([[PAGE[1:]]], (0,), (5,)), ValueError,
              "a page must be a contiguous array of 2304 elements of the cache's dtype"),
-    "too few": (lambda: _core.append_to_pages([[PAGE]], *SIZES, (60,), (5,), KEY[:1], VALUE[:1], "bhsd"), ValueError,
+    "too few": (lambda: into([[PAGE]], (60,), (5,)), ValueError,
                 "batch entry 0 of the cache has 1 pages of 64 positions, too few for 65"),
-    "first": (lambda: _core.append_to_pages([[PAGE]], *SIZES, [0], (5,), KEY[:1], VALUE[:1], "bhsd"), ValueError,
+    "first": (lambda: into([[PAGE]], [0], (5,)), ValueError,
               "first must be a tuple of 1 ints"),
-    "count": (lambda: _core.append_to_pages([[PAGE]], *SIZES, (0,), (-1,), KEY[:1], VALUE[:1], "bhsd"), ValueError,
-              "count is -1, expected 0 or more"),
-    "rows": (lambda: _core.append_to_pages([[PAGE]], *SIZES, (0,), (5,), KEY, VALUE, "bhsd"), ValueError,
+    "count": (lambda: into([[PAGE]], (0,), (-1,)), ValueError,
+              "new is -1, expected 0 or more"),
+    "rows": (lambda: into([[PAGE]], (0,), (5,), key=KEY, value=VALUE), ValueError,
              "key has shape (2, 3, 5, 8), expected (1, 3, 5, 8): (batch, kv_heads, new, dim)"),
-    "sizes": (lambda: _core.append_to_pages([[PAGE]], 2**62, 8, 4, (0,), (5,), KEY[:1], VALUE[:1], "bhsd"), ValueError,
+    "sizes": (lambda: into([[PAGE]], (0,), (5,), (2**62, 8, 4)), ValueError,
               "a page is too large for memory"),
-    "length": (lambda: _core.paged_attention(QUERY[:1], [[PAGE]], *SIZES, 65, 0), ValueError,
+    "length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 65, 0, None, None)), ValueError,
                "batch entry 0 of the cache has 1 pages of 64 positions, too few for 65"),
-    "negative length": (lambda: _core.paged_attention(QUERY[:1], [[PAGE]], *SIZES, -1, 0), ValueError,
+    "negative length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, -1, 0, None, None)), ValueError,
                         "length is -1, expected 0 or more"),
-    "key_start": (lambda: _core.paged_attention(QUERY[:1], [[PAGE]], *SIZES, 5, 3), ValueError,
+    "start": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5, 3, None, None)), ValueError,
                   "key_start is 3, expected a multiple of 64"),
-    "missing": (lambda: _core.paged_attention(QUERY[:1], [[PAGE]], *SIZES, 5), TypeError,
-                "paged_attention() missing required argument 'key_start' (position 7)"),
+    "missing": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5)), TypeError,
+                "the use of a cache is to be a tuple of 8 members"),
+    "no rows": (lambda: into([[PAGE]], None, None), ValueError,
+                "first and new are missing"),
 }  # fmt: skip
 
 

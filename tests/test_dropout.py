@@ -9,7 +9,8 @@ import numpy as np
 import philox
 import pytest
 from bounds import OUTPUT_BAR, expect
-from helpers import assert_same_bits
+from chance import chi_square_is_likely, deviations
+from helpers import assert_same_bits, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -17,10 +18,6 @@ from pyattn.dropping import draw_seed
 
 # (units, q_len, kv_len): less than a block of keys, several with a rest, the decode layout's few rows
 SHAPES = [(1, 1, 1), (2, 3, 5), (3, 70, 131), (5, 2, 600), (1, 17, 1000)]
-
-
-def normal(*shape, dtype="float32", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def arrays_for(units, q_len, kv_len, dtype="float32"):
@@ -114,17 +111,6 @@ def test_a_long_row_is_cut_into_pieces(level):
 @pytest.fixture(scope="module")
 def keeps():
     return pyattn.dropout_keep_mask((12, 96, 4096), 0.3, rng=2026)
-
-
-def deviations(counts, number, p):
-    """Of counts of successes out of `number`, in standard deviations."""
-    return (np.asarray(counts) - number * p) / math.sqrt(number * p * (1 - p))
-
-
-def chi_square_is_likely(deviation):
-    """The sum of n squares has mean n and variance 2n; six standard deviations either way."""
-    n = deviation.size
-    return abs((deviation**2).sum() - n) < 6 * math.sqrt(2 * n)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)], ids=str)

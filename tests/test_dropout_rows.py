@@ -9,7 +9,8 @@ import pickle
 import numpy as np
 import philox
 import pytest
-from helpers import assert_same_bits
+from chance import chi_square_is_likely, deviations
+from helpers import assert_same_bits, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -22,10 +23,6 @@ SHAPES = [(1, 1), (3, 5), (70, 131), (2, 600), (17, 1000), (1, 3 * 65536 + 7), (
 def _restore_number():
     yield
     pyattn.set_num_threads(None)
-
-
-def normal(*shape, dtype="float32", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 # Which are kept
@@ -79,17 +76,6 @@ def test_nothing_is_drawn_where_nothing_is_dropped_or_the_call_fails():
 @pytest.fixture(scope="module")
 def keeps():
     return pyattn.dropout(np.ones((1152, 4096), np.float32), 0.3, rng=2026) != 0
-
-
-def deviations(counts, number, p):
-    """Of counts of successes out of `number`, in standard deviations."""
-    return (np.asarray(counts) - number * p) / math.sqrt(number * p * (1 - p))
-
-
-def chi_square_is_likely(deviation):
-    """The sum of n squares has mean n and variance 2n; six standard deviations either way."""
-    n = deviation.size
-    return abs((deviation**2).sum() - n) < 6 * math.sqrt(2 * n)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)], ids=str)
@@ -213,6 +199,8 @@ def test_shapes_stay(shape):
         ({"p": math.nan}, ValueError, "^p is nan, expected a probability from 0 to 1"),
         ({"p": True}, TypeError, "^p is of type bool, expected a number"),
         ({"p": "a"}, TypeError, "^p is of type str, expected a number"),
+        ({"training": "no"}, TypeError, "^training is of type str, expected True or False"),
+        ({"training": None}, TypeError, "^training is of type NoneType, expected True or False"),
         ({"x": None}, TypeError, "^x is an object of type NoneType"),
         ({"x": np.ones(3, "f2")}, TypeError, r"^x has dtype float16, .* pass x.astype\(numpy.float32\)"),
         ({"rng": "a"}, TypeError, "^rng is 'a', expected None, an int"),
@@ -255,6 +243,8 @@ def test_the_module_there_and_back(p, torch):
     [
         ({"p": -0.1}, ValueError, "^p is -0.1, expected a probability from 0 to 1"),
         ({"p": "a"}, TypeError, "^p is of type str, expected a number"),
+        ({"inplace": 0}, TypeError, "^inplace is of type int, expected True or False"),
+        ({"inplace": "no"}, TypeError, "^inplace is of type str, expected True or False"),
         ({"inplace": True}, ValueError, "^inplace is True, expected False: a call returns a new array"),
     ],
 )

@@ -69,6 +69,8 @@ def calls(arrays):
         lambda: pyattn.softmax(far),
         *(partial(pyattn.dropout, large, p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
         lambda: pyattn.log_softmax(large),
+        lambda: pyattn.argmax(large),
+        lambda: pyattn.top_k(np.full_like(query, np.nan), 3),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
         lambda: pyattn.linear(far, large[0]),
         lambda: pyattn.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),

@@ -109,15 +109,21 @@ signal.signal(signal.SIGUSR1, handle)
 query, few = (rng.standard_normal((1, 4, length, 64), np.float32) for length in ({LENGTH}, 1))
 long = np.broadcast_to(query[:, :, None], (1, 4, 100, {LENGTH}, 64)).reshape(1, 4, -1, 64)
 wide, module = query.reshape(1, -1, 256)[:, :700], pyattn.nn.MultiheadAttention(256, 4, 0.1, batch_first=True, rng=0)
+turning = pyattn.nn.MultiheadAttention(8, 2, batch_first=True, rng=0, rotary=pyattn.nn.RotaryEmbedding(4)).eval()
+layer = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval()
+small = rng.standard_normal((500, 16, 8), np.float32)  # most of the time goes to what is done in place
 pyattn.set_num_threads(2)
 calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
     "embedding": lambda: pyattn.embedding(np.arange(20000) % len(wide[0]), wide[0], scale=2, num_threads=2),
+    "top_k": lambda: pyattn.top_k(long[0, 0, :20000], 5).values,
     "dropout": lambda: pyattn.dropout(long[0, 0, :100000], 0.3, rng=0),
     "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
+    "rotary in a module": lambda: turning(small, small, small, need_weights=False)[0],
+    "layer": lambda: layer(small),
 }}
 for name, call in calls.items():
     expected = call()
@@ -130,7 +136,7 @@ for name, call in calls.items():
         if os.getpid() != parent:
             os._exit(0 if same else 3)  # the child came out of the same call
         assert same, name
-assert len(children) == 21
+assert len(children) == 30
 assert all(succeeded(child) for child in children)
 """
 

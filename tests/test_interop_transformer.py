@@ -34,6 +34,15 @@ KINDS = {
 }
 
 
+class Unhashable:
+    """A callable as a dataclass makes it."""
+
+    __hash__ = None
+
+    def __call__(self, x):
+        return x
+
+
 def inputs_of(kind):
     if "ecoder" in kind or kind == "Transformer":
         return [X, MEMORY], {}
@@ -109,6 +118,9 @@ def test_what_has_no_twin_is_refused(torch):
         pyattn.interop.torch.from_torch(layer)
     with pytest.raises(TypeError, match=r"module has the activation .*, and torch has no function for it"):
         pyattn.interop.torch.to_torch(nn.TransformerEncoderLayer(**LAYER, activation=np.tanh))
+    layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=Unhashable())
+    with pytest.raises(TypeError, match=r"module has the activation .*Unhashable.*, and from_torch knows"):
+        pyattn.interop.torch.from_torch(layer)
     layer = torch.nn.TransformerEncoderLayer(**LAYER)
     layer.dropout1.p = 0.5
     with pytest.raises(ValueError, match=r"module has dropouts of \[0.1, 0.5\], expected one probability for all"):

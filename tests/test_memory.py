@@ -113,3 +113,22 @@ def test_the_module_takes_five_times_its_input(threads):
     calls = [f"module({inputs}, need_weights=False)" for inputs in INPUTS]
     times = [extra / INPUT for extra in extra_bytes(threads, MODULE, *calls)]
     assert {call: number for call, number in zip(calls, times, strict=True) if not 4 <= number <= 5} == {}
+
+
+ENCODER = """
+layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, norm_first={norm_first}, rng=0)
+encoders = [nn.TransformerEncoder(layer, n).eval() for n in (2, 12)]
+x = rng.standard_normal((8, 512, 256), np.float32)  # too large for scratch memory that is kept
+"""
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_takes_no_more_for_more_layers(norm_first):
+    """What one layer takes: what the one before gave, and q, k, v and heads, or four times its size in hidden rows.
+
+    All else, two threads' blocks of wider rows, has the room of one more for each thread, and norm_first needs one for
+    what it has normalised.
+    """
+    few, many = extra_bytes(2, ENCODER.format(norm_first=norm_first), "encoders[0](x)", "encoders[1](x)")
+    assert 5 + norm_first <= many / (2 * INPUT) <= 7 + norm_first
+    assert many <= few + 0.1 * INPUT

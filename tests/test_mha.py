@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
 from helpers import assert_same_bits
-from module_bounds import Hidden, distance, expect_module
+from mask_draws import draw_mask, with_triangle
+from module_bounds import Distances, Hidden, distance, expect_module
 
 import pyattn
 from pyattn import nn
@@ -23,7 +24,6 @@ from pyattn import nn
 pytestmark = pytest.mark.peers
 
 BLOCKS, CASES = 20, 85
-NO_FURTHER = 1.5  # than torch, from the formula
 VALUES = {
     "dtype": ["float32", "float64"],
     "heads": [1, 2, 4],
@@ -46,16 +46,6 @@ LARGEST = {"tiny": 3, "small": 40, "large": 180}
 def draw_cases(block):
     rng = np.random.default_rng([7, block])
     return [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(CASES)]
-
-
-def draw_mask(rng, kind, shape, dtype):
-    """True = blocked, or floats to be added; some rows have nothing to attend to."""
-    if kind == "none":
-        return None
-    if "ends" in kind:
-        return np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(*shape[:-1], 1))
-    blocked = rng.random(shape) < rng.choice([0.1, 0.5, 0.9])
-    return blocked if "bool" in kind else np.where(blocked, -np.inf, rng.standard_normal(shape)).astype(dtype)
 
 
 def draw(case, rng):
@@ -93,21 +83,6 @@ def draw(case, rng):
         "key_padding_mask": draw_mask(rng, case["key_padding_mask"], padding, dtype),
     }
     return options, (query, key, value), masks
-
-
-def for_torch(masks, is_causal, q_len, kv_len):
-    """torch is told of the triangle by its mask: as a hint alone it raises, or replaces the mask."""
-    mask = masks["attn_mask"]
-    if not is_causal:
-        return masks
-    blocked = ~np.tri(q_len, kv_len, dtype=bool)
-    if mask is None:
-        mask = blocked
-    elif mask.dtype == bool:
-        mask = mask | blocked
-    else:
-        mask = np.where(blocked, mask.dtype.type(-np.inf), mask)
-    return {**masks, "attn_mask": mask}
 
 
 def call_torch(torch, module, inputs, masks, **options):
@@ -176,29 +151,6 @@ def assert_equal(actual, expected, alternative, tolerance, about):
             np.testing.assert_allclose(mixed, other, rtol=0, atol=tolerance, err_msg=str(about))
 
 
-class Distances:
-    """The largest error of each case over its largest number, in units of rounding, ours and torch's; by family."""
-
-    def __init__(self):
-        self.pairs = defaultdict(list)
-        self.of_bound = defaultdict(float)
-
-    def note(self, family, ours, theirs, ratio):
-        self.pairs[family].append((ours, theirs))
-        self.of_bound[family] = max(self.of_bound[family], ratio)
-
-    def figures(self, family):
-        """(ours, torch's) at worst, and as 99th percentiles."""
-        return np.max(self.pairs[family], axis=0), np.percentile(self.pairs[family], 99, axis=0)
-
-    def lines(self):
-        yield "distance from the formula, in u of the largest number: pyattn, torch; the largest share of its bound"
-        for family, pairs in self.pairs.items():
-            worst, most = self.figures(family)
-            numbers = f"worst {worst[0]:7.2f} {worst[1]:7.2f}   99 % {most[0]:7.2f} {most[1]:7.2f}"
-            yield f"{' '.join(family):22} {len(pairs):4} cases   {numbers}   {self.of_bound[family]:.2f}"
-
-
 @pytest.fixture(scope="module")
 def distances(summary):
     distances = Distances()
@@ -236,7 +188,8 @@ def test_equals_torch(block, torch, distances):
         asked = {name: case[name] for name in ("need_weights", "average_attn_weights")}
         length = 1 if case["batched"] and case["batch_first"] else 0
         pair = inputs[0].shape[length], inputs[1].shape[length]
-        expected = call_torch(torch, theirs, inputs, for_torch(masks, case["is_causal"], *pair), **asked)
+        triangle = with_triangle(masks["attn_mask"], case["is_causal"], *pair)
+        expected = call_torch(torch, theirs, inputs, {**masks, "attn_mask": triangle}, **asked)
         own = {**masks, **asked, "is_causal": case["is_causal"]}
         actual = ours(*inputs, **own)
         about = {**case, "block": block, "number": number}
@@ -253,9 +206,7 @@ def test_equals_torch(block, torch, distances):
 def test_no_further_from_the_formula_than_torch(distances):
     if sum(map(len, distances.pairs.values())) < BLOCKS * CASES:
         pytest.skip("all blocks of test_equals_torch come first: these are figures of all draws")
-    for family in distances.pairs:
-        for figure in distances.figures(family):
-            assert figure[0] <= NO_FURTHER * figure[1], family
+    distances.assert_no_further()
 
 
 def test_every_pair_of_argument_values_was_drawn():

@@ -12,12 +12,10 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers import assert_same_bits
-from module_bounds import Hidden, distance, expect_module
+from module_bounds import NO_FURTHER, Hidden, distance, expect_module
 
 import pyattn
 from pyattn import _core, nn
-
-NO_FURTHER = 1.5  # than torch, from the formula
 
 
 @pytest.fixture(autouse=True)

@@ -108,9 +108,10 @@ def test_a_weight_may_be_shared_with_a_linear_layer():
         ({"num_embeddings": 2.0}, TypeError, "num_embeddings is of type float, expected an int"),
         ({"embedding_dim": -1}, ValueError, "embedding_dim is -1, expected 0 or more"),
         ({"padding_idx": 3}, ValueError, "padding_idx is 3, expected -3 <= padding_idx < 3: num_embeddings is 3"),
-        ({"padding_idx": -4}, ValueError, "padding_idx is -4, expected -3 or more"),
+        ({"padding_idx": -4}, ValueError, "padding_idx is -4, expected -3 <= padding_idx < 3: num_embeddings"),
         ({"padding_idx": 1.0}, TypeError, "padding_idx is of type float, expected an int"),
         ({"max_norm": 1.0}, ValueError, "max_norm is 1.0, expected None: pyattn has no max_norm; leave it out"),
+        ({"norm_type": np.ones(2)}, ValueError, r"norm_type is array\(.*\), expected 2.0: pyattn has no norm_type"),
         ({"norm_type": 1.0}, ValueError, "norm_type is 1.0, expected 2.0: pyattn has no norm_type; leave it out"),
         ({"scale_grad_by_freq": True}, ValueError, "scale_grad_by_freq is True, expected False: pyattn has no"),
         ({"sparse": True}, ValueError, "sparse is True, expected False: pyattn has no sparse; leave it out"),
@@ -122,13 +123,27 @@ def test_mistakes_are_named(arguments, kind, message):
         nn.Embedding(**{"num_embeddings": 3, "embedding_dim": 2, **arguments})
 
 
-def test_arrays_that_make_no_layer_are_refused():
-    with pytest.raises(TypeError, match="weight is a parameter and takes an array"):
-        nn.Embedding.from_pretrained([[1.0]])
-    with pytest.raises(ValueError, match=r"embeddings has shape \(3,\), expected 2 axes"):
-        nn.Embedding.from_pretrained(np.ones(3))
-    with pytest.raises(ValueError, match="padding_idx is 1, expected -1 <= padding_idx < 1"):
-        nn.Embedding.from_pretrained(np.ones((1, 3)), padding_idx=1)
+@pytest.mark.parametrize(
+    ("embeddings", "options", "kind", "message"),
+    [
+        (
+            [[1.0]],
+            {},
+            TypeError,
+            "^embeddings is a parameter and takes an array of float32 or float64, not one of type",
+        ),
+        (None, {}, TypeError, "^embeddings is a parameter and takes an array of float32 or float64, not one of type"),
+        (np.eye(3, dtype=int), {}, TypeError, r"^embeddings has dtype int64, .*; use embeddings.astype\(numpy.float32"),
+        (np.ma.ones((3, 3)), {}, TypeError, "^embeddings is a masked array"),
+        (np.ones(3), {}, ValueError, r"^embeddings has shape \(3,\), expected 2 axes"),
+        (np.eye(3), {"freeze": "no"}, TypeError, "^freeze is of type str, expected True or False"),
+        (np.ones((1, 3)), {"padding_idx": 1}, ValueError, "^padding_idx is 1, expected -1 <= padding_idx < 1"),
+        (np.ones((1, 3)), {"padding_idx": False}, TypeError, "^padding_idx is of type bool, expected an int"),
+    ],
+)
+def test_arrays_that_make_no_layer_are_refused(embeddings, options, kind, message):
+    with pytest.raises(kind, match=message):
+        nn.Embedding.from_pretrained(embeddings, **options)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,38 @@ def test_a_list_of_modules():
         ),
         (lambda: nn.TransformerEncoder(layer_of(ENCODER), 1, mask_check=0), TypeError, "mask_check is of type int"),
         (lambda: nn.TransformerEncoder.from_layers([]), ValueError, "layers is empty, expected one layer or more"),
-        (lambda: nn.TransformerDecoder.from_layers([1]), TypeError, "module is of type int, expected a module"),
+        (lambda: nn.TransformerDecoder.from_layers([1]), TypeError, r"^layers\[0\] is of type int, expected a module"),
+        (
+            lambda: nn.TransformerEncoder.from_layers(layer_of(ENCODER)),
+            TypeError,
+            r"^layers is of type TransformerEncoderLayer, expected a list of modules of pyattn.nn; for one, pass \[lay",
+        ),
+        (lambda: nn.TransformerEncoder.from_layers(None), TypeError, "^layers is of type NoneType, expected a list"),
+        (
+            lambda: nn.TransformerEncoder.from_layers([layer_of(ENCODER), ENCODER]),
+            TypeError,
+            r"^layers\[1\] is the class TransformerEncoderLayer, expected a module of pyattn.nn: call it",
+        ),
+        (
+            lambda: nn.TransformerDecoder.from_layers([layer_of(DECODER)], 3),
+            TypeError,
+            "^norm is of type int, expected",
+        ),
+        (
+            lambda: nn.TransformerDecoder.from_layers([layer_of(DECODER), layer_of(DECODER, batch_first=False)]),
+            ValueError,
+            r"^layers\[1\] has batch_first=False, expected True as of layers\[0\]",
+        ),
+        (
+            lambda: nn.TransformerEncoder.from_layers([layer_of(ENCODER)], mask_check=1),
+            TypeError,
+            "^mask_check is of type int, expected True or False",
+        ),
+        (
+            lambda: nn.TransformerDecoder.from_layers([layer_of(DECODER)], mask_check=True),
+            TypeError,
+            "from_layers.* got an unexpected keyword argument 'mask_check'",
+        ),
     ],
 )
 def test_mistakes_are_named(call, error, message):

@@ -118,6 +118,46 @@ def test_custom_stacks_are_called_and_drawn_anew():
         make(custom_decoder=3)
 
 
+def stack_of(kind, layer, batch_first):
+    return kind(layer(8, 2, 12, batch_first=batch_first), 1)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_custom_stacks_have_the_transformers_batch_first(batch_first):
+    """torch takes the batch for the length without a word."""
+    encoder, wrong = (
+        stack_of(nn.TransformerEncoder, nn.TransformerEncoderLayer, x) for x in (batch_first, not batch_first)
+    )
+    decoder = stack_of(nn.TransformerDecoder, nn.TransformerDecoderLayer, not batch_first)
+    alike = nn.Transformer(**SMALL, batch_first=batch_first, custom_encoder=encoder)
+    assert alike.encoder is encoder
+    message = f"has batch_first={not batch_first}, expected {batch_first} as the Transformer: it would"
+    with pytest.raises(ValueError, match=f"^custom_encoder {message}"):
+        nn.Transformer(**SMALL, batch_first=batch_first, custom_encoder=wrong)
+    with pytest.raises(ValueError, match=f"^custom_decoder {message}"):
+        nn.Transformer(**SMALL, batch_first=batch_first, custom_decoder=decoder)
+    with pytest.raises(ValueError, match=f"^decoder {message}"):
+        nn.Transformer.from_stacks(encoder, decoder, d_model=8, nhead=2, batch_first=batch_first)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "options", "message"),
+    [
+        ((3, None), {}, "^encoder is of type int, expected a module of pyattn.nn"),
+        (
+            (nn.Dropout(), nn.Dropout),
+            {},
+            "^decoder is the class Dropout, expected a module of pyattn.nn: call it, to ma",
+        ),
+        ((nn.Dropout(), nn.Dropout()), {"batch_first": "yes"}, "^batch_first is of type str, expected True or False"),
+        ((nn.Dropout(), nn.Dropout()), {"nhead": None}, "^nhead is of type NoneType, expected an int"),
+    ],
+)
+def test_mistakes_of_from_stacks_are_named(stacks, options, message):
+    with pytest.raises(TypeError, match=message):
+        nn.Transformer.from_stacks(*stacks, **{"d_model": 8, "nhead": 2, **options})
+
+
 def test_state_goes_there_and_back():
     module = make()
     other = nn.Transformer(**SMALL, batch_first=True, rng=1).eval()

@@ -7,8 +7,10 @@ import json
 import sys
 
 import pytest
-from calls import MISTAKES, MODULES, MODULES_MISTAKES, WORKING
+from calls import WORKING
 from helpers import run_python
+from mistaken_calls import MISTAKES
+from module_calls import MODULES, MODULES_MISTAKES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("_testcapi") is None, reason="this Python comes without _testcapi, which fails allocations"
@@ -44,6 +46,7 @@ LARGE = {
     "large, rotary": "_core.rotary(WIDE, np.ones(8000), position_ids=[3] * 64, num_threads=2)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",
+    "large, top_k": "_core.top_k_rows(WIDE, 9000)",
 }
 
 SCRIPT = """
@@ -51,6 +54,8 @@ import faulthandler, json, sys
 import _testcapi
 import numpy as np, pyattn
 from calls import *
+from mistaken_calls import *
+from module_calls import *
 from pyattn import _core
 from helpers import bits
 
@@ -124,7 +129,9 @@ def test_every_entry_point():
     counts = failures(among("WORKING", left_out=left_out))
     assert counts.keys() == WORKING.keys() - left_out
     computing = [
-        name for name in counts if name.split(",")[0] in ("attention", "sdpa", "linear", "softmax", "merge_states")
+        name
+        for name in counts
+        if name.split(",")[0] in ("attention", "sdpa", "linear", "softmax", "top_k", "merge_states")
     ]
     assert all(counts[name] > 0 for name in computing)
 
@@ -138,7 +145,7 @@ def test_warnings_and_random_numbers(name):
 
 @only_where_functions_survive
 def test_modules():
-    """One allocation at a time: see calls.py."""
+    """One allocation at a time: see module_calls.py."""
     counts = failures("MODULES", "(True,)")
     assert counts.keys() == MODULES.keys()
     assert all(count > 0 for count in counts.values())

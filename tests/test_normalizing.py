@@ -44,6 +44,29 @@ def test_against_the_formula(n, offset, dtype, level):
         assert_close(pyattn.rms_norm(x, n, weight, eps), x, weight, None, eps, rms=True)
 
 
+@pytest.mark.parametrize("n", [2, 17, 768, 5000])
+def test_squares_beyond_the_largest_number(n, dtype, level):
+    """torch's layer_norm gives NaN there, and its rms_norm 0."""
+    rng, most = np.random.default_rng(n), np.finfo(dtype).max
+    spread = np.exp2(rng.uniform(-30, 0, (3, n)))
+    rows = [rng.uniform(-1, 1, (3, n)) * spread, rng.uniform(0.5, 1, (3, n)), np.where(rng.random((3, n)) < 0.5, -1, 1)]
+    for size in (most, most / 2, np.sqrt(most) * 4):
+        for x in (np.asarray(np.float64(size) * row, dtype) for row in rows):
+            if x.std(axis=-1, dtype=np.longdouble).all():
+                assert_close(pyattn.layer_norm(x, n), x, None, None, 1e-5, rms=False)
+            assert_close(pyattn.rms_norm(x, n), x, None, None, np.finfo(dtype).eps, rms=True)
+            y, total = pyattn.rms_norm(x, n, residual=0 * x, need_sum=True)
+            assert_same_bits(total, x)
+            assert_same_bits(y, pyattn.rms_norm(x, n))
+
+
+def test_infinity_stays_nan_in_its_row(dtype, level):
+    x = np.full((3, 40), np.finfo(dtype).max)
+    x[1, 7] = np.inf
+    for norm in (pyattn.layer_norm, pyattn.rms_norm):
+        np.testing.assert_array_equal(np.isnan(norm(x, 40)).any(axis=1), [False, True, False])
+
+
 def test_one_number_is_its_bias(dtype, level):
     x = np.array([[3.7], [-1e30], [0.0]], dtype)
     np.testing.assert_array_equal(pyattn.layer_norm(x, 1, [5], [2]), [[2], [2], [2]])

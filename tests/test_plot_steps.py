@@ -301,9 +301,12 @@ def test_neither_pyplot_nor_its_settings_change():
     run_python(STATE)
 
 
-@pytest.mark.parametrize("draw", [plot.steps, plot.animate])
-def test_mistakes_are_named(draw, example):
-    message = "trace is of type ndarray, expected what pyattn.trace returns"
+KINDS = [(plot.steps, "trace", "pyattn.trace"), (plot.animate, "steps", "pyattn.trace or pyattn.generate")]
+
+
+@pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
+def test_mistakes_are_named(draw, name, makers, example):
+    message = f"{name} is of type ndarray, expected what {makers} returns"
     with pytest.raises(TypeError, match=re.escape(message)):
         draw(np.eye(3))
     spoilt = changed(example, {6: {"arrays": {"weighted_values": np.ones((3, 3, 3))}}})
@@ -312,9 +315,9 @@ def test_mistakes_are_named(draw, example):
         draw(spoilt)
 
 
-@pytest.mark.parametrize("draw", [plot.steps, plot.animate])
-def test_of_several_heads_one_is_to_be_chosen(draw):
-    message = "trace is of type HeadTraces, expected what pyattn.trace returns; choose a head, trace.heads[0]"
+@pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
+def test_of_several_heads_one_is_to_be_chosen(draw, name, makers):
+    message = f"{name} is of type HeadTraces, expected what {makers} returns; choose a head, {name}.heads[0]"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         draw(pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4))))
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, part
 
 import pyattn
 from pyattn import _core
@@ -72,11 +72,6 @@ def of_first(queries, arguments):
 def of_batch(index, arguments):
     """The same mask for a batch entry, or for some."""
     return {name: given[index] if name.endswith("lengths") else given for name, given in arguments.items()}
-
-
-def part(result, *index):
-    """The same rows of all that a result has."""
-    return pyattn.AttentionResult(*(None if array is None else array[index] for array in result))
 
 
 @pytest.mark.threads

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 import pytest
-from helpers import SANITIZED, assert_same_bits
+from helpers import SANITIZED, assert_same_bits, part
 
 import pyattn
 from pyattn import _core
@@ -63,11 +63,6 @@ def masked(request):
 
 def attend(arrays, **arguments):
     return pyattn.attention(*arrays, need_lse=True, **arguments)
-
-
-def part(result, *index):
-    """The same rows of all that a result has."""
-    return pyattn.AttentionResult(*(None if array is None else array[index] for array in result))
 
 
 @pytest.mark.threads

@@ -131,7 +131,7 @@ def test_slabs_change_no_bit(slab, axis, function, dtype, monkeypatch):
     moved = np.moveaxis(x, axes, range(-len(axes), 0))
     flat = function(np.ascontiguousarray(moved).reshape(*moved.shape[: 4 - len(axes)], -1))
     expected = np.moveaxis(flat.reshape(moved.shape), range(-len(axes), 0), axes)
-    monkeypatch.setattr(pyattn.functional, "_SLAB", slab)
+    monkeypatch.setattr(pyattn._slabs, "SLAB", slab)
     for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x.astype(x.dtype.newbyteorder(">"))):
         result = function(given, axis)
         assert_same_bits(result, expected)
@@ -148,7 +148,7 @@ def test_another_axis_takes_the_result_and_some_mb(shape, axis, function):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result.nbytes >= 20e6
-    assert peak <= result.nbytes + 3 * pyattn.functional._SLAB
+    assert peak <= result.nbytes + 3 * pyattn._slabs.SLAB
 
 
 def test_input_is_left_alone(function, dtype):

@@ -11,13 +11,14 @@ import contextlib
 import functools
 import itertools
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
 import transformer_twin as twin
 from bounds import WIDER
-from module_bounds import Hidden, Near, distance
+from mask_draws import draw_mask, with_triangle
+from module_bounds import Distances, Hidden, Near, distance
 
 import pyattn
 from pyattn import nn
@@ -25,7 +26,6 @@ from pyattn import nn
 pytestmark = pytest.mark.peers
 
 BLOCKS, CASES = 20, 50
-NO_FURTHER = 1.5  # than torch, from the formula
 JUDGED = 8  # features and more: among fewer, the luck of one case would decide for all
 MASKS = ["none", "bool", "float", "bool, 3-D", "float, 3-D"]
 PADDINGS = ["none", "bool", "bool, ends", "float", "float, ends"]
@@ -72,17 +72,6 @@ def draw_cases(block):
     return [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(CASES)]
 
 
-def draw_mask(rng, kind, shape, dtype):
-    """True = blocked, or floats to be added; some rows have nothing to attend to."""
-    if kind == "none":
-        return None
-    if "ends" in kind:
-        blocked = np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(*shape[:-1], 1))
-        return np.where(blocked, -np.inf, 0).astype(dtype) if "float" in kind else blocked
-    blocked = rng.random(shape) < rng.choice([0.1, 0.5, 0.9])
-    return blocked if "bool" in kind else np.where(blocked, -np.inf, rng.standard_normal(shape)).astype(dtype)
-
-
 class Draw:
     """Inputs and masks of a case, batch first."""
 
@@ -114,17 +103,6 @@ class Draw:
     def padding(self, hidden):
         mask = hidden.key_padding_mask
         return mask if mask is None or self.case["batched"] else mask[0]
-
-
-def with_triangle(hidden, q_len, kv_len):
-    """torch is told of the triangle by its mask: as a hint alone it raises, or replaces the mask."""
-    mask = hidden.attn_mask
-    if not hidden.is_causal:
-        return mask
-    blocked = ~np.tri(q_len, kv_len, dtype=bool)
-    if mask is None:
-        return blocked
-    return mask | blocked if mask.dtype == bool else np.where(blocked, mask.dtype.type(-np.inf), mask)
 
 
 @contextlib.contextmanager
@@ -208,7 +186,10 @@ def run(torch, case, draw, ours, theirs):
         case["activation"].split(",")[0],
     )
     paddings = draw.padding(own), draw.padding(cross)
-    triangles = with_triangle(own, lengths[0], lengths[0]), with_triangle(cross, *lengths)
+    triangles = (
+        with_triangle(own.attn_mask, own.is_causal, lengths[0], lengths[0]),
+        with_triangle(cross.attn_mask, cross.is_causal, *lengths),
+    )
     if "encoder" in case["kind"]:
         mask = "src_mask" if case["kind"] == "encoder layer" else "mask"
         masks = {mask: own.attn_mask, "src_key_padding_mask": paddings[0]}
@@ -226,28 +207,15 @@ def run(torch, case, draw, ours, theirs):
     return actual, expected, exact
 
 
-class Distances:
-    """The largest error of each case over its largest number, in units of rounding, ours and torch's; by family."""
-
+class LayerDistances(Distances):
     def __init__(self):
-        self.pairs = defaultdict(list)
-        self.cases = self.whole = 0
-
-    def figures(self, family):
-        """(ours, torch's) at worst, and as 99th percentiles."""
-        return np.max(self.pairs[family], axis=0), np.percentile(self.pairs[family], 99, axis=0)
-
-    def lines(self):
-        yield "distance from the formula, in u of the largest number: pyattn, torch"
-        for family, pairs in self.pairs.items():
-            worst, most = self.figures(family)
-            numbers = f"worst {worst[0]:7.2f} {worst[1]:7.2f}   99 % {most[0]:7.2f} {most[1]:7.2f}"
-            yield f"{' '.join(family):24} {len(pairs):4} cases   {numbers}"
+        super().__init__()
+        self.cases = self.whole = 0  # whole: torch gives numbers throughout
 
 
 @pytest.fixture(scope="module")
 def distances(summary):
-    distances = Distances()
+    distances = LayerDistances()
     yield distances
     summary["layers of a Transformer: how exact"] = list(distances.lines())
 
@@ -270,7 +238,7 @@ def test_equals_torch(block, torch, distances):
         near = Near(np.stack([draw.given(exact)]), None)
         family = case["kind"], case["dtype"]
         if draw.embed >= JUDGED:
-            distances.pairs[family].append([distance(y[np.newaxis], near, numbers) for y in (actual, expected)])
+            distances.note(family, *(distance(y[np.newaxis], near, numbers) for y in (actual, expected)))
         distances.cases += 1
         distances.whole += bool(numbers.all())
         assert distance(actual[np.newaxis], near) < 1e4, about  # those that torch has no numbers for, too
@@ -280,9 +248,7 @@ def test_no_further_from_the_formula_than_torch(distances):
     if distances.cases < BLOCKS * CASES:
         pytest.skip("all blocks of test_equals_torch come first: these are figures of all draws")
     assert min(map(len, distances.pairs.values())) >= 50
-    for family in distances.pairs:
-        for figure in distances.figures(family):
-            assert figure[0] <= NO_FURTHER * figure[1], family
+    distances.assert_no_further()
     assert distances.whole > 0.85 * BLOCKS * CASES
 
 

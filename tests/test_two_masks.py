@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -14,10 +14,6 @@ from pyattn import _core, nn
 # (q_len, kv_len): the decode layout, and blocks of queries with a rest
 SIZES = [(1, 200), (3, 70), (5, 600), (70, 131), (130, 640)]
 KINDS = ["flags", "floats", "float64", "float16"]
-
-
-def normal(*shape, dtype="float32", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def make_mask(kind, shape, seed):

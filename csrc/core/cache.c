@@ -62,8 +62,7 @@ attn_status attn_check_pages(const attn_problem *p, attn_error *error)
     return ATTN_OK;
 }
 
-/* Rows on their way in ---------------------------------------------------------------------------------------------
- */
+/* Rows on their way in */
 
 static attn_status check_rows(const char *name, const attn_cache *c, const attn_view *rows, const attn_view *like,
                               ptrdiff_t new, attn_layout layout, attn_error *error)
@@ -95,19 +94,15 @@ static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page
     }
 }
 
-attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_view key,
-                              attn_view value, attn_layout layout, attn_error *error)
+attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
+                              const attn_view *key, const attn_view *value, attn_layout layout, attn_error *error)
 {
-    const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
-    const attn_view *const rows[] = {&key, &value};
     attn_cache_views views;
     attn_status status = attn_view_cache(cache, layout, &views, error);
     if (status != ATTN_OK) return status;
-
-    /* 1. what comes fits, and so does where it goes */
-    const ptrdiff_t new = key.axes == 4 ? key.shape[length] : 0;
-    if ((status = check_rows("key", cache, &key, &views.key, new, layout, error)) != ATTN_OK) return status;
-    if ((status = check_rows("value", cache, &value, &views.value, new, layout, error)) != ATTN_OK) return status;
+    const ptrdiff_t new = key->axes == 4 ? key->shape[layout == ATTN_LAYOUT_BSHD ? 1 : 2] : 0;
+    if ((status = check_rows("key", cache, key, &views.key, new, layout, error)) != ATTN_OK) return status;
+    if ((status = check_rows("value", cache, value, &views.value, new, layout, error)) != ATTN_OK) return status;
     for (ptrdiff_t b = 0; b < cache->batches; b++) {
         ptrdiff_t end;
         const ptrdiff_t own = count ? count[b] : new;
@@ -116,15 +111,25 @@ attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, c
             FAIL("batch entry %td goes on at position %td, which no array has", b, first[b]);
         if (own > 0 && (status = check_count(cache, b, end, error)) != ATTN_OK) return status;
     }
+    return ATTN_OK;
+}
 
-    /* 2. each batch entry, of keys, then of values, each head */
+/* Each batch entry, of keys, then of values, each head. */
+attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_view key,
+                              attn_view value, attn_layout layout, attn_error *error)
+{
+    const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
+    const attn_view *const rows[] = {&key, &value};
+    const attn_status status = attn_check_append(cache, first, count, &key, &value, layout, error);
+    if (status != ATTN_OK) return status;
+
     for (ptrdiff_t b = 0; b < cache->batches; b++)
         for (int n = 0; n < 2; n++)
             for (ptrdiff_t h = 0; h < cache->kv_heads; h++) {
-                const attn_view *part = n == 0 ? &views.key : &views.value;
+                const ptrdiff_t of_head = h * ATTN_PAGE_KEYS * rows[n]->shape[3] * size_of(cache);
                 const char *from = (const char *)rows[n]->data + b * rows[n]->strides[0] + h * rows[n]->strides[heads];
-                copy_rows(cache, cache->pages[b], (n ? attn_page_values(cache) : 0) + h * part->strides[heads], rows[n],
-                          from, length, first[b], count ? count[b] : new);
+                copy_rows(cache, cache->pages[b], (n ? attn_page_values(cache) : 0) + of_head, rows[n], from, length,
+                          first[b], count ? count[b] : key.shape[length]);
             }
     return ATTN_OK;
 }

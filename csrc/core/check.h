@@ -4,8 +4,6 @@
 
 #include "problem.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
-
 /* Axes are counted from the right, the last is 1. An axis that is not there has size 1. */
 static inline ptrdiff_t attn_size_of(const attn_view *view, int axis)
 {

@@ -2,8 +2,6 @@
 #include "error.h"
 #include "linear.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
-
 attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
 {
     const attn_view *x = &args->x, *weight = &args->weight, *bias = &args->bias;

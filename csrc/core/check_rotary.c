@@ -2,6 +2,7 @@
 #include "check.h"
 #include "error.h"
 #include "rotary.h"
+#include "walk.h"
 
 /* Positions beyond it are no longer doubles of their own. */
 #define FAR ((int64_t)1 << 53)
@@ -71,32 +72,12 @@ static attn_status check_positions(const attn_rotary_args *args, attn_error *err
     return ATTN_OK;
 }
 
-/* Strides of an array without elements say nothing. */
-static int has_contiguous_rows(const attn_view *view)
-{
-    for (int n = 0; n < view->axes; n++)
-        if (view->shape[n] == 0) return 1;
-    return attn_size_of(view, 1) <= 1 || attn_stride_of(view, 1) == (view->dtype == ATTN_F64 ? 8 : 4);
-}
-
 attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error)
 {
     attn_status status;
     if ((status = check_x(&args->x, args->layout, error)) != ATTN_OK) return status;
     if ((status = check_frequencies(args, error)) != ATTN_OK) return status;
     return check_positions(args, error);
-}
-
-static attn_status check_memory(const attn_view *x, const attn_view *y, attn_error *error)
-{
-    int same = y->axes == x->axes;
-    for (int n = 0; same && n < x->axes; n++) same = y->shape[n] == x->shape[n];
-    if (!same)
-        FAIL("y has shape %s, expected %s", attn_shape_text(y->axes, y->shape), attn_shape_text(x->axes, x->shape));
-    if (y->dtype != x->dtype) FAIL("y has another dtype than x");
-    if (!has_contiguous_rows(x)) FAIL("x must have a contiguous last axis");
-    if (!has_contiguous_rows(y)) FAIL("y must have a contiguous last axis");
-    return ATTN_OK;
 }
 
 /* An axis of x and y, counted from the right; 0 is none. */
@@ -110,7 +91,8 @@ attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_turn
 {
     const attn_view *x = &args->x, *ids = &args->position_ids;
     attn_status status = attn_check_rotary(args, error);
-    if (status == ATTN_OK) status = check_memory(x, &y, error);
+    if (status == ATTN_OK) status = attn_check_rows("x", x, x, attn_last_size(x), error);
+    if (status == ATTN_OK) status = attn_check_rows("y", &y, x, attn_last_size(x), error);
     if (status != ATTN_OK) return status;
 
     const attn_axis_places at = places_in(args);

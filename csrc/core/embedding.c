@@ -9,29 +9,20 @@
 #include "error.h"
 #include "parallel.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
-
-static ptrdiff_t size_of(attn_dtype dtype) { return dtype == ATTN_F64 ? 8 : 4; }
-
-/* An array as one of y's shape; the view points into this. */
-typedef struct {
-    attn_view view;
-    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
-} spread_view;
-
 /* (..., dim) of ids (...), with strides of 0: nothing is placed yet. */
-static void begin_spread(const attn_embedding_args *args, spread_view *spread)
+static void begin_spread(const attn_embedding_args *args, attn_own_view *spread)
 {
     const int axes = args->ids.axes + 1;
     for (int n = 0; n < axes; n++) {
         spread->shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
         spread->strides[n] = 0;
     }
-    spread->view = (attn_view){.axes = axes, .shape = spread->shape, .strides = spread->strides};
+    spread->view =
+        (attn_view){.dtype = args->weight.dtype, .axes = axes, .shape = spread->shape, .strides = spread->strides};
 }
 
 /* Lays `view` over the last axes, but for `behind` of them; 0 where its sizes do not broadcast. */
-static int lay_over(const attn_view *view, int behind, spread_view *spread)
+static int lay_over(const attn_view *view, int behind, attn_own_view *spread)
 {
     const int ahead = spread->view.axes - behind - view->axes;
     spread->view.data = view->data;
@@ -47,18 +38,15 @@ static int lay_over(const attn_view *view, int behind, spread_view *spread)
 /* The number of rows, or -1 when they, or the bytes of the result, do not fit. */
 static ptrdiff_t count_rows(const attn_embedding_args *args)
 {
-    ptrdiff_t rows = 1, bytes;
-    int over = 0;
-    for (int n = 0; n < args->ids.axes; n++) over |= __builtin_mul_overflow(rows, args->ids.shape[n], &rows);
-    over |= __builtin_mul_overflow(rows, (ptrdiff_t)sizeof(double), &bytes);
-    over |= __builtin_mul_overflow(bytes, args->weight.shape[1] > 0 ? args->weight.shape[1] : 1, &bytes);
-    return over ? -1 : rows;
+    attn_own_view spread;
+    begin_spread(args, &spread);
+    return attn_count_rows(&spread.view, args->weight.shape[1]);
 }
 
-static attn_status check_shapes(const attn_embedding_args *args, attn_error *error)
+attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_error *error)
 {
     const attn_view *ids = &args->ids, *weight = &args->weight, *residual = &args->residual;
-    spread_view spread;
+    attn_own_view spread;
     if (ids->axes >= ATTN_MAX_AXES) FAIL("input has %d axes, expected at most %d", ids->axes, (int)ATTN_MAX_AXES - 1);
     if (ids->dtype != ATTN_I64) FAIL("input must be int64");
     if (weight->axes != 2)
@@ -101,7 +89,7 @@ static attn_status refuse_id(const attn_embedding_args *args, ptrdiff_t row, int
 static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
 {
     const ptrdiff_t rows = count_rows(args);
-    spread_view spread;
+    attn_own_view spread;
     attn_rows ids;
     begin_spread(args, &spread);
     lay_over(&args->ids, 1, &spread);
@@ -115,28 +103,13 @@ static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
 
 attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error)
 {
-    const attn_status status = check_shapes(args, error);
+    const attn_status status = attn_check_embedding_shapes(args, error);
     return status == ATTN_OK ? check_ids(args, error) : status;
-}
-
-static attn_status check_y(const attn_embedding_args *args, const attn_view *y, attn_error *error)
-{
-    spread_view spread;
-    begin_spread(args, &spread);
-    int same = y->axes == spread.view.axes;
-    for (int n = 0; same && n < y->axes; n++) same = y->shape[n] == spread.shape[n];
-    if (!same)
-        FAIL("y has shape %s, expected %s", attn_shape_text(y->axes, y->shape),
-             attn_shape_text(spread.view.axes, spread.shape));
-    if (y->dtype != args->weight.dtype) FAIL("y has another dtype than weight");
-    if (count_rows(args) > 0 && args->weight.shape[1] > 1 && y->strides[y->axes - 1] != size_of(y->dtype))
-        FAIL("y must have a contiguous last axis");
-    return ATTN_OK;
 }
 
 static void lay_rows(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
 {
-    spread_view spread;
+    attn_own_view spread;
     rows->data = NULL;
     if (view->data == NULL) return;
     begin_spread(args, &spread);
@@ -146,9 +119,11 @@ static void lay_rows(const attn_embedding_args *args, const attn_view *view, int
 
 attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)
 {
+    attn_own_view like_y;
     attn_status status = attn_check_embedding(args, error);
-    if (status == ATTN_OK) status = check_y(args, &y, error);
     if (status != ATTN_OK) return status;
+    begin_spread(args, &like_y);
+    if ((status = attn_check_rows("y", &y, &like_y.view, args->weight.shape[1], error)) != ATTN_OK) return status;
 
     lookup->dtype = args->weight.dtype;
     lookup->rows = count_rows(args);

@@ -13,6 +13,9 @@ typedef struct {
     double scale;
 } attn_lookup;
 
+/* All rules but that ids are rows of weight: what the result looks like is settled then. */
+attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_error *error);
+
 /* Fills `lookup`; all rules on the arguments, the ids among them, and on y. Nothing in it points to a shape of the
  * caller's. Ids must not change from here on. */
 attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error);

@@ -8,6 +8,9 @@
 __attribute__((format(printf, 3, 4))) attn_status attn_fail(attn_error *error, attn_status status, const char *format,
                                                             ...);
 
+/* Of a rule that is broken: for functions that have an `error` and return a status. */
+#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+
 /* A shape as "(2, 3, 4)" in one of a few rotating buffers: good for the arguments of one attn_fail. */
 const char *attn_shape_text(int axes, const ptrdiff_t *shape);
 

@@ -5,15 +5,6 @@
 #include "error.h"
 #include "linear.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
-
-/* The hidden rows: x's shape but for the last axis, contiguous. */
-typedef struct {
-    attn_view view;
-    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
-    size_t bytes;
-} hidden_rows;
-
 static attn_linear_args product_of(const attn_feed_forward_args *args, attn_view weight, attn_view bias)
 {
     return (attn_linear_args){.x = args->x, .weight = weight, .bias = bias, .num_threads = args->num_threads};
@@ -26,21 +17,6 @@ static attn_linear_args first_of(const attn_feed_forward_args *args)
                                                     : product_of(args, args->in_weight, args->in_bias);
     first.activation = args->activation;
     return first;
-}
-
-static void lay_hidden(const attn_feed_forward_args *args, hidden_rows *hidden)
-{
-    const attn_view *x = &args->x;
-    const size_t size = x->dtype == ATTN_F64 ? 8 : 4;
-    ptrdiff_t step = (ptrdiff_t)size;
-    hidden->bytes = size;
-    for (int n = x->axes - 1; n >= 0; n--) {
-        hidden->shape[n] = n == x->axes - 1 ? args->in_weight.shape[0] : x->shape[n];
-        hidden->strides[n] = step;
-        hidden->bytes = attn_times(hidden->bytes, (size_t)hidden->shape[n]);
-        step = (ptrdiff_t)hidden->bytes;
-    }
-    hidden->view = (attn_view){NULL, x->dtype, x->axes, hidden->shape, hidden->strides};
 }
 
 /* A weight and its bias under their own names. */
@@ -59,11 +35,12 @@ static attn_status check_part(const attn_feed_forward_args *args, const char *pa
     return ATTN_OK;
 }
 
-/* All rules but those on residual and y. */
-static attn_status check(const attn_feed_forward_args *args, hidden_rows *hidden, attn_error *error)
+/* All rules but those on y. */
+attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_error *error)
 {
     const attn_view *in = &args->in_weight, *gate = &args->gate_weight, *out = &args->out_weight;
     const attn_view *bias = &args->out_bias;
+    attn_own_view hidden;
     attn_linear_args linear = product_of(args, *in, args->in_bias);
     attn_status status = check_part(args, "in", in, &args->in_bias, error);
     if (status == ATTN_OK && gate->data) status = check_part(args, "gate", gate, &args->gate_bias, error);
@@ -78,21 +55,15 @@ static attn_status check(const attn_feed_forward_args *args, hidden_rows *hidden
     } else if (args->gate_bias.data) {
         FAIL("gate_bias comes with gate_weight");
     }
-    lay_hidden(args, hidden);
+    attn_lay_contiguous(&args->x, in->shape[0], &hidden);
     if (out->axes != 2 || out->shape[1] != in->shape[0])
         FAIL("out_weight has shape %s, expected (features, %td): in_weight has shape %s",
              attn_shape_text(out->axes, out->shape), in->shape[0], attn_shape_text(in->axes, in->shape));
     if (bias->data && (bias->axes != 1 || bias->shape[0] != out->shape[0]))
         FAIL("out_bias has shape %s, expected (%td,): out_weight has shape %s",
              attn_shape_text(bias->axes, bias->shape), out->shape[0], attn_shape_text(out->axes, out->shape));
-    linear = (attn_linear_args){.x = hidden->view, .weight = *out, .bias = args->out_bias, .residual = args->residual};
+    linear = (attn_linear_args){.x = hidden.view, .weight = *out, .bias = args->out_bias, .residual = args->residual};
     return attn_check_linear(&linear, error);
-}
-
-attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_error *error)
-{
-    hidden_rows hidden;
-    return check(args, &hidden, error);
 }
 
 size_t attn_feed_forward_work(const attn_feed_forward_args *args)
@@ -124,14 +95,14 @@ static attn_status run(const attn_feed_forward_args *args, attn_view hidden, att
 
 attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error)
 {
-    hidden_rows hidden;
+    attn_own_view hidden;
     attn_arena arena;
-    attn_status status = check(args, &hidden, error);
+    attn_status status = attn_check_feed_forward(args, error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, args->out_weight.shape[0], error);
     if (status != ATTN_OK) return status;
-    if (!attn_arena_take(&arena, hidden.bytes))
-        return attn_fail(error, ATTN_NO_MEMORY, "the feed-forward part needs %zu bytes for its hidden rows",
-                         hidden.bytes);
+    const size_t bytes = attn_lay_contiguous(&args->x, args->in_weight.shape[0], &hidden);
+    if (!attn_arena_take(&arena, bytes))
+        return attn_fail(error, ATTN_NO_MEMORY, "the feed-forward part needs %zu bytes for its hidden rows", bytes);
     hidden.view.data = arena.scratch;
     status = run(args, hidden.view, y, error);
     attn_arena_give(&arena);

@@ -8,27 +8,9 @@
 #include "arena.h"
 #include "error.h"
 #include "norm.h"
-
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+#include "parallel.h"
 
 enum { SELF, CROSS, FEED };
-
-/* An array of x's shape, contiguous. */
-typedef struct {
-    attn_view view;
-    ptrdiff_t strides[ATTN_MAX_AXES];
-    size_t bytes;
-} buffer;
-
-static void lay_buffer(const attn_view *x, buffer *like)
-{
-    like->bytes = x->dtype == ATTN_F64 ? 8 : 4;
-    for (int n = x->axes - 1; n >= 0; n--) {
-        like->strides[n] = (ptrdiff_t)like->bytes;
-        like->bytes = attn_times(like->bytes, (size_t)x->shape[n]);
-    }
-    like->view = (attn_view){NULL, x->dtype, x->axes, x->shape, like->strides};
-}
 
 /* The parts with their inputs. x is what they work on, sum what is added to them. */
 static attn_multihead_args self_of(const attn_layer_args *args, attn_view x, attn_view sum)
@@ -37,6 +19,10 @@ static attn_multihead_args self_of(const attn_layer_args *args, attn_view x, att
     self.query = self.key = self.value = x;
     self.residual = sum;
     return self;
+}
+static int has_cross(const attn_layer_args *args)
+{
+    return args->memory.data != NULL || args->cross.attention.cache != NULL;
 }
 static attn_multihead_args cross_of(const attn_layer_args *args, attn_view x, attn_view sum)
 {
@@ -81,19 +67,19 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
     attn_status status;
     if ((status = check_sum(args, "the self-attention", &args->self.out_weight, error)) != ATTN_OK) return status;
     if ((status = check_sum(args, "the feed-forward part", &args->feed.out_weight, error)) != ATTN_OK) return status;
-    if (args->memory.data &&
+    if (has_cross(args) &&
         (status = check_sum(args, "the attention to memory", &args->cross.out_weight, error)) != ATTN_OK)
         return status;
     if ((status = attn_multihead_shapes(&first, self, error)) != ATTN_OK) return status;
-    if (args->memory.data && (status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
+    if (has_cross(args) && (status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
     if ((status = attn_check_feed_forward(&feed, error)) != ATTN_OK) return status;
     for (int part = SELF; part <= FEED; part++) {
         const attn_norm_args norm = norm_of(args, part, args->x);
-        if (part == CROSS && args->memory.data == NULL) continue;
+        if (part == CROSS && !has_cross(args)) continue;
         if ((status = attn_check_norm(&norm, error)) != ATTN_OK) return status;
     }
     self->work = attn_plus(self->work, attn_feed_forward_work(&feed));
-    if (args->memory.data) self->work = attn_plus(self->work, cross->work);
+    if (has_cross(args)) self->work = attn_plus(self->work, cross->work);
     return ATTN_OK;
 }
 
@@ -127,21 +113,25 @@ attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_
     static const attn_view none = {.data = NULL};
     attn_shapes unused;
     attn_arena arena;
-    buffer scratch;
+    attn_own_view scratch;
     attn_status status = attn_layer_shapes(args, &unused, &unused, error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
     if (status != ATTN_OK) return status;
     if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
 
-    lay_buffer(&args->x, &scratch);
-    const size_t bytes = args->norm_first ? scratch.bytes : 0;
+    const size_t like_x = attn_lay_contiguous(&args->x, attn_last_size(&args->x), &scratch);
+    const size_t bytes = args->norm_first ? like_x : 0;
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
     scratch.view.data = arena.scratch;
-    status = add_part(args, SELF, args->x, scratch.view, y, self_weights, error);
-    if (status == ATTN_OK && args->memory.data)
-        status = add_part(args, CROSS, y, scratch.view, y, cross_weights, error);
-    if (status == ATTN_OK) status = add_part(args, FEED, y, scratch.view, y, none, error);
+    int forks;
+    do { /* parts are added in place: a child begins with the first of them */
+        forks = attn_forks();
+        status = add_part(args, SELF, args->x, scratch.view, y, self_weights, error);
+        if (status == ATTN_OK && has_cross(args))
+            status = add_part(args, CROSS, y, scratch.view, y, cross_weights, error);
+        if (status == ATTN_OK) status = add_part(args, FEED, y, scratch.view, y, none, error);
+    } while (status == ATTN_OK && attn_forks() != forks);
     attn_arena_give(&arena);
     return status;
 }

@@ -7,8 +7,6 @@
 #include "error.h"
 #include "parallel.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
-
 _Static_assert((int)ATTN_NORM_KIND_LAYER == (int)ATTN_NORM_LAYER && (int)ATTN_NORM_KIND_RMS == (int)ATTN_NORM_RMS,
                "the kernels' numbers for normalisations are attn.h's");
 

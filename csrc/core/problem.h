@@ -57,6 +57,10 @@ attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_ca
 /* cache.c: every position that a row may see is in a page. For a problem whose key_lengths are checked. */
 attn_status attn_check_pages(const attn_problem *problem, attn_error *error);
 
+/* cache.c: the rules of attn_cache_append. */
+attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
+                              const attn_view *key, const attn_view *value, attn_layout layout, attn_error *error);
+
 /* Bytes of a page in front of its values. */
 static inline ptrdiff_t attn_page_values(const attn_cache *cache)
 {

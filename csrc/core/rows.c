@@ -71,14 +71,16 @@ static void limit_block(attn_task *task, attn_block *block)
     }
 }
 
-/* What a row's weights are dropped by: its head among those of all batch entries, and its query. */
+/* What a row's weights are dropped by: its head among those of all batch entries, and its query. Those of a cache have
+ * positions in it: whether they come one by one or all at once changes nothing. */
 static void name_rows(const attn_task *task, attn_block *block)
 {
     const attn_problem *p = task->plan->problem;
+    const ptrdiff_t before = p->cache && p->lower_right ? task->key_length - task->query_length : 0;
     row_place at = place_of(task, block->row);
     for (int r = 0; r < block->rows; r++) {
         block->unit[r] = (uint32_t)(task->batch * p->heads + at.head);
-        block->query[r] = (uint32_t)(p->query_start + at.i);
+        block->query[r] = (uint32_t)(p->query_start + before + at.i);
         if (++at.i == p->q_len) {
             at.i = 0;
             at.head++;

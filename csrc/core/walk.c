@@ -1,8 +1,19 @@
 #include "walk.h"
 
+#include "arena.h"
 #include "error.h"
 
-#define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
+size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own)
+{
+    size_t bytes = x->dtype == ATTN_F64 ? 8 : 4;
+    for (int n = x->axes - 1; n >= 0; n--) {
+        own->shape[n] = n == x->axes - 1 ? columns : x->shape[n];
+        own->strides[n] = (ptrdiff_t)bytes;
+        bytes = attn_times(bytes, (size_t)own->shape[n]);
+    }
+    own->view = (attn_view){NULL, x->dtype, x->axes, own->shape, own->strides};
+    return bytes;
+}
 
 /* Axes that follow one another in memory are one axis: a row is then found without a division for each. */
 void attn_rows_of(const attn_view *view, attn_rows *rows)

@@ -12,6 +12,16 @@ typedef struct {
     ptrdiff_t column;
 } attn_rows;
 
+/* A view with its own shape and strides; the view points into this. */
+typedef struct {
+    attn_view view;
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
+} attn_own_view;
+
+/* Lays a contiguous array of x's dtype and axes, the last of them `columns` long, without memory yet. Returns its bytes,
+ * which stop at SIZE_MAX. */
+size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own);
+
 /* Nothing in it points to a shape of the caller's. Sizes and strides beyond the axes stay as they are. */
 void attn_rows_of(const attn_view *view, attn_rows *rows);
 

@@ -82,7 +82,8 @@ typedef struct {
  *
  * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
  * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what
- * attn_dropout_keep does.
+ * attn_dropout_keep does, of query query_start + i and key key_start + j; with a cache and ATTN_ALIGN_LOWER_RIGHT, of the
+ * position that the query stands at, query_start + i + key_length - query_length.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
@@ -204,35 +205,6 @@ ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_
  * a residual the numbers are copied. */
 ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error);
 
-/* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
- *
- *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(q, k, v)
- *     output = heads . out_weight^T + out_bias + residual
- *
- * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
- */
-typedef struct {
-    attn_view query, key, value; /* (..., length, inner), of the same leading axes */
-    attn_view q_weight;          /* (heads * head_dim, inner), read in place, as all weights */
-    attn_view k_weight;          /* (kv_heads * head_dim, inner) */
-    attn_view v_weight;          /* (kv_heads * v_head_dim, inner) */
-    attn_view q_bias, k_bias, v_bias;
-    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair behind all others */
-    int add_zero;                     /* a pair of zeros behind that */
-    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the heads side by side are the output */
-    attn_view residual;             /* (..., q_len, out_dim), added last; with out_weight alone */
-    ptrdiff_t heads, kv_heads;
-    attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are not looked at */
-} attn_multihead_args;
-
-/* Checks every rule and gives the shapes of the results; computes nothing. */
-ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
-
-/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual; weights are as
- * attn_attention's, and may be left out. */
-ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
-                                    attn_error *error);
-
 /* Arguments of rotary position embedding: pairs (a, b) of a row's features become
  *
  *     (a cos t - b sin t,  b cos t + a sin t)        t = position * inv_freq[pair], cos and sin times `scale`
@@ -258,9 +230,52 @@ ATTN_API attn_status attn_check_rotary(const attn_rotary_args *args, attn_error 
  * no memory with it. */
 ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error);
 
+/* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
+ *
+ *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(turned(q), turned(k), v)
+ *     output = heads . out_weight^T + out_bias + residual
+ *
+ * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ *
+ * With attention.cache, query (batches, length, inner) attends to what the cache holds. Before that k and v go into it, as
+ * attn_cache_append has it with cache_first and cache_count, unless key is left out: then neither value nor their weights
+ * are looked at.
+ */
+typedef struct {
+    attn_view query, key, value; /* (..., length, inner), of the same leading axes */
+    attn_view q_weight;          /* (heads * head_dim, inner), read in place, as all weights */
+    attn_view k_weight;          /* (kv_heads * head_dim, inner) */
+    attn_view v_weight;          /* (kv_heads * v_head_dim, inner) */
+    attn_view q_bias, k_bias, v_bias;
+    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair behind all others */
+    int add_zero;                     /* a pair of zeros behind that */
+    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the heads side by side are the output */
+    attn_view residual;             /* (..., q_len, out_dim), added last; with out_weight alone */
+    ptrdiff_t heads, kv_heads;
+    attn_rotary_args
+        rotary; /* of q and k; its x, layout and num_threads are not looked at. Without inv_freq: not turned */
+    const ptrdiff_t *cache_first, *cache_count; /* (batches); cache_count NULL: all rows */
+    attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are not looked at */
+} attn_multihead_args;
+
+/* Checks every rule and gives the shapes of the results; computes nothing. */
+ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
+
+/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual; weights are as
+ * attn_attention's, and may be left out. */
+ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
+                                    attn_error *error);
+
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
+
+/* The place of the largest element of each of `rows` contiguous rows, and the k largest of each (rows, k), the largest first,
+ * with their places. NaN is larger than any number; of equals the one of the lower index comes first. */
+ATTN_API attn_status attn_argmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, int64_t *indices,
+                                 int num_threads, attn_error *error);
+ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t k, void *values,
+                                int64_t *indices, int num_threads, attn_error *error);
 
 /* The feed-forward part of a Transformer's layer, in two products or three:
  *
@@ -293,7 +308,8 @@ typedef struct {
 
 typedef struct {
     attn_view x;                     /* (..., length, features), with a contiguous last axis */
-    attn_view memory;                /* (..., memory length, memory features); data == NULL: no attention to it */
+    attn_view memory;                /* (..., memory length, memory features); data == NULL: no attention to it, unless
+                                      * there is cross.attention.cache, which holds its keys and values already */
     attn_multihead_args self, cross; /* their query, key, value and residual are not looked at */
     attn_feed_forward_args feed;     /* nor are its x and residual */
     attn_norm_weights norms[3];      /* of self, cross, feed; without memory the second is not looked at */

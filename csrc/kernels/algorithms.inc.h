@@ -1,6 +1,7 @@
 /* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
 #include "exp2.inc.h"
 #include "rowwise.inc.h"
+#include "embedding.inc.h"
 #include "norm.inc.h"
 #include "stream.inc.h"
 #include "square.inc.h"
@@ -18,8 +19,8 @@
 #include "state.inc.h"
 #include "weights.inc.h"
 #include "linear.inc.h"
-#include "embedding.inc.h"
 #include "rotary.inc.h"
+#include "choose.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {
@@ -57,6 +58,8 @@ static const attn_kernels K(kernels) = {
     .rotary_table = K(rotary_table),
     .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
+    .choose = K(choose),
+    .order_chosen = K(order_chosen),
     .exp2_array = K(exp2_array),
     .activate = K(activate),
     .fma_rounds = K(fma_rounds),

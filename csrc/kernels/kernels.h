@@ -189,7 +189,7 @@ typedef struct {
                      const void *bias, double epsilon, void *sum, void *y);
 
     /* y = x * scale + residual, over n reals whose neighbours in x and residual are so many reals apart; residual may be
-     * NULL, and y may be residual. */
+     * NULL, and y may be residual, or x where those of x are one apart. */
     void (*scale_row)(ptrdiff_t n, const void *x, ptrdiff_t x_step, double scale, const void *residual,
                       ptrdiff_t residual_step, void *y);
 
@@ -205,6 +205,11 @@ typedef struct {
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
+
+    /* The k largest of a row, a part of it at a time: elements [from, to) join the heap of those before them, and in the end
+     * a heap of `from` becomes one of the first `to`, with the others behind it in order. */
+    void (*choose)(ptrdiff_t from, ptrdiff_t to, const void *x, ptrdiff_t k, void *values, int64_t *indices);
+    void (*order_chosen)(ptrdiff_t from, ptrdiff_t to, void *values, int64_t *indices);
 
     /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Used by every softmax above; here for its tests. */
     void (*exp2_array)(ptrdiff_t n, const void *x, void *y);

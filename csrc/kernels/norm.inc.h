@@ -75,8 +75,16 @@ static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const v
     }
 
     /* Passes 2 and 3: mean and variance */
-    const real mean = kind == ATTN_NORM_KIND_LAYER ? K(mean_of)(0, n, in, 0) : 0;
-    const real variance = K(mean_of)(1, n, in, mean);
+    const int centred = kind == ATTN_NORM_KIND_LAYER;
+    real mean = centred ? K(mean_of)(0, n, in, 0) : 0, variance = K(mean_of)(1, n, in, mean);
+    if (!(variance <= REAL_MAX)) { /* sums beyond it: once more of numbers whose squares all fit, kept in y's place */
+        const double factor = REAL_F32 ? 0x1p-80 : 0x1p-600;
+        K(scale_row)(n, in, 1, factor, NULL, 0, y);
+        in = y;
+        mean = centred ? K(mean_of)(0, n, in, 0) : 0;
+        variance = K(mean_of)(1, n, in, mean);
+        epsilon *= factor * factor;
+    }
 
     /* Pass 4 */
     const vec shift = V(splat)(mean), by = V(splat)((real)(1 / sqrt((double)variance + epsilon)));

@@ -51,7 +51,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
         ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
     if (!sparse) K(fetch_rows)(key, key_stride, R, features);
-    for (ptrdiff_t d = 0; d < features; d++) {
+    ATTN_UNROLL_SOME for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
         if (sparse && d % K(line) == 0) K(fetch_lines)(&soon, R);
         ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);

@@ -20,7 +20,7 @@ ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, 
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
-    for (int n = 0; n < keys; n++) {
+    ATTN_UNROLL_SOME for (int n = 0; n < keys; n++) {
         vec v[8];
         ATTN_UNROLL for (int j = 0; j < J; j++) v[j] = V(load)(value + n * value_stride + j * LANES);
         if (fetch) ATTN_UNROLL for (int c = 0; c < J * LANES; c += K(line))

@@ -21,6 +21,7 @@ static int execute(PyObject *module)
         pyattn_activation_methods,   /* of single numbers */
         pyattn_attention_methods,    /* attention */
         pyattn_cache_methods,        /* rows into pages */
+        pyattn_choose_methods,       /* the largest of rows */
         pyattn_dropout_methods,      /* what dropout keeps */
         pyattn_embedding_methods,    /* rows of a table */
         pyattn_feed_forward_methods, /* two products or three */

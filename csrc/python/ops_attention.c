@@ -14,11 +14,9 @@ static const pyattn_signature signature = {"attention",  ARGUMENTS,      SCORE_W
                                            SCORE_WEIGHT, argument_names, interned_names};
 
 /* On pages: the same from score_weight on. */
-enum { PAGES = 1, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, KEY_START, PAGED_REST };
+enum { CACHE = 1, PAGED_REST };
 enum { PAGED_ARGUMENTS = PAGED_REST + ARGUMENTS - SCORE_WEIGHT };
-static const char *const paged_names[PAGED_ARGUMENTS] = {
-    "query",  "pages",     "kv_heads",     "head_dim",          "v_head_dim",
-    "length", "key_start", "score_weight", PYATTN_OPTION_NAMES, "out"};
+static const char *const paged_names[PAGED_ARGUMENTS] = {"query", "cache", "score_weight", PYATTN_OPTION_NAMES, "out"};
 static PyObject *interned_paged_names[PAGED_ARGUMENTS];
 static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUMENTS, PAGED_REST,
                                                  PAGED_REST,        paged_names,     interned_paged_names};
@@ -28,7 +26,7 @@ typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
     PyArrayObject *product; /* of query and a bilinear score's weight */
     pyattn_option_arrays options;
-    pyattn_pages pages;
+    pyattn_cache_use cache;
 } owned;
 
 static void release(owned *o)
@@ -39,7 +37,7 @@ static void release(owned *o)
     Py_XDECREF(o->weights);
     Py_XDECREF(o->lse);
     pyattn_release_options(&o->options);
-    pyattn_release_pages(&o->pages);
+    pyattn_release_cache_use(&o->cache);
 }
 
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
@@ -233,18 +231,12 @@ static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
     static const char *const names[] = {"query", "score_weight"};
     PyObject *const arrays[] = {given[QUERY], given[PAGED_REST]};
     PyArrayObject *reals[] = {NULL, NULL};
-    ptrdiff_t sizes[PAGED_REST - KV_HEADS];
-    for (int n = 0; n < PAGED_REST - KV_HEADS; n++)
-        if (pyattn_size(given[KV_HEADS + n], paged_names[KV_HEADS + n], &sizes[n]) < 0) return -1;
-
     const int failed = pyattn_as_reals(arrays, names, 2, 1, reals) < 0;
     o->inputs[QUERY] = reals[0];
     o->inputs[SCORE_WEIGHT] = reals[1];
-    if (failed || pyattn_convert_pages(given[PAGES], pyattn_dtype(PyArray_TYPE(reals[0])), sizes, &o->pages) < 0)
+    if (failed || pyattn_convert_cache_use(given[CACHE], pyattn_dtype(PyArray_TYPE(reals[0])), &o->cache) < 0)
         return -1;
-    o->pages.cache.length = sizes[LENGTH - KV_HEADS];
-    args->cache = &o->pages.cache;
-    args->key_start = args->query_start = sizes[KEY_START - KV_HEADS]; /* both are counted from there */
+    pyattn_use_cache(&o->cache, args);
     return 0;
 }
 
@@ -265,7 +257,7 @@ static PyObject *paged_attention(PyObject *self, PyObject *const *positional, Py
 PyMethodDef pyattn_attention_methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL | METH_KEYWORDS, DOC_ATTENTION},
     {"paged_attention", (PyCFunction)(void (*)(void))paged_attention, METH_FASTCALL | METH_KEYWORDS,
-     "paged_attention($module, query, pages, kv_heads, head_dim, v_head_dim, length, key_start, **options)\n--\n\n"
+     "paged_attention($module, query, cache, **options)\n--\n\n"
      "attention over the pages of a cache. See pyattn.KVCache.attend."},
     {NULL, NULL, 0, NULL},
 };

@@ -3,9 +3,8 @@
  */
 #include "pages.h"
 
-enum { PAGES, KV_HEADS, HEAD_DIM, V_HEAD_DIM, FIRST, COUNT, KEY, VALUE, LAYOUT, ARGUMENTS };
-static const char *const argument_names[ARGUMENTS] = {"pages", "kv_heads", "head_dim", "v_head_dim", "first",
-                                                      "count", "key",      "value",    "layout"};
+enum { CACHE, KEY, VALUE, LAYOUT, ARGUMENTS };
+static const char *const argument_names[ARGUMENTS] = {"cache", "key", "value", "layout"};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"append_to_pages", ARGUMENTS,      ARGUMENTS,
                                            ARGUMENTS,         argument_names, interned_names};
@@ -14,29 +13,15 @@ enum { WORTH_THE_GIL = 1 << 18 }; /* elements: a tenth of a millisecond of copyi
 
 /* What one call owns. */
 typedef struct {
-    pyattn_pages pages;
+    pyattn_cache_use use;
     PyArrayObject *rows[2];
-    ptrdiff_t *positions; /* (2, batches): first, count */
 } owned;
 
 static void release(owned *o)
 {
-    pyattn_release_pages(&o->pages);
+    pyattn_release_cache_use(&o->use);
     Py_XDECREF(o->rows[0]);
     Py_XDECREF(o->rows[1]);
-    PyMem_Free(o->positions);
-}
-
-/* A tuple of so many ints. */
-static int convert_positions(PyObject *object, const char *name, ptrdiff_t batches, ptrdiff_t *positions)
-{
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != batches) {
-        PyErr_Format(PyExc_ValueError, "%s must be a tuple of %zd ints", name, batches);
-        return -1;
-    }
-    for (ptrdiff_t b = 0; b < batches; b++)
-        if (pyattn_size(PyTuple_GET_ITEM(object, b), name, &positions[b]) < 0) return -1;
-    return 0;
 }
 
 /* The shapes are copied: another thread may assign to one while the core reads it. */
@@ -54,35 +39,29 @@ static attn_status append(const owned *o, attn_layout layout, attn_error *error)
         rows[n].shape = shapes[n];
         rows[n].strides = strides[n];
     }
-    const ptrdiff_t *first = o->positions, *count = first + o->pages.cache.batches;
+    const attn_cache *cache = &o->use.pages.cache;
+    const ptrdiff_t *first = o->use.positions, *count = first + cache->batches;
     if (PyArray_SIZE(o->rows[0]) < WORTH_THE_GIL && PyArray_SIZE(o->rows[1]) < WORTH_THE_GIL)
-        return attn_cache_append(&o->pages.cache, first, count, rows[0], rows[1], layout, error);
-    Py_BEGIN_ALLOW_THREADS status = attn_cache_append(&o->pages.cache, first, count, rows[0], rows[1], layout, error);
+        return attn_cache_append(cache, first, count, rows[0], rows[1], layout, error);
+    Py_BEGIN_ALLOW_THREADS status = attn_cache_append(cache, first, count, rows[0], rows[1], layout, error);
     Py_END_ALLOW_THREADS return status;
 }
 
 static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *values[ARGUMENTS], *result = NULL;
-    ptrdiff_t sizes[3];
-    owned o = {.positions = NULL};
+    owned o = {.rows = {NULL, NULL}};
     attn_error error;
     (void)self;
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    for (int n = 0; n < 3; n++)
-        if (pyattn_size(values[KV_HEADS + n], argument_names[KV_HEADS + n], &sizes[n]) < 0) return NULL;
     const int bshd = PyUnicode_Check(values[LAYOUT]) && PyUnicode_CompareWithASCIIString(values[LAYOUT], "bshd") == 0;
 
     if (pyattn_as_reals(values + KEY, argument_names + KEY, 2, 2, o.rows) < 0) goto done;
-    if (pyattn_convert_pages(values[PAGES], pyattn_dtype(PyArray_TYPE(o.rows[0])), sizes, &o.pages) < 0) goto done;
-    const ptrdiff_t batches = o.pages.cache.batches;
-    if ((o.positions = PyMem_Malloc((2 * (size_t)batches + 1) * sizeof *o.positions)) == NULL) {
-        PyErr_NoMemory();
+    if (pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o.rows[0])), &o.use) < 0) goto done;
+    if (o.use.positions == NULL) {
+        PyErr_SetString(PyExc_ValueError, "first and new are missing");
         goto done;
     }
-    if (convert_positions(values[FIRST], "first", batches, o.positions) < 0 ||
-        convert_positions(values[COUNT], "count", batches, o.positions + batches) < 0)
-        goto done;
     const attn_status status = append(&o, bshd ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD, &error);
     result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 
@@ -125,7 +104,7 @@ PyMethodDef pyattn_cache_methods[] = {
     {"new_page", (PyCFunction)(void (*)(void))new_page, METH_FASTCALL,
      "new_page($module, elements, like, /)\n--\n\nZeros of like's dtype that begin at a cache line."},
     {"append_to_pages", (PyCFunction)(void (*)(void))append_to_pages, METH_FASTCALL | METH_KEYWORDS,
-     "append_to_pages($module, pages, kv_heads, head_dim, v_head_dim, first, count, key, value, layout)\n--\n\n"
+     "append_to_pages($module, cache, key, value, layout)\n--\n\n"
      "Write rows of keys and values into pages. See pyattn.KVCache.append."},
     {NULL, NULL, 0, NULL},
 };

@@ -91,7 +91,7 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
     args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
     if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);
 
-    if ((status = attn_check_embedding(&args, &error)) != ATTN_OK) {
+    if ((status = attn_check_embedding_shapes(&args, &error)) != ATTN_OK) { /* ids are looked at once, in compute */
         pyattn_raise(status, &error);
         goto done;
     }

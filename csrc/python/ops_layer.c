@@ -3,6 +3,7 @@
  */
 #include "frozen.h"
 #include "options.h"
+#include "pages.h"
 
 enum { SELF, CROSS, ATTENTIONS };
 
@@ -25,10 +26,15 @@ enum {
     KEY_PADDING_MASK,
     KEY_LENGTHS,
     IS_CAUSAL,
+    QUERY_LENGTHS,
+    WINDOW,
+    CACHE,
+    ROTARY,
     MEMORY_MASK,
     MEMORY_KEY_PADDING_MASK,
     MEMORY_KEY_LENGTHS,
     MEMORY_IS_CAUSAL,
+    MEMORY_CACHE,
     EMPTY_ROWS,
     NEED_WEIGHTS,
     AVERAGE_WEIGHTS,
@@ -52,10 +58,15 @@ static const char *const argument_names[ARGUMENTS] = {"x",
                                                       "key_padding_mask",
                                                       "key_lengths",
                                                       "is_causal",
+                                                      "query_lengths",
+                                                      "window",
+                                                      "cache",
+                                                      "rotary",
                                                       "memory_mask",
                                                       "memory_key_padding_mask",
                                                       "memory_key_lengths",
                                                       "memory_is_causal",
+                                                      "memory_cache",
                                                       "empty_rows",
                                                       "need_weights",
                                                       "average_weights",
@@ -83,6 +94,8 @@ static const char *const array_names[ARRAYS] = {
 typedef struct {
     PyArrayObject *arrays[ARRAYS], *padding[ATTENTIONS], *y, *weights[ATTENTIONS];
     pyattn_option_arrays options[ATTENTIONS];
+    pyattn_cache_use caches[ATTENTIONS];
+    pyattn_turning_arrays turning;
 } owned;
 
 /* Copies of shapes: of the arrays, then of the masks, then of y. */
@@ -95,7 +108,9 @@ static void release(owned *o)
         Py_XDECREF(o->padding[n]);
         Py_XDECREF(o->weights[n]);
         pyattn_release_options(&o->options[n]);
+        pyattn_release_cache_use(&o->caches[n]);
     }
+    pyattn_release_turning(&o->turning);
     Py_XDECREF(o->y);
 }
 
@@ -149,6 +164,8 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     options[PYATTN_ATTN_MASK] = values[masks[which]];
     options[PYATTN_KEY_LENGTHS] = values[lengths[which]];
     options[PYATTN_IS_CAUSAL] = values[causal[which]];
+    options[PYATTN_QUERY_LENGTHS] = which == SELF ? values[QUERY_LENGTHS] : NULL;
+    options[PYATTN_WINDOW] = which == SELF ? values[WINDOW] : NULL;
     options[PYATTN_EMPTY_ROWS] = values[EMPTY_ROWS];
     options[PYATTN_NUM_THREADS] = values[NUM_THREADS];
     args->attention.mask_blocked = args->attention.padding_blocked = blocked;
@@ -156,7 +173,9 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
                             &o->padding[which]) < 0)
         return -1;
     if (pyattn_convert_options(options, &args->attention, &o->options[which]) < 0) return -1;
-    args->attention.align = ATTN_ALIGN_UPPER_LEFT;
+    /* the last of x stands at the last position that the cache holds then */
+    args->attention.align =
+        which == SELF && pyattn_given(values[CACHE]) ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
     args->attention.average_weights = pyattn_flag(values[AVERAGE_WEIGHTS], "average_weights");
     if (args->attention.average_weights < 0) return -1;
     args->heads = args->kv_heads = 1;
@@ -164,6 +183,17 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     args->kv_heads = args->heads;
     if (!pyattn_given(values[KV_HEADS])) return 0;
     return pyattn_integer(values[KV_HEADS], "kv_heads", "an int", &args->kv_heads);
+}
+
+/* Of the dtype that x has by now. */
+static int convert_caches(PyObject *const *values, owned *o, attn_layer_args *args)
+{
+    static const int caches[] = {CACHE, MEMORY_CACHE};
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(o->arrays[X]));
+    for (int n = SELF; n < ATTENTIONS; n++)
+        if (pyattn_given(values[caches[n]]) && pyattn_convert_cache_use(values[caches[n]], dtype, &o->caches[n]) < 0)
+            return -1;
+    return pyattn_given(values[ROTARY]) ? pyattn_convert_turning(values[ROTARY], &args->self.rotary, &o->turning) : 0;
 }
 
 static int convert(PyObject *const *values, owned *o, attn_layer_args *args)
@@ -181,7 +211,7 @@ static int convert(PyObject *const *values, owned *o, attn_layer_args *args)
     if ((args->feed.num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
     if (convert_attention(values, SELF, o, &args->self) < 0) return -1;
     if (convert_attention(values, CROSS, o, &args->cross) < 0) return -1;
-    return convert_arrays(values, o);
+    return convert_arrays(values, o) < 0 ? -1 : convert_caches(values, o, args);
 }
 
 static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args, pyattn_frozen *own)
@@ -223,6 +253,7 @@ static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own
                          own + (n == SELF ? OF_SELF : OF_CROSS)) < 0)
             return -1;
         pyattn_view_options(&o->options[n], options);
+        pyattn_fill_cache(&o->caches[n], attentions[n]);
         if (o->padding[n]) options->padding_mask = pyattn_view(o->padding[n]);
         pyattn_freeze(&options->mask, &own[MASKS + 2 * n]);
         pyattn_freeze(&options->padding_mask, &own[MASKS + 2 * n + 1]);
@@ -230,12 +261,18 @@ static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own
     return 0;
 }
 
+/* An array, or keys and values of it in a cache. */
+static int has_memory(const attn_layer_args *args)
+{
+    return args->memory.data != NULL || args->cross.attention.cache != NULL;
+}
+
 /* By the names that torch's layers have for masks. */
 static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, int which)
 {
     static const char *const masks[] = {"src_mask", "tgt_mask", "memory_mask"};
     static const char *const paddings[] = {"src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask"};
-    const int name = which == CROSS ? 2 : args->memory.data ? 1 : 0, blocked = args->self.attention.mask_blocked;
+    const int name = which == CROSS ? 2 : has_memory(args), blocked = args->self.attention.mask_blocked;
     if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(masks[name], blocked) < 0) return -1;
     return shapes->padding_looks_like_ones ? pyattn_warn_of_ones(paddings[name], blocked) : 0;
 }
@@ -244,7 +281,7 @@ static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, 
 static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes, int need_weights, owned *o,
                          pyattn_frozen *own)
 {
-    const int attentions = !need_weights ? 0 : args->memory.data ? 2 : 1;
+    const int attentions = need_weights ? 1 + has_memory(args) : 0;
     attn_view weights[ATTENTIONS] = {{.data = NULL}, {.data = NULL}};
     attn_error error;
     attn_status status;

@@ -3,6 +3,7 @@
  */
 #include "frozen.h"
 #include "options.h"
+#include "pages.h"
 
 enum {
     QUERY,
@@ -26,13 +27,16 @@ enum {
     AVERAGE_WEIGHTS,
     KEY_PADDING_MASK,
     BLOCKED, /* True in a bool mask means blocked */
+    CACHE,
+    ROTARY,
     OPTIONS,
     ARGUMENTS = OPTIONS + PYATTN_OPTIONS
 };
 static const char *const argument_names[ARGUMENTS] = {
-    "query",    "key",      "value",           "q_weight",         "k_weight",  "v_weight",         "out_weight",
-    "q_bias",   "k_bias",   "v_bias",          "out_bias",         "extra_key", "extra_value",      "heads",
-    "kv_heads", "add_zero", "average_weights", "key_padding_mask", "blocked",   PYATTN_OPTION_NAMES};
+    "query",       "key",    "value",    "q_weight",         "k_weight",        "v_weight",
+    "out_weight",  "q_bias", "k_bias",   "v_bias",           "out_bias",        "extra_key",
+    "extra_value", "heads",  "kv_heads", "add_zero",         "average_weights", "key_padding_mask",
+    "blocked",     "cache",  "rotary",   PYATTN_OPTION_NAMES};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"multi_head", ARGUMENTS, ARRAYS, REQUIRED, argument_names, interned_names};
 
@@ -40,6 +44,8 @@ static const pyattn_signature signature = {"multi_head", ARGUMENTS, ARRAYS, REQU
 typedef struct {
     PyArrayObject *arrays[ARRAYS], *padding, *output, *weights;
     pyattn_option_arrays options;
+    pyattn_cache_use cache;
+    pyattn_turning_arrays turning;
 } owned;
 
 /* Places of what else has a shape. */
@@ -52,6 +58,8 @@ static void release(owned *o)
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
     pyattn_release_options(&o->options);
+    pyattn_release_cache_use(&o->cache);
+    pyattn_release_turning(&o->turning);
 }
 
 static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, pyattn_frozen *own)
@@ -69,8 +77,15 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
                                           [OUT_BIAS] = offsetof(attn_multihead_args, out_bias),
                                           [EXTRA_KEY] = offsetof(attn_multihead_args, extra_key),
                                           [EXTRA_VALUE] = offsetof(attn_multihead_args, extra_value)};
-    if (pyattn_as_reals(values, argument_names, ARRAYS, REQUIRED, o->arrays) < 0) return -1;
+    /* what a cache holds already has no key and value to come from */
+    const int required = pyattn_given(values[CACHE]) && values[KEY] == Py_None ? KEY : REQUIRED;
+    if (pyattn_as_reals(values, argument_names, ARRAYS, required, o->arrays) < 0) return -1;
     if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
+    if (pyattn_given(values[CACHE]) &&
+        pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o->arrays[QUERY])), &o->cache) < 0)
+        return -1;
+    if (pyattn_given(values[ROTARY]) && pyattn_convert_turning(values[ROTARY], &args->rotary, &o->turning) < 0)
+        return -1;
     for (int n = 0; n < ARRAYS; n++) {
         attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
         if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
@@ -84,6 +99,7 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
             return -1;
     }
     pyattn_view_options(&o->options, &args->attention); /* last: see there */
+    pyattn_fill_cache(&o->cache, args);
     if (o->padding) args->attention.padding_mask = pyattn_view(o->padding);
     pyattn_freeze(&args->attention.mask, &own[MASK]);
     pyattn_freeze(&args->attention.padding_mask, &own[PADDING]);

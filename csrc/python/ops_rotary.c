@@ -11,26 +11,48 @@ static const pyattn_signature signature = {"rotary", ARGUMENTS, 2, 2, argument_n
 
 /* What one call owns. */
 typedef struct {
-    PyArrayObject *x, *inv_freq, *ids, *y;
+    PyArrayObject *x, *y;
+    pyattn_turning_arrays turning;
 } owned;
 
 static void release(owned *o)
 {
     Py_XDECREF(o->x);
-    Py_XDECREF(o->inv_freq);
-    Py_XDECREF(o->ids);
     Py_XDECREF(o->y);
+    pyattn_release_turning(&o->turning);
 }
 
-static int convert_arrays(PyObject *const *values, owned *o)
+void pyattn_release_turning(pyattn_turning_arrays *arrays)
 {
-    if (pyattn_as_reals(values, argument_names, 1, 1, &o->x) < 0) return -1;
-    if (pyattn_make_rows_contiguous(&o->x, 1) < 0) return -1;
-    /* always a copy: out may lie over it */
-    o->inv_freq =
-        (PyArrayObject *)PyArray_FROM_OTF(values[INV_FREQ], NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY);
-    if (o->inv_freq == NULL) return -1;
-    return pyattn_given(values[POSITION_IDS]) ? pyattn_as_integers(values[POSITION_IDS], "position_ids", &o->ids) : 0;
+    Py_XDECREF(arrays->inv_freq);
+    Py_XDECREF(arrays->position_ids);
+}
+
+/* Both are the call's own: out may lie over one, and another thread may change it. */
+static int convert_angles(PyObject *inv_freq, PyObject *position_ids, attn_rotary_args *args,
+                          pyattn_turning_arrays *arrays)
+{
+    arrays->inv_freq =
+        (PyArrayObject *)PyArray_FROM_OTF(inv_freq, NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY);
+    if (arrays->inv_freq == NULL) return -1;
+    args->inv_freq = pyattn_view(arrays->inv_freq);
+    if (!pyattn_given(position_ids)) return 0;
+    if (pyattn_as_integers(position_ids, "position_ids", &arrays->position_ids) < 0) return -1;
+    args->position_ids = pyattn_view(arrays->position_ids);
+    return 0;
+}
+
+int pyattn_convert_turning(PyObject *given, attn_rotary_args *args, pyattn_turning_arrays *arrays)
+{
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 5) {
+        PyErr_SetString(PyExc_TypeError,
+                        "rotary is to be a tuple (inv_freq, scale, offset, position_ids, interleaved)");
+        return -1;
+    }
+    if (pyattn_number(PyTuple_GET_ITEM(given, 1), "scale", &args->scale) < 0) return -1;
+    if (pyattn_integer(PyTuple_GET_ITEM(given, 2), "offset", "an int", &args->offset) < 0) return -1;
+    if ((args->interleaved = pyattn_flag(PyTuple_GET_ITEM(given, 4), "interleaved")) < 0) return -1;
+    return convert_angles(PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 3), args, arrays);
 }
 
 static int convert_options(PyObject *const *values, attn_rotary_args *args)
@@ -106,10 +128,10 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert_options(values, &args) < 0 || convert_arrays(values, &o) < 0) goto done;
+    if (convert_options(values, &args) < 0 || pyattn_as_reals(values, argument_names, 1, 1, &o.x) < 0) goto done;
+    if (pyattn_make_rows_contiguous(&o.x, 1) < 0) goto done;
+    if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &args, &o.turning) < 0) goto done;
     args.x = pyattn_view(o.x);
-    args.inv_freq = pyattn_view(o.inv_freq);
-    if (o.ids) args.position_ids = pyattn_view(o.ids);
 
     if ((status = attn_check_rotary(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);

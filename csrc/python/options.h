@@ -54,6 +54,14 @@ int pyattn_warn_of_ones(const char *mask, int blocked); /* of a float mask that 
 /* One of two words, as 0 or 1, and 0 where not given; -1 with an exception. */
 int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one);
 
+/* ops_rotary.c: how queries and keys turn, a tuple (inv_freq, scale, offset, position_ids or None, interleaved). What it
+ * needs of arrays goes to `arrays`. Returns -1 with an exception; what is in arrays then is the caller's, too. */
+typedef struct {
+    PyArrayObject *inv_freq, *position_ids;
+} pyattn_turning_arrays;
+int pyattn_convert_turning(PyObject *given, attn_rotary_args *args, pyattn_turning_arrays *arrays);
+void pyattn_release_turning(pyattn_turning_arrays *arrays);
+
 /* Truth of an optional flag; -1 with an exception. */
 int pyattn_flag(PyObject *object, const char *name);
 

@@ -82,3 +82,64 @@ void pyattn_release_pages(pyattn_pages *pages)
     PyMem_Free(pages->counts);
     Py_XDECREF(pages->held);
 }
+
+/* A tuple of so many ints. */
+static int convert_positions(PyObject *object, const char *name, ptrdiff_t batches, ptrdiff_t *positions)
+{
+    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != batches) {
+        PyErr_Format(PyExc_ValueError, "%s must be a tuple of %zd ints", name, batches);
+        return -1;
+    }
+    for (ptrdiff_t b = 0; b < batches; b++)
+        if (pyattn_size(PyTuple_GET_ITEM(object, b), name, &positions[b]) < 0) return -1;
+    return 0;
+}
+
+int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use *use)
+{
+    enum { PAGES, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, START, FIRST, NEW, MEMBERS };
+    static const char *const names[MEMBERS] = {"pages",  "kv_heads", "head_dim", "v_head_dim",
+                                               "length", "start",    "first",    "new"};
+    ptrdiff_t sizes[FIRST];
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != MEMBERS) {
+        PyErr_Format(PyExc_TypeError, "the use of a cache is to be a tuple of %d members", MEMBERS);
+        return -1;
+    }
+    for (int n = KV_HEADS; n < FIRST; n++)
+        if (pyattn_size(PyTuple_GET_ITEM(given, n), names[n], &sizes[n]) < 0) return -1;
+    if (pyattn_convert_pages(PyTuple_GET_ITEM(given, PAGES), dtype, sizes + KV_HEADS, &use->pages) < 0) return -1;
+    use->pages.cache.length = sizes[LENGTH];
+    use->start = sizes[START];
+    if (PyTuple_GET_ITEM(given, FIRST) == Py_None) return 0;
+
+    const ptrdiff_t batches = use->pages.cache.batches;
+    if ((use->positions = PyMem_Malloc((2 * (size_t)batches + 1) * sizeof *use->positions)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int n = FIRST; n <= NEW; n++)
+        if (convert_positions(PyTuple_GET_ITEM(given, n), names[n], batches, use->positions + (n - FIRST) * batches) <
+            0)
+            return -1;
+    return 0;
+}
+
+void pyattn_release_cache_use(pyattn_cache_use *use)
+{
+    pyattn_release_pages(&use->pages);
+    PyMem_Free(use->positions);
+}
+
+void pyattn_use_cache(const pyattn_cache_use *use, attn_args *args)
+{
+    if (use->pages.held == NULL) return;
+    args->cache = &use->pages.cache;
+    args->query_start = args->key_start = use->start; /* both are counted from there */
+}
+
+void pyattn_fill_cache(const pyattn_cache_use *use, attn_multihead_args *args)
+{
+    pyattn_use_cache(use, &args->attention);
+    args->cache_first = use->positions;
+    args->cache_count = use->positions ? use->positions + use->pages.cache.batches : NULL;
+}

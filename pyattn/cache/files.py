@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._positions import CacheUse
 from pyattn.cache.pages import PAGE, Layer, Sizes, empty_layer, gather, grow
 
 __all__ = ["Saved", "read_state", "state_of"]
@@ -98,7 +99,8 @@ def _layer(state: State, n: int, sizes: Sizes, window: int | None, starts: list[
     for b, count in enumerate(held):
         at = starts[b] - start
         key, value = (array[b : b + 1, :, at : at + count] for array in rows)
-        _core.append_to_pages(layer.pages[b : b + 1], *sizes[:3], (0,), (count,), key, value, "bhsd")
+        use = CacheUse(layer.pages[b : b + 1], *sizes[:3], count, 0, (0,), (count,))
+        _core.append_to_pages(use, key, value, "bhsd")
     return Layer(layer.pages, tuple(starts), tuple(lengths))
 
 

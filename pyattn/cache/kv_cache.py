@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.cache import files, pages
 from pyattn.cache.inputs import as_counts, as_integers, as_rows
-from pyattn.cache.pages import Layer, Sizes
+from pyattn.cache.pages import Growth, Layer, Sizes
 from pyattn.cache.reader import CacheReader, number_of
 from pyattn.functional import Layout
 from pyattn.nn.dtypes import as_count, as_float_dtype
@@ -157,6 +159,12 @@ class KVCache(CacheReader):
             The cache is as it was, as after every error.
         """
         rows, new = as_rows(key, value, self.batch_size, self._sizes, layout)
+        growth = self._begin(layer, new, lengths)
+        _core.append_to_pages(growth.use, *rows, layout)
+        self._finish(growth)
+
+    def _begin(self, layer: SupportsIndex, new: int, lengths: npt.ArrayLike | None = None) -> Growth:
+        """Make room for new positions. The cache is as it was until `_finish`."""
         counts = as_counts(new if lengths is None else lengths, "lengths", self.batch_size, new)
         number = number_of(layer, "layer", self.num_layers)
         before = self._layers[number]
@@ -167,9 +175,22 @@ class KVCache(CacheReader):
                     f"{self.max_length}"
                 )
         after = pages.grow(before, self._sizes, counts, self.window)
-        first = tuple(length - start for length, start in zip(before.lengths, after.starts, strict=True))
-        _core.append_to_pages(after.pages, *self._sizes[:3], first, tuple(counts), *rows, layout)
-        self._layers[number] = after
+        first = tuple(length - after.start for length in before.lengths)
+        use = pages.use_of(after, self._sizes)._replace(first=first, new=tuple(counts))
+        return Growth(number, before, after, tuple(counts), use)
+
+    def _finish(self, growth: Growth) -> None:
+        self._layers[growth.number] = growth.after
+
+    @contextlib.contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Undo what several layers did when one fails. What an append wrote, it wrote behind all that was held."""
+        before = list(self._layers)
+        try:
+            yield
+        except BaseException:
+            self._layers = before
+            raise
 
     def truncate(self, length: npt.ArrayLike) -> None:
         """Drop positions at the end, of every layer.

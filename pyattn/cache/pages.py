@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._positions import CacheUse
 
 PAGE = 64
 """Positions in a page: a block of keys to the core's kernels."""
@@ -112,6 +113,19 @@ def empty_layer(batches: int) -> Layer:
     Layer
     """
     return Layer(tuple([] for _ in range(batches)), (0,) * batches, (0,) * batches)
+
+
+class Growth(NamedTuple):
+    """A layer with room for new positions, which whoever asked for it is about to fill."""
+
+    number: int
+    """Of the layer."""
+    before: Layer
+    after: Layer
+    counts: tuple[int, ...]
+    """New positions of each batch entry."""
+    use: CacheUse
+    """Where the core writes, and where it reads then."""
 
 
 # A list that holds an object, and what `sys.getrefcount` itself holds.
@@ -274,23 +288,26 @@ def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
     return keys, values
 
 
-def tables_of(layer: Layer) -> list[list[Page]]:
-    """List each batch entry's pages from `layer.start` on, as the core reads them.
+def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
+    """Tell the core where to read.
 
     Parameters
     ----------
     layer : Layer
         What there is.
+    sizes : Sizes
+        Of its pages.
 
     Returns
     -------
-    list of list of Page
-        In the place of a page that was let go stands another, which no query sees.
+    CacheUse
+        Pages from `layer.start` on; in the place of one that was let go stands another, which no query sees.
     """
     unseen = next((table[:1] for table in layer.pages if table), [])
-    return [
+    tables = [
         unseen * ((start - layer.start) // PAGE) + table for table, start in zip(layer.pages, layer.starts, strict=True)
     ]
+    return CacheUse(tables, *sizes[:3], layer.length - layer.start, layer.start)
 
 
 def bytes_of(layers: Iterable[Layer]) -> int:

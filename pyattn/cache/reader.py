@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._positions import CacheUse
 from pyattn.cache import pages
 from pyattn.cache.inputs import as_counts, as_floats, as_query
 from pyattn.cache.pages import Layer, Page, Sizes
 from pyattn.dropping import RNG
-from pyattn.functional import AttentionResult, FloatArray, Layout
+from pyattn.functional import AttentionResult, FloatArray, Layout, Score, Window
 from pyattn.nn.dtypes import as_count
 
 __all__ = ["CacheReader", "number_of"]
-
-Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
-Window: TypeAlias = "SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None] | None"
 
 
 class CacheReader:
@@ -138,7 +136,8 @@ class CacheReader:
         """Attend to all that a layer holds, in place: `pyattn.attention` with the cache's keys and values.
 
         The last query of a batch entry stands at its last position: ``align='lower_right'``. S is ``length - start`` of
-        the layer, key j is position ``start + j``, and queries count from `start` where dropout numbers them.
+        the layer, and key j is position ``start + j``. Dropout with a seed keeps what it keeps in attention over
+        everything: a keep is a function of the positions of query and key.
 
         Parameters
         ----------
@@ -193,7 +192,7 @@ class CacheReader:
         ValueError
             Shapes do not fit, or a query sees pages that a window has let go.
         """
-        held = self._layer(layer)
+        held, use = self._read(layer)
         queries, length = as_query(query, self.batch_size, self._sizes, layout)
         if self.window is not None:
             if window is not None:
@@ -202,10 +201,7 @@ class CacheReader:
             self._check_held(held, length if query_lengths is None else query_lengths, length, self.window)
         return _core.paged_attention(
             queries,
-            pages.tables_of(held),
-            *self._sizes[:3],
-            held.length - held.start,
-            held.start,
+            use,
             score_weight=None if score_weight is None else as_floats(score_weight, "score_weight", self._sizes.dtype),
             attn_mask=attn_mask,
             is_causal=is_causal,
@@ -230,6 +226,11 @@ class CacheReader:
 
     def _layer(self, layer: SupportsIndex) -> Layer:
         return self._layers[number_of(layer, "layer", self.num_layers)]
+
+    def _read(self, layer: SupportsIndex) -> tuple[Layer, CacheUse]:
+        """Tell what a layer holds, and the core where."""
+        held = self._layer(layer)
+        return held, pages.use_of(held, self._sizes)
 
     def _views(self, layer: SupportsIndex, batch: SupportsIndex) -> list[tuple[Page, Page]]:
         return pages.views_of(self._layer(layer), self._sizes, number_of(batch, "batch", self.batch_size))

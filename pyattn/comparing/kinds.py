@@ -165,6 +165,7 @@ WEIGHTED = Kind(
 def _is_multi_head(module: Any, names: Set[str]) -> bool:
     return (
         hasattr(module, "num_heads")
+        and getattr(module, "rotary", None) is None  # whose steps the formula lacks
         and "out_proj.weight" in names
         and bool({"in_proj_weight", "q_proj_weight"} & names)
     )

@@ -179,6 +179,8 @@ def _attention_to_torch(attention: Any, share: bool) -> Any:
     import torch
 
     dim = attention.embed_dim
+    if attention.rotary is not None:
+        raise ValueError("module has rotary, and torch.nn.MultiheadAttention knows nothing of positions")
     usual = {"num_kv_heads": attention.num_heads, "head_dim": dim / attention.num_heads, "out_dim": dim}
     for name, size in {**usual, "v_head_dim": attention.head_dim}.items():
         if getattr(attention, name) != size:
@@ -231,9 +233,10 @@ def _activation_from_torch(activation: Any) -> Any:
     import torch
 
     functions = torch.nn.functional
-    names = {functions.relu: "relu", torch.relu: "relu", functions.gelu: "gelu", functions.silu: "silu"}
-    if activation in names:
-        return names[activation]
+    known = {"relu": (functions.relu, torch.relu), "gelu": (functions.gelu,), "silu": (functions.silu,)}
+    for name, same in known.items():  # by identity: a callable need not be hashable
+        if any(activation is one for one in same):
+            return name
     if type(activation) in (torch.nn.ReLU, torch.nn.SiLU):
         return type(activation).__name__.lower()
     if type(activation) is torch.nn.GELU:

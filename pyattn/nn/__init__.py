@@ -10,6 +10,7 @@ from pyattn.nn.containers import ModuleList
 from pyattn.nn.dropout import Dropout
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import FeedForward
+from pyattn.nn.language_model import TransformerLM
 from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -19,6 +20,7 @@ from pyattn.nn.per_head import Heads, from_heads, to_heads
 from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.rotary import RotaryEmbedding
 from pyattn.nn.self_attention import SelfAttention
+from pyattn.nn.seq2seq import Seq2SeqTransformer
 from pyattn.nn.stacks import TransformerDecoder, TransformerEncoder
 from pyattn.nn.state import IncompatibleKeys
 from pyattn.nn.storage import load, save
@@ -39,11 +41,13 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "SelfAttention",
+    "Seq2SeqTransformer",
     "Transformer",
     "TransformerDecoder",
     "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "TransformerLM",
     "from_heads",
     "init",
     "load",

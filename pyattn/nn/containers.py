@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import SupportsIndex
 
-from pyattn.functional import as_index
+from pyattn._arguments import as_index
 from pyattn.nn.module import Module
 
-__all__ = ["ModuleList"]
+__all__ = ["ModuleList", "check_module", "modules_of"]
 
 
 class ModuleList(Module):
@@ -31,7 +31,7 @@ class ModuleList(Module):
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
-        for module in modules:
+        for module in modules_of(modules, "modules"):
             self.append(module)
 
     def append(self, module: Module) -> ModuleList:
@@ -52,8 +52,7 @@ class ModuleList(Module):
         TypeError
             It is no module.
         """
-        if not isinstance(module, Module):
-            raise TypeError(f"module is of type {type(module).__name__}, expected a module of pyattn.nn")
+        check_module(module, "module")
         self._register_module(str(len(self)), module)
         return self
 
@@ -83,3 +82,53 @@ class ModuleList(Module):
         lines = [f"({a}): {text}" if a == b else f"({a}-{b}): {b - a + 1} x {text}" for a, b, text in runs]
         inside = "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
         return f"{type(self).__name__}({inside}\n)" if lines else f"{type(self).__name__}()"
+
+
+def check_module(module: object, name: str) -> None:
+    """Refuse what is no module.
+
+    Parameters
+    ----------
+    module : object
+        As the caller gave it.
+    name : str
+        What messages call it.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if not isinstance(module, Module):
+        hint = ": call it, to make one" if isinstance(module, type) and issubclass(module, Module) else ""
+        kind = f"the class {module.__name__}" if isinstance(module, type) else f"of type {type(module).__name__}"
+        raise TypeError(f"{name} is {kind}, expected a module of pyattn.nn{hint}")
+
+
+def modules_of(modules: Iterable[Module], name: str) -> list[Module]:
+    """Read several modules.
+
+    Parameters
+    ----------
+    modules : iterable of Module
+        As the caller gave them.
+    name : str
+        What messages call them.
+
+    Returns
+    -------
+    list of Module
+        Themselves, not copies.
+
+    Raises
+    ------
+    TypeError
+        They are no modules, or one alone.
+    """
+    if not isinstance(modules, Iterable):
+        fix = f"; for one, pass [{name}]" if isinstance(modules, Module) else ""
+        raise TypeError(f"{name} is of type {type(modules).__name__}, expected a list of modules of pyattn.nn{fix}")
+    given = list(modules)
+    for n, module in enumerate(given):
+        check_module(module, f"{name}[{n}]")
+    return given

@@ -6,6 +6,7 @@ from typing import SupportsFloat
 
 import numpy.typing as npt
 
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability, dropout
 from pyattn.functional import FloatArray
 from pyattn.nn.module import Module
@@ -26,7 +27,7 @@ class Dropout(Module):
     Raises
     ------
     TypeError
-        p is no number.
+        p is no number, or inplace neither True nor False.
     ValueError
         p is no probability, or inplace is True.
 
@@ -45,8 +46,8 @@ class Dropout(Module):
     def __init__(self, p: SupportsFloat = 0.5, inplace: bool = False) -> None:
         super().__init__()
         self.p = as_probability(p, "p")
-        self.inplace = inplace
-        if inplace:
+        self.inplace = as_flag(inplace, "inplace")
+        if self.inplace:
             raise ValueError("inplace is True, expected False: a call returns a new array; write x = dropout(x)")
 
     def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (torch's name)

@@ -113,6 +113,5 @@ def check_parameter(value: Any, name: str) -> None:
     _core.as_array(value, name)  # refuses masked arrays and matrices
     if value.dtype.newbyteorder("=") not in FLOATS:
         raise TypeError(
-            f"{name} has dtype {value.dtype}, and a parameter has float32 or float64; "
-            f"assign {name}.astype(numpy.float32)"
+            f"{name} has dtype {value.dtype}, and a parameter has float32 or float64; use {name}.astype(numpy.float32)"
         )

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import functional
+from pyattn._arguments import as_index
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype
+from pyattn.nn.dtypes import as_count, as_float_dtype, check_parameter
 from pyattn.nn.module import Module
 
 __all__ = ["Embedding"]
@@ -117,7 +119,7 @@ class Embedding(Module):
         Raises
         ------
         TypeError
-            embeddings is no array of float32 or float64.
+            embeddings is no array of float32 or float64, freeze neither True nor False, or padding_idx no int.
         ValueError
             It has not two axes, or padding_idx is no id.
 
@@ -129,12 +131,14 @@ class Embedding(Module):
         array([[0., 0., 1.],
                [1., 0., 0.]])
         """
-        embedding = cls.__new__(cls)
-        embedding.register_parameter("weight", embeddings)
+        check_parameter(embeddings, "embeddings")
+        as_flag(freeze, "freeze")
         if embeddings.ndim != 2:
             raise ValueError(
                 f"embeddings has shape {embeddings.shape}, expected 2 axes: (num_embeddings, embedding_dim)"
             )
+        embedding = cls.__new__(cls)
+        embedding.register_parameter("weight", embeddings)
         embedding.num_embeddings, embedding.embedding_dim = embeddings.shape
         embedding.padding_idx = _as_padding_idx(padding_idx, embedding.num_embeddings)
         return embedding
@@ -187,7 +191,8 @@ class Embedding(Module):
 
 def _require_default(name: str, value: Any, default: Any) -> None:
     """Take the options of torch's that are not here, as long as they ask for nothing."""
-    if value is not default and value != default:
+    alike = isinstance(value, (bool, int, float, np.generic)) and value == default
+    if value is not default and not alike:
         raise ValueError(f"{name} is {value!r}, expected {default!r}: pyattn has no {name}; leave it out")
 
 
@@ -195,8 +200,8 @@ def _as_padding_idx(index: SupportsIndex | None, num_embeddings: int) -> int | N
     """Count from 0, as torch's modules do."""
     if index is None:
         return None
-    number = as_count(index, "padding_idx", least=-num_embeddings)
-    if number >= num_embeddings:
+    number = as_index(index, "padding_idx")
+    if not -num_embeddings <= number < num_embeddings:
         raise ValueError(
             f"padding_idx is {number}, expected {-num_embeddings} <= padding_idx < {num_embeddings}: "
             f"num_embeddings is {num_embeddings}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +12,28 @@ from pyattn import _core
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.functional import FloatArray
-from pyattn.layer import LayerOptions, LayerResult, LayerWeights, compute_layer
+from pyattn.layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
+from pyattn.nn.caching import check_cache, open_cache, turning_of
+from pyattn.nn.containers import check_module
 from pyattn.nn.dtypes import as_count, as_input
 from pyattn.nn.feed_forward import Activation, as_activation, drop, feed, name_in_the_core
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.normalizing import LayerNorm
+from pyattn.nn.normalizing import LayerNorm, RMSNorm
 from pyattn.nn.packing import parameters_of
 from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
+
+if TYPE_CHECKING:
+    from pyattn.cache import KVCache
 
 __all__ = ["Layer", "check_parts"]
 
 _Self = TypeVar("_Self", bound="Layer")
 NOTHING = Hidden()
+_FEED = ("linear1", "linear2", "gate")
+
+Attend: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray | None]]
 
 
 class Layer(Module):
@@ -40,7 +48,9 @@ class Layer(Module):
         Of x to itself.
     linear1, linear2 : Linear
         The feed-forward part.
-    norm1, norm2 : LayerNorm
+    gate : Linear or None
+        What is activated, where the feed-forward part has a gate: SwiGLU and its like; from `from_parts` alone.
+    norm1, norm2 : LayerNorm or RMSNorm
         One of each part.
     """
 
@@ -48,8 +58,9 @@ class Layer(Module):
     self_attn: MultiheadAttention
     linear1: Linear
     linear2: Linear
-    norm1: LayerNorm
-    norm2: LayerNorm
+    gate: Module | None = None
+    norm1: LayerNorm | RMSNorm
+    norm2: LayerNorm | RMSNorm
 
     def _make(
         self,
@@ -87,7 +98,7 @@ class Layer(Module):
         self.dropout = as_probability(dropout, "dropout")
         self.activation = as_activation(activation)
         self.norm_first = as_flag(norm_first, "norm_first")
-        for name in (*self.attentions, "linear1", "linear2", *self._norms()):
+        for name in (*self.attentions, *(name for name in _FEED if name in parts), *self._norms()):
             setattr(self, name, parts[name])
 
     @classmethod
@@ -104,7 +115,7 @@ class Layer(Module):
         Parameters
         ----------
         parts : mapping of str to Module
-            As the layer calls them.
+            As the layer calls them. There may be a ``gate``; norms may be `RMSNorm`.
         dropout : float
             As for the constructor, of what is added and within the feed-forward part. Default: 0.1.
         activation : str or callable
@@ -125,7 +136,7 @@ class Layer(Module):
             A part is no module, or self_attn no attention.
         """
         layer = cls.__new__(cls)
-        check_parts(parts, (*cls.attentions, "linear1", "linear2", *layer._norms()))
+        check_parts(parts, (*cls.attentions, "linear1", "linear2", *layer._norms()), ("gate",))
         for name in cls.attentions:
             if not isinstance(parts[name], MultiheadAttention):
                 raise TypeError(f"{name} is of type {type(parts[name]).__name__}, expected MultiheadAttention")
@@ -151,7 +162,7 @@ class Layer(Module):
         """Take x, and memory for a decoder, with their names; for each attention what is hidden, with its names."""
         first = self.self_attn
         if type(first) is not MultiheadAttention:  # it reads them as it likes
-            return self._in_steps([_core.as_real(x, name) for name, x in inputs], hidden, rng, need_weights)
+            return self._call_parts([_core.as_real(x, name) for name, x in inputs], hidden, rng, need_weights)
         given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
         (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
         sizes = (first.embed_dim,) * 3
@@ -162,17 +173,92 @@ class Layer(Module):
             lengths = Sizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
             read.append(for_the_core(masks, lengths, about[:2]))
         if not self._is_one_call():
-            return self._in_steps(given, hidden, rng, need_weights)
+            return self._call_parts(given, hidden, rng, need_weights)
+        turning = turning_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])
+        cross = memory if len(inputs) == 2 else None
+        return self._call_core(x, cross, read, LayerCaches(rotary=turning), need_weights)
 
-        result = compute_layer(
-            x,
-            memory if len(inputs) == 2 else None,
-            self._weights(),
-            self._options(),
-            read[0],
-            read[1] if len(inputs) == 2 else NOTHING,
-            need_weights=need_weights,
-        )
+    def step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        memory_cache: KVCache | None = None,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> LayerResult:
+        """Compute the layer for the next tokens: their keys and values go into a cache, behind those that it has.
+
+        In the bits of `forward` over all tokens with is_causal, unless a rotary depends on the sequence's length.
+
+        Parameters
+        ----------
+        x : array_like, (L, N, d_model)
+            The next tokens; (N, L, d_model) with batch_first.
+        cache : KVCache
+            Of N batch entries; it changes when the call succeeds.
+        layer : int
+            Which layer of the caches. Default: 0.
+        memory_cache : KVCache, optional
+            What a decoder's layer attends to, as `remember` filled it; an encoder's has none. Default: None.
+        lengths : array_like of int, (N,), optional
+            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+        need_weights : bool
+            Return weights, too. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        output : ndarray
+            Of x's shape; rows of padding mean nothing.
+        self_weights : ndarray, (N, nhead, L, S), or None
+            S is what the cache holds then.
+        cross_weights : ndarray, (N, nhead, L, S), or None
+            Of what memory_cache holds, for a decoder's layer.
+
+        Raises
+        ------
+        TypeError
+            x has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together, the cache is full, or a decoder's layer has no memory_cache.
+        """
+        if (memory_cache is None) != (len(self.attentions) == 1):
+            what = (
+                "has no memory to attend to" if memory_cache is not None else "attends to a memory_cache: see remember"
+            )
+            raise ValueError(f"memory_cache is {type(memory_cache).__name__}, and this layer {what}")
+        check_cache(cache)
+        first = self.self_attn
+        if not isinstance(first, MultiheadAttention):
+            raise TypeError(f"self_attn is of type {type(first).__name__}, which has no step for a cache")
+        given, sizes = as_input(x, "x", first.out_proj.weight.dtype), (first.embed_dim,) * 3
+        rows, _, _ = with_batch_first(given, given, given, sizes, batch_first=self.batch_first, names=("x",) * 3)
+        if not self._is_one_call():
+            with cache._restored_on_error():
+                return self._step_parts(rows, cache, layer, memory_cache, lengths, need_weights, rng)
+        own = open_cache(cache, layer, rows, "x", Hidden(is_causal=True), lengths)
+        options: Any = {"stores": False, "cache_name": "memory_cache"}
+        cross = None if memory_cache is None else open_cache(memory_cache, layer, rows, "x", NOTHING, **options)
+        turning = turning_of(first.rotary, own.starts, own.ends, rows.shape[-2])
+        caches = LayerCaches(own.use, None if cross is None else cross.use, turning)
+        hidden = [own.hidden, NOTHING if cross is None else cross.hidden]
+        result = self._call_core(rows, None, hidden, caches, need_weights)
+        own.close()
+        return result
+
+    # One call of the core
+
+    def _call_core(
+        self, x: FloatArray, memory: FloatArray | None, hidden: list[Hidden], caches: LayerCaches, need_weights: bool
+    ) -> LayerResult:
+        """Take inputs with batch first and masks as the core does; give the output as the caller has inputs."""
+        cross = hidden[1] if len(hidden) == 2 else NOTHING
+        weights, options = self._weights(), self._options()
+        result = compute_layer(x, memory, weights, options, hidden[0], cross, caches, need_weights=need_weights)
         if result.output.dtype != x.dtype.newbyteorder("="):  # the core promotes
             raise TypeError(
                 f"parts of the layer have other dtypes than {x.dtype}; convert all with to(numpy.{x.dtype})"
@@ -180,18 +266,20 @@ class Layer(Module):
         turn = x.ndim == 3 and not self.batch_first
         return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
 
-    # One call of the core
-
     def _is_one_call(self) -> bool:
         """Tell whether the layer is what the core computes: the usual parts, and no dropout."""
         parts = vars(self)
         attentions, norms = [parts[name] for name in self.attentions], [parts[name] for name in self._norms()]
-        usual = (attentions, MultiheadAttention), ((parts["linear1"], parts["linear2"]), Linear), (norms, LayerNorm)
+        feed_forward = [part for part in (parts["linear1"], parts["linear2"], self.gate) if part is not None]
+        usual = (attentions, MultiheadAttention), (feed_forward, Linear), (norms, type(norms[0]))
         if any(type(part) is not kind for some, kind in usual for part in some):
+            return False
+        if type(norms[0]) not in (LayerNorm, RMSNorm):
             return False
         first, one = attentions[0], norms[0]
         same_heads = all((a.num_heads, a.num_kv_heads) == (first.num_heads, first.num_kv_heads) for a in attentions)
         plain = all(a.bias_k is None and not a.add_zero_attn for a in attentions)
+        plain &= all(a.rotary is None for a in attentions[1:])
         dropping = (self.training and self.dropout) or any(a.training and a.dropout for a in attentions)
         alike = all(norm.eps == one.eps and len(norm.normalized_shape) == 1 for norm in norms)
         known = name_in_the_core(self.activation) is not None
@@ -200,49 +288,80 @@ class Layer(Module):
     def _weights(self) -> LayerWeights:
         parts = vars(self)
         attentions = [parameters_of(parts[name])[:8] for name in self.attentions]
-        norms = [(parts[name].weight, parts[name].bias) for name in self._norms()]
+        norms = [(parts[name].weight, getattr(parts[name], "bias", None)) for name in self._norms()]
         if len(attentions) == 1:
             norms.insert(1, (None, None))
         one, two = self.linear1, self.linear2
-        feed_forward = (one.weight, one.bias, two.weight, two.bias, None, None)
+        gate: Any = self.gate
+        gating = (None, None) if gate is None else (gate.weight, gate.bias)
+        feed_forward = (one.weight, one.bias, two.weight, two.bias, *gating)
         cross = attentions[1] if len(attentions) == 2 else None
         return LayerWeights(attentions[0], cross, feed_forward, (*norms[0], *norms[1], *norms[2]))
 
     def _options(self) -> LayerOptions:
         heads, kv_heads = self.self_attn.num_heads, self.self_attn.num_kv_heads
-        return LayerOptions(heads, kv_heads, str(name_in_the_core(self.activation)), self.norm_first, self.norm1.eps)
+        name, rms = str(name_in_the_core(self.activation)), type(self.norm1) is RMSNorm
+        eps = np.finfo(self.linear1.weight.dtype).eps if self.norm1.eps is None else self.norm1.eps
+        return LayerOptions(heads, kv_heads, name, self.norm_first, float(eps), rms)
 
     # Its parts, one by one
 
-    def _in_steps(
+    def _call_parts(
         self, given: list[FloatArray], hidden: tuple[Hidden, ...], rng: RNG, need_weights: bool
     ) -> LayerResult:
-        parts, dropout = vars(self), self.dropout if self.training else 0.0
         generator = None if rng is None else as_generator(rng)  # the same numbers are drawn once
+
+        def attention(name: str, masks: Hidden) -> Attend:
+            part = getattr(self, name)
+            options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False} | masks._asdict()
+            known = {name: x for name, x in options.items() if name.endswith("mask") or x is not None}
+            options = known | ({} if generator is None else {"rng": generator})  # others' parts may not know the rest
+            if name == "self_attn":
+                return lambda x: part(x, x, x, **options)
+            return lambda x: part(x, given[1], given[1], **options)
+
+        attends = [attention(name, masks) for name, masks in zip(self.attentions, hidden, strict=True)]
+        return self._through_parts(given[0], attends, generator)
+
+    def _step_parts(
+        self,
+        rows: FloatArray,
+        cache: KVCache,
+        layer: SupportsIndex,
+        memory_cache: KVCache | None,
+        lengths: npt.ArrayLike | None,
+        need_weights: bool,
+        rng: RNG,
+    ) -> LayerResult:
+        generator = None if rng is None else as_generator(rng)
+        options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False, "rng": generator}
+        attends: list[Attend] = [lambda x: self.self_attn.step(x, cache, layer, lengths=lengths, **options)]
+        if memory_cache is not None:
+            attends.append(lambda x: getattr(self, self.attentions[1]).recall(x, memory_cache, layer, **options))
+        x = rows if self.batch_first else rows.swapaxes(0, 1)
+        return self._through_parts(x, attends, generator)
+
+    def _through_parts(self, x: FloatArray, attends: list[Attend], generator: RNG) -> LayerResult:
+        parts, dropout = vars(self), self.dropout if self.training else 0.0
+        norms = [parts[name] for name in self._norms()]
         weights: list[FloatArray | None] = []
 
-        def attend(name: str, x: FloatArray, source: FloatArray, masks: Hidden) -> FloatArray:
-            options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False}
-            options |= {"attn_mask": masks.attn_mask, "key_padding_mask": masks.key_padding_mask}
-            options |= {} if generator is None else {"rng": generator}
-            y, seen = parts[name](x, source, source, is_causal=masks.is_causal, **options)
+        def add(x: FloatArray, norm: Callable[[FloatArray], FloatArray], part: Callable[..., FloatArray]) -> FloatArray:
+            y = drop(part(norm(x) if self.norm_first else x), dropout, generator)
+            return x + y if self.norm_first else norm(x + y)
+
+        def attended(x: FloatArray, attend: Attend) -> FloatArray:
+            y, seen = attend(x)
             weights.append(seen)
-            return drop(y, dropout, generator)
+            return y
 
         def feed_on(x: FloatArray) -> FloatArray:
-            y = feed(x, parts["linear1"], parts["linear2"], None, self.activation, dropout, generator)
-            return drop(y, dropout, generator)
+            return feed(x, parts["linear1"], parts["linear2"], self.gate, self.activation, dropout, generator)
 
-        def add(x: FloatArray, norm: Callable[[FloatArray], FloatArray], part: Callable[..., FloatArray]) -> FloatArray:
-            return x + part(norm(x)) if self.norm_first else norm(x + part(x))
-
-        norms = [parts[name] for name in self._norms()]
-        own, *others = hidden
-        y = add(given[0], norms[0], lambda x: attend("self_attn", x, x, own))
-        for masks in others:
-            y = add(y, norms[1], lambda x, masks=masks: attend(self.attentions[1], x, given[1], masks))
-        y = add(y, norms[-1], feed_on)
-        return LayerResult(np.asarray(y), weights[0], weights[1] if others else None)
+        for norm, attend in zip(norms, attends, strict=False):
+            x = add(x, norm, lambda x, attend=attend: attended(x, attend))
+        x = add(x, norms[-1], feed_on)
+        return LayerResult(np.asarray(x), weights[0], weights[1] if len(attends) == 2 else None)
 
     def extra_repr(self) -> str:
         """Tell what the repr of its parts does not.
@@ -256,7 +375,7 @@ class Layer(Module):
         return f"activation={activation}, dropout={self.dropout}, norm_first={self.norm_first}"
 
 
-def check_parts(parts: Mapping[str, Module], names: tuple[str, ...]) -> None:
+def check_parts(parts: Mapping[str, Module], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     """Check modules that are to be parts of another.
 
     Parameters
@@ -265,6 +384,8 @@ def check_parts(parts: Mapping[str, Module], names: tuple[str, ...]) -> None:
         The modules.
     names : tuple of str
         Those that there should be.
+    optional : tuple of str
+        Those that there may be. Default: none.
 
     Raises
     ------
@@ -274,7 +395,6 @@ def check_parts(parts: Mapping[str, Module], names: tuple[str, ...]) -> None:
         One is no module.
     """
     for name in (*names, *parts):
-        if name not in parts or name not in names:
+        if name not in parts or name not in (*names, *optional):
             raise ValueError(f"{name} is {'missing' if name in names else 'unexpected'}; expected {', '.join(names)}")
-        if not isinstance(parts[name], Module):
-            raise TypeError(f"{name} is of type {type(parts[name]).__name__}, expected a module of pyattn.nn")
+        check_module(parts[name], name)

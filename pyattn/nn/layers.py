@@ -13,7 +13,7 @@ from pyattn.nn.feed_forward import Activation
 from pyattn.nn.layer_parts import Layer
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.normalizing import LayerNorm
-from pyattn.torch_rules import Hidden
+from pyattn.torch_rules import Hidden, Window
 
 __all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer"]
 
@@ -99,6 +99,7 @@ class TransformerEncoderLayer(Layer):
         src_key_padding_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
         *,
+        window: Window = None,
         rng: RNG = None,
     ) -> FloatArray:
         """Compute the layer.
@@ -118,6 +119,8 @@ class TransformerEncoderLayer(Layer):
             bool: True = blocked; float: added to the scores. Default: None.
         is_causal : bool
             Position i attends to 0 to i, and to no others, whatever src_mask says. Default: False.
+        window : int or (left, right), optional
+            Position i attends to i - left to i + right; None = unbounded. Default: None.
         rng : None, int, SeedSequence or Generator
             Where dropout's numbers come from, in training. Default: None, others each time.
 
@@ -133,7 +136,7 @@ class TransformerEncoderLayer(Layer):
         ValueError
             Shapes do not go together; the message names the argument.
         """
-        return self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal), rng)[0]
+        return self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
 
     def forward_with_weights(
         self,
@@ -142,6 +145,7 @@ class TransformerEncoderLayer(Layer):
         src_key_padding_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
         *,
+        window: Window = None,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray, None]:
         """Compute the layer and return its attention's weights, too, as what a decoder's layer returns.
@@ -154,6 +158,8 @@ class TransformerEncoderLayer(Layer):
             As for `forward`. Default: None.
         is_causal : bool
             As for `forward`. Default: False.
+        window : int or (left, right), optional
+            As for `forward`. Default: None.
         rng : None, int, SeedSequence or Generator
             As for `forward`. Default: None.
 
@@ -166,7 +172,7 @@ class TransformerEncoderLayer(Layer):
         cross_weights : None
             An encoder attends to nothing else.
         """
-        output, weights, _ = self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal), rng, True)
+        output, weights, _ = self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng, True)
         assert weights is not None
         return output, weights, None
 

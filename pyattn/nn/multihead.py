@@ -9,18 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._flags import as_flag
-from pyattn.dropping import RNG, as_generator, as_probability
+from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
-from pyattn.multi_head import NO_DROPOUT, Dropout, compute
-from pyattn.nn import init
+from pyattn.heads import NO_DROPOUT, Dropout, compute
+from pyattn.nn.caching import CachingAttention, as_rotary, turning_of
 from pyattn.nn.dtypes import as_float_dtype, as_input, check_multiple, count_or
-from pyattn.nn.linear import Linear
-from pyattn.nn.module import Module
-from pyattn.nn.packing import OWN, SEPARATE, is_packable, parameters_of, shapes_of, weights_of
+from pyattn.nn.packing import is_packable, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first
 
 if TYPE_CHECKING:
+    from pyattn.nn.rotary import RotaryEmbedding
     from pyattn.tracing import HeadTraces
 
 __all__ = ["MultiheadAttention"]
@@ -28,7 +27,7 @@ __all__ = ["MultiheadAttention"]
 _Self = TypeVar("_Self", bound="MultiheadAttention")
 
 
-class MultiheadAttention(Module):
+class MultiheadAttention(CachingAttention):
     """attention:                    True = attend
     MultiheadAttention, as torch: True = blocked
 
@@ -64,6 +63,8 @@ class MultiheadAttention(Module):
         Size of the last axis of the output. Default: embed_dim.
     num_kv_heads : int, optional
         Heads of key and value, each shared by ``num_heads // num_kv_heads`` query heads. Default: num_heads.
+    rotary : RotaryEmbedding, optional
+        Turns queries and keys with their positions, counted from 0, or from what a cache holds. Default: None.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -104,15 +105,6 @@ class MultiheadAttention(Module):
            [0.3333, 0.3333, 0.3333]], dtype=float32)
     """  # noqa: D205, D400 (a table of two lines)
 
-    in_proj_weight: FloatArray | None
-    q_proj_weight: FloatArray | None
-    k_proj_weight: FloatArray | None
-    v_proj_weight: FloatArray | None
-    in_proj_bias: FloatArray | None
-    bias_k: FloatArray | None
-    bias_v: FloatArray | None
-    out_proj: Linear
-
     def __init__(
         self,
         embed_dim: SupportsIndex,
@@ -129,6 +121,7 @@ class MultiheadAttention(Module):
         v_head_dim: SupportsIndex | None = None,
         out_dim: SupportsIndex | None = None,
         num_kv_heads: SupportsIndex | None = None,
+        rotary: RotaryEmbedding | None = None,
         dtype: npt.DTypeLike = np.float32,
         rng: RNG = None,
     ) -> None:
@@ -142,7 +135,7 @@ class MultiheadAttention(Module):
         self.v_head_dim = count_or(v_head_dim, "v_head_dim", self.head_dim)
         self.kdim = count_or(kdim, "kdim", self.embed_dim)
         self.vdim = count_or(vdim, "vdim", self.embed_dim)
-        self._set_options(dropout, add_zero_attn, batch_first)
+        self._set_options(dropout, add_zero_attn, batch_first, rotary)
         out = count_or(out_dim, "out_dim", self.embed_dim)
         flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
         shapes = shapes_of(self, out, *flags, is_packable(self, out))
@@ -160,6 +153,7 @@ class MultiheadAttention(Module):
         dropout: SupportsFloat = 0.0,
         add_zero_attn: bool = False,
         batch_first: bool = False,
+        rotary: RotaryEmbedding | None = None,
     ) -> _Self:
         """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
 
@@ -177,6 +171,8 @@ class MultiheadAttention(Module):
             Append a key and a value of zeros. Default: False.
         batch_first : bool
             As for the constructor. Default: False.
+        rotary : RotaryEmbedding, optional
+            As for the constructor. Default: None.
 
         Returns
         -------
@@ -208,47 +204,20 @@ class MultiheadAttention(Module):
         packed = "in_proj_weight" in state_dict
         if packed:
             self.head_dim = self.v_head_dim = self.embed_dim // self.num_heads
-        self._set_options(dropout, add_zero_attn, batch_first)
+        self._set_options(dropout, add_zero_attn, batch_first, rotary)
         shapes = shapes_of(self, weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
         check_arrays(state_dict, shapes)
         self._set_parameters(state_dict)
         return self
 
-    def _set_options(self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool) -> None:
+    def _set_options(
+        self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool, rotary: RotaryEmbedding | None
+    ) -> None:
         check_multiple(("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads))
         self.dropout = as_probability(dropout, "dropout")
         self.add_zero_attn = as_flag(add_zero_attn, "add_zero_attn")
         self.batch_first = as_flag(batch_first, "batch_first")
-
-    def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
-        for name in OWN:
-            self.register_parameter(name, arrays.get(name))
-        self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
-
-    def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw the parameters anew, into the arrays that are there.
-
-        Parameters
-        ----------
-        rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
-        """
-        generator = as_generator(rng)
-        for name in ("in_proj_weight", *SEPARATE):
-            if getattr(self, name) is not None:
-                init.xavier_uniform_(getattr(self, name), rng=generator)
-        self.out_proj.reset_parameters(generator)
-        for bias in (self.in_proj_bias, self.out_proj.bias):
-            if bias is not None:
-                init.zeros_(bias)
-        for bias in (self.bias_k, self.bias_v):
-            if bias is not None:
-                init.xavier_normal_(bias, rng=generator)
-
-    @property
-    def out_dim(self) -> int:
-        """Size of the last axis of the output."""
-        return self.out_proj.out_features
+        self.rotary = as_rotary(rotary, self.head_dim)
 
     def forward(
         self,
@@ -334,6 +303,7 @@ class MultiheadAttention(Module):
             need_weights=need_weights,
             average_weights=average_attn_weights,
             empty_rows=empty_rows,
+            turning=turning_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
         )
         turn = output.ndim == 3 and not self.batch_first
         return output.swapaxes(0, 1) if turn else output, weights

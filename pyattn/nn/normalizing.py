@@ -7,6 +7,7 @@ from typing import SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._arguments import as_finite
 from pyattn._flags import as_flag
 from pyattn.functional import FloatArray
 from pyattn.nn import init
@@ -65,7 +66,7 @@ class LayerNorm(Module):
     ) -> None:
         super().__init__()
         self.normalized_shape = _sizes(normalized_shape)
-        self.eps = _as_eps(eps)
+        self.eps = as_finite(eps, "eps", least=0)
         self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
         with_bias, kind = as_flag(bias, "bias") and self.elementwise_affine, as_float_dtype(dtype)
         self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
@@ -156,7 +157,7 @@ class RMSNorm(Module):
     ) -> None:
         super().__init__()
         self.normalized_shape = _sizes(normalized_shape)
-        self.eps = None if eps is None else _as_eps(eps)
+        self.eps = None if eps is None else as_finite(eps, "eps", least=0)
         self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
         kind = as_float_dtype(dtype)
         self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
@@ -206,12 +207,3 @@ def _sizes(normalized_shape: Shape) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise ValueError(f"normalized_shape is {normalized_shape}, expected one size or more, each 1 or more")
     return shape
-
-
-def _as_eps(eps: SupportsFloat) -> float:
-    if isinstance(eps, (bool, np.bool_)) or not isinstance(eps, SupportsFloat):
-        raise TypeError(f"eps is of type {type(eps).__name__}, expected a number")
-    number = float(eps)
-    if not 0 <= number < np.inf:
-        raise ValueError(f"eps is {eps}, expected a finite number of 0 or more")
-    return number

@@ -5,14 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
-from pyattn.multi_head import Parameters
+from pyattn.heads import Parameters
+from pyattn.nn import init
 from pyattn.nn.dtypes import check_parameter
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
 
-__all__ = ["OWN", "SEPARATE", "is_packable", "parameters_of", "shapes_of", "weights_of"]
+__all__ = ["OWN", "SEPARATE", "AttentionParameters", "is_packable", "parameters_of", "shapes_of", "weights_of"]
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
+
+
+class AttentionParameters(Module):
+    """The parameters of `MultiheadAttention`."""
+
+    in_proj_weight: FloatArray | None
+    q_proj_weight: FloatArray | None
+    k_proj_weight: FloatArray | None
+    v_proj_weight: FloatArray | None
+    in_proj_bias: FloatArray | None
+    bias_k: FloatArray | None
+    bias_v: FloatArray | None
+    out_proj: Linear
+
+    def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
+        for name in OWN:
+            self.register_parameter(name, arrays.get(name))
+        self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw the parameters anew, into the arrays that are there.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        generator = as_generator(rng)
+        for name in ("in_proj_weight", *SEPARATE):
+            if getattr(self, name) is not None:
+                init.xavier_uniform_(getattr(self, name), rng=generator)
+        self.out_proj.reset_parameters(generator)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                init.zeros_(bias)
+        for bias in (self.bias_k, self.bias_v):
+            if bias is not None:
+                init.xavier_normal_(bias, rng=generator)
+
+    @property
+    def out_dim(self) -> int:
+        """Size of the last axis of the output."""
+        return self.out_proj.out_features
 
 
 def _rows_of(module: Any) -> tuple[int, int, int]:

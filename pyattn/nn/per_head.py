@@ -196,6 +196,8 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
         raise TypeError(f"module is of type {kind}, expected a pyattn.nn.MultiheadAttention{fix}")
     if module.bias_k is not None:
         raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
+    if module.rotary is not None:
+        raise ValueError("module has rotary, which turns what the heads' matrices give; state_dict() has the matrices")
     counts = module.num_heads, module.num_kv_heads, module.num_kv_heads
     pairs = list(zip(in_projections(module.state_dict()), counts, strict=True))
     query, key, value = (np.split(projection.weight, count) for projection, count in pairs)

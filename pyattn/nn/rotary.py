@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core, rotary
-from pyattn._frequencies import sequence_length
+from pyattn._flags import as_flag
+from pyattn._frequencies import depends_on_length, sequence_length
+from pyattn._positions import Turning
 from pyattn.functional import FloatArray, Layout
 from pyattn.nn.dtypes import as_count
 from pyattn.nn.module import Module
@@ -66,10 +68,8 @@ class RotaryEmbedding(Module):
         super().__init__()
         if layout not in ("bhsd", "bshd"):
             raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
-        if not isinstance(interleaved, (bool, np.bool_)):
-            raise TypeError(f"interleaved is of type {type(interleaved).__name__}, expected True or False")
         self.dim = as_count(dim, "dim", least=0)
-        self.interleaved = bool(interleaved)
+        self.interleaved = as_flag(interleaved, "interleaved")
         self.layout: Layout = layout
         self._options: dict[str, Any] = {
             "theta": theta,
@@ -78,6 +78,7 @@ class RotaryEmbedding(Module):
             "max_position_embeddings": max_position_embeddings,
         }
         self._frequencies = self.frequencies()
+        self._depends_on_length = depends_on_length(self._options["scaling"])
 
     def frequencies(self, seq_len: SupportsIndex | None = None) -> rotary.Frequencies:
         """Compute how far each pair turns from one position to the next.
@@ -144,6 +145,25 @@ class RotaryEmbedding(Module):
             layout=self.layout,
             out=out,
         )
+
+    def turning(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Turning:
+        """Tell the core how queries and keys turn.
+
+        Parameters
+        ----------
+        offset : int
+            Position of the first row.
+        position_ids : ndarray, (..., length), or None
+            Position of each row, in place of offset.
+        seq_len : int
+            Length of the sequence, which dynamic and longrope depend on.
+
+        Returns
+        -------
+        pyattn._positions.Turning
+        """
+        found = self.frequencies(seq_len) if self._depends_on_length else self._frequencies
+        return Turning(found.inv_freq, found.attention_factor, offset, position_ids, self.interleaved)
 
     def extra_repr(self) -> str:
         """Tell the arguments that were given, besides dim and theta.

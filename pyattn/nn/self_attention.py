@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._arguments import as_finite
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
-from pyattn.functional import AttentionResult, FloatArray
+from pyattn.functional import AttentionResult, FloatArray, Window
 from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
-from pyattn.single_head import Window, read_weight, self_attention
+from pyattn.single_head import read_weight, self_attention
 
 __all__ = ["SelfAttention"]
 
@@ -107,7 +107,8 @@ class SelfAttention(Module):
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = self.key_dim if v_dim is None else as_count(v_dim, "v_dim", least=1)
         self.context_dim = self.d_x if context_dim is None else as_count(context_dim, "context_dim", least=1)
-        self.scale, self.columns = _scale_of(scale), as_flag(columns, "columns")
+        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.columns = as_flag(columns, "columns")
         biases = _BIASES if as_flag(bias, "bias") else ()
         kind = as_float_dtype(dtype)
         shapes = self._shapes()
@@ -180,7 +181,8 @@ class SelfAttention(Module):
         for name, weight in weights.items():
             check_parameter(weight, name)
         self = cls.__new__(cls)
-        self.scale, self.columns = _scale_of(scale), as_flag(columns, "columns")
+        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.columns = as_flag(columns, "columns")
         query, key, value = (read_weight(weight, name, self.columns) for name, weight in weights.items())
         (self.key_dim, self.d_x), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
         arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}
@@ -228,7 +230,7 @@ class SelfAttention(Module):
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
         align: Literal["upper_left", "lower_right"] | None = None,
-        window: Window | None = None,
+        window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
     ) -> FloatArray | AttentionResult:
@@ -301,14 +303,3 @@ class SelfAttention(Module):
         told |= {} if self.scale is None else {"scale": self.scale}
         told |= {"columns": True} if self.columns else {}
         return ", ".join(f"{name}={x}" for name, x in told.items())
-
-
-def _scale_of(scale: SupportsFloat | None) -> float | None:
-    """Read it when the module is made: the first call may be far away."""
-    if scale is None:
-        return None
-    if not isinstance(scale, SupportsFloat):
-        raise TypeError(f"scale is of type {type(scale).__name__}, expected a number")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}, expected a finite number")
-    return float(scale)

@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
 from pyattn._flags import as_flag
-from pyattn.dropping import RNG, as_generator
+from pyattn.dropping import RNG
 from pyattn.functional import FloatArray
-from pyattn.nn.containers import ModuleList
-from pyattn.nn.dtypes import as_count
 from pyattn.nn.feed_forward import name_in_the_core
 from pyattn.nn.layers import TransformerEncoderLayer
 from pyattn.nn.module import Module
+from pyattn.nn.stack_parts import Stack
+
+if TYPE_CHECKING:
+    from pyattn.cache import KVCache
 
 __all__ = ["TransformerDecoder", "TransformerEncoder"]
 
-_Self = TypeVar("_Self", bound="_Stack")
+_Encoder = TypeVar("_Encoder", bound="TransformerEncoder")
 
 
-class _Stack(Module):
-    """Layers, and a normalisation of what the last of them gives."""
-
-    layers: ModuleList
-    norm: Module | None
-
-    def _clone(self, layer: Module, num_layers: SupportsIndex, norm: Module | None, name: str) -> None:
-        count = as_count(num_layers, "num_layers", least=1)
-        for what, module in ((name, layer), ("norm", norm)):
-            if not isinstance(module, Module) and (what != "norm" or norm is not None):
-                raise TypeError(f"{what} is of type {type(module).__name__}, expected a module of pyattn.nn")
-        self._set([copy.deepcopy(layer) for _ in range(count)], norm)
-
-    def _set(self, layers: Iterable[Module], norm: Module | None) -> None:
-        self.layers = ModuleList(layers)
-        self.num_layers = len(self.layers)
-        self.norm = norm
-
-    @classmethod
-    def from_layers(cls: type[_Self], layers: Iterable[Module], norm: Module | None = None, **options: bool) -> _Self:
-        """Make a stack of these layers, which may differ: nothing is copied.
-
-        Parameters
-        ----------
-        layers : iterable of Module
-            One or more.
-        norm : Module, optional
-            Applied to what the last layer gives. Default: None.
-        **options : bool
-            Of an encoder alone: enable_nested_tensor and mask_check, as for the constructor.
-
-        Returns
-        -------
-        TransformerEncoder or TransformerDecoder
-            With the layers themselves.
-        """
-        stack = cls.__new__(cls)
-        stack._set(layers, norm)
-        if not stack.num_layers:
-            raise ValueError("layers is empty, expected one layer or more")
-        stack._set_options(stack.layers[0], **options)
-        return stack
-
-    def _set_options(self, first: Module) -> None:
-        """For an encoder to have some."""
-
-    def _through(self, x: npt.ArrayLike, *memory: npt.ArrayLike, rng: RNG, **masks: Any) -> Any:
-        """Call the layers in turn."""
-        options = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
-        for layer in self.layers:
-            x = layer(x, *memory, **masks, **options)
-        return x
-
-
-class TransformerEncoder(_Stack):
+class TransformerEncoder(Stack):
     """A Transformer's encoder, layers in a row: `torch.nn.TransformerEncoder` for NumPy, True = blocked in masks.
 
     Parameters
@@ -125,12 +72,49 @@ class TransformerEncoder(_Stack):
     ) -> None:
         super().__init__()
         self._clone(encoder_layer, num_layers, norm, "encoder_layer")
-        self._set_options(encoder_layer, enable_nested_tensor, mask_check)
+        self._set_options(enable_nested_tensor, mask_check)
 
-    def _set_options(self, first: Module, enable_nested_tensor: bool = True, mask_check: bool = True) -> None:
+    def _set_options(self, enable_nested_tensor: bool, mask_check: bool) -> None:
         self.enable_nested_tensor = as_flag(enable_nested_tensor, "enable_nested_tensor")
         self.mask_check = as_flag(mask_check, "mask_check")
-        self.use_nested_tensor = self.enable_nested_tensor and _is_nestable(first)
+        self.use_nested_tensor = self.enable_nested_tensor and _is_nestable(self.layers[0])
+
+    @classmethod
+    def from_layers(
+        cls: type[_Encoder],
+        layers: Iterable[Module],
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> _Encoder:
+        """Make an encoder of these layers, which may differ: nothing is copied.
+
+        Parameters
+        ----------
+        layers : iterable of Module
+            One or more.
+        norm : Module, optional
+            Applied to what the last layer gives. Default: None.
+        enable_nested_tensor : bool
+            As for the constructor. Default: True.
+        mask_check : bool
+            As for the constructor. Default: True.
+
+        Returns
+        -------
+        TransformerEncoder
+            With the layers themselves.
+
+        Raises
+        ------
+        TypeError
+            What is given is no module, or an option is neither True nor False.
+        ValueError
+            There is no layer, or batch_first of one is another than that of the first.
+        """
+        encoder = super().from_layers(layers, norm)
+        encoder._set_options(enable_nested_tensor, mask_check)
+        return encoder
 
     def forward(
         self,
@@ -186,7 +170,7 @@ class TransformerEncoder(_Stack):
         return output if self.norm is None else self.norm(output)
 
 
-class TransformerDecoder(_Stack):
+class TransformerDecoder(Stack):
     """A Transformer's decoder, layers in a row: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
 
     Parameters
@@ -269,6 +253,37 @@ class TransformerDecoder(_Stack):
         hints = {"tgt_is_causal": bool_or(tgt_is_causal), "memory_is_causal": memory_is_causal}
         output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
         return output if self.norm is None else self.norm(output)
+
+    def remember(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
+        """Compute what all layers attend to in a memory, once for all steps.
+
+        Parameters
+        ----------
+        memory : array_like, (S, N, d_model)
+            (N, S, d_model) with the layers' batch_first.
+        lengths : array_like of int, (N,), optional
+            How many rows of each batch entry count; those behind are padding. Default: None, all.
+
+        Returns
+        -------
+        KVCache
+            The memory_cache of `step`.
+
+        Raises
+        ------
+        TypeError
+            memory has another dtype than the weights, or layers are none of pyattn's.
+        ValueError
+            Shapes do not go together.
+        """
+        rows = _core.as_array(memory, "memory")
+        if rows.ndim != 3:
+            raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
+        cache = self._cache_of("multihead_attn", rows.shape[0 if self.batch_first else 1])
+        layer: Any
+        for n, layer in enumerate(self.layers):
+            layer.multihead_attn.remember(rows, cache, n, lengths=lengths)
+        return cache
 
 
 def bool_or(hint: bool | None) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.nn import init
+from pyattn.nn.containers import check_module
 from pyattn.nn.dtypes import as_count, as_float_dtype
 from pyattn.nn.feed_forward import Activation
 from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
@@ -42,7 +45,8 @@ class Transformer(Module):
     activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
         As in `TransformerEncoderLayer`. Default: 'relu'.
     custom_encoder, custom_decoder : Module, optional
-        Called in place of a `TransformerEncoder` or `TransformerDecoder`. Default: None.
+        Called in place of a `TransformerEncoder` or `TransformerDecoder`. What has a batch_first has that of the
+        Transformer: torch does not look, and takes the batch for the length. Default: None.
     layer_norm_eps : float
         Of all normalisations. Default: 1e-5.
     batch_first : bool
@@ -107,19 +111,26 @@ class Transformer(Module):
             other = TransformerDecoderLayer(*sizes, dtype=dtype, rng=generator)
             norm = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
             custom_decoder = TransformerDecoder(other, num_decoder_layers, norm)
-        self._set(custom_encoder, custom_decoder, d_model, nhead, batch_first)
+        stacks = {"custom_encoder": custom_encoder, "custom_decoder": custom_decoder}
+        self._set(stacks, d_model, nhead, batch_first)
         self.reset_parameters(generator)
 
     def _set(
-        self, encoder: Module, decoder: Module, d_model: SupportsIndex, nhead: SupportsIndex, batch_first: bool
+        self, stacks: Mapping[str, Module], d_model: SupportsIndex, nhead: SupportsIndex, batch_first: bool
     ) -> None:
-        for name, module in (("custom_encoder", encoder), ("custom_decoder", decoder)):
-            if not isinstance(module, Module):
-                raise TypeError(f"{name} is of type {type(module).__name__}, expected a module of pyattn.nn")
-        self.encoder, self.decoder = encoder, decoder
+        """Take the encoder and the decoder, by the names that messages call them."""
+        self.batch_first = as_flag(batch_first, "batch_first")
+        for name, module in stacks.items():
+            check_module(module, name)
+            own = getattr(module, "batch_first", None)
+            if own is not None and own != self.batch_first:
+                raise ValueError(
+                    f"{name} has batch_first={own}, expected {self.batch_first} as the Transformer: it would take the "
+                    f"batch for the length; make both with batch_first={own}"
+                )
+        self.encoder, self.decoder = stacks.values()
         self.d_model = as_count(d_model, "d_model", least=1)
         self.nhead = as_count(nhead, "nhead", least=1)
-        self.batch_first = batch_first
 
     @classmethod
     def from_stacks(
@@ -148,9 +159,16 @@ class Transformer(Module):
         -------
         Transformer
             With the stacks themselves.
+
+        Raises
+        ------
+        TypeError
+            A stack is no module, or another argument of another type.
+        ValueError
+            A stack has another batch_first, or a size is less than 1.
         """
         transformer = cls.__new__(cls)
-        transformer._set(encoder, decoder, d_model, nhead, batch_first)
+        transformer._set({"encoder": encoder, "decoder": decoder}, d_model, nhead, batch_first)
         return transformer
 
     def reset_parameters(self, rng: RNG = None) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of attention with matplotlib: weights, masks, positions, and the eight steps, still and moving.
+"""Pictures of attention with matplotlib: weights, masks, positions, the eight steps and decoding, still and moving.
 
 Each function draws on the axes or figure that it is given, or else on a new figure of a fitting size, and returns what
 it drew. Nothing is shown, and neither pyplot's state nor matplotlib's settings change. An axes is saved with
@@ -18,7 +18,8 @@ except ImportError as missing:
 
 from pyattn.plot.flowing import flow
 from pyattn.plot.maps import heads, heatmap, mask, positional
-from pyattn.plot.moving import StepsAnimation, animate
+from pyattn.plot.moving import animate
 from pyattn.plot.pages import steps
+from pyattn.plot.playing import StepsAnimation
 
 __all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
@@ -16,7 +16,7 @@ from pyattn.plot.looks import PALETTE, Look, contrasting, tint
 from pyattn.plot.numbers import as_text
 from pyattn.plot.reading import Array
 
-__all__ = ["NUMBER_SIZE", "WORDS", "Canvas", "Cells", "measure"]
+__all__ = ["NUMBER_SIZE", "WORDS", "Canvas", "Cells", "fit_sides", "measure"]
 
 NUMBER_SIZE = 8.0
 """Of numbers in cells, in points."""
@@ -86,9 +86,29 @@ def measure(name: str, array: Array, lettering: Lettering, room: tuple[float, fl
         width, height = columns * max(widest + 7, 18.0), rows * _ROW
         if width <= room[0] and height <= room[1]:
             return Cells(name, array, width, height, texts)
-    fit = min(room[0] / columns, room[1] / rows, _ROW / 2)
-    width, height = (min(max(n * fit, _LEAST_SIDE), most) for n, most in zip((columns, rows), room, strict=True))
-    return Cells(name, array, width, height, None)
+    return Cells(name, array, *fit_sides(array.shape, room, _ROW / 2), None)
+
+
+def fit_sides(shape: tuple[int, int], room: tuple[float, float], most: float) -> tuple[float, float]:
+    """Find out how large a matrix without numbers will be: cells are square, unless it would be too thin to be seen.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        Rows and columns.
+    room : (float, float)
+        Width and height that are there, in points.
+    most : float
+        The side of a cell where there is room, in points.
+
+    Returns
+    -------
+    (float, float)
+        Width and height, in points.
+    """
+    rows, columns = shape
+    fit = min(room[0] / columns, room[1] / rows, most)
+    return min(max(columns * fit, _LEAST_SIDE), room[0]), min(max(rows * fit, _LEAST_SIDE), room[1])
 
 
 class Canvas:
@@ -167,7 +187,7 @@ class Canvas:
             self._draw_image(x, y, cells, colour, filled)
         else:
             self._draw_cells(x, y, cells, colour, filled)
-        self._outline(x, y, cells.width, cells.height, 0.6)
+        self.outline(x, y, cells.width, cells.height, 0.6)
         words = self.lettering.write(cells.words)
         self.write(x + cells.width / 2, y + cells.height + 9, words, 7.5, across="center", colour=self.look.faint)
 
@@ -190,16 +210,29 @@ class Canvas:
         start, stop, _ = lines.indices(cells.array.shape[axis])
         if axis == 0:
             pitch = cells.height / cells.array.shape[0]
-            self._outline(x, y + start * pitch, cells.width, (stop - start) * pitch, 2.2, dashed)
+            self.outline(x, y + start * pitch, cells.width, (stop - start) * pitch, 2.2, dashed)
         else:
             pitch = cells.width / cells.array.shape[1]
-            self._outline(x + start * pitch, y, (stop - start) * pitch, cells.height, 2.2, dashed)
+            self.outline(x + start * pitch, y, (stop - start) * pitch, cells.height, 2.2, dashed)
 
-    def _outline(self, x: float, y: float, width: float, height: float, line: float, dashed: bool = False) -> None:
+    def outline(self, x: float, y: float, width: float, height: float, line: float, dashed: bool = False) -> None:
+        """Draw a frame, faint where it is thin.
+
+        Parameters
+        ----------
+        x, y : float
+            The corner at the upper left, in points.
+        width, height : float
+            In points.
+        line : float
+            Its thickness, in points.
+        dashed : bool
+            The line has gaps. Default: False.
+        """
         colour = self.look.ink if line > 1 else self.look.faint
         edge = {"linewidth": line * self.scale, "edgecolor": colour, "facecolor": "none", "zorder": 2 + line}
         edge |= {"linestyle": (0, (2.2, 1.3)) if dashed else "solid"}
-        self.ax.add_patch(Rectangle((x, y), width, height, **edge))
+        self.ax.add_artist(Rectangle((x, y), width, height, **edge))  # add_patch would find out where the page ends
 
     def _draw_cells(self, x: float, y: float, cells: Cells, colour: str, filled: Array) -> None:
         assert cells.texts is not None
@@ -220,7 +253,24 @@ class Canvas:
         low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
         scale = tint(colour, self.look).with_extremes(bad=to_rgb(self.look.empty))
         limits = Normalize(low, high if high > low else low + 1)
-        place = (x, x + cells.width, y + cells.height, y)
-        image = AxesImage(self.ax, cmap=scale, norm=limits, extent=place, origin="upper", interpolation="nearest")
+        self.paint((x, y, cells.width, cells.height), array, scale, limits)
+
+    def paint(self, place: tuple[float, float, float, float], array: Array, scale: Colormap, limits: Normalize) -> None:
+        """Draw a matrix as an image: a cell of colour for each number.
+
+        Parameters
+        ----------
+        place : (float, float, float, float)
+            The corner at the upper left, width and height, in points.
+        array : ndarray or masked array, (rows, columns)
+            Its numbers.
+        scale : Colormap
+            Their colours.
+        limits : Normalize
+            The ends of the scale.
+        """
+        x, y, width, height = place
+        extent = (x, x + width, y + height, y)
+        image = AxesImage(self.ax, cmap=scale, norm=limits, extent=extent, origin="upper", interpolation="nearest")
         image.set_data(array)
         self.ax.add_image(image)

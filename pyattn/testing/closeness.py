@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsFloat, SupportsIndex
+from typing import Any, Literal, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _bounds, _core, functional
-from pyattn.reference import Score
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import find_cause
 
@@ -17,7 +16,6 @@ __all__ = ["WIDENED", "assert_attention_close", "describe_worst"]
 Array = npt.NDArray[Any]
 WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
 MOST_PAIRS = 300_000  # of queries and keys, for some 80 mistakes in all their ways to be computed in a few seconds
-Window = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | None]
 
 
 def assert_attention_close(
@@ -30,14 +28,14 @@ def assert_attention_close(
     is_causal: bool = False,
     align: Literal["upper_left", "lower_right"] | None = None,
     scale: SupportsFloat | None = None,
-    score: Score = "dot",
+    score: functional.Score = "dot",
     score_weight: npt.ArrayLike | None = None,
-    window: Window | None = None,
+    window: functional.Window = None,
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
     empty_rows: Literal["zero", "nan"] = "zero",
-    layout: Literal["bhsd", "bshd"] = "bhsd",
+    layout: functional.Layout = "bhsd",
     bar: float | None = None,
 ) -> None:
     """Raise an AssertionError unless `actual` is the attention of the inputs, as far as rounding lets it be.

@@ -151,6 +151,8 @@ def trace_heads(
     ValueError
         There is a batch, or what the module says.
     """
+    if getattr(module, "rotary", None) is not None:
+        raise ValueError("module has rotary, and none of the eight steps turns queries and keys")
     arrays = _unbatched(given, module.batch_first)
     dtype = module.out_proj.weight.dtype
     module(*(array.astype(dtype) for array in arrays), need_weights=False, **masks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, get_args
 
@@ -11,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core, reference
+from pyattn._arguments import as_finite, as_index
 from pyattn.tracing.data import Convention, Settings
 from pyattn.tracing.scoring import NORMALISERS, SCORES, Normaliser, Score
 
@@ -296,28 +295,14 @@ def settings_of(
     _check_choice(normalise, "normalise", NORMALISERS)
     shape = compared[0].shape[1], compared[1].shape[1]
     usual = float(reference.default_scale(function.score, shape[0]))
-    scale = usual if function.scale is None else _scale_of(function.scale)
+    scale = usual if function.scale is None else as_finite(function.scale, "scale")
     weight = _score_weight_of(function, shape)
     decimals = None
     if round_weights is not None:
-        kind = type(round_weights).__name__
-        try:
-            decimals = None if isinstance(round_weights, bool) else operator.index(round_weights)
-        except TypeError:
-            decimals = None
-        if decimals is None:
-            raise TypeError(f"round_weights is of type {kind}, expected an int, the number of decimals")
+        decimals = as_index(round_weights, "round_weights", "an int, the number of decimals")
         if not 0 <= decimals <= _MOST_DECIMALS:
             raise ValueError(f"round_weights is {decimals}, expected 0 to {_MOST_DECIMALS} decimals")
     return Settings(function.score, weight, scale, normalise, decimals, convention, *names)
-
-
-def _scale_of(scale: SupportsFloat) -> float:
-    if not isinstance(scale, SupportsFloat) or (isinstance(scale, np.ndarray) and scale.ndim > 0):
-        raise TypeError(f"scale is of type {type(scale).__name__}, expected a number")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}, expected a finite number")
-    return float(scale)
 
 
 def _score_weight_of(function: ScoreFunction, shape: tuple[int, int]) -> Array | None:

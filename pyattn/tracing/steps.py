@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._arguments import as_index
 from pyattn.tracing.data import Step, Trace
 from pyattn.tracing.digits import cut, number_text, vector_text
 
@@ -141,10 +141,7 @@ def steps_for(trace: Trace, i: SupportsIndex) -> tuple[Step, ...]:
         i is no integer.
     """
     count = len(trace.in_rows("queries"))
-    try:
-        index = operator.index(i)
-    except TypeError:
-        raise TypeError(f"i is of type {type(i).__name__}, expected an int, the number of an input from 0") from None
+    index = as_index(i, "i", "an int, the number of an input from 0")
     if not -count <= index < count:
         are = "is" if count == 1 else "are"
         raise IndexError(f"i is {index}, expected {-count} to {count - 1}: there {are} {_counted(count, 'input')}")

@@ -110,7 +110,8 @@ static void test_the_bits_of_arrays(void)
     int tried = 0;
     for (int number = 0; number < CASES; number++) {
         case_make(&c, number);
-        if (number % 3 == 0) c.args.dropout_p = 0.25, c.args.dropout_seed = 7;
+        const int alike = c.args.align != ATTN_ALIGN_LOWER_RIGHT; /* queries of a cache have numbers of their own there */
+        if (number % 3 == 0 && alike) c.args.dropout_p = 0.25, c.args.dropout_seed = 7;
         const attn_args in_arrays = c.args;
         for (int level = 0; fits(&c) && level < level_count(); level++) {
             use_level(level);

@@ -1,5 +1,6 @@
 /* Multi-head attention has the bits of its steps done one by one on contiguous arrays: a product, attention, a product.
- * Also where three products are one, where keys are added behind the others, and for weights averaged over heads.
+ * Also where three products are one, where keys are added behind the others, and for weights averaged over heads. Rows
+ * that come a few at a time, with a cache of those before, have the bits of all at once.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -217,6 +218,88 @@ static void test_multihead(attn_dtype dtype, lcg *g)
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) free(all[n]->data);
 }
 
+/* Rows [from, to) of every batch entry. */
+static attn_view part_of(const array *x, ptrdiff_t from, ptrdiff_t to, ptrdiff_t shape[3])
+{
+    attn_view view = view_of(x);
+    shape[0] = x->shape[0], shape[1] = to - from, shape[2] = x->shape[2];
+    view.data = x->data + from * x->strides[1];
+    view.shape = shape;
+    return view;
+}
+
+static void test_in_parts(attn_dtype dtype, lcg *g)
+{
+    enum { MOST_BATCHES = 3, MOST_PAGES = 2 };
+    const sizes s = draw_sizes(dtype, g);
+    const ptrdiff_t length = PICK(g, 5, 64, 70, 128), dim = s.head_dim;
+    const ptrdiff_t fq = s.heads * dim, fk = s.kv_heads * dim, fv = s.kv_heads * s.v_dim, side = s.heads * s.v_dim;
+    array x = array_of(dtype, -1, s.batch, length, s.inner, g),
+          weight = array_of(dtype, -1, -1, fq + fk + fv, s.inner, g);
+    array out_weight = array_of(dtype, -1, -1, s.out_dim, side, g);
+    array inv_freq = array_of(ATTN_F64, -1, -1, -1, dim / 2, g);
+    array expected = array_of(dtype, -1, s.batch, length, s.out_dim, NULL);
+    array actual = array_of(dtype, -1, s.batch, length, s.out_dim, NULL);
+    ptrdiff_t shapes[3][2], starts[MOST_BATCHES], counts[MOST_BATCHES], x_shape[3], y_shape[3];
+    void *pages[MOST_BATCHES][MOST_PAGES], *const *tables[MOST_BATCHES];
+    const attn_view none = {.data = NULL};
+    attn_error error = {""};
+    attn_multihead_args args = {.query = view_of(&x),
+                                .key = view_of(&x),
+                                .value = view_of(&x),
+                                .q_weight = rows_of(&weight, 0, fq, shapes[0]),
+                                .k_weight = rows_of(&weight, fq, fq + fk, shapes[1]),
+                                .v_weight = rows_of(&weight, fq + fk, fq + fk + fv, shapes[2]),
+                                .out_weight = view_of(&out_weight),
+                                .heads = s.heads,
+                                .kv_heads = s.kv_heads,
+                                .rotary = {.scale = 1, .interleaved = (int)draw_below(g, 2)},
+                                .attention = {.window_left = ATTN_UNBOUNDED,
+                                              .window_right = ATTN_UNBOUNDED,
+                                              .num_threads = 1,
+                                              .is_causal = 1,
+                                              .align = ATTN_ALIGN_LOWER_RIGHT}};
+    if (s.given) args.rotary.inv_freq = view_of(&inv_freq);
+    CLAIM(attn_multihead(&args, view_of(&expected), none, &error) == ATTN_OK, "%s", error.message);
+
+    attn_cache cache = {dtype, tables, counts, s.batch, s.kv_heads, dim, s.v_dim, 0};
+    const size_t page_bytes = (size_t)(s.kv_heads * ATTN_PAGE_KEYS * (dim + s.v_dim) * size_of(dtype));
+    for (ptrdiff_t b = 0; b < s.batch; b++) {
+        tables[b] = pages[b];
+        counts[b] = MOST_PAGES;
+        for (int n = 0; n < MOST_PAGES; n++) pages[b][n] = take(page_bytes);
+    }
+    args.attention.cache = &cache;
+    args.cache_first = starts;
+    for (ptrdiff_t from = 0, to; from < length; from = to) {
+        to = from + 1 + draw_below(g, length - from);
+        for (ptrdiff_t b = 0; b < s.batch; b++) starts[b] = from;
+        args.query = args.key = args.value = part_of(&x, from, to, x_shape);
+        args.rotary.offset = from;
+        args.attention.num_threads = 1 + (int)draw_below(g, 3);
+        cache.length = to;
+        CLAIM(attn_multihead(&args, part_of(&actual, from, to, y_shape), none, &error) == ATTN_OK, "%s", error.message);
+    }
+    CLAIM(memcmp(expected.data, actual.data, bytes_of(&expected)) == 0,
+          "%s: %td rows in parts, %td/%td heads of %td and %td%s: other bits", attn_isa(), length, s.heads, s.kv_heads,
+          dim, s.v_dim, s.given ? ", turned" : "");
+
+    /* what the cache holds, without anything new */
+    args.query = part_of(&x, length - 1, length, x_shape);
+    args.rotary.offset = length - 1;
+    args.key = args.value = args.k_weight = args.v_weight = none;
+    CLAIM(attn_multihead(&args, part_of(&actual, 0, 1, y_shape), none, &error) == ATTN_OK, "%s", error.message);
+    for (ptrdiff_t b = 0; b < s.batch; b++)
+        CLAIM(memcmp(actual.data + b * actual.strides[0],
+                     expected.data + b * expected.strides[0] + (length - 1) * expected.strides[1],
+                     (size_t)expected.strides[1]) == 0,
+              "%s: the last row again has other bits", attn_isa());
+    for (ptrdiff_t b = 0; b < s.batch; b++)
+        for (int n = 0; n < MOST_PAGES; n++) free(pages[b][n]);
+    array *all[] = {&x, &weight, &out_weight, &inv_freq, &expected, &actual};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) free(all[n]->data);
+}
+
 int main(void)
 {
     lcg g = lcg_from(7);
@@ -224,6 +307,7 @@ int main(void)
         for (int level = 0; level < level_count(); level++) {
             use_level(level);
             for (int n = 0; n < 120; n++) test_multihead((attn_dtype)dtype, &g);
+            for (int n = 0; n < 120; n++) test_in_parts((attn_dtype)dtype, &g);
         }
     return report("test_multihead");
 }

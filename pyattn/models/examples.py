@@ -1,0 +1,79 @@
+"""A model so small that it comes with the package: it translates fifteen sentences, to show how decoding goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyattn.models._safetensors import open_tensors
+from pyattn.models._weights import as_array
+from pyattn.nn import Seq2SeqTransformer
+
+__all__ = ["Student", "student"]
+
+_WEIGHTS = Path(__file__).with_name("student.safetensors")
+_SOURCE_WORDS: tuple[str, ...] = ("<pad>", "je", "tu", "il", "suis", "es", "est")
+_SOURCE_WORDS += ("étudiant", "artiste", "ingénieur", "médecin", "professeur")
+_TARGET_WORDS: tuple[str, ...] = ("<pad>", "<s>", "<end>", "I", "you", "he", "am", "are", "is", "a", "an")
+_TARGET_WORDS += ("student", "artist", "engineer", "doctor", "teacher")
+_SIZES: dict[str, Any] = {
+    "d_model": 8,
+    "nhead": 2,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "dim_feedforward": 16,
+}
+
+
+class Student(NamedTuple):
+    """What `student` returns.
+
+    Attributes
+    ----------
+    model : Seq2SeqTransformer
+        In eval mode: one layer each, 2 heads, 8 features, 1,900 parameters in float32.
+    source_words : tuple of str
+        What it reads; the id of a word is its place.
+    target_words : tuple of str
+        What it writes, with ``<s>``, which its sentences begin with, and ``<end>``.
+    """
+
+    model: Seq2SeqTransformer
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+
+
+def student() -> Student:
+    """Read a tiny model that translates "je suis étudiant" into "I am a student".
+
+    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions: fifteen sentences, with all of
+    which it was trained, by PyTorch (``examples/train_student.py``). It is for looking at how decoding goes, and is no
+    translator. French has no article there: whether English has "a" or "an", the model must find out from the noun.
+
+    Returns
+    -------
+    Student
+        A model of its own each time, and its words.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> model, source_words, target_words = pyattn.models.examples.student()
+    >>> source = [source_words.index(word) for word in "je suis étudiant".split()]
+    >>> start, end = target_words.index("<s>"), target_words.index("<end>")
+    >>> generation = pyattn.generate(
+    ...     model, source, max_new_tokens=9, start_token_id=start, eos_token_id=end, return_steps=True
+    ... )
+    >>> for step in generation.row_steps():
+    ...     before = " ".join(target_words[token] for token in step.decoder_input)
+    ...     print(f"step {step.number + 1}: {before} -> {target_words[step.token]}")
+    step 1: <s> -> I
+    step 2: <s> I -> am
+    step 3: <s> I am -> a
+    step 4: <s> I am a -> student
+    step 5: <s> I am a student -> <end>
+    """
+    words = len(_SOURCE_WORDS), len(_TARGET_WORDS)
+    model = Seq2SeqTransformer(*words, **_SIZES, padding_idx=0, max_len=16).eval()
+    model.load_state_dict({name: as_array(tensor) for name, tensor in open_tensors(_WEIGHTS).items()})
+    return Student(model, _SOURCE_WORDS, _TARGET_WORDS)

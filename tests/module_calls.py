@@ -1,0 +1,143 @@
+"""Every module, called well and badly, as in calls.py."""
+
+from __future__ import annotations
+
+import numpy as np
+from calls import LSE, K, Q, V
+
+import pyattn
+from pyattn import nn
+
+X = np.stack([Q, -Q])
+FLAGS = np.tri(3, 3, -1, dtype=bool).T
+MHA = nn.MultiheadAttention(4, 2, batch_first=True, rng=0)
+WIDER = nn.MultiheadAttention(
+    4, 2, 0.5, add_bias_kv=True, add_zero_attn=True, head_dim=3, v_head_dim=2, num_kv_heads=1, batch_first=True, rng=0
+)
+EMBEDDING = nn.Embedding(5, 4, 0, rng=0)
+POSITIONS, LEARNED = nn.PositionalEncoding(4, 9, 0), nn.PositionalEncoding(4, 9, 0, True, False, rng=0)
+DROPOUT = nn.Dropout(0.5).eval()
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ROTARY = nn.RotaryEmbedding(4, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
+HEAD = nn.SelfAttention(4, 3, 2, bias=True, rng=0)
+NORM, FEED = nn.LayerNorm(4), nn.FeedForward(4, 6, activation="silu", gated=True, rng=0)
+FEED_BY_HAND = nn.FeedForward(4, 6, activation=np.negative, rng=0)
+ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, rng=0).eval()
+DECODER_LAYER = nn.TransformerDecoderLayer(4, 2, 6, activation=np.negative, batch_first=True, rng=0).eval()
+LANGUAGE_MODEL = nn.TransformerLM(5, 4, 2, 1, 6, padding_idx=0, rng=0).eval()
+TRANSLATOR = nn.Seq2SeqTransformer(5, 5, 4, 2, 1, 1, 6, batch_first=False, learned_positions=True, rng=0).eval()
+BAD_FEED = nn.FeedForward(4, 6, activation=np.sum, rng=0)
+
+ROWS = np.random.default_rng(1).standard_normal((2, 1, 70, 4), np.float32)
+CACHE, WINDOWED = pyattn.KVCache(1, 1, 4, batch_size=2, max_length=200), pyattn.KVCache(1, 1, 4, batch_size=2, window=3)
+for each in (CACHE, WINDOWED):
+    each.append(0, ROWS, -ROWS)
+
+
+def grown(cache, rows):
+    """What one more `append` gives; where it fails, the cache is as it was."""
+    cache = cache.fork()
+    before = cache._layers[0]
+    try:
+        cache.append(0, rows, rows)
+    except MemoryError:
+        assert cache._layers[0] is before
+        raise
+    return cache.attend(0, rows, is_causal=True)
+
+
+def changed(cache):
+    cache.reorder([1, 0, 1])
+    cache.truncate([3, 70, 65])
+    return (*cache.to_arrays(0), *cache.keys(0, 1), *cache.values(0, 2), cache.lengths, cache.nbytes)
+
+
+# Python's own `try` never ends in CPython 3.11 once memory is gone for good: these are spared that alone.
+MODULES = {
+    "MultiheadAttention": lambda: MHA(X, X, X),
+    "MultiheadAttention, masks": lambda: MHA(X, X, X, X[:, :, 0] > 0, False, FLAGS, is_causal=True),
+    "MultiheadAttention, more": lambda: WIDER(
+        X, X, X, X[:, :, 0] > 0, attn_mask=FLAGS, keep_mask=True, key_lengths=[2, 3]
+    ),
+    "SelfAttention": lambda: HEAD(X, need_weights=True),
+    "Linear": lambda: MHA.out_proj(X),
+    "Embedding": lambda: EMBEDDING([[1, 2]]),
+    "PositionalEncoding": lambda: POSITIONS(X, start=2),
+    "PositionalEncoding, learned": lambda: LEARNED(X),
+    "positional_encoding": lambda: pyattn.positional_encoding(3, 5, 2, base=100),
+    "pad_sequences": lambda: pyattn.pad_sequences([[1, 2], FLAGS[0]], side="left", length=2, truncate="right"),
+    "add_special_tokens": lambda: tuple(pyattn.add_special_tokens([[1]], start_token_id=2, eos_token_id=3)),
+    "shift_right": lambda: pyattn.shift_right([[1, 2]], 0),
+    "Dropout": lambda: DROPOUT(X),
+    "RotaryEmbedding": lambda: ROTARY(X, position_ids=[1, 2, 3]),
+    "rotary_embedding": lambda: pyattn.rotary_embedding(X, offset=3, scaling=YARN),
+    "LayerNorm": lambda: NORM(X),
+    "FeedForward": lambda: FEED(X),
+    "FeedForward, callable": lambda: FEED_BY_HAND(X),
+    "TransformerEncoderLayer": lambda: ENCODER_LAYER(X, FLAGS, X[:, :, 0] > 0),
+    "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER.forward_with_weights(X, is_causal=True),
+    "TransformerDecoderLayer, composed": lambda: DECODER_LAYER(X, X, memory_key_padding_mask=X[:, :, 0] > 0),
+    "TransformerLM": lambda: LANGUAGE_MODEL([[1, 2, 0], [3, 4, 1]]),
+    "Seq2SeqTransformer, weights": lambda: TRANSLATOR.forward_with_weights([[1], [2]], [[3]], src_lengths=[1]),
+    "generate": lambda: pyattn.generate(LANGUAGE_MODEL, [[1, 2]], max_new_tokens=1).tokens,
+    "generate, beams": lambda: (
+        pyattn.generate(TRANSLATOR, [[1]], max_new_tokens=2, start_token_id=2, num_beams=2, return_steps=True).scores
+    ),
+    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
+    "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
+    "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
+        *(X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
+    ),
+    "state_dict": lambda: MHA.load_state_dict(MHA.state_dict()),
+    "heads": lambda: nn.from_heads(*nn.to_heads(MHA)).in_proj_weight,
+    "KVCache": lambda: grown(WINDOWED, ROWS),
+    "KVCache, beams": lambda: grown(CACHE.fork(2), np.concatenate([ROWS, ROWS[::-1]])),
+    "KVCache, changes": lambda: changed(CACHE.fork()),
+}
+
+MODULES_MISTAKES = {
+    "MultiheadAttention, dtype": lambda: MHA(X.astype(float), X, X),
+    "MultiheadAttention, shape": lambda: MHA(X, X[:1], X),
+    "MultiheadAttention, mask": lambda: MHA(X, X, X, attn_mask=FLAGS[:2]),
+    "MultiheadAttention, padding": lambda: MHA(X, X, X, [1, 0, 1]),
+    "MultiheadAttention, keep_mask": lambda: WIDER(X, X, X, keep_mask=FLAGS),
+    "MultiheadAttention, rng": lambda: WIDER(X, X, X, rng="a"),
+    "SelfAttention, inner": lambda: HEAD(X[..., :3]),
+    "Embedding, id": lambda: EMBEDDING(5),
+    "Embedding, option": lambda: nn.Embedding(5, 4, sparse=True),
+    "PositionalEncoding, length": lambda: POSITIONS(X, start=7),
+    "PositionalEncoding, shape": lambda: LEARNED(X[..., :3]),
+    "PositionalEncoding, dtype": lambda: LEARNED(X.astype(float)),
+    "positional_encoding, dim": lambda: pyattn.positional_encoding(3, -1),
+    "pad_sequences, length": lambda: pyattn.pad_sequences([[1, 2]], length=1),
+    "pad_sequences, range": lambda: pyattn.pad_sequences([[300]], dtype="u1"),
+    "shift_right, dtype": lambda: pyattn.shift_right(Q, 0),
+    "Dropout, p": lambda: nn.Dropout(2),
+    "Dropout, dtype": lambda: DROPOUT(X * 1j),
+    "LayerNorm, shape": lambda: NORM(X[..., :3]),
+    "FeedForward, shape": lambda: FEED(X[..., :3]),
+    "FeedForward, activation": lambda: BAD_FEED(X),
+    "TransformerEncoderLayer, mask": lambda: ENCODER_LAYER(X, FLAGS[:2]),
+    "TransformerDecoderLayer, memory": lambda: DECODER_LAYER(X, X[..., :3]),
+    "TransformerLM, id": lambda: LANGUAGE_MODEL([[5]]),
+    "TransformerLM, lengths": lambda: LANGUAGE_MODEL([[1]], lengths=[2]),
+    "Seq2SeqTransformer, masks": lambda: TRANSLATOR([1], [1], tgt_lengths=1, tgt_key_padding_mask=[False]),
+    "generate, empty": lambda: pyattn.generate(LANGUAGE_MODEL, [[]], max_new_tokens=1),
+    "generate, option": lambda: pyattn.generate(LANGUAGE_MODEL, [[1]], max_new_tokens=1, top_k=3),
+    "generate, callback": lambda: pyattn.generate(LANGUAGE_MODEL, [[1]], max_new_tokens=1, callback=lambda step: 3),
+    "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
+    "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
+    "RotaryEmbedding, dim": lambda: ROTARY(V),
+    "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
+    "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
+    "KVCache, key": lambda: CACHE.append(0, ROWS[:, 0], ROWS),
+    "KVCache, dtype": lambda: CACHE.append(0, ROWS.astype(float), ROWS),
+    "KVCache, lengths": lambda: CACHE.append(0, ROWS, ROWS, lengths=[70, 71]),
+    "KVCache, max_length": lambda: CACHE.append(0, np.concatenate([ROWS, ROWS], 2), np.concatenate([ROWS, ROWS], 2)),
+    "KVCache, query": lambda: CACHE.attend(0, ROWS[..., :3]),
+    "KVCache, mask": lambda: CACHE.attend(0, ROWS, attn_mask=FLAGS),
+    "KVCache, layer": lambda: CACHE.keys(1),
+    "KVCache, truncate": lambda: CACHE.truncate([1, -1]),
+    "KVCache, reorder": lambda: CACHE.reorder([0, 2]),
+    "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
+}

@@ -1,0 +1,282 @@
+"""Decoding with a cache: what decoding without one gives, in the same bits, and a state that errors leave as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import _core, functional, generation, nn
+from pyattn.generation.cached import Cached
+from pyattn.generation.recomputing import Recomputing
+
+WORDS, SRC_WORDS = 17, 13
+
+
+def language_model(seed=0, dtype="float32", **options):
+    options = {"d_model": 16, "nhead": 4, "num_layers": 2, "dim_feedforward": 24, "dtype": dtype, "rng": seed} | options
+    return drawn(nn.TransformerLM(WORDS, **options).eval(), seed)
+
+
+def translator(seed=0, dtype="float32", **options):
+    sizes = {"d_model": 16, "nhead": 4, "num_encoder_layers": 1, "num_decoder_layers": 2, "dim_feedforward": 24}
+    options = sizes | {"dtype": dtype, "rng": seed} | options
+    return drawn(nn.Seq2SeqTransformer(SRC_WORDS, WORDS, **options).eval(), seed)
+
+
+def drawn(model, seed):
+    """Also what begins as 0 and 1, and with scores far enough apart for beams to part."""
+    rng = np.random.default_rng(seed + 100)
+    for array in model.parameters():
+        array += rng.standard_normal(array.shape).astype(array.dtype) * 0.3
+    return model
+
+
+MODELS = {
+    "after-normalised": lambda **o: language_model(**o),
+    "norm_first, tied, learned positions": lambda **o: language_model(
+        norm_first=True, tie_weights=True, learned_positions=True, **o
+    ),
+    "gelu, no biases": lambda **o: language_model(activation="gelu", bias=False, **o),
+    "a function of the caller's": lambda **o: language_model(activation=lambda x: np.maximum(x, 0) ** 2, **o),
+    "batch behind": lambda **o: language_model(batch_first=False, **o),
+    "padding": lambda **o: language_model(padding_idx=3, **o),
+    "translator": lambda **o: translator(**o),
+    "translator, norm_first, tied": lambda **o: translator(norm_first=True, tie_weights=True, **o),
+    "translator, batch behind": lambda **o: translator(batch_first=False, **o),
+    "translator, padding, shared": lambda **o: drawn(
+        nn.Seq2SeqTransformer(WORDS, WORDS, 16, 4, 1, 2, 24, padding_idx=0, share_embeddings=True, **o).eval(), 3
+    ),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def states(model, rng, rows, **options):
+    """Of both kinds, with the same source of different lengths."""
+    source = lengths = None
+    if model.is_encoder_decoder:
+        lengths = rng.integers(1, 9, rows)
+        source = rng.integers(1, model.src_vocab_size, (rows, 8))
+    return [kind(model, source, lengths, **options) for kind in (Cached, Recomputing)]
+
+
+def assert_same_step(states, ids, lengths=None):
+    found, expected = (state.step(ids, lengths) for state in states)
+    assert_same_bits(found, expected)
+    np.testing.assert_array_equal(states[0].lengths, states[1].lengths)
+
+
+@every_model
+def test_steps_have_the_bits_of_those_without_a_cache(name, dtype, level):
+    rng = np.random.default_rng(0)
+    pair = states(MODELS[name](dtype=dtype), rng, 4, need_weights=True)
+    assert_same_step(pair, rng.integers(0, WORDS, (4, 70)), [70, 3, 1, 66])
+    for n in (1, 1, 5, 1):
+        assert_same_step(pair, rng.integers(0, WORDS, (4, n)), None if n == 1 else [1, 5, 3, 2])
+
+
+@every_model
+def test_rows_are_dropped_and_repeated(name):
+    rng = np.random.default_rng(1)
+    pair = states(MODELS[name](), rng, 3, need_weights=True)
+    assert_same_step(pair, rng.integers(0, WORDS, (3, 5)), [2, 5, 3])
+    for index in ([1, 1, 0, 2, 0], [4, 4, 1], [2], [0, 0]):
+        for state in pair:
+            state.reorder(index)
+        for _ in range(2):
+            assert_same_step(pair, rng.integers(0, WORDS, (len(index), 1)))
+
+
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.7},
+    "sampling": {"do_sample": True, "num_return_sequences": 3, "top_k": 8, "temperature": 1.5, "rng": 5},
+}
+
+
+@every_model
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generation_is_the_same_without_a_cache(name, search, dtype):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        model = MODELS[name](dtype=dtype)
+        rows = [rng.integers(4, min(WORDS, SRC_WORDS), n).tolist() for n in rng.integers(1, 12, 3)]
+        options = {"max_new_tokens": 12, "start_token_id": 1, "eos_token_id": [2, 5], "return_steps": True}
+        found, expected = (
+            pyattn.generate(model, rows, use_cache=kept, **options, **SEARCHES[search]) for kept in (True, False)
+        )
+        assert_same_bits(found.tokens, expected.tokens)
+        assert_same_bits(found.scores, expected.scores)
+        assert len(found.steps) == len(expected.steps)
+        for one, other in zip(found.steps, expected.steps, strict=True):
+            assert one.self_weights is not None
+            for field in ("probabilities", "best", "self_weights", "cross_weights"):
+                if getattr(other, field) is not None:
+                    assert_same_bits(getattr(one, field), getattr(other, field))
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+
+
+# What is computed how often
+
+
+def counted(monkeypatch):
+    """How often layers, and linear functions beside them, were called."""
+    calls = {"layer": 0, "linear": 0}
+
+    def count(name, function):
+        def called(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return called
+
+    for name, module in (("layer", _core), ("linear", functional)):
+        monkeypatch.setattr(module, name, count(name, getattr(module, name)))
+    return calls
+
+
+def test_the_source_is_computed_once(monkeypatch):
+    """One call of the core for each layer and step, and keys and values of the source at the beginning."""
+    model = translator()
+    calls = counted(monkeypatch)
+    state = Cached(model, [[1, 2, 3], [4, 5, 6]])
+    assert calls == {"layer": 1, "linear": 4}  # the encoder's layer; key and value of the decoder's two
+    calls.update(layer=0, linear=0)
+    for _ in range(3):
+        state.step([[1], [2]])
+    state.reorder([1, 0, 1])
+    state.step([[1], [2], [3]])
+    assert calls == {"layer": 8, "linear": 4}  # the decoder's layers; the vocabulary
+
+
+def test_a_step_scores_last_tokens_alone(monkeypatch):
+    model, seen = language_model(), []
+    monkeypatch.setattr(model.generator, "forward", lambda x: seen.append(x.shape) or x @ model.generator.weight.T)
+    state = Cached(model)
+    state.step(np.ones((2, 9), int), [9, 4])
+    state.step([[1], [2]])
+    assert seen == [(2, 16), (2, 16)]
+
+
+def test_rows_that_were_one_share_pages():
+    state = Cached(language_model())
+    state.step(np.ones((1, 128), int))
+    before = state.cache.nbytes
+    state.reorder([0] * 4)
+    assert state.cache.nbytes == before
+    state.step(np.ones((4, 1), int))
+    assert 2.9 * before < state.cache.nbytes < 3.1 * before  # two pages of a layer, and one more for each row
+
+
+# Errors
+
+
+def refused(state, ids, lengths=None, error=ValueError, words=""):
+    before = state.lengths.tolist()
+    with pytest.raises(error, match=words):
+        state.step(ids, lengths)
+    assert state.lengths.tolist() == before
+
+
+@pytest.mark.parametrize("kind", [Cached, Recomputing])
+def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
+    model = language_model(max_len=8)
+    pair = [kind(model), Recomputing(model)]
+    refused(pair[0], [[WORDS]], words=f"ids holds {WORDS}")
+    assert_same_step(pair, [[1, 2, 3], [4, 5, 0]], [3, 2])
+    state = pair[0]
+    refused(state, [[1.5], [2]], error=TypeError, words="expected integers")
+    refused(state, [[1], [-2]], words="ids holds -2")
+    refused(state, [[1]], words="a row for each sequence")
+    refused(state, [1, 2], words="a row for each sequence")
+    refused(state, [[1, 2], [1, 2]], [0, 2], words="lengths holds 0")
+    refused(state, [[1, 2], [1, 2]], [1], words="lengths has shape")
+    refused(state, np.ones((2, 6), int), words="positions")
+    with pytest.raises(ValueError, match="index holds 2"):
+        state.reorder([0, 2])
+    with pytest.raises(ValueError, match="expected one axis"):
+        state.reorder([[0]])
+    assert_same_step(pair, [[6], [7]])
+
+
+def test_padding_may_lie_behind_the_last_position():
+    model = language_model(max_len=8)
+    pair = [Cached(model), Recomputing(model)]
+    assert_same_step(pair, [[1, 2, 3, 4, 5, 6], [4, 0, 0, 0, 0, 0]], [6, 1])
+    assert_same_step(pair, [[7, 8, 0, 0, 0], [1, 2, 3, 4, 5]], [2, 5])
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["layers", "head"])
+@pytest.mark.parametrize("error", [StopError, KeyboardInterrupt])
+def test_a_step_that_breaks_off_leaves_the_state_as_it_was(where, error, monkeypatch):
+    model = translator()
+    pair = states(model, np.random.default_rng(0), 2)
+    assert_same_step(pair, [[1, 2], [3, 4]])
+
+    def breaks_off(*_, **__):
+        raise error
+
+    last = model.transformer.decoder.layers[1] if where == "layers" else model.generator
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "step" if where == "layers" else "forward", breaks_off)
+        with pytest.raises(error):
+            pair[0].step([[5], [6]])
+    assert pair[0].lengths.tolist() == [2, 2]
+    assert_same_step(pair, [[5], [6]])
+
+
+def test_a_reorder_that_breaks_off_leaves_the_state_as_it_was(monkeypatch):
+    pair = states(translator(), np.random.default_rng(0), 2)
+    assert_same_step(pair, [[1, 2], [3, 4]])
+    reorder, calls = pyattn.KVCache.reorder, []
+
+    def second_breaks_off(self, index):
+        calls.append(index)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return reorder(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyattn.KVCache, "reorder", second_breaks_off)
+        with pytest.raises(KeyboardInterrupt):
+            pair[0].reorder([1])
+    assert_same_step(pair, [[5], [6]])
+
+
+def test_layers_without_a_cache_are_named():
+    class Other(nn.Module):
+        def forward(self, x, **_):
+            return x
+
+    model = language_model()
+    model.encoder = Other()
+    with pytest.raises(TypeError, match="encoder is of type Other, which has no cache"):
+        pyattn.generate(model, [[1]], max_new_tokens=2)
+    pyattn.generate(model, [[1]], max_new_tokens=2, use_cache=False)
+
+
+def test_a_source_is_padded_behind_alone():
+    model = translator(padding_idx=0)
+    with pytest.raises(ValueError, match="padding before other tokens"):
+        model.remember([[0, 1, 2]])
+    assert model.remember([[1, 2, 0], [3, 0, 0]]).lengths.tolist() == [2, 1]
+    with pytest.raises(ValueError, match=r"source has shape \(2,\)"):
+        generation.Cached(model, [1, 2])
+
+
+def test_step_by_hand_is_forward():
+    """As in the docs: a cache of one's own."""
+    model, ids = language_model(), np.array([[1, 2, 3, 4, 5]])
+    cache = model.new_cache()
+    prompt = model.step(ids[:, :3], cache)
+    one, two = (model.step(ids[:, n : n + 1], cache).logits for n in (3, 4))
+    assert_same_bits(np.stack([prompt.logits, one, two], 1), model(ids)[:, 2:])
+    with pytest.raises(TypeError, match="cache is of type NoneType"):
+        model.step(ids, None)
+    with pytest.raises(ValueError, match=r"input has shape \(2, 1\), expected \(1, L\)"):
+        model.step([[1], [2]], cache)

@@ -1,0 +1,287 @@
+"""generate with modules: what they write, their weights, states by hand, and clear words for mistakes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from decoding import CHAIN, Markov
+from helpers import assert_same_bits
+
+import pyattn
+from pyattn import nn
+from pyattn.generation import Recomputing, Step
+
+
+def model_of(kind, **options):
+    options = {"d_model": 16, "nhead": 2, "dim_feedforward": 24, "max_len": 30, "rng": 0, **options}
+    if kind == "LM":
+        model = nn.TransformerLM(11, num_layers=2, **options)
+    else:
+        model = nn.Seq2SeqTransformer(13, 11, num_encoder_layers=2, num_decoder_layers=2, **options)
+    for array in model.parameters():
+        array *= 2  # scores that are far apart
+    return model.eval()
+
+
+def arguments_of(kind):
+    return {"start_token_id": 1} if kind == "Seq2Seq" else {}
+
+
+PROMPTS = [[3, 5, 7, 2], [4], [9, 9, 1, 8, 6, 10]]
+kinds = pytest.mark.parametrize("kind", ["LM", "Seq2Seq"])
+
+
+@kinds
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_module_writes_what_it_says(kind, batch_first):
+    """Greedily, by hand: all of it, a row at a time."""
+    model = model_of(kind, batch_first=batch_first)
+    generation = pyattn.generate(model, PROMPTS, max_new_tokens=8, use_cache=False, **arguments_of(kind))
+    for prompt, row in zip(PROMPTS, generation.tokens, strict=True):
+        tokens = [1] if kind == "Seq2Seq" else list(prompt)
+        for expected in row.tolist():
+            logits = model(prompt, tokens) if kind == "Seq2Seq" else model(tokens)
+            assert int(np.argmax(logits[-1])) == expected
+            tokens.append(expected)
+
+
+@kinds
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "rng": 1}], ids=str)
+def test_a_module_writes_the_same_in_any_batch(kind, options):
+    """In the same bits."""
+    model, options = model_of(kind), {"max_new_tokens": 8, "eos_token_id": 3, **arguments_of(kind), **options}
+    batch = pyattn.generate(model, PROMPTS, **options)
+    alone = pyattn.generate(model, PROMPTS[:1], **options)
+    assert alone.sequences[0].tolist() == batch.sequences[0].tolist()
+    assert alone.scores[0] == batch.scores[0]
+
+
+@kinds
+def test_weights_of_steps_are_those_of_the_model(kind):
+    model = model_of(kind)
+    generation = pyattn.generate(
+        model, PROMPTS, max_new_tokens=4, return_steps=True, use_cache=False, **arguments_of(kind)
+    )
+    for row, prompt in enumerate(PROMPTS):
+        steps, whole = generation.row_steps(row), generation.sequences[row]
+        given = (prompt, whole[:-1]) if kind == "Seq2Seq" else (whole[:-1],)
+        _, own, cross = model.forward_with_weights(*given)
+        first = len(generation.prompts[row])
+        assert_same_bits(steps[0].self_weights, own[:, :, :first, :first])
+        for number, step in enumerate(steps[1:], first):
+            assert_same_bits(step.self_weights, own[:, :, number : number + 1, : number + 1])
+            if cross is not None:
+                assert_same_bits(step.cross_weights, cross[:, :, number : number + 1])
+
+
+def test_padding_idx_is_padding():
+    model = model_of("Seq2Seq", padding_idx=0)
+    padded, _ = pyattn.pad_sequences(PROMPTS)
+    options = {"max_new_tokens": 6, "start_token_id": 1, "eos_token_id": 3}
+    one, other = (pyattn.generate(model, source, **options) for source in (padded, PROMPTS))
+    assert one.tokens.tolist() == other.tokens.tolist()
+
+
+def test_states_may_be_used_by_hand():
+    model = model_of("LM")
+    state = Recomputing(model, need_weights=True)
+    first = state.step([[3, 5, 7], [4, 0, 0]], lengths=[3, 1])
+    assert isinstance(first, Step)
+    assert_same_bits(first.logits[0], model([3, 5, 7])[-1])
+    assert first.self_weights.shape == (2, 2, 2, 3, 3)
+    assert (first.self_weights[:, 1, :, 1:] == 0).all()
+    state.reorder([1, 0, 1])
+    assert state.lengths.tolist() == [1, 3, 1]
+    second = state.step([[2, 8], [6, 6], [1, 0]], lengths=[2, 2, 1])
+    assert_same_bits(second.logits[2], model([4, 1])[-1])
+    assert_same_bits(second.logits[1], model([3, 5, 7, 6, 6])[-1])
+    for wrong, options, message in [
+        ([[1]], {}, r"ids has shape \(1, 1\), expected \(3, n\)"),
+        ([[11]] * 3, {}, r"ids holds 11 at index \(0, 0\), expected 0 <= id < 11"),
+        ([[1, 2]] * 3, {"lengths": [1, 0, 1]}, "lengths holds 0, expected 1 <= length <= 2"),
+        ([[1, 2]] * 3, {"lengths": [1, 1]}, r"lengths has shape \(2,\), expected \(3,\)"),
+        (np.ones((3, 40), int), {}, "max_len is 30"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            state.step(wrong, **options)
+        assert state.lengths.tolist() == [3, 5, 2]
+    for index in ([3], [[0]], [-1]):
+        with pytest.raises(ValueError, match="index"):
+            state.reorder(index)
+    with pytest.raises(ValueError, match=r"source has shape \(2,\), expected \(rows, length\)"):
+        Recomputing(model_of("Seq2Seq"), [1, 2])
+
+
+# Mistakes
+
+LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("Seq2Seq")
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "options", "error", "message"),
+    [
+        (LM, None, {}, ValueError, "^source is missing: pass what is to be continued, or a start_token_id$"),
+        (LM, [[]], {}, ValueError, r"^source\[0\] is empty: pass a start_token_id, or tokens to continue$"),
+        (LM, [[1], []], {}, ValueError, r"^source\[1\] is empty"),
+        (LM, [], {}, ValueError, r"^source has shape \(0,\), expected \(batch, length\) or \(length,\)"),
+        (LM, np.array([[1, 11]]), {}, ValueError, r"^source holds 11 at index \(0, 1\), expected 0 <= id < 11$"),
+        (LM, [[1], [2, -1]], {}, ValueError, r"^source\[1\] holds -1 at index \(1,\), expected 0 <= id < 11$"),
+        (LM, [[0.5]], {}, TypeError, r"^source\[0\] has dtype float64, expected integers: ids of tokens$"),
+        (LM, [[[1]]], {}, ValueError, r"^source\[0\] has shape \(1, 1\), expected \(length,\)$"),
+        (LM, "text", {}, TypeError, "^source has dtype <U4"),
+        (
+            LM,
+            np.ones((2, 3), int),
+            {"source_lengths": [4, 1]},
+            ValueError,
+            "^source_lengths holds 4, expected 0 <= len",
+        ),
+        (LM, np.ones((2, 3), int), {"source_lengths": [1]}, ValueError, r"^source_lengths has shape \(1,\), expected"),
+        (LM, np.ones((2, 3), int), {"source_lengths": [1.0, 2]}, TypeError, "^source_lengths has dtype float64"),
+        (LM, [[1, 2]], {"pad_token_id": 1, "source_lengths": [0]}, ValueError, r"^source\[0\] is empty"),
+        (
+            LM,
+            [[1] * 7],
+            {},
+            ValueError,
+            "^max_new_tokens is 4 after a prompt of 7, and the model has 9 positions; pass 3",
+        ),
+        (LM, [[1]], {"max_new_tokens": 0}, ValueError, "^max_new_tokens is 0, expected 1 or more$"),
+        (LM, [[1]], {"max_new_tokens": 2.0}, TypeError, "^max_new_tokens is of type float, expected an int$"),
+        (
+            LM,
+            [[1]],
+            {"eos_token_id": 11},
+            ValueError,
+            "^eos_token_id is 11, expected 0 <= id < 11: the model gives 11 sc",
+        ),
+        (LM, [[1]], {"eos_token_id": [1, -2]}, ValueError, r"^eos_token_id\[1\] is -2, expected 0 or more$"),
+        (LM, [[1]], {"eos_token_id": "a"}, TypeError, "^eos_token_id is of type str, expected an int$"),
+        (LM, [[1]], {"start_token_id": 11}, ValueError, "^start_token_id is 11, expected 0 <= id < 11$"),
+        (LM, [[1]], {"pad_token_id": -1}, ValueError, "^pad_token_id is -1, expected 0 or more$"),
+        (LM, [[1]], {"min_new_tokens": 5}, ValueError, "^min_new_tokens is 5, and max_new_tokens 4$"),
+        (
+            LM,
+            [[1]],
+            {"temperature": 0.5},
+            ValueError,
+            "^temperature is 0.5 without do_sample=True: it warps what is samp",
+        ),
+        (
+            LM,
+            [[1]],
+            {"do_sample": True, "temperature": 0},
+            ValueError,
+            "^temperature is 0, expected a finite number above 0$",
+        ),
+        (
+            LM,
+            [[1]],
+            {"do_sample": True, "temperature": "a"},
+            TypeError,
+            "^temperature is of type str, expected a number",
+        ),
+        (
+            LM,
+            [[1]],
+            {"do_sample": True, "temperature": np.nan},
+            ValueError,
+            "^temperature is nan, expected a finite number above 0",
+        ),
+        (LM, [[1]], {"do_sample": True, "top_p": 0}, ValueError, "^top_p is 0, expected a finite number above 0$"),
+        (
+            LM,
+            [[1]],
+            {"do_sample": True, "top_p": 1.5},
+            ValueError,
+            "^top_p is 1.5, expected a probability above 0, up to 1$",
+        ),
+        (LM, [[1]], {"do_sample": True, "top_k": 0}, ValueError, "^top_k is 0, expected 1 or more$"),
+        (LM, [[1]], {"top_k": 3}, ValueError, "^top_k is 3 without do_sample=True"),
+        (LM, [[1]], {"do_sample": 1}, TypeError, "^do_sample is of type int, expected True or False$"),
+        (LM, [[1]], {"do_sample": True, "rng": "a"}, TypeError, "^rng is 'a', expected None, an int of 0 or more"),
+        (
+            LM,
+            [[1]],
+            {"do_sample": True, "num_beams": 2},
+            ValueError,
+            "^do_sample is True and num_beams 2: beams are not",
+        ),
+        (LM, [[1]], {"num_beams": 0}, ValueError, "^num_beams is 0, expected 1 or more$"),
+        (
+            LM,
+            [[1]],
+            {"num_return_sequences": 2},
+            ValueError,
+            "^num_return_sequences is 2 and num_beams 1: expected no m",
+        ),
+        (
+            LM,
+            [[1]],
+            {"repetition_penalty": -1},
+            ValueError,
+            "^repetition_penalty is -1, expected a finite number above",
+        ),
+        (LM, [[1]], {"length_penalty": 2}, ValueError, "^length_penalty is 2.0 with num_beams=1: it ranks beams$"),
+        (
+            LM,
+            [[1]],
+            {"num_beams": 2, "length_penalty": np.inf},
+            ValueError,
+            "^length_penalty is inf, expected a finite",
+        ),
+        (LM, [[1]], {"early_stopping": True}, ValueError, "^early_stopping is True with num_beams=1: it ranks beams$"),
+        (
+            LM,
+            [[1]],
+            {"num_beams": 2, "early_stopping": "no"},
+            ValueError,
+            "^early_stopping is 'no', expected True, False ",
+        ),
+        (LM, [[1]], {"callback": 3}, TypeError, "^callback is of type int, expected a function of a step$"),
+        (LM, [[1]], {"return_steps": "yes"}, TypeError, "^return_steps is of type str, expected True or False$"),
+        (LM, [[1]], {"use_cache": None}, TypeError, "^use_cache is of type NoneType, expected True or False$"),
+        (SEQ, [[1]], {}, ValueError, "^start_token_id is missing: an encoder-decoder generates what follows it$"),
+        (SEQ, None, {"start_token_id": 1}, ValueError, "^source is missing: an encoder-decoder encodes it$"),
+        (SEQ, [[1], []], {"start_token_id": 1}, ValueError, r"^source\[1\] is empty$"),
+        (
+            SEQ,
+            [[13]],
+            {"start_token_id": 1},
+            ValueError,
+            r"^source\[0\] holds 13 at index \(0,\), expected 0 <= id < 13$",
+        ),
+        (
+            nn.Linear(2, 3),
+            [[1]],
+            {},
+            TypeError,
+            "^model is of type Linear, expected a model of tokens: pyattn.nn's Tran",
+        ),
+        (np.eye(2), [[1]], {}, TypeError, "^model is of type ndarray, expected a model of tokens"),
+    ],
+)
+def test_mistakes_are_named(model, source, options, error, message):
+    with pytest.raises(error, match=message):
+        pyattn.generate(model, source, **{"max_new_tokens": 4, **options})
+
+
+def test_a_model_in_training_writes_nothing():
+    with pytest.raises(ValueError, match=r"^model is in training mode, in which dropout .*; call model\.eval\(\)$"):
+        pyattn.generate(nn.TransformerLM(11, 8, 2, 1, 12, rng=0), [[1]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "rng": 0}], ids=str)
+def test_scores_that_mean_nothing_are_named(wrong, options):
+    table = CHAIN.copy()
+    table[3, 2] = wrong
+    with pytest.raises(
+        ValueError, match=r"^the model's logits of row 0 have NaN or inf among them, .* in step 2: no to"
+    ):
+        pyattn.generate(Markov(table), [[1]], max_new_tokens=9, **options)
+
+
+def test_no_token_is_left():
+    with pytest.raises(ValueError, match="no token but eos_token_id can be chosen, and min_new_tokens is 2"):
+        pyattn.generate(Markov(np.zeros((1, 1))), [[0]], max_new_tokens=3, eos_token_id=0, min_new_tokens=2)
