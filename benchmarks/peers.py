@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import pyattn
-from benchmarks import jax_worker
+from benchmarks import jax_worker, models
 from benchmarks.cases import (
     AdditiveCase,
     AdditiveInputs,
@@ -139,6 +139,14 @@ class Pyattn:
     def encoder_layer(case: EncoderLayerCase, inputs: EncoderLayerInputs) -> Contender:
         return _contender(Pyattn.encoder(case), inputs.x)
 
+    @staticmethod
+    def generate(case: models.GenerateCase, inputs: models.GenerateInputs) -> Contender:
+        return Contender(*models.our_writer(case, inputs))
+
+    @staticmethod
+    def sentences(case: models.SentencesCase, inputs: models.SentencesInputs) -> Contender:
+        return _contender(models.our_encoder(case, inputs))
+
 
 def _stacked(modules: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     """Each module on the output of the one before."""
@@ -219,6 +227,20 @@ class Torch:
     def encoder_layer(self, case: EncoderLayerCase, inputs: EncoderLayerInputs) -> list[Contender]:
         usual = _contender(to_torch(Pyattn.encoder(case), share=True).eval(), self.torch.from_numpy(inputs.x))
         return [usual, self._without_fast_path(usual)]
+
+    def generate(self, case: models.GenerateCase, inputs: models.GenerateInputs) -> list[Contender]:
+        """Transformers, on PyTorch."""
+        _import("transformers")
+        return [
+            Contender(*models.their_writer(self.torch, case, inputs, way), way=f"transformers {way}")
+            for way in models.WAYS
+        ]
+
+    def sentences(self, case: models.SentencesCase, inputs: models.SentencesInputs) -> list[Contender]:
+        """Transformers, on PyTorch."""
+        _import("transformers")
+        both = [(way, _contender(models.their_encoder(self.torch, case, inputs, way))) for way in models.WAYS]
+        return [Contender(one.sample, one.output, way=f"transformers {way}") for way, one in both]
 
     def _without_fast_path(self, usual: Contender) -> Contender:
         switch = self.torch.backends.mha.set_fastpath_enabled

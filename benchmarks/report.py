@@ -14,6 +14,7 @@ from typing import Any
 
 import pyattn
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
+from benchmarks.models import GenerateCase, SentencesCase
 from benchmarks.run import OURS, READ, Result
 
 NAME_WIDTH = 38
@@ -21,7 +22,7 @@ PEER_WIDTH = 13
 FIGURES = ("thr", "time", "GFLOP/s", "of peak", "GB/s", "of read")
 FIGURE_WIDTHS = (3, 9, 7, 7, 5, 7)
 WITHOUT_COLUMN = ("cost", "times its input", "MB", "milliseconds")
-PACKAGES = ("numpy", "torch", "onnxruntime", "jax")
+PACKAGES = ("numpy", "torch", "transformers", "onnxruntime", "jax")
 
 
 def machine(held_to: str | None) -> dict[str, Any]:
@@ -81,7 +82,8 @@ class Table:
     def header(self) -> str:
         """What the sizes in names are, the names of the columns and the rule below them."""
         sizes = f"{AttentionCase.axes}; of linear {LinearCase.axes}; of mha {MultiHeadCase.axes}; "
-        sizes += f"of scores additive {AdditiveCase.axes}; of encoder layer {EncoderLayerCase.axes}"
+        sizes += f"of scores additive {AdditiveCase.axes}; of encoder layer {EncoderLayerCase.axes}; "
+        sizes += f"of generate {GenerateCase.axes}; of sentences {SentencesCase.axes}"
         names = self._line(("case", *FIGURES, *self.peers), "bars")
         rule = "-" * NAME_WIDTH, *("-" * (width - 1) + ":" for width in self.widths[1:])
         return f"Sizes: {sizes}\n\n{names}\n{self._line(rule, '----')}"

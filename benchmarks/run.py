@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.cases import AttentionCase, AttentionInputs, Bar, Case, denormal
 from benchmarks.measure import Effort, Sample, Times, fma_peak, measure, pure_read, repeated
-from benchmarks.peers import PEERS, Peer, Pyattn, UnsupportedError, enter
+from benchmarks.peers import PEERS, Peer, PeerMissingError, Pyattn, UnsupportedError, enter
 
 OURS = "pyattn"
 READ = "read"
@@ -101,7 +101,7 @@ def _enter(
         try:
             contenders = enter(peer, case, inputs)
             distance = float(np.max([np.abs(one.output() - expected).max() for one in contenders]))
-        except UnsupportedError as error:
+        except (PeerMissingError, UnsupportedError) as error:
             result.absent[name] = f"UNABLE: {error}"
             continue
         if distance <= AGREEMENT[case.dtype]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ from helpers import ROOT, run_python
 
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
+from benchmarks import models
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
 from benchmarks.measure import Effort
@@ -43,7 +45,9 @@ def result_of(**peers):
 
 def test_every_case_has_a_name_of_its_own():
     names = Counter(case.name for case in grid())
-    assert {"cache", "encoder", "linear", "mha", "prefill", "scores"} <= {name.split()[0] for name in names}
+    assert {"cache", "encoder", "generate", "linear", "mha", "prefill", "scores", "sentences"} <= {
+        name.split()[0] for name in names
+    }
     assert max(names.values()) == 1
 
 
@@ -180,3 +184,43 @@ def test_every_peer_takes_part_in_the_families_of_modules(tmp_path):
         assert result["absent"] == {}
         assert "not shown" not in result["bars"].values()
     assert all(result["name"] in (tmp_path / "table.md").read_text() for result in results)
+
+
+# Against transformers
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("transformers")
+def test_transformers_writes_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(models, "GPT2_WORDS", 97)
+    case = models.GenerateCase("generate", (2, 9, 5, 16, 2, 2), 1.0)
+    result = result_of_transformers(case)
+    weights = 97 * 16 + 16 * 2 + 2 * (12 * 16 * 16 + 13 * 16)  # the head; the last norm; of each layer
+    assert result.read_bytes == 4 * weights
+    assert result.figures["of a read"] > 0
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("transformers")
+def test_transformers_has_the_same_vectors_of_sentences(monkeypatch):
+    monkeypatch.setattr(models, "MINILM_WORDS", 89)
+    result = result_of_transformers(models.SentencesCase("sentences", (2, 7, 16, 2, 2, 24), 1.0))
+    assert result.read_bytes == 0
+
+
+def result_of_transformers(case):
+    """Outputs agree, or it would not be timed."""
+    torch = Torch(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of configurations that are small on purpose
+            result = run_case(case, 1, {"torch": torch}, {}, SHORT)
+    finally:
+        torch.close()
+    assert result.absent == {}
+    assert {"torch transformers eager", "torch transformers sdpa"} < result.times.keys()
+    return result
+
+
+def test_a_token_is_timed_without_its_prompt():
+    assert models.seconds_of_a_token([10.0, 10.5, 11.5, 13.0]) == 1.0
