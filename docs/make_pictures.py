@@ -14,11 +14,14 @@ from PIL import Image
 import pyattn
 from pyattn import plot
 from pyattn._article import W_KEY, W_QUERY, W_VALUE, X
+from pyattn.models.examples import student
 
 PICTURES = Path(__file__).parent / "pictures"
 ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
 LONG = ["自然语言处理", "与", "深度学习", "的应用场景", "包括", "机器翻译系统和对话机器人助手", "以及信息检索"]
+FRENCH = ["je", "suis", "étudiant"]
 CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "了"]
+CYCLE = (5 * CHINESE)[:40]
 
 
 def attend(tokens, pairs, heads=None):
@@ -48,6 +51,23 @@ def encode(length, features):
     """Sines and cosines, as the Transformer's positions are encoded."""
     angles = np.arange(length)[:, None] / 10000 ** (np.arange(features // 2) / (features // 2))
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, features)
+
+
+def translate():
+    """Five steps of the model that comes with the package."""
+    model, source_words, target_words = student()
+    symbols = {"start_token_id": target_words.index("<s>"), "eos_token_id": target_words.index("<end>")}
+    ids = [source_words.index(word) for word in FRENCH]
+    return pyattn.generate(model, ids, max_new_tokens=9, **symbols, return_steps=True)
+
+
+def write_by_chance(length, steps):
+    """A model of random weights, larger than they are drawn, whose heads so choose."""
+    model = pyattn.Seq2SeqTransformer(40, 40, 96, 12, 1, 6, 96, rng=0).eval()
+    for weight in model.parameters():
+        weight *= 1.6 if weight.ndim > 1 else 1
+    options = {"start_token_id": 0, "do_sample": True, "rng": 0, "return_steps": True}
+    return pyattn.generate(model, np.arange(length), max_new_tokens=steps, **options)
 
 
 def save(figure, name):
@@ -80,6 +100,10 @@ def main():
     save(plot.steps(trace), "steps")
     save(plot.steps(trace, dark=True), "steps-dark")
     plot.animate(trace, interval=2500).save(PICTURES / "steps.gif", dpi=108)  # as wide as README.md is shown
+    plot.animate(translate(), source=FRENCH, vocabulary=student().target_words).save(PICTURES / "decoding.gif", dpi=90)
+    many = plot.animate(write_by_chance(40, 30), source=CYCLE, vocabulary=CYCLE, dark=True)
+    many._draw(20)
+    save(many._figure, "decoding-many")
 
 
 if __name__ == "__main__":

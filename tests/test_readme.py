@@ -128,6 +128,7 @@ NEEDS = (
     linear_needs,
     multi_head_needs,
     nothing,
+    nothing,
     compare_needs,
     check_needs,
     nothing,

@@ -18,9 +18,13 @@ PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
 MODULES = [
     "pyattn",
     "pyattn.comparing",
+    "pyattn.generation",
     "pyattn.interop.bertviz",
     "pyattn.interop.torch",
     "pyattn.masks",
+    "pyattn.models",
+    "pyattn.models.bert",
+    "pyattn.models.examples",
     "pyattn.nn",
     "pyattn.nn.init",
     "pyattn.plot",

@@ -1,0 +1,87 @@
+"""A task for a small Transformer: to read a row of digits and write it backwards, 3 1 4 1 5 as 5 1 4 1 3.
+
+`load_model` reads what `train_digits.py` has trained, with PyTorch. Here NumPy and pyattn are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import pyattn
+
+PAD, START, END = 0, 1, 2
+WORDS = ("<pad>", "<s>", "<end>", *"0123456789")
+"""Of source and target. The id of a word is its place."""
+
+SHORTEST, LONGEST = 3, 12
+HELD_OUT_SEED, HELD_OUT = 20261122, 1000
+TRAINING_SEED, BATCHES, BATCH = 1, 2500, 64
+
+SIZES = {
+    "src_vocab_size": len(WORDS),
+    "tgt_vocab_size": len(WORDS),
+    "d_model": 32,
+    "nhead": 4,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "dim_feedforward": 64,
+}
+"""Of the model: 44,000 numbers."""
+
+WEIGHTS = Path(__file__).with_name("digits.npz")
+
+
+def load_model() -> pyattn.Seq2SeqTransformer:
+    """The trained model, ready to write."""
+    model = pyattn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_len=64).eval()
+    model.load_state_dict(pyattn.nn.load(WEIGHTS))
+    return model
+
+
+def encode(text: str) -> list[int]:
+    """Ids of a row of digits."""
+    return [WORDS.index(digit) for digit in text]
+
+
+def decode(ids) -> str:
+    """The digits again, up to the end symbol."""
+    words = [WORDS[token] for token in ids]
+    return "".join(words[: words.index("<end>")] if "<end>" in words else words)
+
+
+def reverse(source: np.ndarray) -> np.ndarray:
+    """What the model is to write: (rows, length + 1), an end symbol behind each row."""
+    lengths = (source != PAD).sum(axis=1, keepdims=True)
+    places = lengths - 1 - np.arange(source.shape[1] + 1)
+    digits = np.take_along_axis(source, np.maximum(places, 0), axis=1)
+    return np.where(places >= 0, digits, np.where(places == -1, END, PAD))
+
+
+def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Rows of random digits, (count, LONGEST), with padding behind: every length is as likely as every other."""
+    lengths = rng.integers(SHORTEST, LONGEST + 1, (count, 1))
+    digits = rng.integers(WORDS.index("0"), len(WORDS), (count, LONGEST))
+    return np.where(np.arange(LONGEST) < lengths, digits, PAD)
+
+
+def held_out() -> np.ndarray:
+    """The rows that the model is judged by, all different: it was trained on none of them."""
+    rows = draw(np.random.default_rng(HELD_OUT_SEED), 2 * HELD_OUT)
+    _, first = np.unique(numbers_of(rows), return_index=True)
+    return rows[np.sort(first)[:HELD_OUT]]
+
+
+def training_batches() -> Iterator[np.ndarray]:
+    """All that the model is trained on, in order. A row that is held out gives way to the one before it."""
+    rng, judged_by = np.random.default_rng(TRAINING_SEED), numbers_of(held_out())
+    for _ in range(BATCHES):
+        rows = draw(rng, 2 * BATCH)
+        yield rows[~np.isin(numbers_of(rows), judged_by)][:BATCH]
+
+
+def numbers_of(rows: np.ndarray) -> np.ndarray:
+    """A number for each row, equal for equal rows alone."""
+    return rows @ len(WORDS) ** np.arange(rows.shape[1], dtype=np.int64)
