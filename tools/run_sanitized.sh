@@ -60,9 +60,11 @@ trap finish EXIT
 "${run[@]}" "$python" -c "
 import pyattn._core as core
 assert core.__file__.startswith('$tree/'), core.__file__"
-# Pages, pictures and what is printed: NumPy and matplotlib on top of the same calls, which tell a sanitizer nothing new.
+# Pages, pictures, what is printed and what is found out about other attentions: NumPy and matplotlib on top of the same
+# calls, which tell a sanitizer nothing new. Nor does how much memory large arrays take, in minutes.
 on_top=()
-for file in tests/test_{benchmarks,check_page,docstrings,explain,pages,plot_*,readme,site,trace_html}.py; do
+for file in tests/test_{benchmarks,causes,check_*,comparing_*,docstrings,explain,interop_bertviz,layering,pages,plot_*}.py \
+    tests/test_{memory,prerequisites,readme,reference,site,trace*}.py; do
     on_top+=("--ignore=$file")
 done
 "${run[@]}" "$python" -m pytest --capture=sys "${on_top[@]}" "$@" 2>&1 | tee "$reports/output"
