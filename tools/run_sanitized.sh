@@ -63,7 +63,7 @@ assert core.__file__.startswith('$tree/'), core.__file__"
 # Pages, pictures, what is printed and what is found out about other attentions: NumPy and matplotlib on top of the same
 # calls, which tell a sanitizer nothing new. Nor does how much memory large arrays take, in minutes.
 on_top=()
-for file in tests/test_{benchmarks,causes,check_*,comparing_*,docstrings,explain,interop_bertviz,layering,pages,plot_*}.py \
+for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,interop_bertviz,layering,pages,plot_*}.py \
     tests/test_{memory,prerequisites,readme,reference,site,trace*}.py; do
     on_top+=("--ignore=$file")
 done
