@@ -175,8 +175,9 @@ class KVCache(CacheReader):
                     f"{self.max_length}"
                 )
         after = pages.grow(before, self._sizes, counts, self.window)
-        first = tuple(length - after.start for length in before.lengths)
-        use = pages.use_of(after, self._sizes)._replace(first=first, new=tuple(counts))
+        use = pages.use_of(after, self._sizes)
+        first = tuple(length - use.start for length in before.lengths)
+        use = use._replace(first=first, new=tuple(counts))
         return Growth(number, before, after, tuple(counts), use)
 
     def _finish(self, growth: Growth) -> None:

@@ -83,7 +83,7 @@ class Layer(NamedTuple):
     """
 
     pages: tuple[list[Page], ...]
-    """Of each batch entry; no list is in two places, for the references to a page to be counted."""
+    """Of each batch entry; no list is that of two, for the references to a page to be counted."""
     starts: tuple[int, ...]
     """Position of each batch entry's first page: a multiple of PAGE."""
     lengths: tuple[int, ...]
@@ -168,26 +168,34 @@ def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) 
     -------
     Layer
     """
-    pages, starts, lengths = [], [], []
-    for table, start, length, count in zip(*layer, counts, strict=True):
-        if count == 0:
-            pages.append(list(table))
-            starts.append(start)
-            lengths.append(length)
-            continue
-        missing = -((start - length - count) // PAGE) - len(table)
-        copied = []
-        if length % PAGE and is_shared(table):
-            copied = sizes.new_pages(1)
-            copied[0][:] = table[-1]
-        gone = 0 if window is None else max(0, length - window - start) // PAGE
-        kept = table[: len(table) - len(copied)] + copied
-        alone = window is not None  # to be let go one by one
-        new = [sizes.new_pages(1)[0] for _ in range(missing)] if alone else sizes.new_pages(missing)
-        pages.append((kept + new)[gone:])
-        starts.append(start + gone * PAGE)
-        lengths.append(length + count)
-    return Layer(tuple(pages), tuple(starts), tuple(lengths))
+    grown = [
+        _grow_entry(table, start, length, count, sizes, window)
+        for table, start, length, count in zip(*layer, counts, strict=True)
+    ]
+    return Layer(
+        tuple(table for table, _ in grown),
+        tuple(start for _, start in grown),
+        tuple(length + count for length, count in zip(layer.lengths, counts, strict=True)),
+    )
+
+
+def _grow_entry(
+    table: list[Page], start: int, length: int, count: int, sizes: Sizes, window: int | None
+) -> tuple[list[Page], int]:
+    """Make room in one batch entry: its pages then, and the position of the first."""
+    missing = -((start - length - count) // PAGE) - len(table)
+    copies = length % PAGE and is_shared(table)
+    gone = 0 if window is None else max(0, length - window - start) // PAGE
+    if count == 0 or not (missing or copies or gone):
+        return table, start  # the list itself, as most tokens do: of the layers before and after, one is kept
+    copied = []
+    if copies:
+        copied = sizes.new_pages(1)
+        copied[0][:] = table[-1]
+    kept = table[: len(table) - len(copied)] + copied
+    alone = window is not None  # to be let go one by one
+    new = [sizes.new_pages(1)[0] for _ in range(missing)] if alone else sizes.new_pages(missing)
+    return (kept + new)[gone:], start + gone * PAGE
 
 
 def pick(layer: Layer, index: Iterable[int]) -> Layer:
@@ -303,11 +311,13 @@ def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
     CacheUse
         Pages from `layer.start` on; in the place of one that was let go stands another, which no query sees.
     """
-    unseen = next((table[:1] for table in layer.pages if table), [])
-    tables = [
-        unseen * ((start - layer.start) // PAGE) + table for table, start in zip(layer.pages, layer.starts, strict=True)
-    ]
-    return CacheUse(tables, *sizes[:3], layer.length - layer.start, layer.start)
+    first, tables = layer.start, layer.pages
+    if any(start != first for start in layer.starts):
+        unseen = next(table[:1] for table in layer.pages if table)
+        tables = tuple(
+            unseen * ((start - first) // PAGE) + table for table, start in zip(tables, layer.starts, strict=True)
+        )
+    return CacheUse(tables, *sizes[:3], layer.length - first, first)
 
 
 def bytes_of(layers: Iterable[Layer]) -> int:

@@ -209,7 +209,7 @@ class CacheReader:
             scale=scale,
             score=score,
             window=window,
-            key_lengths=[length - held.start for length in held.lengths],
+            key_lengths=[length - use.start for length in held.lengths],
             query_lengths=query_lengths,
             dropout_p=dropout_p,
             rng=rng,

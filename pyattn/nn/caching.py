@@ -301,7 +301,7 @@ def open_cache(
         )
     if not stores:
         held, use = cache._read(layer)
-        hidden = hidden._replace(key_lengths=[length - held.start for length in held.lengths])
+        hidden = hidden._replace(key_lengths=[length - use.start for length in held.lengths])
         if cache.window is not None:
             raise ValueError(f"{cache_name} has window={cache.window}, and what is attended to here has no positions")
         return Opened(use, hidden, held.lengths, held.lengths, cache, None)
@@ -310,8 +310,7 @@ def open_cache(
             raise ValueError(f"window was given, but the cache has its own, window={cache.window}: leave it out")
         hidden = hidden._replace(window=(cache.window, None))
     growth = cache._begin(layer, x.shape[1], lengths)
-    start = growth.after.start
-    hidden = hidden._replace(key_lengths=[length - start for length in growth.after.lengths])
+    hidden = hidden._replace(key_lengths=[length - growth.use.start for length in growth.after.lengths])
     if any(count != x.shape[1] for count in growth.counts):
         hidden = hidden._replace(query_lengths=growth.counts)
     return Opened(growth.use, hidden, growth.before.lengths, growth.after.lengths, cache, growth)
