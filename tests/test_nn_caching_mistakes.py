@@ -63,6 +63,8 @@ MISTAKES = {
              "kdim is 6 and vdim 32, and step needs embed_dim, 32, for both"),
     "memory of another type": (lambda: layer_of("decoder").step(X, new_cache(), memory_cache=5), TypeError,
                                "memory_cache is of type int, expected pyattn.KVCache"),
+    "memory of the same": (lambda: (lambda cache: layer_of("decoder").step(X, cache, memory_cache=cache))(new_cache()),
+                           ValueError, "memory_cache is cache itself, expected what remember has filled"),
     "layers": (lambda: STACK.step(X, new_cache()), ValueError, "cache has 1 layers, expected 2: see new_cache"),
     "layers of different lengths": (lambda: STACK.step(X, uneven()), ValueError,
                                     "cache has layers of different lengths"),

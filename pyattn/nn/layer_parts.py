@@ -226,12 +226,12 @@ class Layer(Module):
         ValueError
             Shapes do not go together, the cache is full, or a decoder's layer has no memory_cache.
         """
+        what = "has no memory to attend to" if len(self.attentions) == 1 else "attends to a memory_cache: see remember"
         if (memory_cache is None) != (len(self.attentions) == 1):
-            what = (
-                "has no memory to attend to" if memory_cache is not None else "attends to a memory_cache: see remember"
-            )
             raise ValueError(f"memory_cache is {type(memory_cache).__name__}, and this layer {what}")
         check_cache(cache)
+        if memory_cache is cache:
+            raise ValueError("memory_cache is cache itself, expected what remember has filled")
         first = self.self_attn
         if not isinstance(first, MultiheadAttention):
             raise TypeError(f"self_attn is of type {type(first).__name__}, which has no step for a cache")

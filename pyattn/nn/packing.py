@@ -155,7 +155,7 @@ def parameters_of(module: Any) -> Parameters:
 
     Returns
     -------
-    pyattn.multi_head.Parameters
+    pyattn.heads.Parameters
         Never copies.
     """
     bias, bias_k, bias_v = module.in_proj_bias, module.bias_k, module.bias_v
