@@ -21,8 +21,10 @@ __all__ = ["Cached"]
 class Cached:
     """A `Decoding` of a model that has `new_cache` and `step`, and `remember` if it is an encoder-decoder.
 
-    What it gives has the bits of `Recomputing`. Rows that come from one share the pages of their cache, and what a
-    source's keys and values are is computed once. A step that fails, or is interrupted, leaves it as it was.
+    What it gives has the bits of `Recomputing`, but for rotary positions with the scaling dynamic or longrope beyond
+    the trained length: there keys stay as they were stored, and a row depends on the longest of its batch, too. Rows
+    that come from one share the pages of their cache, and what a source's keys and values are is computed once. A step
+    that fails, or is interrupted, leaves it as it was.
 
     Parameters
     ----------

@@ -109,7 +109,9 @@ def generate(
     return_steps : bool
         The result has every step, with the weights of attention. Default: False.
     use_cache : bool
-        Keep keys and values, where the model has a cache, the default; the tokens are the same without.
+        Keep keys and values, where the model has a cache, the default. The tokens are the same without, but for rotary
+        positions with the scaling dynamic or longrope beyond the trained length: there keys stay as they were stored,
+        and a row depends on the longest of its batch, too.
 
     Returns
     -------
