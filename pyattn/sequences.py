@@ -135,7 +135,8 @@ def pad_sequences(
     truncate : {'right', 'left'}, optional
         Where sequences that are longer lose what is too much. Default: None: they are an error.
     side : {'right', 'left'}
-        Where padding goes: behind, the default, or before. Before, for decoder-only models, which go on at the end.
+        Where padding goes: behind, the default, or before. Most models count positions from the first element of a row,
+        be it padding, and want it behind; `pyattn.generate` with a pad_token_id takes arrays with padding before, too.
     dtype : dtype
         Of the array. Default: int64.
 
