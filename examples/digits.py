@@ -75,7 +75,7 @@ def held_out() -> np.ndarray:
 
 
 def training_batches() -> Iterator[np.ndarray]:
-    """All that the model is trained on, in order. A row that is held out gives way to the one before it."""
+    """All that the model is trained on, in order: of the rows drawn for a batch, the first 64 that are not held out."""
     rng, judged_by = np.random.default_rng(TRAINING_SEED), numbers_of(held_out())
     for _ in range(BATCHES):
         rows = draw(rng, 2 * BATCH)
