@@ -186,6 +186,22 @@ def test_tokens_are_drawn_from_the_distribution(temperature):
     np.testing.assert_allclose(found.scores, LOG[3, found.tokens[:, 0]], rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-20])
+def test_without_any_heat_the_likeliest_is_drawn(temperature, dtype):
+    table = TABLE.astype(dtype) + 1000
+    found = pyattn.generate(Markov(table), [[3]], max_new_tokens=7, do_sample=True, temperature=temperature, rng=0)
+    assert found.tokens[0].tolist() == greedy(3, 7)
+
+
+def test_in_any_heat_all_are_as_likely():
+    hot = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=1, do_sample=True, temperature=1e300,
+                          num_return_sequences=6000, rng=0)  # fmt: skip
+    counts = np.bincount(hot.tokens[:, 0], minlength=len(TABLE))
+    expected = 6000 / len(TABLE)
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+
+
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8, "temperature": 2.0}])
 def test_what_is_left_out_is_never_drawn(options):
     found = pyattn.generate(

@@ -223,6 +223,8 @@ LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("
             "^repetition_penalty is -1, expected a finite number above",
         ),
         (LM, [[1]], {"length_penalty": 2}, ValueError, "^length_penalty is 2.0 with num_beams=1: it ranks beams$"),
+        (LM, [[1]], {"num_beams": 2, "length_penalty": 700}, ValueError, "^length_penalty is 700, expected -50 to 50$"),
+        (nn.TransformerLM, [[1]], {}, TypeError, "^model is the class TransformerLM, expected one of its objects"),
         (
             LM,
             [[1]],
@@ -264,6 +266,22 @@ LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("
 def test_mistakes_are_named(model, source, options, error, message):
     with pytest.raises(error, match=message):
         pyattn.generate(model, source, **{"max_new_tokens": 4, **options})
+
+
+@kinds
+def test_padding_of_lists_is_that_of_arrays(kind):
+    """And rows of different lengths have none."""
+    options = {"max_new_tokens": 5, **arguments_of(kind)}
+    model = model_of(kind, padding_idx=0)
+    padded = [[3, 5, 0], [3, 5, 7]]
+    expected = pyattn.generate(model, [[3, 5], [3, 5, 7]], **options)
+    for source in (padded, np.array(padded), [[0, 3, 5], [3, 5, 7]], tuple(map(tuple, padded))):
+        found = pyattn.generate(model, source, **options)
+        assert_same_bits(found.scores, expected.scores)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+    ragged = pyattn.generate(model, [[3, 5, 0], [3, 5]], **options)
+    said = pyattn.generate(model, padded, source_lengths=[3, 2], **options)
+    assert_same_bits(ragged.scores, said.scores)
 
 
 def test_a_model_in_training_writes_nothing():

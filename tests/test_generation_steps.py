@@ -102,6 +102,20 @@ def test_a_table_can_be_read():
     assert max(map(len, long.splitlines())) < 150
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "kind", "message"),
+    [
+        (["a"], ValueError, r"^vocabulary has no word for the id \d$"),
+        ({0: "a"}, ValueError, r"^vocabulary has no word for the id \d$"),
+        ("abc", TypeError, "^vocabulary is of type str, expected a sequence of words or a mapping of ids to words$"),
+    ],
+)
+def test_words_that_are_missing_are_named(vocabulary, kind, message):
+    generation = pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=2, return_steps=True)
+    with pytest.raises(kind, match=message):
+        generation.table(vocabulary=vocabulary)
+
+
 def test_steps_that_are_not_there():
     generation = pyattn.generate(Markov(CHAIN), [[0], [1]], max_new_tokens=2)
     assert str(generation) == "row 0, score -0.0000: 1 2\nrow 1, score -0.0000: 2 3"

@@ -123,6 +123,26 @@ def test_padding_changes_nothing(kind):
         assert_same_bits(batch[n, :length], call(model, IDS[n, :length], SRC[n, :source]))
 
 
+@pytest.mark.parametrize("kind", ["LM", "Seq2Seq"])
+def test_a_step_takes_no_padding_for_tokens(kind):
+    """It has the logits that forward gives the last token before padding, as with lengths."""
+    model = make(kind, padding_idx=PAD)
+    memory = {"memory_cache": model.remember(SRC_PADDED)} if model.is_encoder_decoder else {}
+    caches = [model.new_cache(len(PADDED)) for _ in range(2)]
+    found = model.step(PADDED, caches[0], **memory).logits
+    assert_same_bits(found, model.step(PADDED, caches[1], lengths=LENGTHS, **memory).logits)
+    assert_same_bits(found, call(model, PADDED, SRC_PADDED)[np.arange(len(PADDED)), np.array(LENGTHS) - 1])
+    assert caches[0].lengths.tolist() == list(LENGTHS)
+    for wrong in ([[PAD, 3], [3, 4]], [[PAD, PAD], [3, 4]]):
+        with pytest.raises(ValueError, match=r"^input has padding, id \d+, before other tokens or alone, and a cache"):
+            model.step((wrong * len(PADDED))[: len(PADDED)], caches[0], **memory)
+
+
+def test_ids_in_rows_of_different_lengths_are_told_what_to_do():
+    with pytest.raises(ValueError, match=r"^input has rows of different lengths, .*: pyattn\.pad_sequences makes an "):
+        make("LM")([[1, 2], [3]])
+
+
 def test_what_is_said_counts_more_than_padding_idx():
     model = make("LM", padding_idx=PAD)
     assert not np.array_equal(model(PADDED, lengths=[6, 6, 6])[:, -1], model(PADDED)[:, -1])

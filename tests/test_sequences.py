@@ -138,6 +138,13 @@ def test_other_numbers_and_dtypes():
             ValueError,
             "^padding_value holds 300, which uint8 does not hold",
         ),
+        (
+            [[2**53 + 1]],
+            {"dtype": float},
+            ValueError,
+            r"^sequences\[0\] holds 9007199254740993, which float64 does not",
+        ),
+        ([[1e300]], {"dtype": "f4"}, ValueError, r"^sequences\[0\] holds 1e\+300, which float32 does not hold$"),
         (RAGGED, {"dtype": None}, TypeError, "^dtype is None, expected one of numbers, such as numpy.int64"),
         (RAGGED, {"dtype": str}, TypeError, "^dtype is <U0, expected one of numbers"),
     ],

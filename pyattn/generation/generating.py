@@ -66,17 +66,17 @@ def generate(
     max_new_tokens : int
         A row that has not ended by then is cut off.
     source_lengths : array_like of int, (batch,), optional
-        How many tokens of each row of source are no padding. Default: None, all; of an array, all but pad_token_id at
-        the ends of rows.
+        How many tokens of each row of source are no padding. Default: None, all but pad_token_id at the ends of rows
+        that all have one length, in an array or a list; rows of different lengths have no padding.
     start_token_id : int, optional
         ``<s>``: what follows it is generated. An encoder-decoder needs one; for other models it is put before each row.
         Default: None.
     eos_token_id : int or sequence of int, optional
         ``<end>``: a row that gets it is finished. Default: None, all rows get max_new_tokens.
     pad_token_id : int, optional
-        What an array's rows are padded with, before or behind, unless it is an end symbol, too; and what is put behind
-        rows of the result that are shorter than others. Default: None, the model's padding_idx, if it has one; behind
-        rows else the first eos_token_id, or 0.
+        What rows of one length are padded with, before or behind, unless it is an end symbol, too; and what is put
+        behind rows of the result that are shorter than others. Default: None, the model's padding_idx, if it has one;
+        behind rows else the first eos_token_id, or 0.
     min_new_tokens : int
         No end symbol comes before so many tokens. Default: 0.
     do_sample : bool
@@ -204,6 +204,8 @@ def generate(
 
 
 def _check_model(model: Any) -> None:
+    if isinstance(model, type):
+        raise TypeError(f"model is the class {model.__name__}, expected one of its objects: call it with sizes")
     if not hasattr(model, "is_encoder_decoder"):
         begin(model, None, None, use_cache=True, need_weights=False)  # says what is wrong
     if getattr(model, "training", False):

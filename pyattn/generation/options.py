@@ -16,6 +16,9 @@ __all__ = ["EarlyStopping", "Options", "TokenIds", "as_token_ids"]
 TokenIds: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 EarlyStopping: TypeAlias = "bool | Literal['never']"
 
+MOST_LENGTH_PENALTY = 50
+"""Of either sign: a million tokens to that power are still a float."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -88,6 +91,9 @@ class Options:
         for name in ("temperature", "repetition_penalty"):
             read[name] = as_finite(given[name], name, above=0)
         read["length_penalty"] = as_finite(given["length_penalty"], "length_penalty")
+        if abs(read["length_penalty"]) > MOST_LENGTH_PENALTY:
+            most = MOST_LENGTH_PENALTY
+            raise ValueError(f"length_penalty is {given['length_penalty']}, expected -{most} to {most}")
         top_k, top_p, stopping = given["top_k"], given["top_p"], given["early_stopping"]
         read["top_k"] = None if top_k is None else as_count(top_k, "top_k", least=1)
         read["top_p"] = None if top_p is None else as_finite(top_p, "top_p", above=0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, SupportsIndex, TypeAlias
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
 from pyattn._arguments import as_count
+from pyattn._vocabulary import Vocabulary, word_of
 from pyattn.choosing import TopK
 from pyattn.functional import FloatArray
 from pyattn.generation.protocol import IntArray
 
-__all__ = ["Generation", "GenerationStep", "RowStep", "Vocabulary"]
+__all__ = ["Generation", "GenerationStep", "RowStep"]
 
-Vocabulary: TypeAlias = "Sequence[str] | Mapping[int, str] | None"
 SHOWN = 3  # alternatives in a table
 WIDEST = 40  # characters of what came before
 
@@ -171,16 +170,18 @@ class Generation:
 
         Raises
         ------
+        TypeError
+            vocabulary is something else.
         ValueError
-            There is no such row, or steps were not kept.
+            There is no such row, steps were not kept, or vocabulary has no word for an id.
         """
         lines = [("step", "decoder input", "next token", "probability", "alternatives")]
         for step in self.row_steps(row):
-            before = " ".join(_word(token, vocabulary) for token in step.decoder_input.tolist())
+            before = " ".join(word_of(token, vocabulary) for token in step.decoder_input.tolist())
             others = zip(step.alternatives.indices[:SHOWN].tolist(), step.alternatives.values[:SHOWN], strict=True)
-            alternatives = ", ".join(f"{_word(token, vocabulary)} {share:.4f}" for token, share in others)
+            alternatives = ", ".join(f"{word_of(token, vocabulary)} {share:.4f}" for token, share in others)
             shown = before if len(before) <= WIDEST else "..." + before[3 - WIDEST :]
-            word = _word(step.token, vocabulary)
+            word = word_of(step.token, vocabulary)
             lines.append((str(step.number + 1), shown, word, f"{step.probability:.4f}", alternatives))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         right = {0, 3}
@@ -206,10 +207,6 @@ class Generation:
         if self.steps is not None and len(lines) == 1:
             lines.append(self.table())
         return "\n".join(lines)
-
-
-def _word(token: int, vocabulary: Vocabulary) -> str:
-    return str(token) if vocabulary is None else vocabulary[token]
 
 
 def _of_row(step: GenerationStep, at: int, token: int, source: int | None) -> RowStep:

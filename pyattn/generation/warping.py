@@ -83,9 +83,17 @@ def warp(scores: FloatArray, temperature: float, top_k: int | None, top_p: float
     ndarray, (rows, vocabulary)
         `pyattn.softmax` of it is the distribution.
     """
-    scores = scores if temperature == 1 else scores / scores.dtype.type(temperature)
+    scores = scores if temperature == 1 else _divide(scores, temperature)
     scores = scores if top_k is None else keep_top_k(scores, top_k)
     return scores if top_p is None or top_p == 1 else keep_nucleus(scores, top_p)
+
+
+def _divide(scores: FloatArray, temperature: float) -> FloatArray:
+    """Of any temperature: less than the largest, which becomes 0, and -inf where that is what is left of a chance."""
+    with np.errstate(over="ignore"):
+        below = (scores - scores.max(axis=-1, keepdims=True)) / np.float64(temperature)
+        result: FloatArray = below.astype(scores.dtype)
+    return result
 
 
 def keep_top_k(scores: FloatArray, k: int) -> FloatArray:

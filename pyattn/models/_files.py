@@ -53,7 +53,8 @@ def open_model(path: str | os.PathLike[str]) -> ModelFiles:
     ValueError
         A file is damaged, or files do not go together.
     """
-    given, folder = Path(path), folder_of(path)
+    folder = folder_of(path)
+    given = Path(path)
     config = read_config(folder)
     if given.is_file() and given.suffix == ".safetensors":
         return ModelFiles(config, open_tensors(given), os.fspath(given))
@@ -105,9 +106,13 @@ def folder_of(path: str | os.PathLike[str]) -> Path:
 
     Raises
     ------
+    TypeError
+        path is something else.
     OSError
         It is not there, or has no config.json.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path is of type {type(path).__name__}, expected a str or path of a folder")
     given = Path(path)
     if not given.exists():
         raise FileNotFoundError(f"{given} is not there, expected a folder with {CONFIG} and {WEIGHTS}")

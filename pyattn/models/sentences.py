@@ -129,6 +129,8 @@ class SentenceEncoder:
         if isinstance(sentences, str):
             result: FloatArray = self.encode([sentences], batch_size=batch_size)[0]
             return result
+        if not isinstance(sentences, Iterable):
+            raise TypeError(f"sentences is of type {type(sentences).__name__}, expected a str or several")
         texts, size = list(sentences), as_count(batch_size, "batch_size", least=1)
         for n, text in enumerate(texts):
             if not isinstance(text, str):

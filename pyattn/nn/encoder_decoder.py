@@ -325,6 +325,10 @@ class EncoderDecoder(Stepping):
             raise TypeError(f"transformer.decoder is of type {type(decoder).__name__}, expected TransformerDecoder")
         return decoder.remember(memory, lengths)
 
+    @property
+    def _hidden_id(self) -> int | None:
+        return getattr(self.tgt_embedding, "padding_idx", None)
+
     def _layers_with_cache(self) -> Stack:
         return as_stack(self.transformer.decoder, "transformer.decoder")
 

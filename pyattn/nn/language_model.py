@@ -206,6 +206,10 @@ class TransformerLM(Stepping):
         """The id of padding, if there is one."""
         return getattr(self.embedding, "padding_idx", None)
 
+    @property
+    def _hidden_id(self) -> int | None:
+        return self.padding_idx
+
     def forward(
         self,
         input: npt.ArrayLike,  # noqa: A002 (torch's name)

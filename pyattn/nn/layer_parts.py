@@ -13,7 +13,6 @@ from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.functional import FloatArray
 from pyattn.layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
-from pyattn.nn.caching import check_cache, open_cache, turning_of
 from pyattn.nn.containers import check_module
 from pyattn.nn.dtypes import as_count, as_input
 from pyattn.nn.feed_forward import Activation, as_activation, drop, feed, name_in_the_core
@@ -21,6 +20,7 @@ from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
 from pyattn.nn.normalizing import LayerNorm, RMSNorm
+from pyattn.nn.opening import check_cache, open_cache, turning_of
 from pyattn.nn.packing import parameters_of
 from pyattn.torch_rules import Hidden, Sizes, for_the_core, with_batch_first
 

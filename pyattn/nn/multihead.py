@@ -12,8 +12,9 @@ from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.heads import NO_DROPOUT, Dropout, compute
-from pyattn.nn.caching import CachingAttention, as_rotary, turning_of
+from pyattn.nn.caching import CachingAttention, as_rotary
 from pyattn.nn.dtypes import as_float_dtype, as_input, check_multiple, count_or
+from pyattn.nn.opening import turning_of
 from pyattn.nn.packing import is_packable, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first

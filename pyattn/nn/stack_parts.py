@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
-from pyattn.nn.caching import check_cache
 from pyattn.nn.containers import ModuleList, check_module, modules_of
 from pyattn.nn.dtypes import as_count
 from pyattn.nn.module import Module
 from pyattn.nn.multihead import MultiheadAttention
+from pyattn.nn.opening import check_cache
 
 if TYPE_CHECKING:
     from pyattn.cache import KVCache
@@ -142,7 +142,8 @@ class Stack(Module):
     ) -> StackResult:
         """Call the layers in turn for the next tokens, whose keys and values go into a cache behind those it has.
 
-        The output has the bits that `forward` over all tokens at once, with is_causal, gives these rows.
+        The output has the bits that `forward` over all tokens at once, with is_causal, gives these rows; not so with a
+        rotary whose frequencies depend on the length of the sequence (dynamic, longrope).
 
         Parameters
         ----------
@@ -197,6 +198,10 @@ class Stack(Module):
         check_cache(cache, name)
         if cache.num_layers != len(self.layers):
             raise ValueError(f"{name} has {cache.num_layers} layers, expected {len(self.layers)}: see new_cache")
+        for layer in self.layers:
+            attention = getattr(layer, "self_attn" if name == "cache" else "multihead_attn", None)
+            if isinstance(attention, MultiheadAttention):
+                _check_sizes(cache, name, attention)
         if len({layer.lengths for layer in cache._layers}) > 1:
             raise ValueError(
                 f"{name} has layers of different lengths; {name}.truncate({name}.lengths) makes them as long as the "
@@ -209,6 +214,13 @@ class Stack(Module):
         for layer in self.layers:
             x = layer(x, *memory, **masks, **options)
         return x
+
+
+def _check_sizes(cache: KVCache, name: str, attention: MultiheadAttention) -> None:
+    for size in ("num_kv_heads", "head_dim", "v_head_dim"):
+        found, expected = getattr(cache, size), getattr(attention, size)
+        if found != expected:
+            raise ValueError(f"{name} has {size}={found}, expected {expected} as the layers': see new_cache")
 
 
 def _heads_of(layer: Module, name: str) -> tuple[int, int, int, np.dtype[Any]]:

@@ -15,13 +15,14 @@ from pyattn import _core, functional
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
-from pyattn.nn.caching import check_cache
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
 from pyattn.nn.module import Module
+from pyattn.nn.opening import check_cache
 from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.stack_parts import Stack
 from pyattn.nn.tokens import as_ids, embed
+from pyattn.torch_rules import lengths_of
 
 if TYPE_CHECKING:
     from pyattn.cache import KVCache
@@ -68,6 +69,11 @@ class Stepping(Module):
         """How many positions there are; None where there is no end to them."""
         raise NotImplementedError
 
+    @property
+    def _hidden_id(self) -> int | None:
+        """The id that `forward` takes for padding where it is not told what is."""
+        return None
+
     def _layers_with_cache(self) -> Stack:
         raise NotImplementedError
 
@@ -108,7 +114,8 @@ class Stepping(Module):
     ) -> Step:
         """Compute the scores of what follows the next tokens; their keys and values go into a cache.
 
-        The logits have the bits that `forward` over all tokens at once gives each row's last. A call that fails leaves
+        The logits have the bits that `forward` over all tokens at once gives each row's last, but where rotary
+        positions are scaled by dynamic or longrope, whose frequencies depend on the length. A call that fails leaves
         the cache as it was.
 
         Parameters
@@ -120,7 +127,8 @@ class Stepping(Module):
         memory_cache : KVCache, optional
             What an encoder-decoder's `remember` returned. Default: None.
         lengths : array_like of int, (N,), optional
-            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, all.
+            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, all but padding
+            at the end, if the model has an id of it.
         need_weights : bool
             Return weights, too. Default: False.
         rng : None, int, SeedSequence or Generator
@@ -161,11 +169,23 @@ class Stepping(Module):
             raise ValueError(
                 f"input has shape {ids.shape}, expected {order}: a token or more for each of the cache's batch entries"
             )
-        counts = read_counts(lengths, "lengths", rows.shape)
+        counts = read_counts(self._without_padding(rows) if lengths is None else lengths, "lengths", rows.shape)
         most, longest = self.max_length, int((cache.lengths + counts).max(initial=0))
         if most is not None and longest > most:
             raise ValueError(f"input makes a sequence of {longest} tokens, and the model has {most} positions")
         return ids, counts
+
+    def _without_padding(self, rows: IntArray) -> IntArray | None:
+        """Count tokens before the padding that `forward` would hide; None is all."""
+        if self._hidden_id is None:
+            return None
+        counts = lengths_of(rows == self._hidden_id)
+        if counts is None or not counts.all():
+            raise ValueError(
+                f"input has padding, id {self._hidden_id}, before other tokens or alone, and a cache holds what is not "
+                "padding; put it last, or say with lengths how many tokens of each row count"
+            )
+        return counts
 
 
 def as_stack(module: Module, name: str) -> Stack:

@@ -71,7 +71,13 @@ def as_ids(x: npt.ArrayLike, name: str, count: int | None) -> IntArray:
     ValueError
         An id is out of range.
     """
-    ids = _core.as_array(x, name)
+    try:
+        ids = _core.as_array(x, name)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        hint = "pyattn.pad_sequences makes an array of them, and tells their lengths"
+        raise ValueError(f"{name} has rows of different lengths, expected an array of ids: {hint}") from error
     if ids.dtype.kind not in "iu":
         if ids.size:
             raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: ids of tokens")

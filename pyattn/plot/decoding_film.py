@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +11,14 @@ from matplotlib import colormaps
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 
+from pyattn._vocabulary import Vocabulary, word_of
 from pyattn.plot.canvas import Canvas
 from pyattn.plot.head_grid import GridOfHeads, arrange
 from pyattn.plot.lettering import Lettering
 from pyattn.plot.looks import Look
 from pyattn.plot.reading import Array, Tokens, read_tokens
 
-__all__ = ["DecodingFilm", "GenerationLike", "RowStepLike", "Vocabulary"]
-
-Vocabulary: TypeAlias = "Sequence[str] | Mapping[int, str] | None"
+__all__ = ["DecodingFilm", "GenerationLike", "RowStepLike"]
 
 _MARGIN, _HEAD, _FOOT = 24.0, 96.0, 36.0
 _PAGE = (860.0, 640.0)
@@ -246,21 +245,7 @@ def _read_words(steps: list[RowStepLike], vocabulary: Vocabulary) -> dict[int, s
     last = steps[-1]
     ids = {*last.decoder_input.tolist(), last.token}
     ids |= {token for step in steps for token in step.alternatives.indices[:_MOST_OTHERS].tolist()}
-    if vocabulary is None:
-        return {token: str(token) for token in ids}
-    if isinstance(vocabulary, (str, bytes)) or not hasattr(vocabulary, "__getitem__"):
-        raise TypeError(
-            f"vocabulary is of type {type(vocabulary).__name__}, expected a sequence of words or a mapping of ids to "
-            "words"
-        )
-    return {token: _word(token, vocabulary) for token in sorted(ids)}
-
-
-def _word(token: int, vocabulary: Sequence[str] | Mapping[int, str]) -> str:
-    try:
-        return str(vocabulary[token])
-    except (KeyError, IndexError):
-        raise ValueError(f"vocabulary has no word for the id {token}") from None
+    return {token: word_of(token, vocabulary) for token in sorted(ids)}
 
 
 def _alternatives(step: RowStepLike, words: dict[int, str]) -> str:
