@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 from helpers import SANITIZED, assert_same_bits, bits, run_python
 
 import pyattn
-from pyattn import _core
+from pyattn import _core, nn
 
 pytestmark = pytest.mark.threads
 
@@ -21,6 +22,15 @@ pytestmark = pytest.mark.threads
 def _restore_number():
     yield
     pyattn.set_num_threads(None)
+
+
+@pytest.fixture
+def switch_often():
+    """Threads that compute in Python, too, take turns every ten microseconds."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -78,11 +88,14 @@ def test_sixteen_threads_get_what_one_gets():
     in_threads(16, work)
 
 
-def test_threads_may_share_all_functions(arrays):
+def shared_calls(arrays):
+    """Of all functions and of modules, on the same arrays."""
     query, key, value = arrays
-    whole = pyattn.attention(query, key, value, need_lse=True)
     parts = [pyattn.attention(query, key[:, :, cut], value[:, :, cut], need_lse=True) for cut in np.s_[:300, 300:]]
-    calls = [
+    x, wide = key[0], key[0, 0, :50]
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, rng=0).eval()
+    model = nn.TransformerLM(20, 32, 4, 2, 64, rng=0).eval()
+    return [
         lambda: pyattn.softmax(key),
         lambda: pyattn.log_softmax(key, 0),
         lambda: pyattn.top_k(key, 7).values,
@@ -92,10 +105,52 @@ def test_threads_may_share_all_functions(arrays):
         lambda: pyattn.dropout(key, 0.3, rng=0),
         lambda: pyattn.embedding(np.arange(3000) % 300, key[0, 0], scale=2, residual=key[0, 0, 0]),
         lambda: pyattn.rotary_embedding(query, offset=5),
+        lambda: pyattn.layer_norm(key, 32, wide[0], wide[1]),
+        lambda: pyattn.rms_norm(key, 32, wide[0], residual=value),
+        lambda: pyattn.gelu(key),
+        lambda: pyattn.feed_forward(x, wide, None, wide.T, None, activation="silu", residual=x),
+        lambda: layer(x, is_causal=True),
+        lambda: pyattn.generate(model, [[3, 1, 4], [1, 5]], max_new_tokens=5).scores,
+        lambda: pyattn.generate(model, [[3, 1, 4]], max_new_tokens=4, num_beams=3).scores,
     ]
+
+
+@pytest.mark.usefixtures("switch_often")
+def test_threads_may_share_all_functions(arrays):
+    """And modules, whose parameters are only read."""
+    calls = shared_calls(arrays)
     expected = [call() for call in calls]
-    assert_same_bits(expected[4], whole.lse)
-    in_threads(8, lambda n: [assert_same_bits(calls[k % 9](), expected[k % 9]) for k in range(n, n + 20)])
+    assert_same_bits(expected[4], pyattn.attention(*arrays, need_lse=True).lse)
+
+    def work(n):
+        for k in range(n, n + 20):
+            assert_same_bits(calls[k % len(calls)](), expected[k % len(calls)], k % len(calls))
+
+    in_threads(8, work)
+
+
+def attend_in_turns(cache, key, value):
+    """Tokens come a few at a time, to a cache of one's own, on pages that it shares until it writes."""
+    cache, outputs = cache.fork(), []
+    for turn in (np.s_[:, :, a:b] for a, b in itertools.pairwise([70, 71, 74, 80, 90, 99, 115, 140, 143])):
+        cache.append(0, key[turn], value[turn])
+        outputs.append(cache.attend(0, key[turn], is_causal=True))
+    return np.concatenate([*outputs, *cache.to_arrays(0)], axis=2)
+
+
+@pytest.mark.usefixtures("switch_often")
+def test_each_thread_continues_a_cache_by_itself(arrays):
+    _, key, value = arrays
+    cache = pyattn.KVCache(1, 4, 32, batch_size=2)
+    cache.append(0, key[:, :, :70], value[:, :, :70])
+    rows = [(np.roll(key, n, axis=2), np.roll(value, n, axis=2)) for n in range(8)]
+    expected = [attend_in_turns(cache, *each) for each in rows]
+
+    def work(n):
+        for _ in range(3):
+            assert_same_bits(attend_in_turns(cache, *rows[n]), expected[n])
+
+    in_threads(8, work)
 
 
 def test_threads_may_change_the_number_meanwhile(arrays):
