@@ -25,12 +25,19 @@ signal.alarm({SECONDS})  # a lock that nobody opens any more
 warnings.simplefilter("ignore", DeprecationWarning)  # what this is about: threads and fork
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal((2, 8, length, 32), np.float32) for length in (100, 600, 600)]
+held, model = pyattn.KVCache(1, 8, 32, batch_size=2), pyattn.nn.TransformerLM(20, 16, 2, 2, 32, rng=0).eval()
+held.append(0, *arrays[1:])
 
 def compute(threads=2):
     result = pyattn.attention(*arrays, num_threads=threads, need_lse=True)
     few = pyattn.attention(arrays[0][:, :, :1], *arrays[1:], num_threads=threads)
     soft = pyattn.softmax(arrays[1])
-    return b"".join(bits(x).tobytes() for x in (result.output, result.lse, few, soft))
+    norms = pyattn.layer_norm(arrays[1], 32), pyattn.rms_norm(arrays[1], 32)
+    cache = held.fork()  # its last page is copied
+    cache.append(0, arrays[1][:, :, :1], arrays[2][:, :, :1])
+    read = cache.attend(0, arrays[0], is_causal=True, num_threads=threads)
+    scores = pyattn.generate(model, [[3, 1, 4], [1]], max_new_tokens=3).scores
+    return b"".join(bits(x).tobytes() for x in (result.output, result.lse, few, soft, *norms, read, scores))
 
 def forked(work):
     child = os.fork()
@@ -111,19 +118,25 @@ long = np.broadcast_to(query[:, :, None], (1, 4, 100, {LENGTH}, 64)).reshape(1, 
 wide, module = query.reshape(1, -1, 256)[:, :700], pyattn.nn.MultiheadAttention(256, 4, 0.1, batch_first=True, rng=0)
 turning = pyattn.nn.MultiheadAttention(8, 2, batch_first=True, rng=0, rotary=pyattn.nn.RotaryEmbedding(4)).eval()
 layer = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval()
-small = rng.standard_normal((500, 16, 8), np.float32)  # most of the time goes to what is done in place
+small = rng.standard_normal((8000, 16, 8), np.float32)  # most of the time goes to what is done in place
+held = pyattn.KVCache(1, 4, 64)
+held.append(0, *[long[:, :, : {5 * LENGTH}]] * 2)
 pyattn.set_num_threads(2)
 calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
-    "embedding": lambda: pyattn.embedding(np.arange(20000) % len(wide[0]), wide[0], scale=2, num_threads=2),
+    "embedding": lambda: pyattn.embedding(np.arange(100000) % len(wide[0]), wide[0], scale=2, num_threads=2),
     "top_k": lambda: pyattn.top_k(long[0, 0, :20000], 5).values,
     "dropout": lambda: pyattn.dropout(long[0, 0, :100000], 0.3, rng=0),
     "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
     "rotary in a module": lambda: turning(small, small, small, need_weights=False)[0],
     "layer": lambda: layer(small),
+    "layer_norm": lambda: pyattn.layer_norm(long[:, :, : {50 * LENGTH}], 64),
+    "gelu": lambda: pyattn.gelu(long[:, :, : {50 * LENGTH}]),
+    "cache": lambda: held.attend(0, query, num_threads=2),
+    "generate": lambda: pyattn.generate(model, [[3, 1, 4]], max_new_tokens=40).scores,
 }}
 for name, call in calls.items():
     expected = call()
@@ -136,7 +149,7 @@ for name, call in calls.items():
         if os.getpid() != parent:
             os._exit(0 if same else 3)  # the child came out of the same call
         assert same, name
-assert len(children) == 30
+assert len(children) == 3 * len(calls)
 assert all(succeeded(child) for child in children)
 """
 
