@@ -63,6 +63,19 @@ def test_threads_batches_and_out_give_the_same_bits(dtype, level):
     assert_same_bits(out, first)
 
 
+@pytest.mark.threads
+def test_several_threads_give_the_same_bits(dtype):
+    """Also where the result takes the place of what is added."""
+    x, w1, b1, w2, b2, w3, b3 = draw(np.random.default_rng(7), 500, 64, 200, dtype)
+    results = []
+    for threads in (1, 2, 3, 7):
+        y, options = x.copy(), {"gate_weight": w3, "gate_bias": b3, "num_threads": threads}
+        pyattn.feed_forward(x, w1, b1, w2, b2, activation="gelu", residual=y, out=y, **options)
+        results.append(y)
+    for other in results[1:]:
+        assert_same_bits(other, results[0])
+
+
 def test_levels_give_the_same_bits(dtype, levels):
     x, w1, b1, w2, b2, w3, b3 = draw(np.random.default_rng(5), 30, 96, 200, dtype)
     results = []

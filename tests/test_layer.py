@@ -143,6 +143,18 @@ def test_threads_batches_and_strides_give_the_same_bits(dtype, level):
     assert_same_bits(drawn.whole(memory), first)
 
 
+@pytest.mark.threads
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_several_threads_give_the_same_bits(norm_first, dtype):
+    """Of as many rows as each of the loops is shared out for."""
+    drawn, rng = Drawn(dtype, gated=True), np.random.default_rng(2)
+    drawn.x, memory = (rng.standard_normal((50, n, E)).astype(dtype) for n in (200, 30))
+    options = {"norm_first": norm_first, "activation": "silu", "is_causal": True}
+    first = drawn.whole(memory, **options, num_threads=1)
+    for threads in (2, 3, 7):
+        assert_same_bits(drawn.whole(memory, **options, num_threads=threads), first)
+
+
 def test_levels_give_the_same_bits(dtype, levels):
     drawn, results = Drawn(dtype, gated=True), []
     for level in [one for one in levels if one != "scalar"] or levels:

@@ -108,8 +108,20 @@ def test_levels_strides_threads_and_neighbours_give_the_same_bits(norm, dtype, l
             pyattn.set_num_threads(threads)
             results += [norm(x, 771), norm(np.asfortranarray(x), 771), norm(x[::-1], 771)[::-1]]
             results.append(np.concatenate([norm(row[None], 771) for row in x]))
+    pyattn.set_num_threads(None)
     for other in results[1:]:
         assert_same_bits(other, results[0])
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("rms", [False, True])
+def test_several_threads_give_the_same_bits(rms, dtype):
+    x, other = np.random.default_rng(2).standard_normal((2, 600, 771)).astype(dtype)
+    options = {"residual": other, "rms": rms, "need_sum": True}
+    first = _core.normalize(x, **options, num_threads=1)
+    for threads in (2, 3, 7):
+        for actual, expected in zip(_core.normalize(x, **options, num_threads=threads), first, strict=True):
+            assert_same_bits(actual, expected)
 
 
 def test_nan_stays_in_its_row(dtype, level):
