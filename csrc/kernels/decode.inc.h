@@ -26,7 +26,7 @@ ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t feature
             ATTN_UNROLL for (int i = 0; i < LANES; i++)
                 ATTN_UNROLL for (int r = 0; r < R; r++)
                     sum[g * R + r] = V(fma)(k[i], V(splat)(query[r][d + i]), sum[g * R + r]);
-            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
+            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line), 1);
             __asm__ volatile("" ::: "memory"); /* one square after the other: two have no room */
         }
     }
@@ -45,16 +45,14 @@ ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const rea
         ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r][i]), acc[r]);
 }
 
-/* How keys are walked so that the nearest cache holds them, and what is fetched meanwhile: G groups beside each other,
- * whole rows fetched in the order of memory; long rows fold by fold; one group at a time, where rows are neither, or
- * fall into the same few sets of that cache. One row of a linear layer out of the last cache, on Zen 5: 768 features
- * by folds 66 GB/s, one group at a time 53; 3,072 features, whose rows share sets, 25 and 38. */
-typedef enum { K(BESIDE), K(FOLDS), K(SINGLE) } K(walk);
-ATTN_TEMPLATE K(walk) K(walk_of)(const int G, ptrdiff_t head_dim, ptrdiff_t key_stride)
+/* How many groups of keys are walked beside each other: G, unless their rows leave no room in the second cache for those
+ * that are fetched meanwhile, or fall into the same few sets of the first. */
+ATTN_TEMPLATE int K(groups_beside)(const int G, ptrdiff_t head_dim, ptrdiff_t key_stride)
 {
-    enum { NEAR = 16 << 10, LONG = 4 * ATTN_FOLD_FEATURES };
-    if (G * LANES * head_dim * (ptrdiff_t)sizeof(real) <= NEAR) return K(BESIDE);
-    return head_dim >= LONG && !attn_aliases(key_stride * (ptrdiff_t)sizeof(real)) ? K(FOLDS) : K(SINGLE);
+    enum { FIRST = 16 << 10, SECOND = 128 << 10 };
+    const ptrdiff_t bytes = G * LANES * head_dim * (ptrdiff_t)sizeof(real);
+    const int near = bytes <= SECOND && !attn_aliases(key_stride * (ptrdiff_t)sizeof(real));
+    return bytes <= FIRST || near ? G : 1;
 }
 
 /* Up to R rows against all keys of a block; spare rows repeat the last one. `squares` is decode_squares for G groups,
@@ -65,8 +63,7 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
                                   int keys, ptrdiff_t head_dim, const real *queries, const real *key,
                                   ptrdiff_t key_stride, const real *next_key, real *scores)
 {
-    const K(walk) walk = K(walk_of)(G, head_dim, key_stride);
-    const int most = walk == K(SINGLE) ? 1 : G;
+    const int most = K(groups_beside)(G, head_dim, key_stride);
     for (int n = 0, groups; n < keys; n += groups * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
@@ -75,10 +72,6 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
 
         for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
             const ptrdiff_t inner = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
-            const real *next = from + inner < head_dim
-                                   ? k + from + inner
-                                   : K(row_of)(key, next_key, n + groups * LANES, key_stride);
-            if (walk == K(FOLDS)) soon = K(rows_from)(next, key_stride, inner);
             const ptrdiff_t whole = left < LANES ? 0 : inner - inner % LANES;
             const real *query[R];
             vec acc[ATTN_DECODE_ROWS];

@@ -3,7 +3,9 @@
  * Lines are asked for in the order of memory: the machine's own prefetcher takes up a line that moves forward, and does
  * not take up one that jumps from row to row as the tiles do. Measured on Zen 4, one query of decode, one thread: 28
  * GB/s; in the tiles' order 11; none 9; a pure read 33. On Zen 5, 16 queries, 32 heads, 4,096 keys: 7.4 ms; none 15.6.
- * What is asked for may lie past the end of an array: that does no harm, nothing is read.
+ * On Zen 4, one row of a linear layer of 768 to 30,000 features out of memory: 24 GB/s; into the first cache 12, whose
+ * few places for lines on their way are what limits it. What is asked for may lie past the end of an array: that
+ * does no harm, nothing is read.
  */
 
 enum { K(rows_ahead) = 24, K(line) = 64 / sizeof(real) };
@@ -48,13 +50,21 @@ static inline K(row_stream) K(rows_soon)(const real *block, const real *next, in
     return soon;
 }
 
-/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. */
-ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
+/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. `second`: into the second cache,
+ * where more is fetched than the first one holds beside what is at work. */
+ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines, const int second)
 {
     const int group = lines < 4 ? lines : 4;
     ATTN_UNROLL for (int n = 0; n < lines; n += group)
     {
-        ATTN_UNROLL for (int i = 0; i < group; i++) __builtin_prefetch(s->at + s->column + 64 * i);
+        const char *line = s->at + s->column;
+        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64)
+        {
+            if (second)
+                __builtin_prefetch(line, 0, 2);
+            else
+                __builtin_prefetch(line, 0, 3);
+        }
         s->column += 64 * group;
         if (s->column >= s->row_bytes) {
             s->at += s->to_next_row;
