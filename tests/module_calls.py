@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import tempfile
+from pathlib import Path
+
 import numpy as np
 from calls import LSE, K, Q, V
+from published import BERT, bert_tensors, write_model
+from published_decoders import write_decoder
 
 import pyattn
-from pyattn import nn
+from pyattn import models, nn
 
 X = np.stack([Q, -Q])
 FLAGS = np.tri(3, 3, -1, dtype=bool).T
@@ -32,6 +38,16 @@ ROWS = np.random.default_rng(1).standard_normal((2, 1, 70, 4), np.float32)
 CACHE, WINDOWED = pyattn.KVCache(1, 1, 4, batch_size=2, max_length=200), pyattn.KVCache(1, 1, 4, batch_size=2, window=3)
 for each in (CACHE, WINDOWED):
     each.append(0, ROWS, -ROWS)
+
+FILES = tempfile.TemporaryDirectory()
+atexit.register(FILES.cleanup)
+FOLDER, ONE_LAYER = Path(FILES.name), {**BERT, "num_hidden_layers": 1}
+PUBLISHED = {
+    "bert": write_model(FOLDER / "bert", ONE_LAYER),
+    "gpt2": write_decoder(FOLDER / "gpt2", "gpt2", n_layer=1),
+    "llama": write_decoder(FOLDER / "llama", "llama", num_hidden_layers=1),
+    "unlike its config.json": write_model(FOLDER / "unlike", ONE_LAYER | {"vocab_size": 21}, bert_tensors()),
+}
 
 
 def grown(cache, rows):
@@ -93,6 +109,9 @@ MODULES = {
     "KVCache": lambda: grown(WINDOWED, ROWS),
     "KVCache, beams": lambda: grown(CACHE.fork(2), np.concatenate([ROWS, ROWS[::-1]])),
     "KVCache, changes": lambda: changed(CACHE.fork()),
+    "models, bert": lambda: models.load(PUBLISHED["bert"])([[3, 1, 0]]).pooler_output,
+    "models, gpt2": lambda: models.load(PUBLISHED["gpt2"])([[3, 1, 4]]).logits,
+    "models, llama": lambda: models.load(PUBLISHED["llama"], dtype="float64")([[3, 1, 4]]).logits,
 }
 
 MODULES_MISTAKES = {
@@ -130,6 +149,8 @@ MODULES_MISTAKES = {
     "RotaryEmbedding, dim": lambda: ROTARY(V),
     "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
+    "models, shapes": lambda: models.load(PUBLISHED["unlike its config.json"]),
+    "models, no file": lambda: models.load(FOLDER),
     "KVCache, key": lambda: CACHE.append(0, ROWS[:, 0], ROWS),
     "KVCache, dtype": lambda: CACHE.append(0, ROWS.astype(float), ROWS),
     "KVCache, lengths": lambda: CACHE.append(0, ROWS, ROWS, lengths=[70, 71]),

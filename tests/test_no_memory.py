@@ -27,8 +27,10 @@ only_where_functions_survive = pytest.mark.skipif(
 WARNING = {"attention, MaskWarning", "attention, ShapeWarning"}
 DRAWING = {"attention, dropout", "dropout", "dropout rng", "dropout_keep_mask", "rng"}
 
-# What NumPy and CPython say instead, where they lose a MemoryError: of a buffer, and of the lock of a new generator.
-INSTEAD = ("multi-dimensional sub-views are not implemented", "can't allocate lock")
+# What NumPy and CPython say instead, where they lose a MemoryError: of a buffer, of the locks of a new generator and of
+# a file, and of a path.
+INSTEAD = ("multi-dimensional sub-views are not implemented", "can't allocate lock", "can't allocate read lock")
+INSTEAD += ("os.PathLike object, not PosixPath", "os.PathLike or integer, not PosixPath")
 
 # Large enough that scratch memory is asked for in every call, and not kept from the one before.
 LARGE = {
@@ -146,8 +148,9 @@ def test_warnings_and_random_numbers(name):
 @only_where_functions_survive
 def test_modules():
     """One allocation at a time: see module_calls.py."""
-    counts = failures("MODULES", "(True,)")
-    assert counts.keys() == MODULES.keys()
+    left_out = {"models, bert", "models, gpt2"}  # of thousands of allocations, most are those of "models, llama"
+    counts = failures(among("MODULES", left_out=left_out), "(True,)")
+    assert counts.keys() == MODULES.keys() - left_out
     assert all(count > 0 for count in counts.values())
 
 
