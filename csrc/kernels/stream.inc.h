@@ -50,8 +50,8 @@ static inline K(row_stream) K(rows_soon)(const real *block, const real *next, in
     return soon;
 }
 
-/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. `second`: into the second cache,
- * where more is fetched than the first one holds beside what is at work. */
+/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. `second`: into the second
+ * cache, where more is fetched than the first one holds beside what is at work. */
 ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines, const int second)
 {
     const int group = lines < 4 ? lines : 4;
