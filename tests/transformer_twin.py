@@ -32,8 +32,9 @@ def normalise(norm, x, dtype):
 
 
 def feed(layer, activation, x, dtype):
-    """activation: a name that the oracle knows."""
-    hidden = reference.linear(x, layer.linear1.weight, layer.linear1.bias, activation=activation, dtype=dtype)
+    """activation: a name that the oracle knows, or a function."""
+    hidden = reference.linear(x, layer.linear1.weight, layer.linear1.bias, dtype=dtype)
+    hidden = activation(hidden) if callable(activation) else reference.activate(hidden, activation, dtype=dtype)
     return reference.linear(hidden, layer.linear2.weight, layer.linear2.bias, dtype=dtype)
 
 
