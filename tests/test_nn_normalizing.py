@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import math
 import pickle
 import re
 
 import numpy as np
 import pytest
 from helpers import assert_same_bits
+from test_normalizing import assert_close
 
 import pyattn
 from pyattn import nn
@@ -25,30 +26,38 @@ def drawn(kind, *args, dtype="float32", **options):
     return module
 
 
-def cases(kind):
-    """Arguments of the constructor."""
-    for shape, eps, affine in itertools.product((6, (6,), [5, 6]), (None, 1e-5, 1e-12, 0.1), (False, True)):
-        options = {"normalized_shape": shape, "elementwise_affine": affine}
-        options |= {} if eps is None else {"eps": eps}
-        for bias in (False, True) if kind is nn.LayerNorm else (None,):
-            yield options if bias is None else {**options, "bias": bias}
+def draw(kind, rng):
+    """Arguments of the constructor, and the shape of an input."""
+    sizes = tuple(int(n) for n in rng.integers(1, 70 if rng.random() < 0.3 else 8, size=rng.integers(1, 4)))
+    options = {"normalized_shape": list(sizes) if rng.random() < 0.5 else sizes[0] if len(sizes) == 1 else sizes}
+    options |= {"elementwise_affine": bool(rng.integers(2))} if rng.random() < 0.8 else {}
+    options |= {"eps": float(10 ** rng.uniform(-12, 0))} if rng.random() < 0.7 else {}
+    options |= {"bias": bool(rng.integers(2))} if kind is nn.LayerNorm and rng.random() < 0.8 else {}
+    return options, (*(int(n) for n in rng.integers(5, size=rng.integers(4))), *sizes)
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("block", range(8))
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_torch(kind, dtype, torch):
-    rng = np.random.default_rng(1)
-    x = (rng.standard_normal((4, 5, 6)) * 3 + 1).astype(dtype)
-    for options in cases(kind):
+def test_equals_torch(kind, block, dtype, torch):
+    """The formula's numbers, as exact as its own steps allow, and torch's to within as much."""
+    rng = np.random.default_rng([15, block])
+    for _ in range(5):
+        options, shape = draw(kind, rng)
+        x = (rng.standard_normal(shape) * 10 ** rng.uniform(-2, 2) + rng.uniform(-3, 3)).astype(dtype)
         ours = drawn(kind, **options, dtype=dtype)
         theirs = getattr(torch.nn, kind.__name__)(**options, dtype=getattr(torch, dtype))
         assert repr(ours) == repr(theirs)
         assert list(ours.state_dict()) == list(theirs.state_dict())
         theirs.load_state_dict({key: torch.from_numpy(array) for key, array in ours.state_dict().items()}, strict=True)
-        expected = theirs(torch.from_numpy(x)).detach().numpy()
-        actual = ours(x)
+        expected, actual = theirs(torch.from_numpy(x)).detach().numpy(), ours(x)
         assert actual.dtype == expected.dtype
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 if dtype == "float32" else 1e-13)
+        assert actual.shape == expected.shape
+        rows = -1, math.prod(ours.normalized_shape)
+        weights = [None if each is None else each.ravel() for each in (ours.weight, getattr(ours, "bias", None))]
+        eps = np.finfo(dtype).eps if ours.eps is None else ours.eps
+        for y in (actual, expected):
+            assert_close(y.reshape(rows), x.reshape(rows), *weights, eps, rms=kind is nn.RMSNorm)
 
 
 @pytest.mark.peers
