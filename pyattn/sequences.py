@@ -236,12 +236,13 @@ def _cast(array: npt.NDArray[Any], name: str, kind: np.dtype[Any]) -> npt.NDArra
     if array.size > 0 and array.dtype.kind not in ("biuf" if kind.kind == "f" else "biu"):
         expected = "numbers" if kind.kind == "f" else "integers"
         raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} that {kind} holds")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(kind)
     if array.dtype.kind == "f":
         lost = np.isinf(cast) & np.isfinite(array)
     else:  # compared as either: a float of 2^53 + 1 equals it, and so does -1 as an unsigned integer
-        lost = (cast != array) | (cast.astype(array.dtype) != array)
+        with np.errstate(invalid="ignore"):
+            lost = (cast != array) | (cast.astype(array.dtype) != array)
     if lost.any():
         raise ValueError(f"{name} holds {array[lost][0]}, which {kind} does not hold")
     return cast

@@ -284,3 +284,37 @@ def test_a_pickle_knows_what_it_holds(protocol):
     other.append(0, rows, rows)
     np.testing.assert_allclose(other.attend(0, rows, is_causal=True), 1, rtol=1e-6)  # a mean of ones
     assert other.nbytes >= cache.nbytes
+
+
+def test_rows_without_a_page_may_begin_at_different_positions():
+    cache = pyattn.KVCache(1, 1, 4, batch_size=2, window=0)
+    for count in (64, 6):
+        rows = np.ones((2, 1, count, 4), np.float32)
+        cache.append(0, rows, rows, [count, 0])
+    cache.truncate(64)
+    one = np.ones((2, 1, 1, 4), np.float32)
+    cache.append(0, one, one, [0, 0])
+    assert cache.lengths.tolist() == [64, 0]
+
+
+def test_who_looks_at_a_step_that_fails_keeps_what_it_saw():
+    """Its pages are then copied before others are written there."""
+    cache = pyattn.KVCache(1, 1, 1)
+
+    def append(number):
+        cache.append(0, *[np.full((1, 1, 1, 1), number, np.float32)] * 2)
+
+    held = []
+
+    def fail():
+        with cache._restored_on_error():
+            append(2)
+            held.append(cache._layers[0])
+            raise KeyboardInterrupt
+
+    append(1)
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    append(9)
+    assert [float(x) for x in held[0].pages[0][0][:2]] == [1, 2]
+    assert cache.keys(0)[0].ravel().tolist() == [1, 9]

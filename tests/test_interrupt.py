@@ -109,13 +109,20 @@ print(json.dumps(delays))
 """
 
 
+def assert_soon(script):
+    """Once in three runs all is as soon: others may have the processors for a while."""
+    runs = []
+    while len(runs) < 3 and (not runs or max(runs[-1]) >= PATIENCE):
+        runs.append(json.loads(run_python(script).stdout))
+        assert None not in runs[-1], "a call came to its end"
+    assert max(runs[-1]) < PATIENCE, runs
+
+
 @pytest.mark.parametrize("what", WHAT)
 def test_ctrl_c_stops_a_long_call(what):
     """With one thread and, twice, with two. Threads that share out endless chunks would need gigabytes for them."""
     threads = [1, 1] if what == "decode, one task" else [1, 2, 2]
-    delays = json.loads(run_python(COMMON + SCRIPT.format(call=LONG[what], threads=threads)).stdout)
-    assert None not in delays, "a call came to its end"
-    assert max(delays) < PATIENCE
+    assert_soon(COMMON + SCRIPT.format(call=LONG[what], threads=threads))
 
 
 DECODING = f"""
@@ -154,14 +161,11 @@ print(json.dumps(delays))
 
 def test_ctrl_c_stops_generating():
     """The same call then gives the same bits; and what a step has put into half of the layers' cache is undone."""
-    delays = json.loads(run_python(COMMON + DECODING).stdout)
-    assert None not in delays, "a call came to its end"
-    assert max(delays) < PATIENCE
+    assert_soon(COMMON + DECODING)
 
 
-@pytest.mark.xfail(reason="a call that finds out first whether its thread is the main one clears what a handler raises")
 def test_ctrl_c_is_not_lost_in_the_first_call():
-    """Where arguments are read no line of Python runs: the signal waits, for the one that asks for the main thread."""
+    """Where arguments are read no line of Python runs: the signal waits. Asking for the main thread then took it."""
     script = """
 import ctypes, functools, signal
 import numpy as np, pyattn

@@ -24,18 +24,6 @@ def uneven():
     return cache
 
 
-def remembered():
-    cache = new_cache()
-    ATTENTION.remember(X, cache)
-    return cache
-
-
-def stepped():
-    cache = new_cache()
-    ATTENTION.step(X, cache)
-    return cache
-
-
 X = draw(N, 3, E)
 STACK = nn.TransformerEncoder(layer_of("encoder"), 2).eval()
 ZERO = nn.MultiheadAttention(E, HEADS, add_zero_attn=True, batch_first=True).eval()
@@ -77,10 +65,6 @@ MISTAKES = {
                                "memory_cache is of type int, expected pyattn.KVCache"),
     "memory of the same": (lambda: (lambda cache: layer_of("decoder").step(X, cache, memory_cache=cache))(new_cache()),
                            ValueError, "memory_cache is cache itself, expected what remember has filled"),
-    "remembered": (lambda: layer_of("decoder").step(X, remembered(), memory_cache=remembered()), ValueError,
-                   "cache was filled by remember, expected a cache of tokens; what remember gives is a memory_cache"),
-    "not remembered": (lambda: layer_of("decoder").step(X, new_cache(), memory_cache=stepped()), ValueError,
-                       "memory_cache was filled by step, expected what remember gives"),
     "empty memory": (lambda: layer_of("decoder").step(X, new_cache(), memory_cache=new_cache()), ValueError,
                      "memory_cache is empty, expected a memory: see remember"),
     "sizes": (lambda: STACK.step(X, KVCache(2, HEADS, 7, batch_size=N)), ValueError,

@@ -40,7 +40,8 @@ esac
 # start elsewhere.
 rm -rf "$tree"
 mkdir -p "$reports"
-tar -C "$root" --exclude=.git --exclude='./.venv*' --exclude=./build --exclude='*.so' --exclude=__pycache__ -cf - . |
+tar -C "$root" --exclude=.git --exclude='./.venv*' --exclude='./.*_cache' --exclude=./build --exclude=./tests/c/build \
+    --exclude='*.so' --exclude=__pycache__ -cf - . |
     tar -C "$tree" -xf -
 cd "$tree"
 export PYTHONPATH=$tree PYATTN_SANITIZE=$kind

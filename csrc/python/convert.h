@@ -96,6 +96,7 @@ int pyattn_activation(PyObject *object, attn_activation *activation);
     pyattn_note_thread();                                                                                              \
     Py_BEGIN_ALLOW_THREADS
 void pyattn_note_thread(void);
+int pyattn_find_main_thread(void); /* when the module is imported; -1 with an exception */
 int pyattn_is_main_thread(void);
 
 /* ops_*.c: the methods that module.c lists */

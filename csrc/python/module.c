@@ -35,6 +35,7 @@ static int execute(PyObject *module)
     };
 
     if (PyArray_ImportNumPyAPI() < 0) return -1;
+    if (pyattn_find_main_thread() < 0) return -1;
     attn_set_hooks(&hooks);
     for (size_t n = 0; n < sizeof tables / sizeof *tables; n++)
         if (PyModule_AddFunctions(module, tables[n]) < 0) return -1;

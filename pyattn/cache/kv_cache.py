@@ -100,7 +100,6 @@ class KVCache(CacheReader):
         self.dtype = as_float_dtype(dtype)
         self.window = None if window is None else as_count(window, "window", least=0)
         self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)
-        self._filled_by: str | None = None  # the method of modules that did, 'step' or 'remember'
         self._sizes = Sizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
         batches = as_count(batch_size, "batch_size", least=0)
         self._layers = [pages.empty_layer(batches) for _ in range(self.num_layers)]
@@ -192,6 +191,8 @@ class KVCache(CacheReader):
             yield
         except BaseException:
             self._layers = before
+            # Other lists: who still looks at a layer that was made meanwhile shares its pages then, and keeps them.
+            self._layers = [pages.pick(layer, range(len(layer.lengths))) for layer in before]
             raise
 
     def truncate(self, length: npt.ArrayLike) -> None:

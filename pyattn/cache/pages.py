@@ -313,7 +313,7 @@ def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
     """
     first, tables = layer.start, layer.pages
     if any(start != first for start in layer.starts):
-        unseen = next(table[:1] for table in layer.pages if table)
+        unseen: list[Page] = next((table[:1] for table in layer.pages if table), [])
         tables = tuple(
             unseen * ((start - first) // PAGE) + table for table, start in zip(tables, layer.starts, strict=True)
         )

@@ -66,16 +66,16 @@ def generate(
     max_new_tokens : int
         A row that has not ended by then is cut off.
     source_lengths : array_like of int, (batch,), optional
-        How many tokens of each row of source are no padding. Default: None, all but pad_token_id at the ends of rows
-        that all have one length, in an array or a list; rows of different lengths have no padding.
+        How many tokens of each row of source are no padding. Default: None, all but pad_token_id at the ends of rows;
+        of a list, which needs no padding, only where it is the model's padding_idx.
     start_token_id : int, optional
         ``<s>``: what follows it is generated. An encoder-decoder needs one; for other models it is put before each row.
         Default: None.
     eos_token_id : int or sequence of int, optional
         ``<end>``: a row that gets it is finished. Default: None, all rows get max_new_tokens.
     pad_token_id : int, optional
-        What rows of one length are padded with, before or behind, unless it is an end symbol, too; and what is put
-        behind rows of the result that are shorter than others. Default: None, the model's padding_idx, if it has one;
+        What an array's rows are padded with, before or behind, unless it is an end symbol, too; and what is put behind
+        rows of the result that are shorter than others. Default: None, the model's padding_idx, if it has one;
         behind rows else the first eos_token_id, or 0.
     min_new_tokens : int
         No end symbol comes before so many tokens. Default: 0.

@@ -121,7 +121,8 @@ def read_beginning(
     start_token_id : int or None
         As for `generate`.
     pad_token_id : int or None
-        Left out at the ends of rows of one length, unless it is an end symbol, or lengths are given.
+        Left out at the ends of rows, unless it is an end symbol, or lengths are given; of a list, which needs no
+        padding, only where the model hides it anyway.
     eos_token_ids : tuple of int
         End symbols.
 
@@ -152,7 +153,9 @@ def read_beginning(
     rows = _rows_of(source, getattr(model, "src_vocab_size", None) if encodes else words)
     if source_lengths is not None:
         rows = _cut(rows, source_lengths)
-    elif pad_token_id not in (None, *eos_token_ids) and len({len(row) for row in rows}) == 1:
+    elif pad_token_id not in (None, *eos_token_ids) and (
+        not isinstance(source, (list, tuple)) or pad_token_id == getattr(model, "padding_idx", None)
+    ):
         rows = [_stripped(row, pad_token_id) for row in rows]
     for n, row in enumerate(rows):
         if not row.size and (encodes or not start):

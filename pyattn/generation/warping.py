@@ -90,9 +90,9 @@ def warp(scores: FloatArray, temperature: float, top_k: int | None, top_p: float
 
 def _divide(scores: FloatArray, temperature: float) -> FloatArray:
     """Of any temperature: less than the largest, which becomes 0, and -inf where that is what is left of a chance."""
+    wide = scores.astype(np.float64)
     with np.errstate(over="ignore"):
-        below = (scores - scores.max(axis=-1, keepdims=True)) / np.float64(temperature)
-        result: FloatArray = below.astype(scores.dtype)
+        result: FloatArray = ((wide - wide.max(axis=-1, keepdims=True)) / temperature).astype(scores.dtype)
     return result
 
 

@@ -148,7 +148,6 @@ class CachingAttention(AttentionParameters):
             for weight, bias in in_projections(self.state_dict())[1:]
         )
         cache.append(layer, key, value, lengths, layout="bshd")
-        cache._filled_by = "remember"
 
     def recall(
         self,

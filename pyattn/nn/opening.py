@@ -37,7 +37,6 @@ class Opened(NamedTuple):
         """Let the cache have what the call added."""
         if self.growth is not None:
             self.cache._finish(self.growth)
-            self.cache._filled_by = "step"
 
 
 def open_cache(
@@ -88,9 +87,6 @@ def open_cache(
         raise TypeError(
             f"{cache_name} has dtype {cache.dtype}, expected {x.dtype} as {name}'s; make it with dtype=numpy.{x.dtype}"
         )
-    if cache._filled_by == ("remember" if stores else "step"):
-        wanted = "a cache of tokens; what remember gives is a memory_cache" if stores else "what remember gives"
-        raise ValueError(f"{cache_name} was filled by {cache._filled_by}, expected {wanted}")
     if not stores:
         held, use = cache._read(layer)
         hidden = hidden._replace(key_lengths=[length - use.start for length in held.lengths])

@@ -127,8 +127,8 @@ class Stepping(Module):
         memory_cache : KVCache, optional
             What an encoder-decoder's `remember` returned. Default: None.
         lengths : array_like of int, (N,), optional
-            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, all but padding
-            at the end, if the model has an id of it.
+            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, the first and all
+            others but padding at the end, if the model has an id of it.
         need_weights : bool
             Return weights, too. Default: False.
         rng : None, int, SeedSequence or Generator
@@ -180,12 +180,12 @@ class Stepping(Module):
         if self._hidden_id is None:
             return None
         counts = lengths_of(rows == self._hidden_id)
-        if counts is None or not counts.all():
+        if counts is None:
             raise ValueError(
-                f"input has padding, id {self._hidden_id}, before other tokens or alone, and a cache holds what is not "
-                "padding; put it last, or say with lengths how many tokens of each row count"
+                f"input has padding, id {self._hidden_id}, before other tokens, and a cache holds what is not padding; "
+                "put it last, or say with lengths how many tokens of each row count"
             )
-        return counts
+        return np.maximum(counts, 1)  # a row that has ended, or a start symbol
 
 
 def as_stack(module: Module, name: str) -> Stack:
