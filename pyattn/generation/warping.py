@@ -89,10 +89,12 @@ def warp(scores: FloatArray, temperature: float, top_k: int | None, top_p: float
 
 
 def _divide(scores: FloatArray, temperature: float) -> FloatArray:
-    """Of any temperature: less than the largest, which becomes 0, and -inf where that is what is left of a chance."""
-    wide = scores.astype(np.float64)
-    with np.errstate(over="ignore"):
-        result: FloatArray = ((wide - wide.max(axis=-1, keepdims=True)) / temperature).astype(scores.dtype)
+    """``scores / temperature``; where no float holds that, less the largest, which has all the chance there is."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        result: FloatArray = scores / scores.dtype.type(temperature)
+        if not np.isfinite(result.max(axis=-1)).all():
+            wide = scores.astype(np.float64)
+            result = ((wide - wide.max(axis=-1, keepdims=True)) / temperature).astype(scores.dtype)
     return result
 
 
