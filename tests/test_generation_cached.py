@@ -233,16 +233,16 @@ def test_a_step_that_breaks_off_leaves_the_state_as_it_was(where, error, monkeyp
 def test_a_reorder_that_breaks_off_leaves_the_state_as_it_was(monkeypatch):
     pair = states(translator(), np.random.default_rng(0), 2)
     assert_same_step(pair, [[1, 2], [3, 4]])
-    reorder, calls = pyattn.KVCache.reorder, []
+    pick, calls = pyattn.KVCache._pick, []
 
     def second_breaks_off(self, index):
         calls.append(index)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return reorder(self, index)
+        return pick(self, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pyattn.KVCache, "reorder", second_breaks_off)
+        patch.setattr(pyattn.KVCache, "_pick", second_breaks_off)
         with pytest.raises(KeyboardInterrupt):
             pair[0].reorder([1])
     assert_same_step(pair, [[5], [6]])

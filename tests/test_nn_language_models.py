@@ -139,11 +139,6 @@ def test_a_step_takes_no_padding_for_tokens(kind):
     assert caches[0].lengths.tolist() == [length + 1 for length in LENGTHS]
 
 
-def test_ids_in_rows_of_different_lengths_are_told_what_to_do():
-    with pytest.raises(ValueError, match=r"^input has rows of different lengths, .*: pyattn\.pad_sequences makes an "):
-        make("LM")([[1, 2], [3]])
-
-
 def test_what_is_said_counts_more_than_padding_idx():
     model = make("LM", padding_idx=PAD)
     assert not np.array_equal(model(PADDED, lengths=[6, 6, 6])[:, -1], model(PADDED)[:, -1])

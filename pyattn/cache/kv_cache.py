@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn.cache import files, pages
 from pyattn.cache.inputs import as_counts, as_integers, as_rows
-from pyattn.cache.pages import Growth, Layer, Sizes
+from pyattn.cache.pages import Growth, Sizes
 from pyattn.cache.reader import CacheReader, number_of
 from pyattn.functional import Layout
 from pyattn.nn.dtypes import as_count, as_float_dtype
@@ -117,9 +117,10 @@ class KVCache(CacheReader):
         """As `fork`: what they share neither changes."""
         return self.fork()
 
-    def _with(self, layers: list[Layer]) -> KVCache:
+    def _pick(self, index: list[int]) -> KVCache:
+        """Make another of these batch entries, on the same pages."""
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _layers=layers)
+        other.__dict__.update(self.__dict__, _layers=[pages.pick(layer, index) for layer in self._layers])
         return other
 
     # Changes
@@ -240,9 +241,7 @@ class KVCache(CacheReader):
             Of batch_size * n batch entries.
         """
         times = as_count(n, "n", least=0)
-        return self._with(
-            [pages.pick(layer, np.repeat(range(self.batch_size), times).tolist()) for layer in self._layers]
-        )
+        return self._pick(np.repeat(range(self.batch_size), times).tolist())
 
     def reorder(self, index: npt.ArrayLike) -> None:
         """Replace each batch entry by another, as beams go on from those that were best; pages are shared.
@@ -265,7 +264,7 @@ class KVCache(CacheReader):
         wrong = chosen[(chosen < 0) | (chosen >= self.batch_size)]
         if wrong.size:
             raise ValueError(f"index holds {wrong[0]}, expected batch entries from 0 to {self.batch_size - 1}")
-        self._layers = [pages.pick(layer, chosen.tolist()) for layer in self._layers]
+        self._layers = self._pick(chosen.tolist())._layers
 
     # Files
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from pyattn.choosing import top_k
 from pyattn.functional import FloatArray
-from pyattn.generation.inputs import pad_rows
 from pyattn.generation.options import Options
 from pyattn.generation.protocol import Decoding, IntArray
 from pyattn.generation.scoring import Grown, log_probabilities_of, process
 from pyattn.generation.watching import Continuations, Watch
+from pyattn.sequences import pad_sequences
 
 __all__ = ["search_beams"]
 
@@ -101,7 +101,7 @@ def search_beams(state: Decoding, prompts: list[IntArray], options: Options, wat
     """
     entries = [_Entry(prompt, options) for prompt in prompts]
     live = list(range(len(entries)))  # those whose beams go on
-    ids, lengths = pad_rows(prompts)
+    ids, lengths = pad_sequences(prompts)
     for number in range(options.max_new_tokens):
         step = state.step(ids, lengths)
         beams = [beam for n in live for beam in entries[n].running]

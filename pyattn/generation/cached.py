@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn.functional import FloatArray
-from pyattn.generation.inputs import read_next, read_source
+from pyattn.generation.inputs import read_next, read_order, read_source
 from pyattn.generation.protocol import IntArray, Step
-from pyattn.nn.tokens import as_ids
 
 if TYPE_CHECKING:
     from pyattn.cache import KVCache
@@ -141,13 +140,8 @@ class Cached:
         ValueError
             Not one axis, or there is no such row.
         """
-        chosen = as_ids(index, "index", len(self.lengths))
-        if chosen.ndim != 1:
-            raise ValueError(f"index has shape {chosen.shape}, expected one axis: (n,)")
-        cache, memory = (None if one is None else one.fork() for one in self._caches)
-        for one in (cache, memory):
-            if one is not None:
-                one.reorder(chosen)
+        chosen = read_order(index, len(self.lengths)).tolist()
+        cache, memory = (None if one is None else one._pick(chosen) for one in self._caches)
         self._caches = (cache, memory)  # both or, if something came between, none
 
 

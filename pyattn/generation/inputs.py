@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
 from pyattn.generation.protocol import IntArray
+from pyattn.nn.ids import as_ids, read_lengths
 from pyattn.nn.stepping import read_counts
-from pyattn.nn.tokens import as_ids
 from pyattn.sequences import pad_sequences
 
-__all__ = ["Beginning", "pad_rows", "read_beginning", "read_next", "read_source"]
+__all__ = ["Beginning", "read_beginning", "read_next", "read_order", "read_source"]
 
 
 class Beginning(NamedTuple):
@@ -100,6 +98,33 @@ def read_next(
     return new, read_counts(lengths, "lengths", new.shape)
 
 
+def read_order(index: npt.ArrayLike, rows: int) -> IntArray:
+    """Read which rows a `Decoding` goes on with.
+
+    Parameters
+    ----------
+    index : array_like of int, (n,)
+        As the caller gave it.
+    rows : int
+        How many there are.
+
+    Returns
+    -------
+    ndarray of int, (n,)
+
+    Raises
+    ------
+    TypeError
+        Not integers.
+    ValueError
+        Not one axis, or there is no such row.
+    """
+    chosen = as_ids(index, "index", rows)
+    if chosen.ndim != 1:
+        raise ValueError(f"index has shape {chosen.shape}, expected one axis: (n,)")
+    return chosen
+
+
 def read_beginning(
     model: Any,
     source: Any,
@@ -164,23 +189,7 @@ def read_beginning(
             )
     if not encodes:
         return Beginning([np.array([*start, *row], np.int64) for row in rows], None, None)
-    return Beginning([np.array(start, np.int64)] * len(rows), *pad_rows(rows))
-
-
-def pad_rows(rows: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Make one array of rows of different lengths, with padding behind.
-
-    Parameters
-    ----------
-    rows : sequence of ndarray of int
-        One or more.
-
-    Returns
-    -------
-    array : ndarray of int64, (rows, longest)
-    lengths : ndarray of int64, (rows,)
-    """
-    return pad_sequences(rows)
+    return Beginning([np.array(start, np.int64)] * len(rows), *pad_sequences(rows))
 
 
 def _rows_of(source: Any, count: int | None) -> list[IntArray]:
@@ -198,11 +207,7 @@ def _rows_of(source: Any, count: int | None) -> list[IntArray]:
 
 
 def _cut(rows: list[IntArray], lengths: npt.ArrayLike) -> list[IntArray]:
-    ends = _core.as_array(lengths, "source_lengths")
-    if ends.dtype.kind not in "iu" and ends.size:
-        raise TypeError(f"source_lengths has dtype {ends.dtype}, expected integers")
-    if ends.shape != (len(rows),):
-        raise ValueError(f"source_lengths has shape {ends.shape}, expected ({len(rows)},): one for each row")
+    ends = read_lengths(lengths, "source_lengths", (len(rows),))
     for n, (row, end) in enumerate(zip(rows, ends, strict=True)):
         if not 0 <= end <= len(row):
             raise ValueError(

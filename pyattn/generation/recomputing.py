@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn.functional import FloatArray
-from pyattn.generation.inputs import read_next, read_source
+from pyattn.generation.inputs import read_next, read_order, read_source
 from pyattn.generation.protocol import IntArray, Step
-from pyattn.nn.tokens import as_ids
 
 __all__ = ["Recomputing"]
 
@@ -138,9 +137,7 @@ class Recomputing:
         ValueError
             Not one axis, or there is no such row.
         """
-        chosen = as_ids(index, "index", len(self._lengths))
-        if chosen.ndim != 1:
-            raise ValueError(f"index has shape {chosen.shape}, expected one axis: (n,)")
+        chosen = read_order(index, len(self._lengths))
         self._tokens, self._lengths = self._tokens[chosen], self._lengths[chosen]
         self._tokens = self._tokens[:, : int(self._lengths.max(initial=0))]
         if self._source is not None and self._source_lengths is not None:

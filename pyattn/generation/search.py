@@ -6,12 +6,12 @@ import numpy as np
 
 from pyattn.choosing import argmax
 from pyattn.functional import FloatArray
-from pyattn.generation.inputs import pad_rows
 from pyattn.generation.options import Options
 from pyattn.generation.protocol import Decoding, IntArray
 from pyattn.generation.scoring import Grown, log_probabilities_of, process
 from pyattn.generation.warping import draw_tokens, warp
 from pyattn.generation.watching import Continuations, Watch
+from pyattn.sequences import pad_sequences
 
 __all__ = ["search"]
 
@@ -42,7 +42,7 @@ def search(state: Decoding, prompts: list[IntArray], options: Options, seed: int
     draws = _generators(seed, len(grown)) if options.do_sample else []
     live, parents = np.arange(len(grown)), owners  # sequences that go on, and the rows of the state that they follow
     rows = [int(np.argmax(owners == n)) for n in range(len(prompts))]  # a sequence that each row is
-    ids, lengths = pad_rows(prompts)
+    ids, lengths = pad_sequences(prompts)
     for number in range(options.max_new_tokens):
         step = state.step(ids, lengths)
         inputs = [grown[n].whole() for n in rows] if watch.looks or options.repetition_penalty != 1 else []

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from pyattn._flags import as_flag
 from pyattn.functional import FloatArray
-from pyattn.models._ids import IdArray, as_padding, as_tokens, check_range
+from pyattn.models._ids import as_padding, as_tokens
 from pyattn.nn.embedding import Embedding
+from pyattn.nn.ids import IntArray, check_range
 from pyattn.nn.linear import Linear
 from pyattn.nn.stacks import TransformerEncoder
 from pyattn.nn.stepping import Stepping
@@ -94,7 +95,7 @@ class CausalLM(Stepping):
 
     def _read(
         self, input_ids: npt.ArrayLike, attention_mask: npt.ArrayLike | None, lengths: npt.ArrayLike | None
-    ) -> tuple[IdArray, npt.NDArray[np.bool_] | None]:
+    ) -> tuple[IntArray, npt.NDArray[np.bool_] | None]:
         """Read ids, and what of them is padding: True = blocked."""
         ids = as_tokens(input_ids)
         check_range(ids, "input_ids", self.vocab_size, "that is the size of the vocabulary")

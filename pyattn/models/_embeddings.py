@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from pyattn import functional
 from pyattn.functional import FloatArray
-from pyattn.models._ids import IdArray, as_ids, as_tokens, check_range
+from pyattn.models._ids import as_ids, as_tokens
 from pyattn.nn.embedding import Embedding
+from pyattn.nn.ids import IntArray, check_range
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -99,11 +100,11 @@ class Embeddings(Module):
         y: FloatArray = self.norm(x)
         return y if self.projection is None else self.projection.forward(y)
 
-    def _words(self, ids: IdArray, rows: FloatArray) -> FloatArray:
+    def _words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
         """Look up the tokens and add rows, into an array that nobody else has."""
         return functional.embedding(ids, self.words.weight, residual=rows)
 
-    def _types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IdArray | None:
+    def _types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IntArray | None:
         if given is None:
             return None
         if self.types is None:
@@ -112,7 +113,7 @@ class Embeddings(Module):
         check_range(types, "token_type_ids", self.types.num_embeddings, "so many types of tokens there are")
         return types
 
-    def _position_rows(self, ids: IdArray, given: npt.ArrayLike | None) -> FloatArray:
+    def _position_rows(self, ids: IntArray, given: npt.ArrayLike | None) -> FloatArray:
         """Find the vectors of positions: (L, features), or (N, L, features)."""
         table, length = self.positions.weight, ids.shape[1]
         if given is not None:

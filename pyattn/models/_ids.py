@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn.nn.ids import IntArray, as_array_of_ids
 
-__all__ = ["IdArray", "as_ids", "as_padding", "as_tokens", "check_range"]
-
-IdArray = npt.NDArray[np.integer[Any]]
+__all__ = ["as_ids", "as_padding", "as_tokens"]
 
 
-def as_tokens(x: npt.ArrayLike) -> IdArray:
+def as_tokens(x: npt.ArrayLike) -> IntArray:
     """Read input_ids.
 
     Parameters
@@ -34,7 +33,7 @@ def as_tokens(x: npt.ArrayLike) -> IdArray:
     ValueError
         It has another shape, or L is 0.
     """
-    ids = _core.as_array(x, "input_ids")
+    ids = as_array_of_ids(x, "input_ids")
     if ids.ndim != 2:
         offer = "; for one sequence pass [input_ids]" if ids.ndim == 1 else ""
         raise ValueError(f"input_ids has shape {ids.shape}, expected (batch, length){offer}")
@@ -43,7 +42,7 @@ def as_tokens(x: npt.ArrayLike) -> IdArray:
     return _integers(ids, x, "input_ids")
 
 
-def as_ids(x: npt.ArrayLike, name: str, shape: tuple[int, ...]) -> IdArray:
+def as_ids(x: npt.ArrayLike, name: str, shape: tuple[int, ...]) -> IntArray:
     """Read ids that go with the tokens.
 
     Parameters
@@ -75,35 +74,10 @@ def as_ids(x: npt.ArrayLike, name: str, shape: tuple[int, ...]) -> IdArray:
     return _integers(ids, x, name)
 
 
-def _integers(ids: npt.NDArray[Any], x: object, name: str) -> IdArray:
+def _integers(ids: npt.NDArray[Any], x: object, name: str) -> IntArray:
     if ids.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {ids.dtype}, expected integers; pass {_core.cast(x, name, 'numpy.int64')}")
     return ids
-
-
-def check_range(ids: IdArray, name: str, count: int, why: str) -> None:
-    """Refuse ids for which there is nothing.
-
-    Parameters
-    ----------
-    ids : ndarray of int
-        The ids.
-    name : str
-        What messages call them.
-    count : int
-        How many there are, from 0 on.
-    why : str
-        What says so.
-
-    Raises
-    ------
-    ValueError
-        One is out of range.
-    """
-    if ids.size == 0 or (ids.min() >= 0 and ids.max() < count):
-        return
-    where = tuple(map(int, np.argwhere((ids < 0) | (ids >= count))[0]))
-    raise ValueError(f"{name} holds {ids[where]} at index {where}, expected 0 <= id < {count}: {why}")
 
 
 def as_padding(x: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:

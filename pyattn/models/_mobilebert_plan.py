@@ -10,12 +10,12 @@ from pyattn import functional
 from pyattn.functional import FloatArray
 from pyattn.models._config import MOST_LAYERS, Config
 from pyattn.models._embeddings import Embeddings
-from pyattn.models._ids import IdArray
 from pyattn.models._mobilebert import FeedForwardNorm, LinearNorm, MobileBertLayer, NoNorm
 from pyattn.models._parts import Arrays, attention, layer_norm, linear, pair_shapes
 from pyattn.models._plan import NORM, Parts, Plan, Pooler, embedding_shapes, heads_of, require_an_encoder, tables
 from pyattn.models._weights import Shapes
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.ids import IntArray
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -52,7 +52,7 @@ class MixedEmbeddings(Embeddings):
 
     mixing: Linear
 
-    def _words(self, ids: IdArray, rows: FloatArray) -> FloatArray:
+    def _words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
         words = self.words(ids)
         dim = words.shape[-1]
         if self.mixing.in_features == 3 * dim:

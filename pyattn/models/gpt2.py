@@ -17,12 +17,13 @@ from pyattn.models._causal import CausalLM, CausalOutput
 from pyattn.models._causal_files import Decoder, fit_decoder, require_a_decoder
 from pyattn.models._config import MOST_LAYERS, Config
 from pyattn.models._files import open_model
-from pyattn.models._ids import IdArray, as_ids, check_range
+from pyattn.models._ids import as_ids
 from pyattn.models._parts import Arrays, layer_norm, pair_shapes
 from pyattn.models._plan import heads_of
 from pyattn.models._weights import Shapes
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.ids import IntArray, check_range
 from pyattn.nn.layers import TransformerEncoderLayer
 from pyattn.nn.linear import Linear
 from pyattn.nn.multihead import MultiheadAttention
@@ -129,7 +130,7 @@ class GPT2(CausalLM):
         x = functional.embedding(ids, self.embedding.weight, residual=rows)
         return self._run(x, padding, need_weights, need_hidden_states)
 
-    def _rows_of(self, given: npt.ArrayLike | None, ids: IdArray) -> FloatArray:
+    def _rows_of(self, given: npt.ArrayLike | None, ids: IntArray) -> FloatArray:
         table = self.positions.weight
         if given is not None:
             positions = as_ids(given, "position_ids", ids.shape)
@@ -139,7 +140,7 @@ class GPT2(CausalLM):
             raise ValueError(f"input_ids has sequences of {ids.shape[1]} tokens, expected {len(table)} at most")
         return table[: ids.shape[1]]
 
-    def _embed_next(self, ids: IdArray, starts: IdArray, rng: RNG) -> FloatArray:
+    def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         rows = rows_at(self.positions.weight, starts, ids.shape[1])
         return functional.embedding(ids, self.embedding.weight, residual=rows)
 

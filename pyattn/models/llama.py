@@ -19,9 +19,9 @@ from pyattn.functional import FloatArray
 from pyattn.models._causal import CausalLM, CausalOutput
 from pyattn.models._causal_files import fit_decoder
 from pyattn.models._files import open_model
-from pyattn.models._ids import IdArray
 from pyattn.models._llama_plan import NORM, PREFIX, WORDS, layer_of, norm_of, read_plan, shapes_of
 from pyattn.nn.embedding import Embedding
+from pyattn.nn.ids import IntArray
 from pyattn.nn.linear import Linear
 from pyattn.nn.stacks import TransformerEncoder
 
@@ -116,7 +116,7 @@ class Llama(CausalLM):
         x = functional.embedding(ids, self.embedding.weight)
         return self._run(x, padding, need_weights, need_hidden_states)
 
-    def _embed_next(self, ids: IdArray, starts: IdArray, rng: RNG) -> FloatArray:
+    def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         return functional.embedding(ids, self.embedding.weight)
 
 

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
+from pyattn.nn.ids import IntArray
 from pyattn.nn.module import Module
 from pyattn.nn.stacks import TransformerDecoder, bool_or
-from pyattn.nn.stepping import IntArray, Stepping, as_stack, embed_next
+from pyattn.nn.stepping import Stepping, as_stack, embed_next
 from pyattn.nn.tokens import embed, padding_of, read_tokens, run_with_weights
 from pyattn.nn.transformer import Transformer
 from pyattn.torch_rules import Hidden, lengths_of
@@ -335,10 +336,6 @@ class EncoderDecoder(Stepping):
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         sizes: dict[str, Any] = {"d_model": self.d_model, "batch_first": self.batch_first}
         return embed_next(ids, self.tgt_embedding, self.tgt_positions, starts, **sizes, rng=rng)
-
-    def _score(self, x: FloatArray) -> FloatArray:
-        scores: FloatArray = self.generator(x)
-        return scores
 
     def _padding_of(self, memory: npt.ArrayLike, cross: Hidden) -> npt.ArrayLike | None:
         shape = np.shape(memory)[:-1]

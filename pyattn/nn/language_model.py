@@ -12,6 +12,7 @@ from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.nn.dtypes import as_count
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.ids import IntArray
 from pyattn.nn.layer_parts import check_parts
 from pyattn.nn.layers import TransformerEncoderLayer
 from pyattn.nn.module import Module
@@ -19,7 +20,7 @@ from pyattn.nn.normalizing import LayerNorm
 from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.stack_parts import Stack
 from pyattn.nn.stacks import TransformerEncoder
-from pyattn.nn.stepping import IntArray, Stepping, as_stack, embed_next
+from pyattn.nn.stepping import Stepping, as_stack, embed_next
 from pyattn.nn.tokens import (
     describe,
     draw_weights,
@@ -29,6 +30,7 @@ from pyattn.nn.tokens import (
     read_tokens,
     run_with_weights,
 )
+from pyattn.torch_rules import Hidden
 
 __all__ = ["TransformerLM"]
 
@@ -283,11 +285,7 @@ class TransformerLM(Stepping):
         -------
         ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
         """
-        drawn = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
-        x, padding = self._embed(input, key_padding_mask, lengths, drawn.get("rng"))
-        masks = {"mask": mask, "src_key_padding_mask": padding, "is_causal": is_causal}
-        output: FloatArray = self.encoder(x, **masks, **drawn)
-        return output
+        return self._run(input, Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths), rng, False)[0]
 
     def forward_with_weights(
         self,
@@ -323,24 +321,25 @@ class TransformerLM(Stepping):
         cross_weights : None
             There is nothing else to attend to.
         """
-        drawn = {} if rng is None else {"rng": as_generator(rng)}
-        x, padding = self._embed(input, key_padding_mask, lengths, drawn.get("rng"))
-        masks = {"src_mask": mask, "src_key_padding_mask": padding, "is_causal": is_causal}
-        output, weights, _ = run_with_weights(self.encoder, x, masks=masks | drawn)
+        hidden = Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths)
+        output, weights = self._run(input, hidden, rng, True)
+        assert weights is not None
         return self.generator(output), weights, None
 
-    def _embed(
-        self,
-        ids: npt.ArrayLike,
-        key_padding_mask: npt.ArrayLike | None,
-        lengths: npt.ArrayLike | None,
-        rng: RNG,
-    ) -> tuple[FloatArray, npt.ArrayLike | None]:
-        """Give what goes into the first layer, and what of it is padding."""
-        given: dict[str, Any] = {"lengths": lengths, "key_padding_mask": key_padding_mask}
-        tokens = read_tokens(ids, "input", self.embedding, batch_first=self.batch_first, **given)
-        sizes: dict[str, Any] = {"d_model": self.d_model, "batch_first": self.batch_first}
-        return embed(tokens.ids, self.embedding, self.positions, **sizes, rng=rng), tokens.padding
+    def _run(
+        self, ids: npt.ArrayLike, hidden: Hidden, rng: RNG, need_weights: bool
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Embed, and go through the layers."""
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
+        given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
+        sizes: dict[str, Any] = {"batch_first": self.batch_first}
+        tokens = read_tokens(ids, "input", self.embedding, **given, **sizes)
+        x = embed(tokens.ids, self.embedding, self.positions, d_model=self.d_model, **sizes, **drawn)
+        masks = {"src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal} | drawn
+        if need_weights:
+            output, weights, _ = run_with_weights(self.encoder, x, masks={"src_mask": hidden.attn_mask, **masks})
+            return output, weights
+        return self.encoder(x, mask=hidden.attn_mask, **masks), None
 
     def _layers_with_cache(self) -> Stack:
         return as_stack(self.encoder, "encoder")
@@ -348,10 +347,6 @@ class TransformerLM(Stepping):
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         sizes: dict[str, Any] = {"d_model": self.d_model, "batch_first": self.batch_first}
         return embed_next(ids, self.embedding, self.positions, starts, **sizes, rng=rng)
-
-    def _score(self, x: FloatArray) -> FloatArray:
-        scores: FloatArray = self.generator(x)
-        return scores
 
     def extra_repr(self) -> str:
         """Tell what the repr of its parts does not.

@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core, functional
+from pyattn import functional
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
+from pyattn.nn.ids import IntArray, as_ids, read_lengths
 from pyattn.nn.module import Module
 from pyattn.nn.opening import check_cache
 from pyattn.nn.positional import PositionalEncoding
 from pyattn.nn.stack_parts import Stack
-from pyattn.nn.tokens import as_ids, embed
+from pyattn.nn.tokens import embed
 from pyattn.torch_rules import lengths_of
 
 if TYPE_CHECKING:
     from pyattn.cache import KVCache
 
 __all__ = ["Step", "Stepping", "as_stack", "embed_next", "read_counts", "rows_at"]
-
-IntArray = npt.NDArray[np.integer[Any]]
 
 
 class Step(NamedTuple):
@@ -54,6 +53,8 @@ class Step(NamedTuple):
 class Stepping(Module):
     """What a model of tokens does with a cache. It says which layers it has, and what is before and behind them."""
 
+    generator: Module
+    """From vectors to scores, unless a model has another `_score`."""
     is_encoder_decoder: bool
     batch_first: Any = True
     window: int | None = None
@@ -83,7 +84,8 @@ class Stepping(Module):
 
     def _score(self, x: FloatArray) -> FloatArray:
         """Give logits for what comes out of the last layer."""
-        raise NotImplementedError
+        scores: FloatArray = self.generator(x)
+        return scores
 
     def new_cache(self, batch_size: SupportsIndex = 1, *, max_length: SupportsIndex | None = None) -> KVCache:
         """Make an empty cache for `step`.
@@ -247,15 +249,7 @@ def read_counts(x: npt.ArrayLike | None, name: str, shape: tuple[int, ...]) -> I
     """
     if x is None:
         return np.full(shape[0], shape[1])
-    counts = _core.as_array(x, name)
-    if counts.dtype.kind not in "iu" and counts.size:
-        raise TypeError(f"{name} has dtype {counts.dtype}, expected integers")
-    if counts.shape != shape[:1]:
-        raise ValueError(f"{name} has shape {counts.shape}, expected {shape[:1]}: one for each row")
-    wrong = counts[(counts < 1) | (counts > shape[1])]
-    if wrong.size:
-        raise ValueError(f"{name} holds {wrong[0]}, expected 1 <= length <= {shape[1]}")
-    return counts.astype(np.int64)
+    return read_lengths(x, name, shape[:1], least=1, most=shape[1]).astype(np.int64)
 
 
 def embed_next(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core, functional
+from pyattn import functional
 from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
@@ -20,13 +20,13 @@ from pyattn.nn import init
 from pyattn.nn.dtypes import as_count, as_float_dtype
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
+from pyattn.nn.ids import IntArray, as_ids, read_lengths
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positional import PositionalEncoding
 
 __all__ = [
     "Tokens",
-    "as_ids",
     "describe",
     "draw_weights",
     "embed",
@@ -37,57 +37,12 @@ __all__ = [
     "run_with_weights",
 ]
 
-IntArray = npt.NDArray[np.integer[Any]]
-
 
 class Tokens(NamedTuple):
     """Ids, and what of them is padding: True = blocked, as in torch; None where nothing is."""
 
     ids: IntArray
     padding: npt.ArrayLike | None
-
-
-def as_ids(x: npt.ArrayLike, name: str, count: int | None) -> IntArray:
-    """Read token ids.
-
-    Parameters
-    ----------
-    x : array_like of int
-        Of any shape.
-    name : str
-        What messages call it.
-    count : int or None
-        How many ids there are, from 0 on; None is not known.
-
-    Returns
-    -------
-    ndarray
-        Without a copy where NumPy can view x.
-
-    Raises
-    ------
-    TypeError
-        x holds no integers.
-    ValueError
-        An id is out of range.
-    """
-    try:
-        ids = _core.as_array(x, name)
-    except ValueError as error:
-        if "inhomogeneous" not in str(error):
-            raise
-        hint = "pyattn.pad_sequences makes an array of them, and tells their lengths"
-        raise ValueError(f"{name} has rows of different lengths, expected an array of ids: {hint}") from error
-    if ids.dtype.kind not in "iu":
-        if ids.size:
-            raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: ids of tokens")
-        return ids.astype(np.int64)
-    wrong = (ids < 0) | (ids >= count) if count is not None else ids < 0
-    if wrong.any():
-        place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        expected = "0 or more" if count is None else f"0 <= id < {count}"
-        raise ValueError(f"{name} holds {ids[place]} at index {place}, expected {expected}")
-    return ids
 
 
 def read_tokens(
@@ -177,14 +132,7 @@ def padding_of(
         return key_padding_mask
     if key_padding_mask is not None:
         raise ValueError(f"{names[0]} and {names[1]} are both given, and say the same; leave out one")
-    ends = _core.as_array(lengths, names[0])
-    if ends.dtype.kind not in "iu" and ends.size:
-        raise TypeError(f"{names[0]} has dtype {ends.dtype}, expected integers")
-    if ends.shape != shape[:-1]:
-        raise ValueError(f"{names[0]} has shape {ends.shape}, expected {shape[:-1]}: one for each row")
-    wrong = ends[(ends < 0) | (ends > shape[-1])]
-    if wrong.size:
-        raise ValueError(f"{names[0]} holds {wrong[0]}, expected 0 <= length <= {shape[-1]}")
+    ends = read_lengths(lengths, names[0], shape[:-1], most=shape[-1])
     return np.asarray(np.arange(shape[-1]) >= ends[..., np.newaxis])
 
 
