@@ -54,7 +54,7 @@ class Stepping(Module):
     """What a model of tokens does with a cache. It says which layers it has, and what is before and behind them."""
 
     generator: Module
-    """From vectors to scores, unless a model has another `_score`."""
+    """What turns the last layer's vectors into scores, unless a model turns them by itself."""
     is_encoder_decoder: bool
     batch_first: Any = True
     window: int | None = None
