@@ -31,8 +31,7 @@ ATTN_TEMPLATE const real *K(load_turned)(const real *at, ptrdiff_t stride, vec *
     ATTN_UNROLL for (int i = 0; i < K(part); i++)
     {
         vec rows[K(parts)];
-        ATTN_UNROLL for (int n = 0; n < K(parts); n++) rows[n] = V(load)(group[n] + i * stride);
-        V(turn_across)(rows);
+        V(load_across)(group, i * stride, rows);
         ATTN_UNROLL for (int n = 0; n < K(parts); n++) r[n * K(part) + i] = rows[n];
     }
     ATTN_UNROLL for (int n = 0; n < LANES; n += K(part)) V(turn_inside)(r + n);

@@ -120,4 +120,18 @@ static inline void vf32_turn_across(vf32 r[2])
     r[1] = _mm256_permute2f128_ps(r[0], r[1], 0x31);
     r[0] = low;
 }
+/* turn_across of what lies in memory, `offset` elements from row[i]: parts are put together as they are loaded, which
+ * takes no unit for shuffles. */
+static inline void vf32_load_across(const float *const row[2], ptrdiff_t offset, vf32 r[2])
+{
+    const float *a = row[0] + offset, *b = row[1] + offset;
+    r[0] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a)), _mm_loadu_ps(b), 1);
+    r[1] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(a + 4)), _mm_loadu_ps(b + 4), 1);
+}
+static inline void vf64_load_across(const double *const row[2], ptrdiff_t offset, vf64 r[2])
+{
+    const double *a = row[0] + offset, *b = row[1] + offset;
+    r[0] = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a)), _mm_loadu_pd(b), 1);
+    r[1] = _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(a + 2)), _mm_loadu_pd(b + 2), 1);
+}
 #endif

@@ -128,4 +128,12 @@ static inline void vf32_turn_inside(vf32 r[4])
 }
 static inline void vf32_turn_across(vf32 r[1]) { (void)r; }
 static inline void vf64_turn_across(vf64 r[1]) { (void)r; }
+static inline void vf32_load_across(const float *const row[1], ptrdiff_t offset, vf32 r[1])
+{
+    r[0] = vf32_load(row[0] + offset);
+}
+static inline void vf64_load_across(const double *const row[1], ptrdiff_t offset, vf64 r[1])
+{
+    r[0] = vf64_load(row[0] + offset);
+}
 #endif
