@@ -8,6 +8,7 @@ from helpers import assert_same_bits
 
 import pyattn
 from pyattn import _core
+from pyattn._positions import Turning
 
 E, HIDDEN, HEADS, EPS = 24, 50, 4, 1e-6
 
@@ -17,6 +18,27 @@ def attention_weights(rng, dtype, packed):
     biases = [rng.standard_normal(3 * E), None, None] if packed else list(rng.standard_normal((3, E)))
     arrays = [*weights, rng.standard_normal((E, E)), *biases, rng.standard_normal(E)]
     return tuple(None if x is None else (x / 5).astype(dtype) for x in arrays)
+
+
+OF_EACH_ENTRY = (
+    {},
+    {"attn_mask": lambda rng: rng.random((80, 1, 41, 41)) < 0.8},
+    {
+        "attn_mask": lambda rng: rng.standard_normal((80, HEADS, 41, 41)),
+        "key_lengths": lambda rng: rng.integers(0, 42, 80),
+    },
+    {
+        "attn_mask": lambda rng: rng.random((1, HEADS, 41, 41)) < 0.8,
+        "query_lengths": lambda rng: rng.integers(0, 42, 80),
+    },
+    {"key_padding_mask": lambda rng: rng.random((80, 1, 1, 41)) < 0.8},
+    {"memory_mask": lambda rng: rng.random((80, 1, 41, 7)) < 0.8},
+    {
+        "memory_key_padding_mask": lambda rng: rng.random((80, 1, 1, 7)) < 0.8,
+        "memory_key_lengths": lambda rng: rng.integers(0, 8, 80),
+    },
+)
+"""What entries of a batch have for themselves, and what is the same for all."""
 
 
 class Drawn:
@@ -153,6 +175,51 @@ def test_several_threads_give_the_same_bits(norm_first, dtype):
     first = drawn.whole(memory, **options, num_threads=1)
     for threads in (2, 3, 7):
         assert_same_bits(drawn.whole(memory, **options, num_threads=threads), first)
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("options", OF_EACH_ENTRY, ids=" ".join)
+def test_a_batch_of_many_groups_has_the_bits_of_its_entries(options, norm_first, dtype):
+    """80 entries of 41 rows are four groups for one thread or two, two for four threads, and one for seven."""
+    drawn, rng = Drawn(dtype), np.random.default_rng(3)
+    x, memory = (rng.standard_normal((80, n, E)).astype(dtype) for n in (41, 7))
+    options = {name: draw(rng) for name, draw in options.items()}
+    same = {"norm_first": norm_first, "need_weights": True, "average_weights": norm_first}
+
+    drawn.x = x
+    together = [drawn.whole(memory, **options, **same, num_threads=threads) for threads in (1, 2, 4, 7)]
+    for n in range(80):
+        drawn.x = x[n : n + 1]
+        own = {name: value[n : n + 1] if len(value) == 80 else value for name, value in options.items()}
+        alone = drawn.whole(memory[n : n + 1], **own, **same)
+        for results in together:
+            for one, expected in zip(results, alone, strict=True):
+                assert_same_bits(one[n : n + 1], expected)
+
+
+def test_a_group_turns_by_its_own_positions(dtype):
+    drawn, rng = Drawn(dtype), np.random.default_rng(4)
+    x, ids = rng.standard_normal((80, 41, E)).astype(dtype), rng.integers(0, 1000, (80, 41))
+    turning = lambda ids: Turning(1 / 10.0 ** np.arange(E // HEADS // 2), 1.0, 0, ids, False)  # noqa: E731
+    drawn.x = x
+    together = drawn.whole(None, rotary=turning(ids))
+    same = drawn.whole(None, rotary=turning(ids[0]))
+    assert not np.array_equal(together, same)
+    for n in range(80):
+        drawn.x = x[n : n + 1]
+        assert_same_bits(together[n : n + 1], drawn.whole(None, rotary=turning(ids[n : n + 1])))
+        assert_same_bits(same[n : n + 1], drawn.whole(None, rotary=turning(ids[0])))
+
+
+def test_groups_of_several_axes(dtype):
+    drawn, rng = Drawn(dtype), np.random.default_rng(4)
+    drawn.x, memory = (rng.standard_normal((5, 16, n, E)).astype(dtype) for n in (41, 7))
+    mask = rng.random((16, 1, 41, 41)) < 0.8
+    together = drawn.whole(memory, attn_mask=mask)
+    for n, x in enumerate(drawn.x.copy()):
+        drawn.x = x
+        assert_same_bits(together[n], drawn.whole(memory[n], attn_mask=mask))
 
 
 def test_levels_give_the_same_bits(dtype, levels):

@@ -1,7 +1,7 @@
 /* A layer of a Transformer: its parts one after the other, each added to what it works on.
  *
- * The sum so far stands in y. What norm_first normalises for a part goes to scratch memory, so that beside y there is one
- * more array of x's size, and what the parts take themselves.
+ * The sum so far stands in y. What norm_first normalises for a part goes to scratch memory. A batch is done in groups:
+ * this, and what the parts take themselves, is for the rows of one group.
  */
 #include "layer.h"
 
@@ -107,18 +107,14 @@ static attn_status add_part(const attn_layer_args *args, int part, attn_view sum
     return attn_normalize(&norm, none, y, error);
 }
 
-attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+/* The layer for what is in one group. */
+static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                        attn_error *error)
 {
     static const attn_view none = {.data = NULL};
-    attn_shapes unused;
     attn_arena arena;
     attn_own_view scratch;
-    attn_status status = attn_layer_shapes(args, &unused, &unused, error);
-    if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
-    if (status != ATTN_OK) return status;
-    if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
-
+    attn_status status;
     const size_t like_x = attn_lay_contiguous(&args->x, attn_last_size(&args->x), &scratch);
     const size_t bytes = args->norm_first ? like_x : 0;
     if (!attn_arena_take(&arena, bytes))
@@ -133,5 +129,23 @@ attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_
         if (status == ATTN_OK) status = add_part(args, FEED, y, scratch.view, y, none, error);
     } while (status == ATTN_OK && attn_forks() != forks);
     attn_arena_give(&arena);
+    return status;
+}
+
+attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+                       attn_error *error)
+{
+    attn_shapes unused;
+    attn_group group;
+    attn_status status = attn_layer_shapes(args, &unused, &unused, error);
+    if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
+    if (status != ATTN_OK) return status;
+    if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
+
+    const ptrdiff_t groups = attn_count_groups(args);
+    for (ptrdiff_t n = 0; status == ATTN_OK && n < groups; n++) {
+        attn_take_group(args, y, self_weights, cross_weights, n, groups, &group);
+        status = run(&group.args, group.y, group.self_weights, group.cross_weights, error);
+    }
     return status;
 }
