@@ -17,7 +17,7 @@
 enum {
     MOST_BLOCKS = 8,       /* of a chunk */
     CHUNK_BYTES = 1 << 22, /* of packed rows, about */
-    TASKS_PER_WORKER = 4,  /* so that none waits long for the last */
+    TASKS_PER_WORKER = 8,  /* so that none waits long for the last */
     FEATURES = ATTN_BLOCK_KEYS
 };
 
@@ -80,6 +80,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     while (plan->blocks_per_chunk > 1 && attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
         plan->blocks_per_chunk--;
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
+    plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* a last one of a few reads a weight, too */
 
     /* 2. scratch: a copied block's rows are an odd number of cache lines apart */
     plan->gather = p->x.column != k->size && p->inner > 1;
