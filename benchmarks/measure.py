@@ -27,6 +27,7 @@ LONGEST_PAUSE = 10  # in units of the above
 WARM_UP_CALLS = 3
 TINY_SECONDS = 20e-6
 TINY_LOOP = 20_000
+LONG_SECONDS = 2.0
 CLEARLY_SLOWER = 4.0
 ENOUGH_SECONDS = 0.6
 
@@ -35,8 +36,8 @@ ENOUGH_SECONDS = 0.6
 class Effort:
     """How long to measure a case.
 
-    At one thread `seconds` and at least `turns` calls of each contender; at more threads `blocks`; of a tiny call
-    `tiny_turns` loops at one thread.
+    At one thread `seconds` and at least `turns` calls of each contender; at more threads, or where a call takes
+    seconds, `blocks`; of a tiny call `tiny_turns` loops at one thread.
     """
 
     seconds: float
@@ -79,17 +80,26 @@ def measure(samples: Mapping[str, Sample], threads: int, effort: Effort) -> dict
     effort : Effort
         When to stop.
     """
+    began = time.perf_counter()
     once = {name: _first_look(sample) for name, sample in samples.items()}
+    long = time.perf_counter() - began > LONG_SECONDS * len(samples)
     tiny = min(once.values()) < TINY_SECONDS
     loops = {name: _loop_length(seconds) if tiny else 1 for name, seconds in once.items()}
-    seen = _take_turns(samples, loops, threads, effort, tiny)
+    turns = effort.tiny_turns if tiny else effort.turns
+    if threads > 1 or long:
+        turns = effort.blocks
+    seconds = effort.seconds if threads == 1 and not tiny else 0.0
+    seen = _take_turns(samples, loops, threads, turns, seconds)
     return {name: Times(min(times), statistics.median(times), len(times)) for name, times in seen.items()}
 
 
 def _first_look(sample: Sample) -> float:
     """About how long a call takes; the first one also maps pages and starts threads."""
+    began = time.perf_counter()
     first = sample(1)
-    return first if first > BLOCK_SECONDS else min(sample(1) for _ in range(WARM_UP_CALLS))
+    if time.perf_counter() - began > BLOCK_SECONDS:
+        return first
+    return min(sample(1) for _ in range(WARM_UP_CALLS))
 
 
 def _loop_length(seconds: float) -> int:
@@ -98,17 +108,16 @@ def _loop_length(seconds: float) -> int:
 
 
 def _take_turns(
-    samples: Mapping[str, Sample], loops: Mapping[str, int], threads: int, effort: Effort, tiny: bool
+    samples: Mapping[str, Sample], loops: Mapping[str, int], threads: int, turns: int, seconds: float
 ) -> dict[str, list[float]]:
+    """At least `turns`, and go on for `seconds`."""
     seen: dict[str, list[float]] = {name: [] for name in samples}
     first = next(iter(samples))
-    turns = effort.blocks if threads > 1 else effort.tiny_turns if tiny else effort.turns
-    seconds = effort.seconds if threads == 1 and not tiny else 0.0
     start = time.perf_counter()
     turn = 0
     while turn < turns or time.perf_counter() - start < seconds:
         for name, sample in samples.items():
-            enough = not tiny and sum(seen[name]) >= ENOUGH_SECONDS
+            enough = loops[name] == 1 and sum(seen[name]) >= ENOUGH_SECONDS
             if enough and min(seen[name]) > CLEARLY_SLOWER * min(seen[first]):
                 continue
             if threads == 1:
@@ -129,9 +138,13 @@ def _pause() -> None:
 
 
 def _block(sample: Sample, loop: int) -> list[float]:
+    """Warm up, then measure, each for as long as a block is; at least one call."""
     _pause()
+    end = time.perf_counter() + BLOCK_SECONDS
     for _ in range(WARM_UP_CALLS):
         sample(1)
+        if time.perf_counter() > end:
+            break
     times: list[float] = []
     end = time.perf_counter() + BLOCK_SECONDS
     while not times or time.perf_counter() < end:
