@@ -1,8 +1,8 @@
 /* Linear layers: attention's own product of keys and queries, with the rows of the weight as keys.
  *
  * Rows of x are cut into blocks of lanes, and blocks into chunks, which are packed once and then meet every block of
- * features. A few rows take decode's form, which reads the weight at the speed of memory. The weight is read in place;
- * a copy of a part is made where its rows fall into the same few sets of the cache. No cut changes an element's sum.
+ * features. A few rows take decode's form, which reads the weight at the speed of memory. The weight is read in place,
+ * unless its columns are not contiguous: a part is copied then. No cut changes an element's sum.
  */
 #include "linear.h"
 
@@ -85,8 +85,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     /* 2. scratch: a copied block's rows are an odd number of cache lines apart */
     plan->gather = p->x.column != k->size && p->inner > 1;
     plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
-    plan->copy_weight =
-        (p->weight_column != k->size && p->inner > 1) || (!plan->few && attn_aliases(p->weight_row) && p->features > 1);
+    plan->copy_weight = p->weight_column != k->size && p->inner > 1;
     const ptrdiff_t part = plan->few ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
     const size_t weight_row = attn_plus(attn_padded(attn_times((size_t)part, size)), ATTN_ALIGNMENT);
     plan->weight_row = (ptrdiff_t)weight_row;
@@ -143,15 +142,9 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
     const attn_product *p = plan->product;
     *part = p->weight + feature * p->weight_row + from * p->weight_column;
     if (!plan->copy_weight) return p->weight_row / plan->kernels->size;
-    const char *next =
-        from + inner < p->inner ? *part + inner * p->weight_column : p->weight + (feature + features) * p->weight_row;
-    for (int n = 0; n < features; n++) {
+    for (int n = 0; n < features; n++)
         attn_copy_row(w->weight + n * plan->weight_row, *part + n * p->weight_row, p->weight_column, inner, inner,
                       plan->kernels->size);
-        if (p->weight_column == plan->kernels->size) /* else a row is spread over as many lines as it has elements */
-            for (ptrdiff_t at = 0; at < inner * p->weight_column; at += 64)
-                __builtin_prefetch(next + n * p->weight_row + at);
-    }
     *part = w->weight;
     return plan->weight_row / plan->kernels->size;
 }

@@ -26,7 +26,7 @@ ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t feature
             ATTN_UNROLL for (int i = 0; i < LANES; i++)
                 ATTN_UNROLL for (int r = 0; r < R; r++)
                     sum[g * R + r] = V(fma)(k[i], V(splat)(query[r][d + i]), sum[g * R + r]);
-            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line), 1);
+            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
             __asm__ volatile("" ::: "memory"); /* one square after the other: two have no room */
         }
     }

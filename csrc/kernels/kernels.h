@@ -28,8 +28,7 @@ enum {
     ATTN_DECODE_ROWS = 8      /* rows the decode layout takes at most */
 };
 
-/* Rows so many bytes apart fall into the same few sets of the first-level cache. Where they are read more than once, they
- * are better copied. */
+/* Rows so many bytes apart fall into the same few sets of the first-level cache. */
 static inline int attn_aliases(ptrdiff_t stride) { return stride != 0 && stride % 2048 == 0; }
 
 /* Storage of a mask, as the kernels read it. A nonzero byte means attend (BOOL) or the opposite (BLOCKED). */

@@ -50,21 +50,15 @@ static inline K(row_stream) K(rows_soon)(const real *block, const real *next, in
     return soon;
 }
 
-/* By fours, or all at once when there are fewer. A row's last ones may reach beyond it. `second`: into the second
- * cache, where more is fetched than the first one holds beside what is at work. */
-ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines, const int second)
+/* By fours, or all at once when there are fewer, into the second cache: the first one has no room for them beside what is
+ * at work. A row's last ones may reach beyond it. */
+ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
 {
     const int group = lines < 4 ? lines : 4;
     ATTN_UNROLL for (int n = 0; n < lines; n += group)
     {
         const char *line = s->at + s->column;
-        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64)
-        {
-            if (second)
-                __builtin_prefetch(line, 0, 2);
-            else
-                __builtin_prefetch(line, 0, 3);
-        }
+        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64) __builtin_prefetch(line, 0, 2);
         s->column += 64 * group;
         if (s->column >= s->row_bytes) {
             s->at += s->to_next_row;
