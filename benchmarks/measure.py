@@ -138,7 +138,7 @@ def _pause() -> None:
 
 
 def _block(sample: Sample, loop: int) -> list[float]:
-    """Warm up, then measure, each for as long as a block is; at least one call."""
+    """Warm up, with three calls or what a block has time for; then measure for a block, one call at least."""
     _pause()
     end = time.perf_counter() + BLOCK_SECONDS
     for _ in range(WARM_UP_CALLS):

@@ -203,8 +203,8 @@ def test_a_group_turns_by_its_own_positions(dtype):
     x, ids = rng.standard_normal((80, 41, E)).astype(dtype), rng.integers(0, 1000, (80, 41))
     turning = lambda ids: Turning(1 / 10.0 ** np.arange(E // HEADS // 2), 1.0, 0, ids, False)  # noqa: E731
     drawn.x = x
-    together = drawn.whole(None, rotary=turning(ids))
-    same = drawn.whole(None, rotary=turning(ids[0]))
+    together = drawn.whole(None, rotary=turning(ids), num_threads=1)
+    same = drawn.whole(None, rotary=turning(ids[0]), num_threads=1)
     assert not np.array_equal(together, same)
     for n in range(80):
         drawn.x = x[n : n + 1]
@@ -216,7 +216,7 @@ def test_groups_of_several_axes(dtype):
     drawn, rng = Drawn(dtype), np.random.default_rng(4)
     drawn.x, memory = (rng.standard_normal((5, 16, n, E)).astype(dtype) for n in (41, 7))
     mask = rng.random((16, 1, 41, 41)) < 0.8
-    together = drawn.whole(memory, attn_mask=mask)
+    together = drawn.whole(memory, attn_mask=mask, num_threads=1)
     for n, x in enumerate(drawn.x.copy()):
         drawn.x = x
         assert_same_bits(together[n], drawn.whole(memory[n], attn_mask=mask))

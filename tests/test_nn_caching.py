@@ -68,6 +68,23 @@ def test_a_layer_token_by_token(kind, norm_first, gated, known, dtype, level):
     assert_same_bits(actual, whole(layer, kind, x, memory))
 
 
+@pytest.fixture
+def two_threads():
+    pyattn.set_num_threads(2)
+    yield
+    pyattn.set_num_threads(None)
+
+
+@every_kind
+@pytest.mark.usefixtures("two_threads")
+def test_a_long_prompt_is_no_group_of_its_own(kind):
+    """A layer does a batch of so many rows in groups; a cache, of tokens or of memory, is for all of it."""
+    layer = layer_of(kind)
+    x, memory, cache = draw(N, 1600, E), draw(N, 9, E, seed=1), new_cache()
+    expected = whole(layer, kind, x, memory)
+    assert_same_bits(layer.step(x, cache, **memory_of(layer, kind, memory)).output, expected)
+
+
 @every_kind
 def test_a_stack_token_by_token(kind, level):
     x, memory = draw(N, LENGTH, E), draw(N, 9, E, seed=1)

@@ -42,6 +42,10 @@ static inline void attn_resolve(const attn_view *view, const attn_axis_places *a
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(view, at->batch + p->batch_axes - 1 - n);
 }
 
+/* results.c: a result that is asked for has this shape, and query's dtype. */
+attn_status attn_check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+                              attn_dtype dtype, attn_error *error);
+
 /* check_masks.c: the first integer of an ATTN_I64 view that is out of range, or NULL. */
 const int64_t *attn_out_of_range(const attn_view *integers, int64_t least, int64_t most);
 

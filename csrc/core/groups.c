@@ -44,7 +44,9 @@ void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_we
     if (groups == 1) return;
 
     const ptrdiff_t entries = args->x.shape[0];
-    const ptrdiff_t first = entries * number / groups, count = entries * (number + 1) / groups - first;
+    const ptrdiff_t more = entries % groups; /* groups of an entry more than the others */
+    const ptrdiff_t first = entries / groups * number + attn_smaller(number, more);
+    const ptrdiff_t count = entries / groups + (number < more);
     attn_multihead_args *self = &group->args.self, *cross = &group->args.cross;
     const int batch = args->x.axes - 2; /* axes; a view's others come behind them */
     struct {
@@ -54,8 +56,8 @@ void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_we
         {&group->args.x, batch + 2},
         {&group->args.memory, batch + 2},
         {&group->y, batch + 2},
-        {&group->self_weights, batch + 3 - self->attention.average_weights},
-        {&group->cross_weights, batch + 3 - cross->attention.average_weights},
+        {&group->self_weights, batch + 3 - (self->attention.average_weights != 0)},
+        {&group->cross_weights, batch + 3 - (cross->attention.average_weights != 0)},
         {&self->attention.mask, batch + 3},
         {&cross->attention.mask, batch + 3},
         {&self->attention.padding_mask, batch + 3},

@@ -6,6 +6,7 @@
 #include "layer.h"
 
 #include "arena.h"
+#include "check.h"
 #include "error.h"
 #include "norm.h"
 #include "parallel.h"
@@ -135,10 +136,16 @@ static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_
 attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                        attn_error *error)
 {
-    attn_shapes unused;
+    attn_shapes self, cross;
     attn_group group;
-    attn_status status = attn_layer_shapes(args, &unused, &unused, error);
+    attn_status status = attn_layer_shapes(args, &self, &cross, error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
+    if (status == ATTN_OK)
+        status =
+            attn_check_result("self_weights", &self_weights, self.weights_axes, self.weights, args->x.dtype, error);
+    if (status == ATTN_OK && has_cross(args))
+        status =
+            attn_check_result("cross_weights", &cross_weights, cross.weights_axes, cross.weights, args->x.dtype, error);
     if (status != ATTN_OK) return status;
     if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
 

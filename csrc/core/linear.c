@@ -86,7 +86,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* a last one of a few reads a weight, too */
 
-    /* 2. scratch: a copied block's rows are an odd number of cache lines apart */
+    /* 2. what is copied */
     plan->gather = p->x.column != k->size && p->inner > 1;
     plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
     plan->copy_weight = p->weight_column != k->size && p->inner > 1;
@@ -97,7 +97,9 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     const int alone = !plan->few && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
     plan->beside = alone ? BESIDE : FEATURES;
     plan->fold = alone || plan->few ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
-    const size_t weight_row = attn_plus(attn_padded(attn_times((size_t)plan->fold, size)), ATTN_ALIGNMENT);
+
+    /* 4. scratch: a copied block's rows are an odd number of cache lines apart */
+    const size_t weight_row = attn_padded(attn_times((size_t)plan->fold, size)) | ATTN_ALIGNMENT;
     plan->weight_row = (ptrdiff_t)weight_row;
     plan->weight_bytes = plan->copy_weight ? attn_times(weight_row, FEATURES) : 0;
     plan->panel_bytes = FEATURES * (plan->few ? (size_t)k->decode_rows : (size_t)k->width) * size;

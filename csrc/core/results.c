@@ -89,8 +89,8 @@ attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, at
     return status;
 }
 
-static attn_status check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
-                                attn_dtype dtype, attn_error *error)
+attn_status attn_check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+                              attn_dtype dtype, attn_error *error)
 {
     if (view->data == NULL) return ATTN_OK;
     int same = view->axes == axes;
@@ -108,9 +108,10 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *p, con
     attn_shapes want;
     attn_status status;
     attn_describe(args, p, &want);
-    if ((status = check_result("output", output, want.axes, want.output, p->dtype, error)) != ATTN_OK) return status;
-    status = check_result("weights", weights, want.weights_axes, want.weights, p->dtype, error);
-    return status != ATTN_OK ? status : check_result("lse", lse, want.lse_axes, want.lse, p->dtype, error);
+    if ((status = attn_check_result("output", output, want.axes, want.output, p->dtype, error)) != ATTN_OK)
+        return status;
+    status = attn_check_result("weights", weights, want.weights_axes, want.weights, p->dtype, error);
+    return status != ATTN_OK ? status : attn_check_result("lse", lse, want.lse_axes, want.lse, p->dtype, error);
 }
 
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
