@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import itertools
+import os
 import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, SupportsIndex, overload
 
@@ -94,9 +94,10 @@ def get_include() -> str:
     >>> os.path.exists(os.path.join(pyattn.get_include(), "attn.h"))
     True
     """
-    installed = Path(__file__).parent / "include"
-    in_tree = Path(__file__).parents[1] / "csrc" / "include"  # an editable install
-    return str(installed if installed.is_dir() else in_tree)
+    package = os.path.dirname(os.path.abspath(__file__))  # pathlib would be a quarter of `import pyattn`
+    installed = os.path.join(package, "include")
+    in_tree = os.path.join(os.path.dirname(package), "csrc", "include")  # an editable install
+    return installed if os.path.isdir(installed) else in_tree
 
 
 def _config() -> dict[str, Any]:
