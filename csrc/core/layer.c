@@ -133,21 +133,27 @@ static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_
     return status;
 }
 
+/* All rules: those on the inputs, and on the results, which a group takes its part of. */
+static attn_status check(const attn_layer_args *args, const attn_view *y, const attn_view *self_weights,
+                         const attn_view *cross_weights, attn_error *error)
+{
+    const attn_dtype dtype = args->x.dtype;
+    attn_shapes self, cross;
+    attn_status status = attn_layer_shapes(args, &self, &cross, error);
+    if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, attn_last_size(&args->x), error);
+    if (status != ATTN_OK) return status;
+    if (y->data == args->x.data) FAIL("y is x, expected an array of its own");
+    status = attn_check_result("self_weights", self_weights, self.weights_axes, self.weights, dtype, error);
+    if (status != ATTN_OK || !has_cross(args)) return status;
+    return attn_check_result("cross_weights", cross_weights, cross.weights_axes, cross.weights, dtype, error);
+}
+
 attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                        attn_error *error)
 {
-    attn_shapes self, cross;
     attn_group group;
-    attn_status status = attn_layer_shapes(args, &self, &cross, error);
-    if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, attn_last_size(&args->x), error);
-    if (status == ATTN_OK)
-        status =
-            attn_check_result("self_weights", &self_weights, self.weights_axes, self.weights, args->x.dtype, error);
-    if (status == ATTN_OK && has_cross(args))
-        status =
-            attn_check_result("cross_weights", &cross_weights, cross.weights_axes, cross.weights, args->x.dtype, error);
+    attn_status status = check(args, &y, &self_weights, &cross_weights, error);
     if (status != ATTN_OK) return status;
-    if (y.data == args->x.data) FAIL("y is x, expected an array of its own");
 
     const ptrdiff_t groups = attn_count_groups(args);
     for (ptrdiff_t n = 0; status == ATTN_OK && n < groups; n++) {

@@ -82,8 +82,7 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
  * 91 in place; avx512 46 and 43. Keys are read along their rows, and are never copied for that: avx512 44, avx2 the same. */
 static int lose_lines(const attn_kernels *k, ptrdiff_t row)
 {
-    enum { LINE = 64 };
-    return k->lanes * k->size < LINE && attn_aliases(row);
+    return k->lanes * k->size < ATTN_ALIGNMENT && attn_aliases(row);
 }
 
 void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
