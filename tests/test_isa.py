@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import sys
@@ -52,6 +53,9 @@ def test_a_level_can_be_forced(level):
     assert run_with(level) == (level, [])
 
 
+ODD_BYTES = [b"\xe4", b"avx\xff2", "ï".encode() * 40, b"a" + "ï".encode() * 40]  # not UTF-8, or cut within a character
+
+
 @pytest.mark.parametrize("level", [*ABSENT, "sse9", "AVX2", "avx", "avx2 ", "0", "x" * 300, "naïve"])
 def test_a_level_that_is_not_there_warns_and_the_best_is_taken(level):
     chosen, caught = run_with(level)
@@ -61,6 +65,16 @@ def test_a_level_that_is_not_there_warns_and_the_best_is_taken(level):
     assert start == "RuntimeWarning PYATTN_ISA"
     assert rest.startswith(level[:60])
     assert rest.endswith(f" is not a level of this machine; using {LEVELS[0]}")
+
+
+@pytest.mark.parametrize("name", ["PYATTN_ISA", "PYATTN_NUM_THREADS"])
+@pytest.mark.parametrize("text", ODD_BYTES, ids=ascii)
+def test_what_is_no_text_is_told_all_the_same(name, text):
+    environment = {"PYATTN_ISA": None, name: os.fsdecode(text)}
+    chosen, *caught = run_python(COMPUTE, **environment).stdout.splitlines()
+    assert chosen == LEVELS[0]
+    assert len(caught) == 1
+    assert caught[0].startswith(f"RuntimeWarning {name}={text[:60].decode(errors='replace')} is not a ")
 
 
 def test_levels_are_those_of_the_machine():
@@ -78,9 +92,11 @@ def test_tests_can_switch_levels():
     for level in LEVELS:
         _core._set_isa(level)
         assert _core.isa() == pyattn.runtime.isa() == level
-    for wrong, kind in [("sse9", ValueError), ("", ValueError), (None, TypeError), (b"scalar", TypeError)]:
-        with pytest.raises(kind, match="level"):
+    cut = "a" + "ï" * 40
+    for wrong, kind in [*((name, ValueError) for name in ("sse9", "", cut)), (None, TypeError), (b"scalar", TypeError)]:
+        with pytest.raises(kind, match="level") as caught:
             _core._set_isa(wrong)
+        assert caught.type is kind
     assert _core.isa() == LEVELS[-1]
 
 
@@ -135,8 +151,9 @@ def run_module(*arguments, **environment):
 
 def test_info_prints_the_same():
     assert json.loads(run_module("info", "--json", PYATTN_ISA="scalar"))["isa"]["chosen"] == "scalar"
-    assert run_module("info", PYATTN_ISA=None, PYATTN_NUM_THREADS="3").count("3")
-    assert re.search(rf"isa +{LEVELS[0]}", run_module("info", PYATTN_ISA=None))
+    printed = run_module("info", PYATTN_ISA=None, PYATTN_NUM_THREADS="3")
+    assert re.search(rf"^isa +{LEVELS[0]}\b", printed, re.MULTILINE)
+    assert re.search("^threads +3$", printed, re.MULTILINE)
 
 
 def test_versions_are_one():

@@ -227,6 +227,6 @@ PyObject *pyattn_raise(attn_status status, const attn_error *error)
     PyObject *type = status == ATTN_NO_MEMORY     ? PyExc_MemoryError
                      : status == ATTN_INTERRUPTED ? PyExc_KeyboardInterrupt
                                                   : PyExc_ValueError;
-    PyErr_SetString(type, error->message);
+    PyErr_Format(type, "%s", error->message); /* replaces half a character, as a long name may end with */
     return NULL;
 }

@@ -43,8 +43,8 @@ static int execute(PyObject *module)
     if (PyModule_AddStringConstant(module, "_compiler", __VERSION__) < 0) return -1;
 
     const char *const complaints[] = {attn_isa_complaint(), attn_threads_complaint()};
-    for (size_t n = 0; n < sizeof complaints / sizeof *complaints; n++)
-        if (complaints[n] != NULL && PyErr_WarnEx(PyExc_RuntimeWarning, complaints[n], 1) < 0) return -1;
+    for (size_t n = 0; n < sizeof complaints / sizeof *complaints; n++) /* %s replaces what is not UTF-8 */
+        if (complaints[n] != NULL && PyErr_WarnFormat(PyExc_RuntimeWarning, 1, "%s", complaints[n]) < 0) return -1;
     return 0;
 }
 
