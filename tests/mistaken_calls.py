@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from calls import (
     BATCH,
@@ -91,11 +93,14 @@ MISTAKES = {
     "complex": lambda: attend(Q * 1j, K, V),
     "half": lambda: attend(Q, K, V.astype(np.float16)),
     "objects": lambda: attend(None, K, V),
+    "objects in a list": lambda: attend([[1.0, None]], K, V),
+    "numbers that are objects": lambda: attend([[1, 2**64]], K, V),
     "text": lambda: attend("text", K, V),
     "ragged": lambda: attend([[1], [2, 3]], K, V),
     "masked array": lambda: attend(np.ma.array(Q), K, V),
     "masked key": lambda: attend(Q, np.ma.array(K), V),
     "masked arrays in a list": lambda: attend([[Q[0]], [np.ma.array(Q[0])]], K, V),
+    "masked arrays in a deque": lambda: attend(deque([Q[0], np.ma.array(Q[0])]), K, V),
     "matrix": lambda: attend(MATRIX, K, V),
     "sparse": lambda: attend(SPARSE, K, V),
     "elsewhere": lambda: attend(ELSEWHERE, K, V),

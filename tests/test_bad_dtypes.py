@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import UserList, deque
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ import pyattn
         ("complex128", ".real.astype(numpy.float64)"),
         ("float16", ".astype(numpy.float32)"),
         ("longdouble", ".astype(numpy.float64)"),
-        ("object", ".astype(numpy.float32)"),
+        ("object", ".astype(numpy.float64)"),
         ("U3", ".astype(numpy.float32)"),
         ("S3", ".astype(numpy.float32)"),
         ("datetime64[s]", ".astype(numpy.float32)"),
@@ -73,14 +76,45 @@ def test_other_masks(dtype):
     refuse(TypeError, message, attn_mask=np.ones((3, 5)).astype(dtype))
 
 
-@pytest.mark.parametrize("given", [None, {}, object(), [[None]], [["a", None]], Ellipsis, print], ids=str)
-def test_objects_that_are_no_arrays(given):
-    message = f"is an object of type {type(given).__name__}, expected an array of numbers"
+@pytest.mark.parametrize(
+    ("given", "came"),
+    [(given, f"is an object of type {type(given).__name__}") for given in (None, {}, object(), Ellipsis, print)]
+    + [
+        ([[None]], "holds an object of type NoneType"),
+        ([["a", None]], "holds an object of type str"),
+        ([[1.0, 2**64, print, Fraction(1, 2)]], "holds an object of type builtin_function_or_method"),
+    ],
+    ids=str,
+)
+def test_objects_that_are_no_arrays(given, came):
+    message = f"{came}, expected an array of numbers"
     refuse(TypeError, f"query {message}", given, KEY, VALUE)
     refuse(TypeError, f"value {message}", QUERY, KEY, given)
     if given is not None:
         refuse(TypeError, f"attn_mask {message}", attn_mask=given)
         refuse(TypeError, f"key_lengths {message}", *BATCH, key_lengths=given)
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda numbers: deque([tuple(numbers)])], ids=["list", "tuple", "deque"])
+@pytest.mark.parametrize(
+    ("numbers", "came"),
+    [
+        ([1, 2**64], "an int of more than 64 bits"),
+        ([True, 0.5, -(2**70)], "an int of more than 64 bits"),
+        ([1, 2.5, Fraction(1, 3)], "an object of type Fraction"),
+        ([Decimal("0.1"), 2**64], "an object of type decimal.Decimal"),
+    ],
+    ids=str,
+)
+def test_numbers_that_numpy_keeps_as_objects_can_be_cast(numbers, came, make):
+    x = make(numbers)
+    message = f"x holds {came}, expected float32 or float64; pass numpy.asarray(x, numpy.float64)"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        pyattn.softmax(x)
+    fixed = eval(message.partition("pass ")[2], {"numpy": np, "x": x})
+    np.testing.assert_array_equal(pyattn.softmax(fixed).ravel(), pyattn.softmax([float(number) for number in numbers]))
+    refuse(TypeError, "attn_mask has dtype object, expected bool (True = attend) or a float type", attn_mask=x)
+    refuse(TypeError, "key_lengths has dtype object, expected integers; pass", *BATCH, key_lengths=x)
 
 
 def test_ragged_lists_are_named():
@@ -147,6 +181,8 @@ MASKED = np.ma.array(QUERY[0], mask=[1, 0, 0, 0])
         (lambda x: [[1.0, 2.0, 3.0, 4.0], [5, 6, 7, 8], x], "[2]"),
         (lambda x: [[QUERY[0], QUERY[1]], [QUERY[0], x]], "[1][1]"),
         (lambda x: type("Rows", (list,), {})([x]), "[0]"),
+        (lambda x: deque([QUERY[0], x]), "[1]"),
+        (lambda x: [UserList([QUERY[0]]), UserList([x])], "[1][0]"),
         (lambda x: [[*QUERY[0], x[0]]], "[0][4]"),
     ],
 )
@@ -178,12 +214,31 @@ def test_an_object_that_turns_into_a_masked_array_would_lose_its_mask():
     pyattn.attention(eval(fix, {"numpy": np, "query": Convertible()}).filled(0), KEY, VALUE)
 
 
+def test_a_sequence_that_fails_is_told_as_numpy_tells_it():
+    class Rows:
+        def __init__(self, error):
+            self.error = error
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, n):
+            raise self.error
+
+    for error, kind, message in [
+        (ValueError("no row"), ValueError, "query is not an array of float32 or float64: no row"),
+        (OSError("no row"), OSError, "no row"),
+        (KeyError("no row"), TypeError, "query is an object of type Rows, expected an array of numbers"),
+    ]:
+        refuse(kind, message, Rows(error), KEY, VALUE)
+
+
 def test_lists_of_plain_arrays_are_arrays():
     class Named(np.ndarray):
         pass
 
     expected = pyattn.attention(QUERY, KEY, VALUE)
-    for rows in (list(KEY), [tuple(row) for row in KEY.tolist()], [row.view(Named) for row in KEY]):
+    for rows in (list(KEY), [tuple(row) for row in KEY.tolist()], [row.view(Named) for row in KEY], deque(KEY)):
         np.testing.assert_array_equal(pyattn.attention(QUERY, rows, VALUE), expected)
     assert pyattn.attention(list(QUERY), list(KEY), list(VALUE)).dtype == np.float32
 

@@ -46,11 +46,13 @@ int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
     const int type = PyArray_TYPE(array);
     if (type == NPY_FLOAT) return NPY_FLOAT;
     if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
-    PyObject *fix = pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
-                                type == NPY_LONGDOUBLE || type == NPY_CDOUBLE ? "numpy.float64" : "numpy.float32");
-    if (fix != NULL)
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64; pass %U", name,
-                     PyArray_DESCR(array), fix);
+    const int wide = type == NPY_LONGDOUBLE || type == NPY_CDOUBLE || type == NPY_OBJECT;
+    int numbers;
+    PyObject *fix =
+        pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "", wide ? "numpy.float64" : "numpy.float32");
+    PyObject *came = fix == NULL ? NULL : pyattn_what_came(array, object, &numbers);
+    if (came != NULL) PyErr_Format(PyExc_TypeError, "%s %U, expected float32 or float64; pass %U", name, came, fix);
+    Py_XDECREF(came);
     Py_XDECREF(fix);
     return -1;
 }

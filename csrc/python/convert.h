@@ -24,6 +24,11 @@ PyArrayObject *pyattn_as_array(PyObject *object, const char *name);
  * through numpy.asarray where it has none. `type` is like "numpy.float32". New reference to a str. */
 PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type);
 
+/* What the caller's `object`, which is now `array`, is or holds instead of numbers of a dtype that is wanted: "has dtype
+ * int64", "holds an object of type Fraction", "is an object of type NoneType". `numbers`: 0 where NumPy made objects of
+ * what Python does not take for numbers, else 1. New reference to a str. */
+PyObject *pyattn_what_came(PyArrayObject *array, PyObject *object, int *numbers);
+
 /* 1 for a masked array, 2 for a matrix: subclasses whose numbers mean something else. 0 for others, -1 on error. */
 int pyattn_is_other_array(PyObject *object);
 

@@ -76,18 +76,34 @@ static void place_text(const char *name, const Py_ssize_t *place, int depth, cha
         end += (size_t)snprintf(text + end, size - end, "[%zd]", place[n]);
 }
 
-/* The same for what a list or tuple holds, at any depth: NumPy would take the numbers alone. Numbers are passed over
- * quickly; the place is written out only where there is something to say. */
-static int refuse_other_items(PyObject *list, const char *name, Py_ssize_t *place, int depth)
+/* The items that NumPy would take one by one: of a list or tuple, or of another sequence that is no array, a deque for
+ * one. NULL without an exception for all else, and for a sequence that fails: NumPy will say so. New reference. */
+static PyObject *items_of(PyObject *object)
 {
-    for (Py_ssize_t n = 0; n < PySequence_Fast_GET_SIZE(list); n++) {
-        PyObject *item = PySequence_Fast_GET_ITEM(list, n);
-        const int nested = PyList_Check(item) || PyTuple_Check(item);
-        if (!nested && (PyArray_CheckExact(item) || !PyArray_Check(item))) continue;
+    static const char *const arrays[] = {"__array__", "__array_interface__", "__array_struct__"};
+    if (PyList_Check(object) || PyTuple_Check(object)) return Py_NewRef(object);
+    if (!PySequence_Check(object) || PyUnicode_Check(object) || PyObject_CheckBuffer(object)) return NULL;
+    for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++)
+        if (has_attribute(object, arrays[n]) != 0) return NULL;
+    PyObject *items = PySequence_List(object);
+    if (items == NULL && PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError))
+        PyErr_Clear();
+    return items;
+}
+
+/* The same for what a sequence holds, at any depth: NumPy would take the numbers alone. Numbers are passed over quickly;
+ * the place is written out only where there is something to say. */
+static int refuse_other_items(PyObject *object, const char *name, Py_ssize_t *place, int depth)
+{
+    PyObject *items = items_of(object);
+    int refused = items == NULL && PyErr_Occurred() ? -1 : 0;
+    for (Py_ssize_t n = 0; items != NULL && refused == 0 && n < PySequence_Fast_GET_SIZE(items); n++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(items, n);
+        const int array = PyArray_Check(item);
+        if (array ? PyArray_CheckExact(item) : !PySequence_Check(item)) continue;
         place[depth] = n;
         Py_INCREF(item); /* what refuse_other imports may let another thread change the list */
-        int refused = 0;
-        if (!nested) {
+        if (array) {
             char text[200];
             place_text(name, place, depth, text, sizeof text);
             refused = refuse_other(item, text);
@@ -95,9 +111,9 @@ static int refuse_other_items(PyObject *list, const char *name, Py_ssize_t *plac
             refused = refuse_other_items(item, name, place, depth + 1);
         }
         Py_DECREF(item);
-        if (refused < 0) return -1;
     }
-    return 0;
+    Py_XDECREF(items);
+    return refused;
 }
 
 /* Tensors that need a word from their owner first, and sparse arrays. Returns -1 with a TypeError. */
@@ -209,10 +225,64 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
     const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
                       PyLong_CheckExact(object);
     Py_ssize_t place[NPY_MAXDIMS];
-    if ((PyList_Check(object) || PyTuple_Check(object)) && refuse_other_items(object, name, place, 0) < 0) return NULL;
+    if (refuse_other_items(object, name, place, 0) < 0) return NULL;
     if (!plain && refuse_foreign(object, name) < 0) return NULL;
     const int dlpack = plain ? 0 : only_dlpack(object);
     return dlpack < 0 ? NULL : from_any(object, name, dlpack);
+}
+
+/* 1 for what alone would not have made NumPy take objects. */
+static int is_plain_number(PyObject *item)
+{
+    int overflow = 0;
+    if (PyLong_Check(item)) PyLong_AsLongLongAndOverflow(item, &overflow);
+    return PyFloat_Check(item) || (PyLong_Check(item) && overflow == 0);
+}
+
+/* The first thing in an array of objects that is no number, or else that NumPy has no type of numbers for, as a Fraction;
+ * NULL where there is none, or with an exception. New reference. */
+static PyObject *odd_item(PyArrayObject *array)
+{
+    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(array, NPY_CORDER);
+    PyObject *odd = NULL;
+    for (npy_intp n = 0; flat != NULL && n < PyArray_SIZE(flat); n++) {
+        PyObject *item = PyArray_GETITEM(flat, PyArray_GETPTR1(flat, n));
+        const int number = item != NULL && PyNumber_Check(item);
+        if (!number || (odd == NULL && !is_plain_number(item))) Py_XSETREF(odd, Py_XNewRef(item));
+        Py_XDECREF(item);
+        if (!number) break;
+    }
+    Py_XDECREF(flat);
+    return odd;
+}
+
+PyObject *pyattn_what_came(PyArrayObject *array, PyObject *object, int *numbers)
+{
+    PyObject *odd = NULL, *text = NULL;
+    *numbers = 1;
+    if (!PyArray_CheckExact(object) && PyArray_TYPE(array) == NPY_OBJECT) {
+        odd = odd_item(array);
+        if (PyErr_Occurred()) return NULL;
+    }
+    if (odd != NULL) *numbers = PyNumber_Check(odd);
+    if (odd == NULL)
+        text = PyUnicode_FromFormat("has dtype %S", PyArray_DESCR(array));
+    else if (PyLong_Check(odd))
+        text = PyUnicode_FromFormat("holds an int of more than 64 bits");
+    else
+        text = PyUnicode_FromFormat("%s an object of type %s", odd == object ? "is" : "holds", Py_TYPE(odd)->tp_name);
+    Py_XDECREF(odd);
+    return text;
+}
+
+/* Numbers that NumPy keeps as objects go on: who wants an array of some dtype says what to cast them to. */
+static int refuse_objects(PyArrayObject *array, PyObject *object, const char *name)
+{
+    int numbers;
+    PyObject *came = pyattn_what_came(array, object, &numbers);
+    if (came != NULL && !numbers) PyErr_Format(PyExc_TypeError, "%s %U, expected an array of numbers", name, came);
+    Py_XDECREF(came);
+    return came != NULL && numbers ? 0 : -1;
 }
 
 PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
@@ -223,10 +293,6 @@ PyArrayObject *pyattn_as_array(PyObject *object, const char *name)
         array = refuse_other(object, name) < 0 ? NULL : (PyArrayObject *)PyArray_EnsureArray(Py_NewRef(object));
     else
         array = from_foreign(object, name);
-    if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT) {
-        PyErr_Format(PyExc_TypeError, "%s is an object of type %s, expected an array of numbers", name,
-                     Py_TYPE(object)->tp_name);
-        Py_CLEAR(array);
-    }
+    if (array != NULL && PyArray_TYPE(array) == NPY_OBJECT && refuse_objects(array, object, name) < 0) Py_CLEAR(array);
     return array;
 }
