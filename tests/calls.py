@@ -15,6 +15,7 @@ import pyattn
 from pyattn import _core
 
 Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
+WORTH_THREADS = np.ones((130, 32), np.float32)  # as query, key and value: more work than one thread does alone
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
 HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
 PAGES = [[np.zeros(64 * 8, np.float32)]]
@@ -90,7 +91,7 @@ WORKING = {
     "attention, batch": lambda: attend(*BATCH, key_lengths=[3, 0], query_lengths=np.array([1, 3])),
     "attention, heads": lambda: attend(*HEADS, window=(1, 2), align="lower_right", scale=2, empty_rows="nan"),
     "attention, bshd": lambda: attend(*HEADS[:1] * 3, layout="bshd"),
-    "attention, threads": lambda: attend(num_threads=2),
+    "attention, threads": lambda: attend(WORTH_THREADS, WORTH_THREADS, WORTH_THREADS, num_threads=2),
     "attention, lists": lambda: attend([[1, 2]], [[3, 4]], [[5]]),
     "attention, promoted": lambda: attend(Q.astype(np.float64), K, V),
     "attention, bool mask": lambda: attend(attn_mask=MASK, is_causal=True, align="upper_left"),

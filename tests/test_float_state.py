@@ -10,15 +10,18 @@ from functools import partial
 import bounds
 import numpy as np
 import pytest
+from calls import WORKING
+from module_calls import MODULES
 
 import pyattn
-from pyattn import _core
+from pyattn import _core, nn
 
 LIBM = ctypes.CDLL(None)
 UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
 # Invalid, division by zero, overflow, underflow. Not inexact, which any division raises, the interpreter's own too.
 FLAGS = {"x86_64": 0x1D, "aarch64": 0x0F}.get(platform.machine())
 INEXACT = {"x86_64": 0x20, "aarch64": 0x10}.get(platform.machine())
+USUAL = [*WORKING.values(), *MODULES.values()]  # all there is, in all its ways, with numbers as they should be
 needs_fenv = pytest.mark.skipif(
     UPWARD is None, reason=f"fenv.h's constants for {platform.machine()} are not known here"
 )
@@ -27,7 +30,7 @@ needs_fenv = pytest.mark.skipif(
 @pytest.fixture
 def arrays(dtype):
     rng = np.random.default_rng(0)
-    return [rng.standard_normal((4, 70, 24)).astype(dtype) for _ in range(3)]
+    return [rng.standard_normal((5, 70, 24)).astype(dtype) for _ in range(3)]  # enough for two threads
 
 
 def denormals_work():
@@ -60,8 +63,15 @@ def attention_calls(arrays):
     ]
 
 
+def cached(rows):
+    """Attention to keys and values in pages."""
+    cache = pyattn.KVCache(1, rows.shape[1], rows.shape[3], dtype=rows.dtype)
+    cache.append(0, rows, rows)
+    return cache.attend(0, rows, is_causal=True)
+
+
 def calls(arrays):
-    """Every function that enters the core."""
+    """Every function that enters the core, with numbers that do as those above."""
     query, key, _ = arrays
     far, large, lse = query * 40, np.full_like(query, np.finfo(query.dtype).max), query[..., 0] * 100
     return [
@@ -75,18 +85,26 @@ def calls(arrays):
         lambda: pyattn.linear(far, large[0]),
         lambda: pyattn.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),
         lambda: pyattn.rotary_embedding(large, rotary_dim=4, offset=10),
+        *(partial(activate, x) for activate in (pyattn.gelu, pyattn.silu) for x in (far, large)),
+        lambda: pyattn.layer_norm(far, 24, residual=large),
+        lambda: pyattn.rms_norm(large, 24),
+        lambda: pyattn.feed_forward(large, far[0], None, far[0].T, None, activation="silu"),
+        lambda: pyattn.self_attention(large, *[far[0, :24]] * 3, num_threads=2),
+        lambda: _core.multi_head(large, far, far, *[far[0, :24]] * 3, heads=2, num_threads=2),
+        lambda: nn.TransformerEncoderLayer(24, 2, 48, batch_first=True, dtype=large.dtype, rng=0).eval()(large),
+        lambda: cached(large[np.newaxis]),
     ]
 
 
 def test_denormals_work_after_every_call(arrays, level):
     assert denormals_work()
-    for call in calls(arrays):
+    for call in [*calls(arrays), *USUAL]:
         call()
         assert denormals_work()
 
 
 def test_denormals_work_after_an_exception(arrays):
-    for mistake in ({"attn_mask": np.zeros((2, 2))}, {"key_lengths": [71] * 4}, {"out": np.zeros(3)}, {"scale": "a"}):
+    for mistake in ({"attn_mask": np.zeros((2, 2))}, {"key_lengths": [71] * 5}, {"out": np.zeros(3)}, {"scale": "a"}):
         with pytest.raises((ValueError, TypeError)):
             pyattn.attention(*arrays, **mistake)
         assert denormals_work()
@@ -160,7 +178,7 @@ def test_flags_of_both_units_stay_up(arrays):
 
 @needs_fenv
 def test_the_rounding_mode_is_the_callers(arrays):
-    for call in calls(arrays):
+    for call in [*calls(arrays), *USUAL]:
         call()
         LIBM.fesetround(UPWARD)
         call()

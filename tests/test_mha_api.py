@@ -314,8 +314,8 @@ def test_the_repr_says_what_differs_from_the_usual():
 
 @pytest.mark.threads
 def test_threads_may_share_a_module():
-    module = make(32, 4)
-    inputs = [normal(2, 60, 32, seed=n) for n in range(4)]
+    module = make(64, 4)
+    inputs = [normal(4, 80, 64, seed=n) for n in range(4)]  # enough for workers in each product and in attention
     expected = [module(x, x, x, is_causal=True) for x in inputs]
     wrong = []
 

@@ -85,9 +85,12 @@ def test_any_number_of_threads(arrays, masked, need_weights, level):
 @pytest.mark.threads
 @pytest.mark.parametrize("queries", [1, 2, 5, 16])
 def test_any_number_of_threads_in_decode(arrays, masked, queries, level):
-    """A few queries: the threads share out the keys."""
-    query, key, value = arrays
-    arrays, few = (query[:, :, :queries], key, value), of_first(queries, masked)
+    """A few queries: the threads share out the keys, which are here given thrice to make the call worth it."""
+    query, *others = arrays
+    arrays = (query[:, :, :queries], *(np.concatenate([array] * 3, axis=2) for array in others))
+    few = of_first(queries, masked)
+    if "attn_mask" in few:
+        few["attn_mask"] = np.tile(few["attn_mask"], 3)
     alone = attend(arrays, num_threads=1, **few)
     for threads in THREADS[1:]:
         assert_same_bits(attend(arrays, num_threads=threads, **few), alone, f"{threads} threads")
