@@ -34,13 +34,14 @@ def five_digits(matrix):
     return [[f"{number:.4e}" for number in row] for row in matrix]
 
 
-def test_projections_and_scores_are_exact(article, typed):
-    x, *weights = (np.asarray(typed(article[name])) for name in ("x", "w_key", "w_query", "w_value"))
-    keys, queries, values = (x @ weight for weight in weights)
+def test_projections_and_scores_are_exact(level, article, typed):
+    """A weight of `linear` has a row for each feature, as in PyTorch; the article's have a column."""
+    x, *weights = (typed(article[name]) for name in ("x", "w_key", "w_query", "w_value"))
+    keys, queries, values = (pyattn.linear(x, np.transpose(weight)) for weight in weights)
     np.testing.assert_array_equal(keys, article["keys"])
     np.testing.assert_array_equal(queries, article["queries"])
     np.testing.assert_array_equal(values, article["values"])
-    np.testing.assert_array_equal(queries @ keys.T, article["scores"])
+    np.testing.assert_array_equal(pyattn.linear(queries, keys), article["scores"])
 
 
 def test_each_score_is_the_lse_of_one_key(level, article, operands):
