@@ -1,8 +1,9 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
-Nothing is ever skipped in silence. A level that this machine lacks and tests left out by PYATTN_TEST_PEERS=0 are named
-in the summary; a missing torch without that variable fails the tests that need it, and so do a missing JAX with
-PYATTN_TEST_JAX=1, and missing transformers or MiniLM with PYATTN_TEST_MODELS=1, as CI has them.
+Nothing is ever skipped in silence. A level that this machine lacks, tests left out by PYATTN_TEST_PEERS=0, and what
+sanitizers are spared, whole files and parts of others, are named in the summary; a missing torch without that variable
+fails the tests that need it, and so do a missing JAX with PYATTN_TEST_JAX=1, and missing transformers or MiniLM with
+PYATTN_TEST_MODELS=1, as CI has them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,16 @@ def pytest_collection_modifyitems(config, items):
     ] or ["nothing"]
 
 
+def spared(config):
+    """Yield a line for each file that is left out, and for each place where the others do less under a sanitizer."""
+    yield from sorted(f"{Path(path).name}: all of it" for path in config.getoption("ignore") or [])
+    for path in sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__)}):
+        yield from (f"{path.name}: {line.strip()}" for line in path.read_text().splitlines() if "if SANITIZED" in line)
+
+
 def pytest_terminal_summary(terminalreporter, config):
+    if SANITIZED:
+        config.stash[SECTIONS]["not run, or less of it, under a sanitizer"] = list(spared(config))
     missing = [level for level in ALL_LEVELS if level not in LEVELS]
     terminalreporter.section("instruction-set levels")
     terminalreporter.line(f"tested: {', '.join(LEVELS)}; skipped, not on this machine: {', '.join(missing) or 'none'}")

@@ -62,7 +62,8 @@ trap finish EXIT
 import pyattn._core as core
 assert core.__file__.startswith('$tree/'), core.__file__"
 # Pages, pictures, what is printed and what is found out about other attentions: NumPy and matplotlib on top of the same
-# calls, which tell a sanitizer nothing new. Nor does how much memory large arrays take, in minutes.
+# calls, which tell a sanitizer nothing new. Nor does how much memory large arrays take, in minutes. The summary at the
+# end names them, and what others do less of.
 on_top=()
 for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,interop_bertviz,layering,pages,plot_*}.py \
     tests/test_{memory,prerequisites,readme,reference,site,trace*}.py; do
