@@ -1,5 +1,6 @@
 /* How many CPUs this process may use. */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,13 +21,12 @@ static int affinity(void)
     return online > 0 ? (int)online : 1;
 }
 
-#if defined(__linux__)
 /* The numbers that a control group's file starts with, at most two; how many there are. */
-static int read_numbers(const char *group, const char *name, long long *first, long long *second)
+static int read_numbers(const char *root, const char *group, const char *name, long long *first, long long *second)
 {
-    char path[600];
+    char path[1000];
     int found = 0;
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s/%s", group, name);
+    snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/%s", root, group, name);
     FILE *file = fopen(path, "re");
     if (file != NULL) {
         found = fscanf(file, "%lld %lld", first, second);
@@ -36,24 +36,26 @@ static int read_numbers(const char *group, const char *name, long long *first, l
 }
 
 /* Quota over period of one control group, rounded up; 0 when there is none, which is "max" (version 2) or -1 (1). */
-static int quota_of(const char *group)
+static int quota_of(const char *root, const char *group)
 {
     long long quota = 0, period = 0, unused;
-    if (read_numbers(group, "cpu.max", &quota, &period) != 2) {
-        read_numbers(group, "cpu.cfs_quota_us", &quota, &unused);
-        read_numbers(group, "cpu.cfs_period_us", &period, &unused);
+    if (read_numbers(root, group, "cpu.max", &quota, &period) != 2) {
+        read_numbers(root, group, "cpu.cfs_quota_us", &quota, &unused);
+        read_numbers(root, group, "cpu.cfs_period_us", &period, &unused);
     }
-    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+    if (quota <= 0 || period <= 0) return 0;
+    const long long cpus = (quota - 1) / period + 1;
+    return cpus < INT_MAX ? (int)cpus : INT_MAX;
 }
 
-/* The tightest quota on the way from a group up to its hierarchy's root, the first `root` characters. */
-static int tightest_quota(char *group, size_t root)
+/* The tightest quota on the way from a group up to its hierarchy, the first `hierarchy` characters. */
+static int tightest_quota(const char *root, char *group, size_t hierarchy)
 {
     int least = 0;
     for (;;) {
-        const int quota = quota_of(group);
+        const int quota = quota_of(root, group);
         if (quota > 0 && (least == 0 || quota < least)) least = quota;
-        char *slash = strrchr(group + root, '/');
+        char *slash = strrchr(group + hierarchy, '/');
         if (slash == NULL) return least;
         *slash = '\0';
     }
@@ -61,31 +63,29 @@ static int tightest_quota(char *group, size_t root)
 
 /* Over this process's groups. Version 2 has one, "0::/group"; in version 1 the one of the controller cpu counts, as in
  * "4:cpu,cpuacct:/group". In a container the name may be the host's: no files there, and the root is the container's. */
-static int cgroup_quota(void)
+int attn_cgroup_quota(const char *root)
 {
-    char line[512], controllers[512] = ",", group[512] = "/cpu";
+    char path[1000], line[512], controllers[512] = ",", group[512] = "/cpu";
     int least = 0;
-    FILE *file = fopen("/proc/self/cgroup", "re");
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
     if (file == NULL) return 0;
     while (fgets(line, sizeof line, file) != NULL) {
         int quota = 0;
         if (sscanf(line, "0::%500[^\n]", group + 4) == 1) {
-            quota = tightest_quota(group + 4, 0);
+            quota = tightest_quota(root, group + 4, 0);
         } else if (sscanf(line, "%*d:%500[^:]:%500[^\n]", controllers + 1, group + 4) == 2) {
-            if (strstr(strcat(controllers, ","), ",cpu,") != NULL) quota = tightest_quota(group, 4);
+            if (strstr(strcat(controllers, ","), ",cpu,") != NULL) quota = tightest_quota(root, group, 4);
         }
         if (quota > 0 && (least == 0 || quota < least)) least = quota;
     }
     fclose(file);
     return least;
 }
-#else
-static int cgroup_quota(void) { return 0; }
-#endif
 
 int attn_usable_cpus(void)
 {
-    int cpus = affinity(), quota = cgroup_quota();
+    int cpus = affinity(), quota = attn_cgroup_quota("");
     if (quota > 0 && quota < cpus) cpus = quota;
     return cpus > 0 ? cpus : 1;
 }

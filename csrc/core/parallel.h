@@ -37,4 +37,8 @@ int attn_should_stop(attn_job *job, int worker);
 /* cpus.c: CPUs that affinity and cgroup leave to this process, at least 1. */
 int attn_usable_cpus(void);
 
+/* cpus.c: CPUs that this process's control groups pay for, rounded up; 0 when they set no limit. `root` is where the
+ * system's files are: "", or a folder with some like them. */
+int attn_cgroup_quota(const char *root);
+
 #endif
