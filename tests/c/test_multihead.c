@@ -168,8 +168,8 @@ static void test_multihead(attn_dtype dtype, lcg *g)
         rows.axes = 3;
         rows.shape[2] = side;
         rows.strides[2] = heads.strides[3];
-        const attn_linear_args last = {view_of(&rows), view_of(&out_weight), view_of(&out_bias),
-                                       none,           ATTN_IDENTITY,        1};
+        const attn_linear_args last = {
+            .x = view_of(&rows), .weight = view_of(&out_weight), .bias = view_of(&out_bias), .num_threads = 1};
         CLAIM(attn_linear(&last, view_of(&expected), &error) == ATTN_OK, "%s", error.message);
     } else {
         memcpy(expected.data, heads.data, bytes_of(&expected));
