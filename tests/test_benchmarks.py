@@ -14,6 +14,7 @@ from helpers import ROOT, run_python
 
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
+from benchmarks import __main__ as command
 from benchmarks import models
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
@@ -101,6 +102,40 @@ def test_pages_are_compared_with_arrays_of_the_same_keys(monkeypatch):
     result = run_case(case, 1, {}, {}, SHORT)
     np.testing.assert_array_equal(asked[0].output(), Pyattn.attention(case, case.inputs()).output())
     assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+
+
+@pytest.fixture
+def run_without_torch(monkeypatch, tmp_path):
+    """The command on one case whose bars anyone passes who is there; its exit status, and the result in its JSON."""
+    case = AdditiveCase("scores additive", (2, 5, 7, 8), {"torch": 0.0, "numpy": 0.0})
+    monkeypatch.setattr(command, "grid", lambda: [case])
+    monkeypatch.setattr(command, "FULL", SHORT)
+    monkeypatch.setitem(sys.modules, "torch", None)  # cannot be imported
+
+    def run(peers):
+        options = ["--threads", "1", "--only", "^scores", "--check", "--out", str(tmp_path), "--peers", peers]
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+        return command.main(), json.loads((tmp_path / "results.json").read_text())["results"][0]
+
+    return run
+
+
+def test_a_peer_that_is_missing_is_printed_so_and_its_bar_counts_as_not_shown(run_without_torch, capsys):
+    status, result = run_without_torch("torch,numpy")
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("| scores additive"))
+    assert [cell.strip() for cell in row.split("|")].count("MISSING") == 1
+    assert "not shown: torch >= 0" in row
+    assert "1 passed, 0 missed, 1 not shown.\n  in 1 lines torch: MISSING: torch is not installed" in printed
+    assert result["bars"] == {"torch >= 0": "not shown", "numpy >= 0": "passed"}
+    assert status == 1
+
+
+def test_a_peer_that_nobody_asked_for_has_no_bar(run_without_torch, capsys):
+    status, result = run_without_torch("numpy")
+    assert "MISSING" not in capsys.readouterr().out.partition("| case")[2]
+    assert result["bars"] == {"numpy >= 0": "passed"}
+    assert status == 0
 
 
 GROWTH = """
