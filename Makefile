@@ -2,7 +2,8 @@
 # name or a path, without options.
 #
 #   make demo     the worked example, and a first comparison of speed
-#   make test     the whole suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
+#   make test     the suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy, MODELS=1 adds what
+#                 needs transformers and MiniLM
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, stubtest, and the examples in docstrings
@@ -16,6 +17,7 @@
 
 PYTHON ?= python3
 PEERS ?= 1
+MODELS ?= 0
 TORCH_INDEX_URL ?=
 ARGS ?=
 
@@ -31,7 +33,9 @@ identify := import os, platform, sys, zlib; \
 venv := .venv/made-from-$(shell "$(PYTHON)" -c '$(identify)' 2>/dev/null)
 built := .venv/built
 with = .venv/with-$(1)
-test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
+test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers)) \
+	$(if $(filter-out 0,$(MODELS)),$(call with,models))
+test_with := PYATTN_TEST_PEERS=$(PEERS) PYATTN_TEST_MODELS=$(MODELS)
 
 .PHONY: demo test bench notebooks lint docs browser in-browser sanitize tsan clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
@@ -40,7 +44,7 @@ demo: $(built)
 	$(python) -m pyattn $(ARGS)
 
 test: $(built) $(test_extras)
-	PYATTN_TEST_PEERS=$(PEERS) $(python) -m pytest $(ARGS)
+	$(test_with) $(python) -m pytest $(ARGS)
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
@@ -70,10 +74,10 @@ in-browser: $(call with,browser)
 	$(python) -m pytest $(ARGS) tests/browser
 
 sanitize: $(built) $(test_extras)
-	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh address $(ARGS)
+	$(test_with) tools/run_sanitized.sh address $(ARGS)
 
 tsan: $(built) $(test_extras)
-	PYATTN_TEST_PEERS=$(PEERS) tools/run_sanitized.sh thread -m threads $(ARGS)
+	$(test_with) tools/run_sanitized.sh thread -m threads $(ARGS)
 
 clean:
 	rm -rf .venv build tests/c/build dist pyattn.egg-info pyattn/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,7 @@
 Nothing is ever skipped in silence. A level that this machine lacks, tests left out by PYATTN_TEST_PEERS=0, and what
 sanitizers are spared, whole files and parts of others, are named in the summary; a missing torch without that variable
 fails the tests that need it, and so do a missing JAX with PYATTN_TEST_JAX=1, and missing transformers or MiniLM with
-PYATTN_TEST_MODELS=1, as CI has them.
+PYATTN_TEST_MODELS=1 (make test MODELS=1), as CI has them.
 """
 
 from __future__ import annotations
