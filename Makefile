@@ -10,6 +10,7 @@
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
+#   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
 # TORCH_INDEX_URL is the package index to take PyTorch from: the CPU one that PyTorch's install page names saves
@@ -37,7 +38,7 @@ test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers
 	$(if $(filter-out 0,$(MODELS)),$(call with,models))
 test_with := PYATTN_TEST_PEERS=$(PEERS) PYATTN_TEST_MODELS=$(MODELS)
 
-.PHONY: demo test bench notebooks lint docs browser in-browser sanitize tsan clean prerequisites
+.PHONY: demo test bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -78,6 +79,9 @@ sanitize: $(built) $(test_extras)
 
 tsan: $(built) $(test_extras)
 	$(test_with) tools/run_sanitized.sh thread -m threads $(ARGS)
+
+package: $(built) $(call with,test)
+	tools/check_package.sh
 
 clean:
 	rm -rf .venv build tests/c/build dist pyattn.egg-info pyattn/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

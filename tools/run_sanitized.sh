@@ -38,11 +38,8 @@ esac
 
 # The extension is built in place, so the tree is copied. First on PYTHONPATH, the copy also wins in subprocesses that
 # start elsewhere.
-rm -rf "$tree"
+"$root/tools/copy_tree.sh" "$tree"
 mkdir -p "$reports"
-tar -C "$root" --exclude=.git --exclude='./.venv*' --exclude='./.*_cache' --exclude=./build --exclude=./tests/c/build \
-    --exclude='*.so' --exclude=__pycache__ -cf - . |
-    tar -C "$tree" -xf -
 cd "$tree"
 export PYTHONPATH=$tree PYATTN_SANITIZE=$kind
 CC=gcc "$python" setup.py --quiet build_ext --inplace

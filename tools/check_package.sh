@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Builds the sdist, out of that the wheel, and looks at what the wheel installs in an environment of its own, as
+# `pip install .` does. Fails where the wheel has 2 MB or more, lacks what it should hold, or holds what it should not.
+#
+# Takes .venv as `make package` leaves it, and NumPy and setuptools from there: nothing is downloaded.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=$root/.venv/bin/python
+work=$root/build/package
+
+rm -rf "$work"
+"$root/tools/copy_tree.sh" "$work/tree"
+cd "$work/tree"
+find . -name '.?*' -prune -o -type f -printf '%P\n' | sort >../repository
+"$python" setup.py --quiet sdist --dist-dir ..
+
+cd "$work"
+tar -tzf pyattn-*.tar.gz | sed 's|^[^/]*/||' | sort >sdist
+if comm -23 repository sdist | grep .; then
+    echo "FAILED: the sdist lacks these files of the repository; MANIFEST.in says what it holds" >&2
+    exit 1
+fi
+
+"$python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir . pyattn-*.tar.gz
+size=$(stat -c %s pyattn-*.whl)
+echo "the wheel: $size bytes"
+if [ "$size" -ge 2000000 ]; then
+    echo "FAILED: the wheel should be under 2 MB" >&2
+    exit 1
+fi
+
+# A new environment, in which only NumPy is borrowed.
+"$python" -m venv venv
+borrowed=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+ln -s "$borrowed"/numpy{,.libs,-*} venv/lib/python*/site-packages/
+venv/bin/python -m pip install --quiet --no-index pyattn-*.whl
+venv/bin/python - pyattn-*.whl <<'END'
+import os, sys, zipfile
+import pyattn
+
+site = os.path.dirname(os.path.dirname(pyattn.__file__))
+assert site.startswith(sys.prefix), f"{pyattn.__file__} is not what the wheel installed"
+about = f"pyattn-{pyattn.__version__}.dist-info"
+names = zipfile.ZipFile(sys.argv[1]).namelist()
+assert {name.partition("/")[0] for name in names} == {"pyattn", about}, names
+for name in ("pyattn/py.typed", "pyattn/_core.pyi", f"{about}/licenses/LICENSE"):
+    assert name in names, f"{name} is missing: {names}"
+assert pyattn.get_include() == os.path.join(site, "pyattn", "include"), pyattn.get_include()
+assert os.listdir(pyattn.get_include()) == ["attn.h"], os.listdir(pyattn.get_include())
+pyattn.models.examples.student()  # reads the one file of data
+END
+echo '#include "attn.h"' | cc -I"$(echo venv/lib/python*/site-packages/pyattn/include)" -fsyntax-only -x c -
+venv/bin/python -m pyattn compare
