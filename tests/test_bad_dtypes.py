@@ -233,6 +233,14 @@ def test_a_sequence_that_fails_is_told_as_numpy_tells_it():
         refuse(kind, message, Rows(error), KEY, VALUE)
 
 
+def test_items_without_an_end_are_not_asked_for():
+    class Endless:
+        def __getitem__(self, index):
+            return 1.0
+
+    refuse(TypeError, "query is an object of type Endless, expected an array of numbers", Endless(), KEY, VALUE)
+
+
 def test_lists_of_plain_arrays_are_arrays():
     class Named(np.ndarray):
         pass

@@ -80,12 +80,13 @@ static void place_text(const char *name, const Py_ssize_t *place, int depth, cha
  * one. NULL without an exception for all else, and for a sequence that fails: NumPy will say so. New reference. */
 static PyObject *items_of(PyObject *object)
 {
-    static const char *const arrays[] = {"__array__", "__array_interface__", "__array_struct__"};
+    static const char *const arrays[] = {"__array__", "__array_interface__", "__array_struct__", "__dlpack__"};
     if (PyList_Check(object) || PyTuple_Check(object)) return Py_NewRef(object);
     if (!PySequence_Check(object) || PyUnicode_Check(object) || PyObject_CheckBuffer(object)) return NULL;
     for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++)
         if (has_attribute(object, arrays[n]) != 0) return NULL;
-    PyObject *items = PySequence_List(object);
+    /* What has no length is one object to NumPy, and may have no end. */
+    PyObject *items = PySequence_Size(object) < 0 ? NULL : PySequence_List(object);
     if (items == NULL && PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError))
         PyErr_Clear();
     return items;
