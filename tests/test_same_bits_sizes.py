@@ -18,9 +18,8 @@ from pyattn import _core
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN = 2, 4, 2, 36, 580
 LAST = KV_LEN - Q_LEN  # query i of a causal call sees keys 0 to LAST + i
 CAUSAL = {"is_causal": True, "align": "lower_right"}
-DIMS = [(1, 24), (130, 300), (64, 128), (24, 130), (64, 64), (128, 128), (300, 1)][
-    : 3 if SANITIZED else 7
-]  # (head_dim, v_dim)
+# (head_dim, v_dim)
+DIMS = [(1, 24), (130, 300), (64, 128), (24, 130), (64, 64), (128, 128), (300, 1)][: 3 if SANITIZED else 7]
 
 
 def as_view(array):
