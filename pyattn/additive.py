@@ -156,9 +156,7 @@ def _without_layer(
     """Check all, and return queries, keys and w_score as they are."""
     if bias is not None:
         raise ValueError("bias is given, but w_query and w_key are None: there is no layer that it belongs to")
-    queries, keys = (
-        read_rows(_core.as_real(x, name), name, columns=False) for x, name in ((query, "query"), (key, "key"))
-    )
+    queries, keys = (read_rows(x, name, columns=False) for x, name in ((query, "query"), (key, "key")))
     d_q, d_k = queries.shape[-1], keys.shape[-1]
     if d_q != d_k:
         raise ValueError(
@@ -181,8 +179,8 @@ def _first_layer(
     for x, x_name, w, w_name in ((query, "query", w_query, "w_query"), (key, "key", w_key, "w_key")):
         if w is None:
             raise ValueError(f"{w_name} is None, expected a weight, or None for both w_query and w_key (Keras's form)")
-        rows.append(read_rows(_core.as_real(x, x_name), x_name, columns=False))
-        weights.append(read_weight(_core.as_real(w, w_name), w_name, columns=False))
+        rows.append(read_rows(x, x_name, columns=False))
+        weights.append(read_weight(w, w_name, columns=False))
         check_inner(w_name, weights[-1], x_name, rows[-1], columns=False)
     hidden, other = map(len, weights)
     if hidden != other:

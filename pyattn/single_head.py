@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._flags import as_flag
 from pyattn.functional import AttentionResult, FloatArray, Window
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
@@ -103,6 +104,7 @@ def self_attention(
            [2.    , 7.964 , 0.054 ],
            [1.9997, 7.7599, 0.3584]])
     """
+    columns = as_flag(columns, "columns")
     inputs = _inputs_of(x, context, columns)
     given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
     weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
@@ -153,16 +155,16 @@ def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
     Returns
     -------
     ndarray, (dim, d_x)
-        Without a copy where NumPy can view weight.
+        Of float32 or float64; without a copy where weight is.
 
     Raises
     ------
     ValueError
         It has not two axes.
     TypeError
-        It is no array of numbers.
+        It is no array of real numbers.
     """
-    array = _core.as_array(weight, name)
+    array = _core.as_real(weight, name)
     if array.ndim != 2:
         raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
     return array if columns else array.T
@@ -197,16 +199,16 @@ def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
     Returns
     -------
     ndarray, (..., length, d_x)
-        Without a copy where NumPy can view x.
+        Of float32 or float64; without a copy where x is.
 
     Raises
     ------
     ValueError
         It has fewer than two axes.
     TypeError
-        It is no array of numbers.
+        It is no array of real numbers.
     """
-    array = _core.as_array(x, name)
+    array = _core.as_real(x, name)
     if array.ndim < 2:
         expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
         raise ValueError(f"{name} has shape {array.shape}, expected {expected}")

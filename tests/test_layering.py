@@ -104,7 +104,7 @@ PYTHON_ARROWS = {
     "masks": {"_arguments", "_core"},
     # Of _core, models uses the reading of arrays alone.
     "models": {"_arguments", "_core", "_flags", "dropping", "functional", "masks", "models", "nn", "sequences"},
-    "multi_head": {"_core", "dropping", "functional", "heads", "torch_rules"},
+    "multi_head": {"_arguments", "_core", "_flags", "dropping", "functional", "heads", "torch_rules"},
     # Of _core, nn uses the reading of arrays alone.
     "nn": {
         "_arguments",
@@ -134,7 +134,7 @@ PYTHON_ARROWS = {
     "rotary": {"_core", "_frequencies", "functional"},
     "runtime": {"_core"},
     "sequences": {"_arguments", "_core"},
-    "single_head": {"_core", "functional"},
+    "single_head": {"_core", "_flags", "functional"},
     # Of _core the reading of arrays alone; of comparing, the mistakes that it knows.
     "testing": {"_bounds", "_core", "_signatures", "comparing", "functional", "reference", "testing"},
     "torch_rules": {"_core", "functional"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
-from pyattn import reference
+from pyattn import nn, reference
 
 
 @pytest.fixture
@@ -100,6 +101,31 @@ def test_the_options_of_attention(dtype):
         assert_same_bits(pyattn.self_attention(x, *weights, **options), pyattn.attention(q, k, v, **options))
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "contexts"),
+    [((0,), None), ((2, 0), None), ((0, 3), None), ((2, 0), (2, 5)), ((0, 3), (0, 5)), ((3,), (0,)), ((2, 3), (2, 0))],
+    ids=str,
+)
+def test_inputs_without_entries(inputs, contexts, columns, dtype):
+    x, context, weights = draw(np.random.default_rng(0), dtype, inputs=inputs, contexts=contexts or inputs)
+    if columns:
+        x, context, weights = x.swapaxes(-1, -2), context.swapaxes(-1, -2), [w.T for w in weights]
+    context = None if contexts is None else context
+    pair = (inputs[-1], (contexts or inputs)[-1])
+    for attend in (
+        functools.partial(pyattn.self_attention, w_query=weights[0], w_key=weights[1], w_value=weights[2]),
+        nn.SelfAttention.from_arrays(*weights, columns=columns),
+    ):
+        options = {"context": context} | ({"columns": columns} if isinstance(attend, functools.partial) else {})
+        output, attended, _ = attend(x, **options, need_weights=True)
+        assert (output.swapaxes(-1, -2) if columns else output).shape == (*inputs, 4)
+        assert attended.shape == (*inputs[:-1], *(pair[::-1] if columns else pair))
+        assert output.dtype == dtype
+        assert not output.any()
+        assert_same_bits(attend(x, **options), output)
+
+
 X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
 
 
@@ -169,3 +195,25 @@ def test_a_bias_that_is_no_array_of_numbers_is_named():
     for bias, message in (("text", "has dtype <U4"), (np.ones(6) * 1j, "has dtype complex128")):
         with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float32 or float64; pass "):
             pyattn.self_attention(X, *WEIGHTS, bias=(None, bias, None))
+
+
+@pytest.mark.parametrize("name", ["x", "context", "w_query", "w_key", "w_value"])
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("float16", "has dtype float16, expected float32 or float64; pass {}.astype(numpy.float32)"),
+        ("longdouble", "expected float32 or float64; pass {}.astype(numpy.float64)"),
+        ("complex128", "has dtype complex128, expected float32 or float64; pass {}.real.astype(numpy.float64)"),
+        ("object", "has dtype object, expected float32 or float64; pass {}.astype(numpy.float32)"),
+    ],
+)
+def test_an_argument_of_another_dtype_is_named_as_its_caller_does(name, dtype, message):
+    call = {"x": X, "context": CONTEXT, **dict(zip(("w_query", "w_key", "w_value"), WEIGHTS, strict=True))}
+    with pytest.raises(TypeError, match=f"^{name} .*{re.escape(message.format(name))}$"):
+        pyattn.self_attention(**{**call, name: call[name].astype(dtype)})
+
+
+@pytest.mark.parametrize("name", ["columns", "need_weights", "is_causal"])
+def test_a_flag_that_is_text_is_refused(name):
+    with pytest.raises(TypeError, match=f"^{name} is of type str, expected True or False$"):
+        pyattn.self_attention(X, *WEIGHTS, **{name: "no"})

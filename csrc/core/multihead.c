@@ -225,17 +225,18 @@ static attn_projection heads_in(const attn_multihead_plan *m, attn_view output)
     return heads;
 }
 
-/* Only the shape of a contiguous output is looked at. */
+/* Only the shape of a contiguous output is looked at. Where it has no elements, its strides say nothing. */
 static attn_status check_contiguous(const attn_multihead_plan *m, const attn_view *output, attn_error *error)
 {
     ptrdiff_t step = m->size;
-    int fits = output->axes == m->args->query.axes && output->dtype == m->dtype;
+    int fits = output->axes == m->args->query.axes && output->dtype == m->dtype, contiguous = 1;
     for (int axis = output->axes - 1; fits && axis >= 0; axis--) {
         const ptrdiff_t size = axis == output->axes - 1 ? m->heads.features : m->args->query.shape[axis];
-        fits = output->shape[axis] == size && (size <= 1 || output->strides[axis] == step);
+        fits = output->shape[axis] == size;
+        if (size > 1 && output->strides[axis] != step) contiguous = 0;
         step *= size;
     }
-    if (!fits)
+    if (!fits || (step != 0 && !contiguous))
         FAIL("output must be contiguous, of query's dtype and leading axes, with %td features", m->heads.features);
     return ATTN_OK;
 }
