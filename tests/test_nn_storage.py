@@ -205,13 +205,48 @@ def test_other_endings_are_refused(path, tmp_path):
         ({"weight": np.array([print], object)}, "weight has dtype object, expected numbers"),
         ({"weight": "text"}, "weight has dtype <U4, expected numbers"),
         ({"weight": np.ma.ones(2)}, "weight is a masked array"),
+        ({"weight": [1.0], 3: [2.0]}, "obj has the key 3 of type int, expected names of type str"),
     ],
-    ids=["list", "objects", "text", "masked"],
+    ids=["list", "objects", "text", "masked", "key"],
 )
 def test_what_cannot_be_saved_is_refused_and_no_file_begun(obj, message, ending, tmp_path):
     with pytest.raises(TypeError, match=message):
         nn.save(obj, tmp_path / f"file{ending}")
     assert not list(tmp_path.iterdir())
+
+
+@every_ending
+def test_a_key_that_a_file_would_cut_off_is_refused(ending, tmp_path):
+    with pytest.raises(ValueError, match=r"^obj has the key 'b\\x00c', expected names without NUL$"):
+        nn.save({"b\0c": [1.0]}, tmp_path / f"file{ending}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("dtype", "other"), [("longdouble", "float64"), ("complex128", "complex64")])
+def test_a_dtype_that_safetensors_lacks_is_refused_with_the_fix(dtype, other, tmp_path):
+    weight = np.ones(2, dtype)
+    message = f"weight has dtype {weight.dtype}, which .safetensors cannot hold; pass weight.astype(numpy.{other})"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}, or save a .npz$"):
+        nn.save({"weight": weight}, tmp_path / "file.safetensors")
+    assert not list(tmp_path.iterdir())
+    for path, array in (("file.npz", weight), ("file.safetensors", weight.astype(other))):
+        nn.save({"weight": array}, tmp_path / path)
+        loaded = nn.load(tmp_path / path)["weight"]
+        assert loaded.dtype == array.dtype
+        np.testing.assert_array_equal(loaded, array)
+
+
+@pytest.mark.peers
+def test_a_dtype_that_numpy_lacks_is_named_with_the_fix(tmp_path, torch):
+    from safetensors.torch import save_file
+
+    theirs, path = torch.nn.Linear(4, 3), tmp_path / "theirs.safetensors"
+    save_file(theirs.bfloat16().state_dict(), path)
+    message = rf"^{re.escape(str(path))} holds (weight|bias) as BF16, and NumPy has no such dtype; .* module.float\(\)"
+    with pytest.raises(ValueError, match=message):
+        nn.load(path)
+    save_file(theirs.float().state_dict(), path)
+    assert_same_bits(nn.load(path)["weight"], theirs.weight.detach().numpy())
 
 
 @every_ending

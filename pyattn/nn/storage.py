@@ -31,9 +31,10 @@ def save(obj: Module | Mapping[str, npt.ArrayLike], path: str | os.PathLike[str]
     Raises
     ------
     ValueError
-        path has another ending.
+        path has another ending, or a key the character NUL.
     TypeError
-        obj is no module or mapping, or what it holds is no array of numbers.
+        obj is no module or mapping of str, or what it holds is no array of numbers, or of a dtype that such a file
+        cannot hold.
     ImportError
         The package safetensors is missing.
 
@@ -51,6 +52,8 @@ def save(obj: Module | Mapping[str, npt.ArrayLike], path: str | os.PathLike[str]
     state = obj.state_dict() if isinstance(obj, Module) else obj
     if not isinstance(state, Mapping):
         raise TypeError(f"obj is of type {type(obj).__name__}, expected a Module or a mapping of names to arrays")
+    for key in state:
+        _check_key(key)
     write({key: _array(value, key) for key, value in state.items()}, os.fspath(path))
 
 
@@ -70,8 +73,8 @@ def load(path: str | os.PathLike[str]) -> State:
     Raises
     ------
     ValueError
-        path has another ending, or the file is damaged, of another kind, or holds objects that are no arrays of
-        numbers. A .safetensors file has no checksum: damage to the numbers themselves is not seen.
+        path has another ending, or the file is damaged, of another kind, or holds what is no array of NumPy's numbers,
+        such as bfloat16. A .safetensors file has no checksum: damage to the numbers themselves is not seen.
     OSError
         The file cannot be read.
     ImportError
@@ -86,6 +89,13 @@ def _ending(path: str | os.PathLike[str]) -> str:
     if ending not in (".npz", ".safetensors"):
         raise ValueError(f"path ends in {ending!r}, expected '.npz' or '.safetensors'")
     return ending
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"obj has the key {key!r} of type {type(key).__name__}, expected names of type str")
+    if "\0" in key:  # a .npz file would lose it, and what follows
+        raise ValueError(f"obj has the key {key!r}, expected names without NUL")
 
 
 def _array(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
@@ -143,18 +153,38 @@ def _damaged(path: str, ending: str, error: Exception) -> ValueError:
     return ValueError(f"{path} is damaged, or no {ending} file: {error}")
 
 
+# What .safetensors calls the dtypes that NumPy has as well.
+_DTYPES = {"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
+_DTYPES |= {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
 def _write_safetensors(state: State, path: str) -> None:
-    _safetensors().save_file(state, path)
+    package = _safetensors()
+    for key, array in state.items():
+        if array.dtype.name not in _DTYPES.values():
+            fix = f"{key}.astype(numpy.{'complex64' if array.dtype.kind == 'c' else 'float64'})"
+            raise TypeError(
+                f"{key} has dtype {array.dtype}, which .safetensors cannot hold; pass {fix}, or save a .npz"
+            )
+    package.save_file(state, path)
 
 
 def _read_safetensors(path: str) -> State:
     package = _safetensors()
     try:
-        return dict(package.load_file(path))
+        with package.safe_open(path, framework="np") as file:
+            kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+            others = [key for key, kind in kinds.items() if kind not in _DTYPES]
+            if not others:
+                return {key: file.get_tensor(key) for key in kinds}
     except (OSError, MemoryError):
         raise
     except Exception as error:
         raise _damaged(path, ".safetensors", error) from error
+    raise ValueError(
+        f"{path} holds {others[0]} as {kinds[others[0]]}, and NumPy has no such dtype; "
+        "write the file anew from float32, as from module.float() in torch"
+    )
 
 
 def _safetensors() -> Any:
