@@ -39,8 +39,8 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
         There is no such module here, its parameters have no twin in NumPy, or its activation is a function of the
         caller's.
     ValueError
-        share, and the parameters are computed by torch in every call. Or the module has an option that changes what it
-        computes and is not here: an embedding's max_norm.
+        share, and torch computes a parameter anew in every call, as for weight_norm and prune. Or the module has an
+        option that changes what it computes and is not here: an embedding's max_norm.
     ImportError
         There is no torch.
 
@@ -57,8 +57,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may bring its own __init__, but not another forward.
         if isinstance(module, theirs) and all(getattr(type(module), x, 0) is getattr(theirs, x, 0) for x in _COMPUTING):
-            if share and any(map(torch.nn.utils.parametrize.is_parametrized, module.modules())):
-                raise ValueError("module has parametrizations, whose results torch computes anew: pass share=False")
+            _run_hooks(module)
             ours: nn.Module = _in_modes_of(module, kind.from_torch(module, share))
             return ours
     raise TypeError(
@@ -104,6 +103,18 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
         if isinstance(module, kind.ours) and type(module).forward is kind.ours.forward:
             return _in_modes_of(module, kind.to_torch(module, share))
     raise TypeError(f"module is of type {type(module).__name__}, and to_torch knows pyattn.nn's {_names()}")
+
+
+def _run_hooks(module: Any) -> None:
+    """Have torch compute the weights that its hooks compute before each call: those there may be of an older one."""
+    from torch.nn.utils.prune import BasePruningMethod
+    from torch.nn.utils.spectral_norm import SpectralNorm
+    from torch.nn.utils.weight_norm import WeightNorm
+
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm)):
+                hook(part, None)
 
 
 # What computes in torch's modules: layers have parts of it in methods of their own.
@@ -210,10 +221,9 @@ def _norm_from_torch(norm: Any, share: bool) -> nn.Module:
 
     kind: Any = nn.RMSNorm if isinstance(norm, torch.nn.RMSNorm) else nn.LayerNorm
     ours: nn.Module = kind(tuple(norm.normalized_shape), **options)
-    for name, tensor in norm.named_parameters():
-        setattr(ours, name, _array(tensor, name, share))
-    if getattr(norm, "bias", None) is None and kind is nn.LayerNorm:
-        ours.register_parameter("bias", None)
+    for name in ours._parameter_names:
+        tensor = getattr(norm, name)
+        ours.register_parameter(name, None if tensor is None else _array(tensor, name, share))
     return ours
 
 
@@ -363,6 +373,13 @@ def _names() -> str:
 
 def _array(tensor: Any, name: str, share: bool) -> npt.NDArray[Any]:
     """Copy the tensor's numbers, or view its memory."""
+    import torch
+
+    if share and not isinstance(tensor, torch.nn.Parameter):
+        raise ValueError(
+            f"{name} is no torch.nn.Parameter: parametrizations and hooks, such as weight_norm and prune, compute it "
+            "anew for every call; pass share=False"
+        )
     if tensor.device.type != "cpu":
         raise TypeError(f"{name} is on device '{tensor.device}'; pass module.cpu()")
     if str(tensor.dtype) not in ("torch.float32", "torch.float64"):
