@@ -179,6 +179,7 @@ def test_what_cannot_be_filled_is_refused(name):
         ("xavier_normal_", {"gain": -1.0}, r"gain is -1.0, expected 0 or more"),
         ("kaiming_uniform_", {"mode": "fan"}, r"mode is 'fan', expected 'fan_in' or 'fan_out'"),
         ("kaiming_normal_", {"nonlinearity": "gelu"}, r"nonlinearity is 'gelu'"),
+        ("kaiming_uniform_", {"a": "x"}, r"^a is 'x', expected the negative slope of 'leaky_relu', a number$"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(name, arguments, message):

@@ -351,13 +351,17 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     >>> nn.init.calculate_gain("tanh")
     1.6666666666666667
     """
+    return _gain(nonlinearity, param, "param")
+
+
+def _gain(nonlinearity: str, given: Any, name: str) -> float:
     if nonlinearity in _GAINS:
         return _GAINS[nonlinearity]
     if nonlinearity != "leaky_relu":
         raise ValueError(f"nonlinearity is {nonlinearity!r}, expected one of {', '.join([*_GAINS, 'leaky_relu'])}")
-    slope: Any = 0.01 if param is None else param
+    slope = 0.01 if given is None else given
     if isinstance(slope, bool) or not isinstance(slope, (int, float, np.integer, np.floating)):
-        raise ValueError(f"param is {slope!r}, expected the negative slope of 'leaky_relu', a number")
+        raise ValueError(f"{name} is {slope!r}, expected the negative slope of 'leaky_relu', a number")
     return math.sqrt(2 / (1 + float(slope) ** 2))
 
 
@@ -391,4 +395,4 @@ def _kaiming_std(tensor: FloatArray, a: float, mode: str, nonlinearity: str) -> 
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"mode is {mode!r}, expected 'fan_in' or 'fan_out'")
     fan = fan_in if mode == "fan_in" else fan_out
-    return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
+    return _gain(nonlinearity, a, "a") / math.sqrt(max(1, fan))
