@@ -90,7 +90,7 @@ def test_equals_the_module_of_torch(average, dtype, level, torch):
         np.testing.assert_allclose(one, other.numpy(), rtol=0, atol=tolerance)
 
 
-def test_any_strides_and_a_shape_that_another_thread_could_change(dtype):
+def test_axes_in_another_order(dtype):
     inputs, weights, options = draw(np.random.default_rng(0), dtype)
     expected = _core.multi_head(*inputs, *weights, **options)[0]
     turned = [np.asfortranarray(x) for x in inputs], [np.asfortranarray(w) for w in weights]

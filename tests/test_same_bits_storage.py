@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
-from pyattn import _core
+from pyattn import _core, nn
 
 
 def stepped(array):
@@ -144,6 +144,41 @@ def test_lengths_of_any_integer_dtype(kind, arrays):
     assert_same_bits(attend(*arrays, key_lengths=lengths[0], query_lengths=lengths[1]), expected)
     backwards = [np.flip(np.flip(pair).copy()) for pair in lengths]
     assert_same_bits(attend(*arrays, key_lengths=backwards[0], query_lengths=backwards[1]), expected)
+
+
+def module_of(state):
+    return nn.MultiheadAttention.from_arrays(state, 2, batch_first=True)
+
+
+def in_a_file(folder, array):
+    path = folder / f"{len(list(folder.iterdir()))}.npy"
+    np.save(path, array)
+    return np.load(path, mmap_mode="r")
+
+
+@pytest.mark.parametrize("storage", [*STORAGE, "stride 0", "in a file"])
+def test_inputs_masks_and_weights_of_multi_head_attention(storage, dtype, tmp_path):
+    stores = {"stride 0": lambda array: np.broadcast_to(array[:1], array.shape)}
+    stores["in a file"] = functools.partial(in_a_file, tmp_path)
+    stores |= {name: lambda array, store=store: store(array[np.newaxis])[0] for name, store in STORAGE.items()}
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal((2, Q_LEN, 8)).astype(dtype) for name in ("query", "key", "value")}
+    masks = {"attn_mask": rng.standard_normal((4, Q_LEN, Q_LEN)), "key_padding_mask": rng.random((2, Q_LEN)) < 0.3}
+    weights = nn.MultiheadAttention(8, 2, add_bias_kv=True, dtype=dtype, rng=1).state_dict()
+    stored = [{name: stores[storage](array) for name, array in some.items()} for some in (weights, inputs, masks)]
+    weights, inputs, masks = (
+        {name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in some.items()}
+        for some in stored
+    )
+    expected = module_of(weights)(**inputs, **masks)
+    for n, (arrays, plain) in enumerate(zip(stored, (weights, inputs, masks), strict=True)):
+        for name in arrays:  # one alone, too
+            mixed = [weights, inputs, masks]
+            mixed[n] = {**plain, name: arrays[name]}
+            for one, other in zip(module_of(mixed[0])(**mixed[1], **mixed[2]), expected, strict=True):
+                assert_same_bits(one, other, name)
+    for one, other in zip(module_of(stored[0])(**stored[1], **stored[2]), expected, strict=True):
+        assert_same_bits(one, other)
 
 
 @pytest.mark.parametrize("first", range(10))
