@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, TypeAlias
+from typing import Any, SupportsFloat, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn import _core
+from pyattn._arguments import as_count
+from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.heads import NO_DROPOUT, Dropout, EmptyRows, Parameters, compute
@@ -29,8 +31,8 @@ def multi_head_attention_forward(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
     value: npt.ArrayLike,
-    embed_dim_to_check: int,
-    num_heads: int,
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
     in_proj_weight: npt.ArrayLike | None,
     in_proj_bias: npt.ArrayLike | None,
     bias_k: npt.ArrayLike | None,
@@ -150,22 +152,26 @@ def multi_head_attention_forward(
     array([[[1.    , 0.    ],
             [0.3302, 0.6698]]])
     """  # noqa: D205, D400 (a table of two lines)
+    training = as_flag(training, "training")
     dropped = as_probability(dropout_p, "dropout_p") if training else 0.0
     own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
-    own = own if use_separate_proj_weight else {"in_proj_weight": in_proj_weight}
+    separate = as_flag(use_separate_proj_weight, "use_separate_proj_weight")
+    own = own if separate else {"in_proj_weight": in_proj_weight}
     for name, weight in own.items():
         if weight is None:
-            raise ValueError(f"{name} is None, and use_separate_proj_weight={bool(use_separate_proj_weight)} needs it")
+            raise ValueError(f"{name} is None, and use_separate_proj_weight={separate} needs it")
     others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
     others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
     arrays = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
-    inputs, parameters = _project(arrays, _check_shapes(arrays, embed_dim_to_check, num_heads), int(num_heads))
+    embed_dim, heads = _check_sizes(embed_dim_to_check, num_heads)
+    _check_shapes(arrays, embed_dim)
+    inputs, parameters = _project(arrays, embed_dim, heads)
     output, attended = compute(
         *inputs,
         parameters,
         Hidden(attn_mask, key_padding_mask, is_causal),
         Dropout(dropped, rng, keep_mask) if training else NO_DROPOUT,
-        heads=int(num_heads),
+        heads=heads,
         add_zero=add_zero_attn,
         need_weights=need_weights,
         average_weights=average_attn_weights,
@@ -193,10 +199,16 @@ def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]
 _REQUIRED = ("query", "key", "value", "out_proj_weight")
 
 
-def _check_shapes(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> int:
-    """Of the parameters; returns embed_dim. A size of None is free."""
-    if heads < 1 or embed_dim < 1 or embed_dim % heads:
-        raise ValueError(f"embed_dim_to_check is {embed_dim} and num_heads is {heads}, expected a multiple, 1 or more")
+def _check_sizes(embed_dim_to_check: SupportsIndex, num_heads: SupportsIndex) -> tuple[int, int]:
+    embed_dim = as_count(embed_dim_to_check, "embed_dim_to_check", least=1)
+    heads = as_count(num_heads, "num_heads", least=1)
+    if embed_dim % heads:
+        raise ValueError(f"embed_dim_to_check is {embed_dim} and num_heads is {heads}, expected a multiple")
+    return embed_dim, heads
+
+
+def _check_shapes(arrays: Mapping[str, Array], embed_dim: int) -> None:
+    """Of the parameters. A size of None is free."""
     if ("bias_k" in arrays) != ("bias_v" in arrays):
         raise ValueError("bias_k and bias_v come together: pass both or neither")
     expected: dict[str, tuple[int | None, ...]] = {
@@ -215,7 +227,6 @@ def _check_shapes(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> in
         if len(found) != len(shape) or any(b not in (None, a) for a, b in zip(found, shape, strict=True)):
             text = ", ".join("any" if size is None else str(size) for size in shape) + "," * (len(shape) == 1)
             raise ValueError(f"{name} has shape {found}, expected ({text})")
-    return int(embed_dim)
 
 
 def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[tuple[Array, Array, Array], Parameters]:
@@ -230,14 +241,17 @@ def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[t
     biases: list[Any] = [None if bias is None else bias[block] for block in blocks]
     features = [weight.shape[1] for weight in weights]
     inputs = [*with_batch_first(arrays["query"], arrays["key"], arrays["value"], features, batch_first=False)]
+    names = ["query", "key", "value"]
     for n, name in enumerate(("static_k", "static_v"), 1):
         if name in arrays:
             if "bias_k" in arrays:
                 raise ValueError(f"{name} and bias_k are given, expected one of them at most")
             inputs[n] = _static_input(arrays[name], name, inputs[0].shape[:-2], heads, embed_dim // heads)
-            weights[n], biases[n] = np.eye(embed_dim, dtype=inputs[n].dtype), None  # changes nothing
+            names[n], weights[n], biases[n] = name, np.eye(embed_dim, dtype=inputs[n].dtype), None  # changes nothing
     extra = [arrays[name][0, 0] if name in arrays else None for name in ("bias_k", "bias_v")]
     query, key, value = inputs
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{names[2]} has length {value.shape[-2]}, expected {key.shape[-2]} as {names[1]}")
     parameters = [*weights, arrays["out_proj_weight"], *biases, arrays.get("out_proj_bias"), *extra]
     return (query, key, value), Parameters._make(parameters)
 

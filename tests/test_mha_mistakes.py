@@ -170,7 +170,25 @@ def test_arrays_that_make_no_module_are_refused(change, kind, message):
             r"static_k has shape \(7, 2, 8\), expected \(8, S, 2\): \(N \* num_heads, S, head_dim\)",
         ),
         ({"dropout_p": 1.1}, ValueError, "dropout_p is 1.1, expected a probability"),
+        (
+            {"static_v": OUT[:, None, :2].repeat(5, axis=1)},
+            ValueError,
+            "^static_v has length 5, expected 7 as key$",
+        ),
+        (
+            {"static_k": OUT[:, None, :2].repeat(5, axis=1)},
+            ValueError,
+            "^value has length 7, expected 5 as static_k$",
+        ),
         ({"add_zero_attn": "no"}, TypeError, "^add_zero_attn is of type str, expected True or False"),
+        ({"training": "False"}, TypeError, "^training is of type str, expected True or False"),
+        ({"use_separate_proj_weight": "no"}, TypeError, "^use_separate_proj_weight is of type str, expected True or"),
+        ({"num_heads": 2.5}, TypeError, "^num_heads is of type float, expected an int"),
+        ({"num_heads": True}, TypeError, "^num_heads is of type bool, expected an int"),
+        ({"num_heads": "4"}, TypeError, "^num_heads is of type str, expected an int"),
+        ({"num_heads": None}, TypeError, "^num_heads is of type NoneType, expected an int"),
+        ({"num_heads": 0}, ValueError, "^num_heads is 0, expected 1 or more"),
+        ({"embed_dim_to_check": None}, TypeError, "^embed_dim_to_check is of type NoneType, expected an int"),
     ],
 )
 def test_mistakes_in_the_function_are_named(arguments, kind, message):
