@@ -74,6 +74,24 @@ def test_a_triangle_needs_no_mask():
         assert_same_bits(actual[0], expected[0])
 
 
+@pytest.mark.peers
+def test_without_a_mask_torch_refuses_a_triangle_or_ignores_it(torch):
+    """Its module ignores it on the fast path; where that is closed, and in the function, it raises."""
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.from_numpy(normal(2, 5, 8, dtype="float32"))
+    with torch.no_grad():
+        ignored, everything = theirs(x, x, x, is_causal=True), theirs(x, x, x)
+        assert all(torch.equal(one, other) for one, other in zip(ignored, everything, strict=True))
+    for training in (False, True):
+        with pytest.raises(RuntimeError, match="Need attn_mask if specifying the is_causal hint"):
+            theirs.train(training)(x, x, x, is_causal=True)
+    rest = (8, 2, theirs.in_proj_weight, None, None, None, False, 0.0, theirs.out_proj.weight, None)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Need attn_mask if specifying the is_causal hint"):
+        torch.nn.functional.multi_head_attention_forward(x, x, x, *rest, is_causal=True)
+    ours = pyattn.interop.torch.from_torch(theirs.eval())
+    assert not np.triu(ours(*[x.numpy()] * 3, is_causal=True)[1][0], 1).any()
+
+
 def test_a_triangle_is_combined_with_the_mask_and_never_replaces_it():
     module = make()
     blocked = np.random.default_rng(0).random((5, 7)) < 0.3

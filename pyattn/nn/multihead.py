@@ -239,9 +239,10 @@ class MultiheadAttention(CachingAttention):
     ) -> tuple[FloatArray, FloatArray | None]:
         """Compute the attention of every head, and their projection.
 
-        On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises) and is combined with it
-        (torch's replaces it in some cases); the keys of add_bias_kv and add_zero_attn stay visible under it; a row with
-        nothing to attend to gives 0 before the output's projection.
+        On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises or, on its fast path in eval
+        mode without gradients, ignores it) and is combined with it (torch's replaces it in some cases); the keys of
+        add_bias_kv and add_zero_attn stay visible under it; a row with nothing to attend to gives 0 before the output's
+        projection.
 
         Parameters
         ----------
