@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -198,6 +200,59 @@ def test_mistakes_in_the_function_are_named(arguments, kind, message):
     assert pyattn.multi_head_attention_forward(**given)[1].shape == (2, 5, 7)
     with pytest.raises(kind, match=message):
         pyattn.multi_head_attention_forward(**{**given, **arguments})
+
+
+def assign(module, name, array):
+    """To an attribute of the module or of a part."""
+    *parts, last = name.split(".")
+    setattr(functools.reduce(getattr, parts, module), last, array)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 3, "add_bias_kv": True}], ids=str)
+def test_a_parameter_of_another_dtype_is_named(options):
+    names = nn.MultiheadAttention(8, 4, **options).state_dict().keys() - {"out_proj.weight"}
+    for name in names:
+        module = nn.MultiheadAttention(8, 4, **options, rng=0)
+        assign(module, name, module.state_dict()[name].astype("f8"))
+        inputs = X, Y[..., : module.kdim], Y
+        with pytest.raises(TypeError, match=f"^{name} has dtype float64, expected float32 as the module's other"):
+            module(*inputs)
+        assert module.float()(*inputs)[0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("assigned", "message"),
+    [
+        ({"out_proj": nn.Linear(7, 3)}, r"^out_proj.weight has shape \(3, 7\), expected \(3, 8\)$"),
+        ({"bias_k": None}, r"^bias_k is None, expected an array of shape \(1, 1, 8\)$"),
+        ({"bias_k": np.ones(8, "f4")}, r"^bias_k has shape \(8,\), expected \(1, 1, 8\)$"),
+        ({"bias_v": np.ones((1, 1, 4), "f4")}, r"^bias_v has shape \(1, 1, 4\), expected \(1, 1, 8\)$"),
+        ({"in_proj_weight": None}, r"^in_proj_weight is None, expected an array of shape \(24, 8\)$"),
+        ({"in_proj_weight": WEIGHT[1:]}, r"^in_proj_weight has shape \(23, 8\), expected \(24, 8\)$"),
+        ({"in_proj_bias": WEIGHT[1:, 0]}, r"^in_proj_bias has shape \(23,\), expected \(24,\)$"),
+        ({"out_proj.bias": np.ones(3, "f4")}, r"^out_proj.bias has shape \(3,\), expected \(8,\)$"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_named_as_the_module_does(assigned, message):
+    module = nn.MultiheadAttention(8, 4, add_bias_kv=True, rng=0)
+    for name, x in assigned.items():
+        assign(module, name, x)
+    with pytest.raises(ValueError, match=message):
+        module(X, Y, Y)
+
+
+def test_a_parameter_that_does_not_fit_is_named_by_a_step_too():
+    module = nn.MultiheadAttention(8, 4, rng=0)
+    module.in_proj_bias = WEIGHT[1:, 0]
+    with pytest.raises(ValueError, match=r"^in_proj_bias has shape \(23,\), expected \(24,\)$"):
+        module.step(X, pyattn.KVCache(1, 4, 2, batch_size=2))
+
+
+def test_biases_that_were_left_out_are_not_what_a_mistake_in_a_call_is_about():
+    module = nn.MultiheadAttention(8, 4, rng=0)
+    module.in_proj_bias = module.out_proj.bias = None
+    with pytest.raises(ValueError, match=r"^key_lengths holds 9, expected 0 <= n <= 7"):
+        module(X, Y, Y, key_lengths=[3, 9])
 
 
 @pytest.mark.peers

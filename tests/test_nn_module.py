@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import numpy as np
@@ -205,3 +206,28 @@ def test_a_shallow_copy_shares_arrays_and_registers_by_itself():
     del other.gain
     assert list(net.state_dict()) == KEYS
     assert other.first is net.first
+
+
+MODULES = {
+    "linear": lambda dtype: nn.Linear(4, 4, dtype=dtype),
+    "norm": lambda dtype: nn.LayerNorm(4, dtype=dtype),
+    "head": lambda dtype: nn.SelfAttention(4, 4, bias=True, dtype=dtype),
+    "feed": lambda dtype: nn.FeedForward(4, 4, gated=True, dtype=dtype).eval(),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_call_of_a_module_with_a_parameter_of_another_dtype_is_refused(kind):
+    """As in torch; those of MultiheadAttention are in test_mha_mistakes.py."""
+    x = np.ones((3, 4), "f4")
+    for name in list(MODULES[kind]("f4").state_dict())[1:]:  # the first has the dtype that inputs have
+        module = MODULES[kind]("f4")
+        *parts, last = name.split(".")
+        setattr(functools.reduce(getattr, parts, module), last, module.state_dict()[name].astype("f8"))
+        message = f"^{name} has dtype float64, expected float32 as the module's other parameters; assign {name}.astype"
+        with pytest.raises(TypeError, match=rf"{message}\(numpy.float32\), or convert all with to\(numpy.float32\)$"):
+            module(x)
+        assert module.float()(x).dtype == np.float32
+        swapped = functools.reduce(getattr, parts, module)
+        setattr(swapped, last, getattr(swapped, last).astype(">f4"))
+        assert module(x).dtype == np.float32

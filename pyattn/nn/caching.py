@@ -11,9 +11,9 @@ from pyattn._packed import in_projections
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.heads import NO_DROPOUT, Dropout, compute
-from pyattn.nn.dtypes import as_input
+from pyattn.nn.dtypes import as_input, unpromoted
 from pyattn.nn.opening import Opened, check_cache, open_cache, turning_of
-from pyattn.nn.packing import AttentionParameters, parameters_of
+from pyattn.nn.packing import AttentionParameters, check_fit, parameters_of
 from pyattn.torch_rules import Hidden, Window, with_batch_first
 
 if TYPE_CHECKING:
@@ -212,20 +212,25 @@ class CachingAttention(AttentionParameters):
     def _attend(
         self, query: FloatArray, new: FloatArray | None, opened: Opened, need_weights: bool, average: bool, rng: RNG
     ) -> tuple[FloatArray, FloatArray | None]:
-        output, weights = compute(
-            query,
-            new,
-            new,
-            parameters_of(self),
-            opened.hidden,
-            Dropout(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
-            heads=self.num_heads,
-            kv_heads=self.num_kv_heads,
-            need_weights=need_weights,
-            average_weights=average,
-            cache=opened.use,
-            turning=turning_of(self.rotary, opened.starts, opened.ends, query.shape[1]),
-        )
+        try:
+            output, weights = compute(
+                query,
+                new,
+                new,
+                parameters_of(self),
+                opened.hidden,
+                Dropout(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                need_weights=need_weights,
+                average_weights=average,
+                cache=opened.use,
+                turning=turning_of(self.rotary, opened.starts, opened.ends, query.shape[1]),
+            )
+        except (IndexError, TypeError, ValueError):
+            check_fit(self)
+            raise
+        unpromoted(output, self, query.dtype)
         return output if self.batch_first else output.swapaxes(0, 1), weights
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn._arguments import FLOATS, as_count, as_float_dtype
 
-__all__ = ["as_count", "as_float_dtype", "as_input", "check_multiple", "check_parameter", "count_or"]
+__all__ = ["as_count", "as_float_dtype", "as_input", "check_multiple", "check_parameter", "count_or", "unpromoted"]
 
 
 def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
@@ -90,6 +90,40 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
     fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
     other = f", or make the module with dtype=numpy.{given}" if given in FLOATS else ""
     raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted} as the module's weights; pass {fix}{other}")
+
+
+def unpromoted(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Refuse what the core has promoted, because a parameter that was assigned has a larger dtype than the module's.
+
+    Parameters
+    ----------
+    result : ndarray
+        What the core returned.
+    module : Module
+        Whose parameters it was computed with.
+    dtype : dtype
+        That of the module's weight, which inputs have, too.
+
+    Returns
+    -------
+    ndarray
+        result.
+
+    Raises
+    ------
+    TypeError
+        It has another dtype; the parameter is named.
+    """
+    if result.dtype == dtype:
+        return result
+    wanted = dtype.newbyteorder("=")
+    for name, array in module.named_parameters():
+        if array.dtype.newbyteorder("=") != wanted:
+            raise TypeError(
+                f"{name} has dtype {array.dtype}, expected {wanted} as the module's other parameters; "
+                f"assign {name}.astype(numpy.{wanted}), or convert all with to(numpy.{wanted})"
+            )
+    return result  # in the other byte order
 
 
 def check_parameter(value: Any, name: str) -> None:

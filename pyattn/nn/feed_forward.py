@@ -15,7 +15,7 @@ from pyattn.activations import gelu, silu
 from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.dropping import dropout as drop_numbers
 from pyattn.functional import FloatArray
-from pyattn.nn.dtypes import as_count, as_input
+from pyattn.nn.dtypes import as_count, as_input, unpromoted
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -139,7 +139,8 @@ class FeedForward(Module):
         if x.shape[-1:] != weight.shape[-1:]:
             raise ValueError(f"input has shape {x.shape}, expected (..., {weight.shape[-1]}): d_model is last")
         dropout = self.dropout if self.training else 0.0
-        return feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
+        y = feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
+        return unpromoted(y, self, weight.dtype)
 
     def extra_repr(self) -> str:
         """Tell what the repr of its parts does not.

@@ -14,7 +14,7 @@ from pyattn.dropping import RNG, as_generator, as_probability
 from pyattn.functional import FloatArray
 from pyattn.layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
 from pyattn.nn.containers import check_module
-from pyattn.nn.dtypes import as_count, as_input
+from pyattn.nn.dtypes import as_count, as_input, unpromoted
 from pyattn.nn.feed_forward import Activation, as_activation, drop, feed, name_in_the_core
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -259,10 +259,7 @@ class Layer(Module):
         cross = hidden[1] if len(hidden) == 2 else NOTHING
         weights, options = self._weights(), self._options()
         result = compute_layer(x, memory, weights, options, hidden[0], cross, caches, need_weights=need_weights)
-        if result.output.dtype != x.dtype.newbyteorder("="):  # the core promotes
-            raise TypeError(
-                f"parts of the layer have other dtypes than {x.dtype}; convert all with to(numpy.{x.dtype})"
-            )
+        unpromoted(result.output, self, x.dtype)
         turn = x.ndim == 3 and not self.batch_first
         return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
 

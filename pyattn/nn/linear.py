@@ -13,7 +13,7 @@ from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, as_input
+from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, unpromoted
 from pyattn.nn.module import Module
 
 __all__ = ["Linear"]
@@ -150,14 +150,14 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            input has another dtype.
+            input or bias has another dtype.
         ValueError
             Its last axis has another size.
         """
         x = as_input(input, "input", self.weight.dtype)
         if x.shape[-1:] != self.weight.shape[-1:]:
             raise ValueError(f"input has shape {x.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
-        return functional.linear(x, self.weight, self.bias)
+        return unpromoted(functional.linear(x, self.weight, self.bias), self, self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

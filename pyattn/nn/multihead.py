@@ -13,9 +13,9 @@ from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.heads import NO_DROPOUT, Dropout, compute
 from pyattn.nn.caching import CachingAttention, as_rotary
-from pyattn.nn.dtypes import as_float_dtype, as_input, check_multiple, count_or
+from pyattn.nn.dtypes import as_float_dtype, as_input, check_multiple, count_or, unpromoted
 from pyattn.nn.opening import turning_of
-from pyattn.nn.packing import is_packable, parameters_of, shapes_of, weights_of
+from pyattn.nn.packing import check_fit, is_packable, parameters_of, shapes_of, weights_of
 from pyattn.nn.state import check_arrays
 from pyattn.torch_rules import Hidden, Window, with_batch_first
 
@@ -292,21 +292,26 @@ class MultiheadAttention(CachingAttention):
         dtype = self.out_proj.weight.dtype
         q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
         q, k, v = with_batch_first(q, k, v, (self.embed_dim, self.kdim, self.vdim), batch_first=self.batch_first)
-        output, weights = compute(
-            q,
-            k,
-            v,
-            parameters_of(self),
-            Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
-            Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
-            heads=self.num_heads,
-            kv_heads=self.num_kv_heads,
-            add_zero=self.add_zero_attn,
-            need_weights=need_weights,
-            average_weights=average_attn_weights,
-            empty_rows=empty_rows,
-            turning=turning_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
-        )
+        try:
+            output, weights = compute(
+                q,
+                k,
+                v,
+                parameters_of(self),
+                Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
+                Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                add_zero=self.add_zero_attn,
+                need_weights=need_weights,
+                average_weights=average_attn_weights,
+                empty_rows=empty_rows,
+                turning=turning_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
+            )
+        except (IndexError, TypeError, ValueError):
+            check_fit(self)
+            raise
+        unpromoted(output, self, dtype)
         turn = output.ndim == 3 and not self.batch_first
         return output.swapaxes(0, 1) if turn else output, weights
 

@@ -11,7 +11,7 @@ from pyattn._arguments import as_finite
 from pyattn._flags import as_flag
 from pyattn.functional import FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_float_dtype, as_input
+from pyattn.nn.dtypes import as_float_dtype, as_input, unpromoted
 from pyattn.nn.module import Module
 from pyattn.normalizing import Shape, as_shape, layer_norm, rms_norm
 
@@ -100,8 +100,11 @@ class LayerNorm(Module):
         ValueError
             Its last axes have other sizes.
         """
-        x = input if self.weight is None else as_input(input, "input", self.weight.dtype)
-        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        if self.weight is None:
+            return layer_norm(input, self.normalized_shape, None, self.bias, self.eps)
+        x = as_input(input, "input", self.weight.dtype)
+        y = layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return unpromoted(y, self, self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

@@ -13,7 +13,16 @@ from pyattn.nn.dtypes import check_parameter
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
-__all__ = ["OWN", "SEPARATE", "AttentionParameters", "is_packable", "parameters_of", "shapes_of", "weights_of"]
+__all__ = [
+    "OWN",
+    "SEPARATE",
+    "AttentionParameters",
+    "check_fit",
+    "is_packable",
+    "parameters_of",
+    "shapes_of",
+    "weights_of",
+]
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
@@ -168,3 +177,26 @@ def parameters_of(module: Any) -> Parameters:
     extra_value = None if bias_v is None else bias_v[0, 0]
     out = module.out_proj
     return Parameters(*weights, out.weight, *biases, out.bias, extra_key, extra_value)
+
+
+def check_fit(module: Any) -> None:
+    """Name the parameter that does not fit the module, for a call that the core has refused: it has other names.
+
+    Parameters
+    ----------
+    module : MultiheadAttention
+        With parameters that may have been assigned since it was made.
+
+    Raises
+    ------
+    ValueError
+        One has another shape, or is missing.
+    """
+    state = module.state_dict()
+    packed, bias_kv = not any(name in state for name in SEPARATE), "bias_k" in state or "bias_v" in state
+    for name, shape in shapes_of(module, module.out_dim, True, bias_kv, packed).items():
+        found = state[name].shape if name in state else None
+        if found is None and not name.endswith("bias"):
+            raise ValueError(f"{name} is None, expected an array of shape {shape}")
+        if found not in (None, shape):
+            raise ValueError(f"{name} has shape {found}, expected {shape}")

@@ -13,7 +13,7 @@ from pyattn._flags import as_flag
 from pyattn.dropping import RNG, as_generator
 from pyattn.functional import AttentionResult, FloatArray, Window
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter
+from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, check_parameter, unpromoted
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
 from pyattn.single_head import read_weight, self_attention
@@ -271,7 +271,7 @@ class SelfAttention(Module):
             Shapes do not go together, or a rule of `pyattn.attention` is broken.
         """
         dtype = self.w_query.dtype
-        return self_attention(
+        result = self_attention(
             as_input(x, "x", dtype),
             self.w_query,
             self.w_key,
@@ -288,6 +288,8 @@ class SelfAttention(Module):
             key_lengths=key_lengths,
             empty_rows=empty_rows,
         )
+        unpromoted(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
+        return result
 
     def extra_repr(self) -> str:
         """Tell the sizes, and what differs from the usual.
