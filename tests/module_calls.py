@@ -12,7 +12,7 @@ from published import BERT, bert_tensors, write_model
 from published_decoders import write_decoder
 
 import pyattn
-from pyattn import models, nn
+from pyattn import models, nn, reference
 
 X = np.stack([Q, -Q])
 FLAGS = np.tri(3, 3, -1, dtype=bool).T
@@ -48,6 +48,29 @@ PUBLISHED = {
     "llama": write_decoder(FOLDER / "llama", "llama", num_hidden_layers=1),
     "unlike its config.json": write_model(FOLDER / "unlike", ONE_LAYER | {"vocab_size": 21}, bert_tensors()),
 }
+
+
+LAWS = ("xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal")
+COLUMNS, CLOSE = X.swapaxes(1, 2), pyattn.attention(Q, K, V)
+DAMAGED = FOLDER / "damaged"
+for ending in (".npz", ".safetensors"):
+    DAMAGED.with_suffix(ending).write_bytes(b"no such file " * 9)
+STATIC = np.ones((6, 2, 2), np.float32)
+SEPARATE = {f"{name}_proj_weight": MHA.in_proj_weight[:4] for name in "qkv"}
+MISFIT, MIXED = nn.MultiheadAttention(4, 2, batch_first=True, rng=0), nn.Linear(4, 2, rng=0)
+MISFIT.bias_k, MIXED.bias = X, MIXED.bias.astype(float)
+
+
+def forward(**changed):
+    names = ("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k")
+    names += ("bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
+    usual = (X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
+    return pyattn.multi_head_attention_forward(**dict(zip(names, usual, strict=True)) | changed)
+
+
+def saved(path):
+    nn.save(HEAD, path)
+    return tuple(nn.load(path)[name] for name in HEAD.state_dict())
 
 
 def grown(cache, rows):
@@ -100,10 +123,23 @@ MODULES = {
         pyattn.generate(TRANSLATOR, [[1]], max_new_tokens=2, start_token_id=2, num_beams=2, return_steps=True).scores
     ),
     "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
-    "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
-    "multi_head_attention_forward": lambda: pyattn.multi_head_attention_forward(
-        *(X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
+    "self_attention, columns": lambda: pyattn.self_attention(
+        *(COLUMNS, K, -K, K[:2]), bias=(K[:, 0], None, LSE[:2]), context=-COLUMNS, columns=True, need_weights=True
     ),
+    "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
+    "multi_head_attention_forward": lambda: forward(),
+    "multi_head_attention_forward, static": lambda: forward(
+        key_padding_mask=FLAGS[:, :2], static_k=STATIC, static_v=-STATIC, use_separate_proj_weight=True, **SEPARATE
+    ),
+    "init": lambda: tuple(getattr(nn.init, f"{law}_")(Q.copy(), rng=0) for law in ("uniform", "normal")),
+    "init, weights": lambda: tuple(getattr(nn.init, f"{law}_")(Q.copy(), rng=0) for law in LAWS),
+    "init, constants": lambda: (nn.init.zeros_(Q.copy()), nn.init.ones_(Q.copy()), nn.init.constant_(Q.copy(), 3)),
+    "files, npz": lambda: saved(FOLDER / "head.npz"),
+    "files, safetensors": lambda: saved(FOLDER / "head.safetensors"),
+    "assert_attention_close": lambda: pyattn.testing.assert_attention_close(CLOSE, Q, K, V),
+    "compare": lambda: str(pyattn.compare(pyattn.attention, reference.attention, Q, K, V)),
+    "compare, modules": lambda: str(pyattn.compare(MHA, MHA, X, X, X)),
+    "check": lambda: str(pyattn.testing.check(pyattn.attention)),
     "state_dict": lambda: MHA.load_state_dict(MHA.state_dict()),
     "heads": lambda: nn.from_heads(*nn.to_heads(MHA)).in_proj_weight,
     "KVCache": lambda: grown(WINDOWED, ROWS),
@@ -160,5 +196,32 @@ MODULES_MISTAKES = {
     "KVCache, layer": lambda: CACHE.keys(1),
     "KVCache, truncate": lambda: CACHE.truncate([1, -1]),
     "KVCache, reorder": lambda: CACHE.reorder([0, 2]),
+    "MultiheadAttention, parameter": lambda: MISFIT(X, X, X),
+    "self_attention, inner": lambda: pyattn.self_attention(Q, K, K, K),
+    "self_attention, dtype": lambda: pyattn.self_attention(Q, Q.T, Q.T * 1j, Q.T),
+    "self_attention, bias": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, bias=(None, LSE[:2], None)),
+    "self_attention, biases": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, bias=True),
+    "self_attention, context": lambda: pyattn.self_attention(X, Q.T, Q.T, Q.T, context=Q),
+    "self_attention, mask": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, attn_mask=FLAGS[:2]),
+    "self_attention, flag": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, columns="no"),
+    "multi_head_attention_forward, heads": lambda: forward(num_heads=2.5),
+    "multi_head_attention_forward, shape": lambda: forward(in_proj_weight=Q),
+    "multi_head_attention_forward, dtype": lambda: forward(value=X.astype(float)),
+    "multi_head_attention_forward, mask": lambda: forward(attn_mask=FLAGS[:2]),
+    "multi_head_attention_forward, static": lambda: forward(static_v=STATIC[:, :1]),
+    "multi_head_attention_forward, flag": lambda: forward(training="no"),
+    "Linear, parameter": lambda: MIXED(X),
+    "init, tensor": lambda: nn.init.uniform_([1.0]),
+    "init, axes": lambda: nn.init.xavier_normal_(LSE.copy()),
+    "init, slope": lambda: nn.init.kaiming_uniform_(Q.copy(), "x"),
+    "save, ending": lambda: nn.save(HEAD, FOLDER / "head.pt"),
+    "save, key": lambda: nn.save({"b\0c": Q}, FOLDER / "wrong.npz"),
+    "save, dtype": lambda: nn.save({"b": Q.astype(complex)}, FOLDER / "wrong.safetensors"),
+    "load, npz": lambda: nn.load(DAMAGED.with_suffix(".npz")),
+    "load, safetensors": lambda: nn.load(DAMAGED.with_suffix(".safetensors")),
+    "assert_attention_close, far": lambda: pyattn.testing.assert_attention_close(-CLOSE, Q, K, V),
+    "assert_attention_close, shape": lambda: pyattn.testing.assert_attention_close(Q, Q, K, V),
+    "compare, kinds": lambda: pyattn.compare(MHA, HEAD, X),
+    "check, module": lambda: pyattn.testing.check(MHA),
     "state_dict, shape": lambda: MHA.load_state_dict({**MHA.state_dict(), "in_proj_bias": Q}),
 }

@@ -19,6 +19,7 @@ import pyattn
 RIGHT, WRONG = WORKING | MODULES, MISTAKES | MODULES_MISTAKES
 TIMES = 1_000 if SANITIZED else 10_000
 MOST_BLOCKS = 5
+LESS_OFTEN = {"generate": 20, "models": 100, "files": 100, "compare": 200, "assert_attention_close": 500, "check": 1000}
 
 pytestmark = pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc counts no blocks")
 
@@ -34,7 +35,7 @@ def _other_objects():
 
 def times_of(name):
     """Less often what is many calls in one, or reads files."""
-    return TIMES // {"generate": 20, "models": 100}.get(name.partition(",")[0], 1)
+    return TIMES // LESS_OFTEN.get(name.partition(",")[0], 1)
 
 
 def growth(run, times=TIMES):
@@ -76,6 +77,23 @@ def test_mistakes_leave_nothing_behind(name):
             pytest.fail("no mistake")
 
     assert growth(run, times_of(name)) <= MOST_BLOCKS
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("share", [False, True])
+def test_modules_there_and_back_leave_nothing_behind(share, torch):
+    from torch.nn.utils import prune
+
+    interop, theirs = pyattn.interop.torch, torch.nn.MultiheadAttention(4, 2)
+    pruned = prune.l1_unstructured(torch.nn.Linear(4, 3), "weight", 0.5)
+
+    def run(times):
+        for _ in repeat(None, times):
+            interop.to_torch(interop.from_torch(theirs, share), share)
+            with contextlib.suppress(ValueError):  # where share is
+                interop.from_torch(pruned, share)
+
+    assert growth(run, TIMES // 50) <= MOST_BLOCKS
 
 
 def test_arrays_are_let_go():

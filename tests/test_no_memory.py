@@ -27,6 +27,11 @@ only_where_functions_survive = pytest.mark.skipif(
 WARNING = {"attention, MaskWarning", "attention, ShapeWarning"}
 DRAWING = {"attention, dropout", "dropout", "dropout rng", "dropout_keep_mask", "rng"}
 
+# What is not tried with modules. Of thousands of allocations, most are those of "models, llama", or of tests that have
+# them in smaller calls; zipfile loses a MemoryError where it writes, and safetensors, in Rust, panics.
+MANY = {"models, bert", "models, gpt2", "compare", "compare, modules", "check", "assert_attention_close, far"}
+UNTRIED = MANY | {"files, npz", "files, safetensors", "load, safetensors"}
+
 # What NumPy and CPython say instead, where they lose a MemoryError: of a buffer, of the locks of a new generator and of
 # a file, and of a path.
 INSTEAD = ("multi-dimensional sub-views are not implemented", "can't allocate lock", "can't allocate read lock")
@@ -148,15 +153,15 @@ def test_warnings_and_random_numbers(name):
 @only_where_functions_survive
 def test_modules():
     """One allocation at a time: see module_calls.py."""
-    left_out = {"models, bert", "models, gpt2"}  # of thousands of allocations, most are those of "models, llama"
-    counts = failures(among("MODULES", left_out=left_out), "(True,)")
-    assert counts.keys() == MODULES.keys() - left_out
+    counts = failures(among("MODULES", left_out=UNTRIED), "(True,)")
+    assert counts.keys() == MODULES.keys() - UNTRIED
     assert all(count > 0 for count in counts.values())
 
 
 @only_where_functions_survive
 def test_mistakes_with_modules():
-    assert failures("MODULES_MISTAKES", "(True,)").keys() == MODULES_MISTAKES.keys()
+    counts = failures(among("MODULES_MISTAKES", left_out=UNTRIED), "(True,)")
+    assert counts.keys() == MODULES_MISTAKES.keys() - UNTRIED
 
 
 @only_where_functions_survive
