@@ -127,6 +127,68 @@ def test_what_has_no_twin_is_refused(torch):
         pyattn.interop.torch.from_torch(layer)
 
 
+def layer_with(kind="TransformerEncoderLayer", batch_first=True, **others):
+    parts = {"self_attn": nn.MultiheadAttention(8, 2, batch_first=batch_first, rng=1)}
+    parts |= {"linear1": nn.Linear(8, 12, rng=2), "linear2": nn.Linear(12, 8, rng=3)}
+    parts |= {"norm1": nn.LayerNorm(8), "norm2": nn.LayerNorm(8)}
+    if kind == "TransformerDecoderLayer":
+        parts |= {"multihead_attn": nn.MultiheadAttention(8, 2, batch_first=True, rng=4), "norm3": nn.LayerNorm(8)}
+    options = {name: others.pop(name) for name in ("activation", "norm_first") if name in others}
+    return getattr(nn, kind).from_parts(parts | others, **options).eval()
+
+
+@pytest.mark.parametrize("kind", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+def test_a_gate_is_not_dropped(kind, torch):
+    layer = layer_with(kind, gate=nn.Linear(8, 12, rng=5), activation="silu")
+    for module in (layer, getattr(nn, kind.removesuffix("Layer")).from_layers([layer])):
+        with pytest.raises(
+            ValueError, match=f"^module has a gate, and the feed-forward part of torch.nn.{kind} has none"
+        ):
+            to_torch(module)
+
+
+RMS = {"norm1": nn.RMSNorm(8), "norm2": nn.RMSNorm(8)}
+NOT_ON_THE_FAST_PATH = {
+    "norms other than LayerNorm": RMS,
+    "norms of several axes": {"norm1": nn.LayerNorm((5, 8))},
+    "parts without a bias": {"linear1": nn.Linear(8, 12, bias=False)},
+    "parts without a bias beside": {"norm2": nn.LayerNorm(8, elementwise_affine=False)},
+    "add_bias_kv or add_zero_attn": {"self_attn": nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)},
+}
+
+
+@pytest.mark.parametrize("what", NOT_ON_THE_FAST_PATH)
+def test_what_the_fast_path_leaves_out_or_fails_with_is_refused(what, torch):
+    layer, mha = layer_with(**NOT_ON_THE_FAST_PATH[what]), torch.backends.mha
+    with pytest.raises(ValueError, match=rf"^module has {what}.*; turn that off: .*mha.set_fastpath_enabled\(False\)$"):
+        to_torch(layer)
+    mha.set_fastpath_enabled(False)
+    try:
+        np.testing.assert_allclose(call(to_torch(layer), torch, [X], {}), layer(X), rtol=0, atol=1e-5)
+    finally:
+        mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_first": False, **RMS},
+        {"activation": "silu", **RMS},
+        {"activation": "gelu_tanh", **NOT_ON_THE_FAST_PATH["parts without a bias"]},
+        {"norm1": nn.RMSNorm(8, 1e-3), "norm2": nn.RMSNorm(8)},
+        {"self_attn": nn.MultiheadAttention(8, 2, bias=False, batch_first=True), "norm_first": True, **RMS},
+        {"self_attn": nn.MultiheadAttention(8, 1, add_zero_attn=True, batch_first=True)},
+        {"kind": "TransformerDecoderLayer", "norm3": nn.RMSNorm(8), **RMS},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_what_has_no_fast_path_is_converted(options, torch):
+    layer = layer_with(**options)
+    inputs = [X, MEMORY] if "kind" in options else [X]
+    inputs = inputs if layer.batch_first else [np.ascontiguousarray(x.swapaxes(0, 1)) for x in inputs]
+    np.testing.assert_allclose(call(to_torch(layer), torch, inputs, {}), layer(*inputs), rtol=0, atol=1e-5)
+
+
 def test_a_subclass_is_what_it_inherits(torch):
     class Norm(torch.nn.RMSNorm):
         pass

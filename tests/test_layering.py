@@ -146,6 +146,7 @@ PYTHON_ARROWS = {
 OPTIONAL = {
     "comparing/calling.py": {"torch"},
     "generation/watching.py": {"tqdm"},
+    "interop/_fast_path.py": {"torch"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
     "models/sentences.py": {"tokenizers"},

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn import nn
+from pyattn.interop._fast_path import check_fast_path
 from pyattn.nn.feed_forward import name_in_the_core
 
 __all__ = ["from_torch", "to_torch"]
@@ -89,7 +90,8 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
         torch has no such module.
     ValueError
         share, and torch cannot view an array: it is read-only, byte-swapped or has negative strides. Or the module has
-        sizes that torch's has no argument for, such as num_kv_heads.
+        sizes that torch's has no argument for, such as num_kv_heads, or parts that torch's layer does not compute, such
+        as a gate.
     ImportError
         There is no torch.
 
@@ -290,10 +292,14 @@ def _layer_to_torch(layer: Any, share: bool) -> Any:
     sizes = {"d_model": first.embed_dim, "nhead": first.num_heads, "dim_feedforward": layer.linear1.out_features}
     options = {"dropout": layer.dropout, "batch_first": first.batch_first, "norm_first": layer.norm_first}
     name = "TransformerDecoderLayer" if isinstance(layer, nn.TransformerDecoderLayer) else "TransformerEncoderLayer"
+    if layer.gate is not None:
+        raise ValueError(f"module has a gate, and the feed-forward part of torch.nn.{name} has none; convert the parts")
     activation = _activation_to_torch(layer.activation)
     theirs = getattr(torch.nn, name)(**sizes, **options, activation=activation, device="meta")
     for part, module in layer.named_children():
         setattr(theirs, part, to_torch(module, share))
+    if name == "TransformerEncoderLayer":
+        check_fast_path(theirs)
     return theirs
 
 
