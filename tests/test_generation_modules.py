@@ -100,7 +100,7 @@ def test_states_may_be_used_by_hand():
         ([[11]] * 3, {}, r"ids holds 11 at index \(0, 0\), expected 0 <= id < 11"),
         ([[1, 2]] * 3, {"lengths": [1, 0, 1]}, "lengths holds 0, expected 1 <= length <= 2"),
         ([[1, 2]] * 3, {"lengths": [1, 1]}, r"lengths has shape \(2,\), expected \(3,\)"),
-        (np.ones((3, 40), int), {}, "max_len is 30"),
+        (np.ones((3, 40), int), {}, "the model has 30 positions"),
     ]:
         with pytest.raises(ValueError, match=message):
             state.step(wrong, **options)
@@ -122,6 +122,13 @@ LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("
     [
         (LM, None, {}, ValueError, "^source is missing: pass what is to be continued, or a start_token_id$"),
         (LM, [[]], {}, ValueError, r"^source\[0\] is empty: pass a start_token_id, or tokens to continue$"),
+        (
+            LM,
+            None,
+            {"start_token_id": 1, "source_lengths": [1]},
+            ValueError,
+            "^source_lengths is given without source, ",
+        ),
         (LM, [[1], []], {}, ValueError, r"^source\[1\] is empty"),
         (LM, [], {}, ValueError, r"^source has shape \(0,\), expected \(batch, length\) or \(length,\)"),
         (LM, np.array([[1, 11]]), {}, ValueError, r"^source holds 11 at index \(0, 1\), expected 0 <= id < 11$"),
@@ -144,8 +151,23 @@ LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("
             [[1] * 7],
             {},
             ValueError,
-            "^max_new_tokens is 4 after a prompt of 7, and the model has 9 positions; pass 3",
+            "^max_new_tokens is 4 after a prompt of 7, and the model has 9 positions; pass 3 or less$",
         ),
+        (
+            LM,
+            [[1] * 9],
+            {},
+            ValueError,
+            "^max_new_tokens is 4 after a prompt of 9, and the model has 9 positions; pass 1 or less$",
+        ),
+        (
+            LM,
+            [[1], [1] * 9],
+            {"start_token_id": 1, "max_new_tokens": 1},
+            ValueError,
+            "^the longest row of source makes a prompt of 10 tokens, and the model has 9 positions; shorten it, or",
+        ),
+        (SEQ, [[1] * 31], {"start_token_id": 1}, ValueError, "^src has 31 tokens in a row, and the model has 30 posit"),
         (LM, [[1]], {"max_new_tokens": 0}, ValueError, "^max_new_tokens is 0, expected 1 or more$"),
         (LM, [[1]], {"max_new_tokens": 2.0}, TypeError, "^max_new_tokens is of type float, expected an int$"),
         (

@@ -349,7 +349,9 @@ def test_dropout_of_what_goes_in(kind):
             "^lengths and key_padding_mask are both given, and say the same; leave out one$",
         ),
         ("LM", [[1] * 6], {"mask": np.ones((5, 6), bool)}, ValueError, r"mask has shape \(5, 6\), expected \(6, 6\)"),
-        ("LM", [[1] * 10], {}, ValueError, "a length of 10 from position 0 on needs 10 positions, and max_len is 9"),
+        ("LM", [[1] * 10], {}, ValueError, "^input has 10 tokens in a row, and the model has 9 positions; shorten it"),
+        ("LM", [1] * 10, {}, ValueError, "^input has 10 tokens in a row, and the model has 9 positions"),
+        ("Seq2Seq", [[1] * 10] * 3, {}, ValueError, "^tgt has 10 tokens in a row, and the model has 9 positions"),
         ("Seq2Seq", [[13]], {}, ValueError, r"^tgt holds 13 at index \(0, 0\), expected 0 <= id < 13$"),
         ("Seq2Seq", IDS[:2], {}, ValueError, r"memory has shape \(3, 8, 8\), expected \(2, S, 8\): tgt has shape"),
         ("Seq2Seq", IDS, {"src_lengths": [9, 1, 1]}, ValueError, "^src_lengths holds 9, expected 0 <= length <= 8$"),
@@ -376,6 +378,8 @@ def test_mistakes_with_memory_are_named():
         model.decode(IDS, memory, memory_lengths=SRC_LENGTHS, memory_key_padding_mask=SRC_HIDDEN)
     with pytest.raises(ValueError, match=r"^src holds 17 at index \(0,\), expected 0 <= id < 17$"):
         model.encode([17])
+    with pytest.raises(ValueError, match=r"^src has 10 tokens in a row, and the model has 9 positions; .* max_len$"):
+        make("Seq2Seq", max_len=9, batch_first=False).encode(np.ones((10, 2), int))
 
 
 @pytest.mark.parametrize(

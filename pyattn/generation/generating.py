@@ -215,10 +215,17 @@ def _check_model(model: Any) -> None:
 def _check_room(model: Any, beginning: Beginning, options: Options) -> None:
     """Refuse what needs more positions than there are; the last token needs none."""
     most, longest = getattr(model, "max_length", None), max(map(len, beginning.prompts))
-    if most is not None and longest + options.max_new_tokens - 1 > most:
+    if most is None:
+        return
+    if longest > most:
+        raise ValueError(
+            f"the longest row of source makes a prompt of {longest} tokens, and the model has {most} positions; "
+            "shorten it, or make the model with a larger max_len"
+        )
+    if longest + options.max_new_tokens - 1 > most:
         raise ValueError(
             f"max_new_tokens is {options.max_new_tokens} after a prompt of {longest}, and the model has {most} "
-            f"positions; pass {max(0, most - longest + 1)} or less"
+            f"positions; pass {most - longest + 1} or less"
         )
 
 

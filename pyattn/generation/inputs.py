@@ -170,6 +170,8 @@ def read_beginning(
     if encodes and not start:
         raise ValueError("start_token_id is missing: an encoder-decoder generates what follows it")
     if source is None:
+        if source_lengths is not None:
+            raise ValueError("source_lengths is given without source, whose lengths they are; pass both, or neither")
         if encodes or not start:
             need = "an encoder-decoder encodes it" if encodes else "pass what is to be continued, or a start_token_id"
             raise ValueError(f"source is missing: {need}")

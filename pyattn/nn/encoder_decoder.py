@@ -266,7 +266,7 @@ class EncoderDecoder(Stepping):
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
         names = ("src_lengths", "src_key_padding_mask")
-        tokens = read_tokens(src, "src", self.src_embedding, **given, **sizes, names=names)
+        tokens = read_tokens(src, "src", self.src_embedding, self.src_positions, **given, **sizes, names=names)
         x = embed(tokens.ids, self.src_embedding, self.src_positions, d_model=self.d_model, **sizes, **drawn)
         masks = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal}
         return self.transformer.encoder(x, **masks, **drawn), tokens.padding
@@ -284,7 +284,7 @@ class EncoderDecoder(Stepping):
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
         names = ("tgt_lengths", "tgt_key_padding_mask")
-        tokens = read_tokens(tgt, "tgt", self.tgt_embedding, **given, **sizes, names=names)
+        tokens = read_tokens(tgt, "tgt", self.tgt_embedding, self.tgt_positions, **given, **sizes, names=names)
         x = embed(tokens.ids, self.tgt_embedding, self.tgt_positions, d_model=self.d_model, **sizes, **drawn)
         masks: dict[str, Any] = {"tgt_mask": hidden.attn_mask, "tgt_key_padding_mask": tokens.padding}
         masks |= {"memory_mask": cross.attn_mask, "memory_key_padding_mask": self._padding_of(memory, cross)}

@@ -333,7 +333,7 @@ class TransformerLM(Stepping):
         drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
-        tokens = read_tokens(ids, "input", self.embedding, **given, **sizes)
+        tokens = read_tokens(ids, "input", self.embedding, self.positions, **given, **sizes)
         x = embed(tokens.ids, self.embedding, self.positions, d_model=self.d_model, **sizes, **drawn)
         masks = {"src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal} | drawn
         if need_weights:

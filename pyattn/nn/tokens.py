@@ -49,6 +49,7 @@ def read_tokens(
     x: npt.ArrayLike,
     name: str,
     embedding: Module,
+    positions: Module,
     *,
     batch_first: bool,
     lengths: npt.ArrayLike | None = None,
@@ -64,7 +65,10 @@ def read_tokens(
     name : str
         What messages call it.
     embedding : Module
-        Its num_embeddings are how many ids there are; its padding_idx is hidden where neither of the next two is given.
+        Its num_embeddings are how many ids there are; its padding_idx is hidden where neither lengths nor
+        key_padding_mask is given.
+    positions : Module
+        Its max_len, if it has one, is how many tokens a row may have.
     batch_first : bool
         Of two axes, N is the first.
     lengths : array_like of int, (N,), optional
@@ -83,13 +87,20 @@ def read_tokens(
     TypeError
         x holds no integers.
     ValueError
-        Ids or lengths are out of range, shapes do not go together, or both lengths and a mask are given.
+        Ids or lengths are out of range, shapes do not go together, there are too many tokens, or both lengths and a
+        mask are given.
     """
     ids = as_ids(x, name, getattr(embedding, "num_embeddings", None))
     if ids.ndim not in (1, 2):
         order = "(N, L)" if batch_first else "(L, N)"
         raise ValueError(f"{name} has shape {ids.shape}, expected {order} or, unbatched, (L,)")
     rows = ids if batch_first else ids.T
+    length, most = rows.shape[-1], getattr(positions, "max_len", None)
+    if most is not None and length > most:
+        raise ValueError(
+            f"{name} has {length} tokens in a row, and the model has {most} positions; shorten it, or make the model "
+            "with a larger max_len"
+        )
     index = getattr(embedding, "padding_idx", None)
     if lengths is None and key_padding_mask is None and index is not None:
         hidden = rows == index
