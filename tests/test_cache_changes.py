@@ -146,6 +146,19 @@ def test_truncation_of_each_batch_entry(arrays):
     assert cache.length == cache.nbytes == 0
 
 
+def test_a_piece_of_memory_goes_back_with_the_last_of_its_pages():
+    """What one append makes: 16 pages, 16, and 8. With a window each page is a piece."""
+    rows = np.ones((1, 1, 40 * PAGE, 64), np.float32)
+    cache, windowed = KVCache(1, 1, 64), KVCache(1, 1, 64, window=40 * PAGE)
+    for one in (cache, windowed):
+        one.append(0, rows, rows)
+    for length, held in [(40, 40), (33, 40), (32, 32), (17, 32), (16, 16), (1, 16), (0, 0)]:
+        for one in (cache, windowed):
+            one.truncate(length * PAGE)
+            assert len(one.keys(0)) == length
+        assert (pages_held(cache), pages_held(windowed)) == (held, length)
+
+
 def test_a_half_done_step_is_undone(arrays):
     """Of two layers the first alone got the last token."""
     cache = fill(fill(cache_for(arrays, layers=2), arrays, 64), arrays, 64, layer=1)

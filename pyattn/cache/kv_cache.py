@@ -199,7 +199,10 @@ class KVCache(CacheReader):
     def truncate(self, length: npt.ArrayLike) -> None:
         """Drop positions at the end, of every layer.
 
-        What follows an `append` that not all layers got: ``cache.truncate(cache.lengths)``.
+        What follows an `append` that not all layers got: ``cache.truncate(cache.lengths)``. Up to 16 pages of 64
+        positions that one `append` made, as that of a prompt does, are one piece of memory: it goes back when the last
+        of them is dropped, and counts whole in `nbytes` until then. Without a window, that is: with one, each page is
+        a piece.
 
         Parameters
         ----------
