@@ -66,14 +66,14 @@ UNUSED = {"mobilebert, no mixing": "embedding_transformation", "mobilebert, narr
 def make(torch, transformers, tmp_path):
     """A case's model with weights of a seed, on disk, as transformers' own and ours."""
 
-    def made(name, seed=0, dtype="float32"):
+    def made(name, seed=0, dtype="float32", perturbed=True):
         family, sizes = CASES[name]
         # Nothing is normalised in most of MobileBERT's: states would grow to 30, and rounding with them, before a tanh.
         scale = 0.5 if family == "MobileBert" else 1.0
         torch.manual_seed(seed)
         theirs = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**sizes))
         with torch.no_grad():
-            for parameter in theirs.parameters():  # biases that are not 0, norms that are not 1
+            for parameter in theirs.parameters() if perturbed else ():  # biases that are not 0, norms that are not 1
                 if parameter.ndim == 2:
                     parameter.normal_(0, scale * parameter.shape[1] ** -0.5)
                 else:
@@ -102,8 +102,8 @@ def draw_inputs(rng, sizes, batch, length):
     return ids, mask, rng.integers(0, sizes.get("type_vocab_size", 1), (batch, length))
 
 
-def differences(torch, theirs, ours, ids, mask, types, positions=None):
-    """The largest, of hidden states, pooler and attentions, in parts of the largest number of each."""
+def pairs_of(torch, theirs, ours, ids, mask, types, positions=None):
+    """Hidden states, pooler and attentions of both."""
     given = {"attention_mask": mask, "token_type_ids": types, "position_ids": positions}
     tensors = {name: torch.tensor(x) for name, x in given.items() if x is not None}
     with torch.no_grad():
@@ -115,13 +115,17 @@ def differences(torch, theirs, ours, ids, mask, types, positions=None):
     pooled = getattr(expected, "pooler_output", None)
     assert (found.pooler_output is None) == (pooled is None)
     pairs += [] if pooled is None else [(found.pooler_output, pooled)]
-    worst = 0.0
-    for ours, theirs in pairs:
-        theirs = theirs.numpy()
-        assert ours.shape == theirs.shape
-        assert ours.dtype == theirs.dtype
-        worst = max(worst, float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max())))
-    return worst
+    pairs = [(one, other.numpy()) for one, other in pairs]
+    for one, other in pairs:
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+    return pairs
+
+
+def differences(*given):
+    """The largest, in parts of the largest number of each."""
+    pairs = pairs_of(*given)
+    return max(float(np.abs(one - other).max() / max(1.0, np.abs(other).max())) for one, other in pairs)
 
 
 BARS = {"float32": 1e-5, "float64": 1e-13}
@@ -145,7 +149,20 @@ def test_all_states_and_weights_are_transformers(name, dtype, make, torch, summa
     assert worst < BARS[dtype]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "mobilebert"])
+families = pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "mobilebert"])
+
+
+@families
+def test_a_new_model_is_transformers_within_the_bar_as_it_is(name, make, torch):
+    """With the weights that transformers draws: each number as it is, not in parts of the largest."""
+    theirs, ours = make(name, perturbed=False)
+    assert theirs.config.initializer_range == 0.02
+    ids, mask, _ = draw_inputs(np.random.default_rng(0), CASES[name][1], 6, 32)
+    for one, other in pairs_of(torch, theirs, ours, ids, mask, None):
+        np.testing.assert_allclose(one, other, rtol=0, atol=BARS["float32"])
+
+
+@families
 def test_given_positions_are_transformers(name, make, torch):
     theirs, ours = make(name)
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from pyattn.models.llama import Llama
 pytestmark = pytest.mark.peers
 
 WORDS, LENGTH = 60, 37
+USUAL = 0.02  # the initializer_range of all of them
 PADDING = 1  # 0 does for false in transformers, whose beams then end in the end symbol
 
 SMALL_GPT2 = {"vocab_size": WORDS, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
@@ -81,24 +82,24 @@ def loaded(transformers, torch, tmp_path_factory):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of models as small as these more threads make more work alone
 
-    def load(name, dtype="float32"):
-        if (name, dtype) not in made:
+    def load(name, dtype="float32", scale=0.3):
+        if (name, dtype, scale) not in made:
             kind, settings = MODELS[name]
             model_class = getattr(transformers, kind)
             torch.manual_seed(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of configurations that are small on purpose
-                config = model_class.config_class(**settings, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+                config = model_class.config_class(**settings, initializer_range=scale, bos_token_id=1, eos_token_id=2)
                 theirs = model_class._from_config(config, attn_implementation="eager")
                 with torch.no_grad():
                     for parameter in theirs.parameters():
-                        if parameter.ndim == 1:
+                        if parameter.ndim == 1 and scale != USUAL:
                             parameter += 0.3 * torch.randn_like(parameter)
                 theirs = theirs.to(getattr(torch, dtype)).eval()
                 folder = tmp_path_factory.mktemp("model")
                 theirs.save_pretrained(folder)
-            made[name, dtype] = theirs, models.load(folder)
-        return made[name, dtype]
+            made[name, dtype, scale] = theirs, models.load(folder)
+        return made[name, dtype, scale]
 
     yield load
     torch.set_num_threads(threads)
@@ -133,6 +134,20 @@ def test_all_that_a_model_gives(name, dtype, loaded, torch):
     assert plain.hidden_states is plain.attentions is None
     assert not ours.training
     assert ours.missing_keys == ours.unused_keys == []
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+def test_a_new_model_is_transformers_within_the_bar_as_it_is(name, loaded, torch):
+    """With the weights that transformers draws: each number as it is, not in parts of the largest."""
+    theirs, ours = loaded(name, scale=USUAL)
+    assert type(theirs.config)().initializer_range == USUAL
+    ids = np.random.default_rng(0).integers(0, WORDS, (2, LENGTH))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(ids), output_hidden_states=True)
+    found = ours(ids, need_hidden_states=True)
+    pairs = zip([*found.hidden_states, found.logits], [*expected.hidden_states, expected.logits], strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other.numpy(), rtol=0, atol=1e-5)
 
 
 @every_model
@@ -231,6 +246,23 @@ def test_it_writes_what_transformers_writes(name, search, loaded, torch):
         options = {"max_new_tokens": 20, "eos_token_id": [2, 7, 9], **SEARCHES[search]}
         expected = written(theirs, torch, prompts, **options)
         assert_written(pyattn.generate(ours, prompts, pad_token_id=PADDING, **options), expected)
+
+
+# Prompts, by their seed, that models with large weights do not follow with a repetition.
+VARIED = {"gpt2": 26, "llama": 17, "mistral, a window": 30}
+
+
+@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_twenty_varied_tokens_are_those_of_transformers(name, search, loaded, torch):
+    """Of every row: nothing ends before."""
+    theirs, ours = loaded(name, scale=1.0)
+    prompts = prompts_of(np.random.default_rng(VARIED[name]))
+    options = {"max_new_tokens": 20, "min_new_tokens": 20, "eos_token_id": 2, **SEARCHES[search]}
+    found = pyattn.generate(ours, prompts, pad_token_id=PADDING, **options)
+    np.testing.assert_array_equal(found.tokens, written(theirs, torch, prompts, **options))
+    assert found.lengths.tolist() == [20, 20, 20]
+    assert min(len(set(row)) for row in found.tokens.tolist()) >= 9
 
 
 # Weights
