@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import tempfile
+import types
 from pathlib import Path
 
 import numpy as np
 from calls import LSE, K, Q, V
 from published import BERT, bert_tensors, write_model
 from published_decoders import write_decoder
+from published_encoders import write_encoder
 
 import pyattn
 from pyattn import models, nn, reference
@@ -31,6 +33,8 @@ FEED_BY_HAND = nn.FeedForward(4, 6, activation=np.negative, rng=0)
 ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, rng=0).eval()
 DECODER_LAYER = nn.TransformerDecoderLayer(4, 2, 6, activation=np.negative, batch_first=True, rng=0).eval()
 LANGUAGE_MODEL = nn.TransformerLM(5, 4, 2, 1, 6, padding_idx=0, rng=0).eval()
+ENCODER = nn.TransformerEncoder(ENCODER_LAYER, 2, nn.LayerNorm(4)).eval()
+TRANSFORMER = nn.Transformer(4, 2, 1, 1, 6, batch_first=True, rng=0).eval()
 TRANSLATOR = nn.Seq2SeqTransformer(5, 5, 4, 2, 1, 1, 6, batch_first=False, learned_positions=True, rng=0).eval()
 BAD_FEED = nn.FeedForward(4, 6, activation=np.sum, rng=0)
 
@@ -44,6 +48,7 @@ atexit.register(FILES.cleanup)
 FOLDER, ONE_LAYER = Path(FILES.name), {**BERT, "num_hidden_layers": 1}
 PUBLISHED = {
     "bert": write_model(FOLDER / "bert", ONE_LAYER),
+    "mobilebert": write_encoder(FOLDER / "mobilebert", "mobilebert", num_hidden_layers=1),
     "gpt2": write_decoder(FOLDER / "gpt2", "gpt2", n_layer=1),
     "llama": write_decoder(FOLDER / "llama", "llama", num_hidden_layers=1),
     "unlike its config.json": write_model(FOLDER / "unlike", ONE_LAYER | {"vocab_size": 21}, bert_tensors()),
@@ -85,6 +90,28 @@ def grown(cache, rows):
     return cache.attend(0, rows, is_causal=True)
 
 
+def saved(cache):
+    cache.save(FOLDER / "cache.npz")
+    return pyattn.KVCache.load(FOLDER / "cache.npz").to_arrays(0)
+
+
+class Letters:
+    """What `SentenceEncoder` needs of a tokenizer: an id for each letter."""
+
+    def no_padding(self):
+        pass
+
+    def enable_truncation(self, length):
+        self.length = length
+
+    def encode_batch(self, sentences):
+        return [types.SimpleNamespace(ids=[ord(x) % 20 for x in sentence[: self.length]]) for sentence in sentences]
+
+
+LOADED = {name: models.load(PUBLISHED[name]) for name in ("bert", "mobilebert", "gpt2")}
+SENTENCES = models.SentenceEncoder(LOADED["bert"], Letters())
+
+
 def changed(cache):
     cache.reorder([1, 0, 1])
     cache.truncate([3, 70, 65])
@@ -116,9 +143,14 @@ MODULES = {
     "TransformerEncoderLayer": lambda: ENCODER_LAYER(X, FLAGS, X[:, :, 0] > 0),
     "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER.forward_with_weights(X, is_causal=True),
     "TransformerDecoderLayer, composed": lambda: DECODER_LAYER(X, X, memory_key_padding_mask=X[:, :, 0] > 0),
+    "TransformerEncoder": lambda: ENCODER(X, src_key_padding_mask=FLAGS[:2]),
+    "Transformer": lambda: TRANSFORMER(X, X, tgt_is_causal=True, memory_key_padding_mask=FLAGS[:2]),
     "TransformerLM": lambda: LANGUAGE_MODEL([[1, 2, 0], [3, 4, 1]]),
     "Seq2SeqTransformer, weights": lambda: TRANSLATOR.forward_with_weights([[1], [2]], [[3]], src_lengths=[1]),
     "generate": lambda: pyattn.generate(LANGUAGE_MODEL, [[1, 2]], max_new_tokens=1).tokens,
+    "generate, samples": lambda: (
+        pyattn.generate(LANGUAGE_MODEL, [[1, 2]], max_new_tokens=1, do_sample=True, top_k=3, top_p=0.9, rng=0).tokens
+    ),
     "generate, beams": lambda: (
         pyattn.generate(TRANSLATOR, [[1]], max_new_tokens=2, start_token_id=2, num_beams=2, return_steps=True).scores
     ),
@@ -145,7 +177,12 @@ MODULES = {
     "KVCache": lambda: grown(WINDOWED, ROWS),
     "KVCache, beams": lambda: grown(CACHE.fork(2), np.concatenate([ROWS, ROWS[::-1]])),
     "KVCache, changes": lambda: changed(CACHE.fork()),
+    "files, KVCache": lambda: saved(CACHE),
+    "SentenceEncoder": lambda: SENTENCES.encode(["ab", "c"]),
+    "MobileBERT": lambda: LOADED["mobilebert"]([[3, 1, 0]], [[1, 1, 0]]).pooler_output,
+    "GPT-2": lambda: LOADED["gpt2"]([[3, 1, 4]]).logits,
     "models, bert": lambda: models.load(PUBLISHED["bert"])([[3, 1, 0]]).pooler_output,
+    "models, mobilebert": lambda: models.load(PUBLISHED["mobilebert"])([[3, 1, 0]]).pooler_output,
     "models, gpt2": lambda: models.load(PUBLISHED["gpt2"])([[3, 1, 4]]).logits,
     "models, llama": lambda: models.load(PUBLISHED["llama"], dtype="float64")([[3, 1, 4]]).logits,
 }

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import SANITIZED
 from published import BERT, bert_tensors, write_model
+from published_encoders import ENCODERS, write_encoder
 from test_models_files import write_shards
 
 from pyattn import models
@@ -49,17 +50,13 @@ def load_or_message(folder):
         return None, str(error)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_changed_files_give_a_model_or_a_clear_error(name, tmp_path):
-    folder = write_model(tmp_path / "model")
-    if name.endswith("index.json"):
-        write_shards(folder, bert_tensors())
-        (folder / "model.safetensors").unlink()
+def outcomes_of(folder, name, draws):
+    """How often a changed file gave a model, which computes, and an error."""
     path, rng = folder / name, np.random.default_rng(FILES.index(name))
     content = path.read_bytes()
     head = 8 + struct.unpack("<Q", content[:8])[0] if name == FILES[0] else len(content)
     outcomes = {"model": 0, "error": 0}
-    for _ in range(DRAWS):
+    for _ in range(draws):
         path.write_bytes(changed(content, rng, head))
         model, message = load_or_message(folder)
         if model is None:
@@ -69,8 +66,29 @@ def test_changed_files_give_a_model_or_a_clear_error(name, tmp_path):
         else:
             outcomes["model"] += 1
             assert isinstance(model([[1]]), EncoderOutput)
+    path.write_bytes(content)
+    return outcomes
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_changed_files_give_a_model_or_a_clear_error(name, tmp_path):
+    folder = write_model(tmp_path / "model")
+    if name.endswith("index.json"):
+        write_shards(folder, bert_tensors())
+        (folder / "model.safetensors").unlink()
+    outcomes = outcomes_of(folder, name, DRAWS)
     assert outcomes["error"] > DRAWS // 2
     assert outcomes["model"] or name != "config.json"
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_changed_files_of_other_families_give_a_model_or_a_clear_error(family, tmp_path):
+    folder = write_encoder(tmp_path / "model", family)
+    assert isinstance(models.load(folder)([[1]]), EncoderOutput)
+    for name in FILES[:2]:
+        outcomes = outcomes_of(folder, name, DRAWS // 10)
+        assert outcomes["error"] > DRAWS // 20
+        assert outcomes["model"] or name != "config.json"
 
 
 LARGE = {
