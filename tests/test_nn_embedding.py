@@ -40,16 +40,28 @@ def test_the_row_of_padding_begins_as_zeros(index):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("padding_idx", [None, 0, -1])
-def test_torch_says_the_same(padding_idx, dtype, torch):
-    theirs = torch.nn.Embedding(7, 4, padding_idx, dtype=getattr(torch, dtype))
-    ours = nn.Embedding(7, 4, padding_idx, dtype=dtype)
+@pytest.mark.parametrize("seed", range(100))
+def test_torch_says_the_same(seed, dtype, torch):
+    """All arguments drawn, those with one value here given or left out; ids of any shape, sizes of 0, too."""
+    rng = np.random.default_rng(seed)
+    words, dim = int(rng.integers(9)), int(rng.integers(40))
+    padding_idx = int(rng.integers(-words, words)) if words and rng.random() < 0.7 else None
+    usual = {"max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
+    options = {name: value for name, value in usual.items() if rng.random() < 0.5}
+    theirs = torch.nn.Embedding(words, dim, padding_idx, **options, dtype=getattr(torch, dtype))
+    if rng.random() < 0.5:
+        torch.nn.init.normal_(theirs.weight)  # padding's, too: it is looked up as any other
+    ours = nn.Embedding(words, dim, padding_idx, **options, dtype=dtype)
+    assert [not row.any() for row in ours.weight] == [n == ours.padding_idx or not dim for n in range(words)]
     ours.load_state_dict(theirs.state_dict())
-    ids = np.array([[1, 6], [0, 3]])
-    assert_same_bits(ours(ids), theirs(torch.from_numpy(ids)).detach().numpy())
-    assert repr(ours) == repr(theirs)
-    assert ours.padding_idx == theirs.padding_idx
-    assert list(ours.state_dict()) == list(theirs.state_dict())
+    shape = tuple(rng.integers(6, size=rng.integers(4))) if words else (2, 0)
+    ids = np.asarray(rng.integers(max(1, words), size=shape), rng.choice(["i4", "i8"]))
+    loaded = nn.Embedding.from_pretrained(theirs.weight.detach().numpy(), padding_idx=padding_idx)
+    for one in (ours, loaded):
+        assert_same_bits(one(ids), theirs(torch.from_numpy(ids)).detach().numpy())
+        assert repr(one) == repr(theirs)
+        assert one.padding_idx == theirs.padding_idx
+        assert list(one.state_dict()) == list(theirs.state_dict())
 
 
 @pytest.mark.peers
