@@ -90,7 +90,7 @@ def grown(cache, rows):
     return cache.attend(0, rows, is_causal=True)
 
 
-def saved(cache):
+def saved_cache(cache):
     cache.save(FOLDER / "cache.npz")
     return pyattn.KVCache.load(FOLDER / "cache.npz").to_arrays(0)
 
@@ -177,7 +177,7 @@ MODULES = {
     "KVCache": lambda: grown(WINDOWED, ROWS),
     "KVCache, beams": lambda: grown(CACHE.fork(2), np.concatenate([ROWS, ROWS[::-1]])),
     "KVCache, changes": lambda: changed(CACHE.fork()),
-    "files, KVCache": lambda: saved(CACHE),
+    "files, KVCache": lambda: saved_cache(CACHE),
     "SentenceEncoder": lambda: SENTENCES.encode(["ab", "c"]),
     "MobileBERT": lambda: LOADED["mobilebert"]([[3, 1, 0]], [[1, 1, 0]]).pooler_output,
     "GPT-2": lambda: LOADED["gpt2"]([[3, 1, 4]]).logits,
