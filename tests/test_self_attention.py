@@ -204,7 +204,7 @@ def test_a_bias_that_is_no_array_of_numbers_is_named():
         ("float16", "has dtype float16, expected float32 or float64; pass {}.astype(numpy.float32)"),
         ("longdouble", "expected float32 or float64; pass {}.astype(numpy.float64)"),
         ("complex128", "has dtype complex128, expected float32 or float64; pass {}.real.astype(numpy.float64)"),
-        ("object", "has dtype object, expected float32 or float64; pass {}.astype(numpy.float32)"),
+        ("object", "has dtype object, expected float32 or float64; pass {}.astype(numpy.float64)"),
     ],
 )
 def test_an_argument_of_another_dtype_is_named_as_its_caller_does(name, dtype, message):
