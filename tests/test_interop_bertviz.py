@@ -13,6 +13,7 @@ import pyattn
 from pyattn.interop.bertviz import attentions
 
 LAYERS = [draw_weights(4, 5, 7), draw_weights(4, 5, 7)[::-1]]
+RESULT = pyattn.attention(*np.ones((3, 2, 4, 3)), need_weights=True)
 
 
 def test_each_layer_becomes_a_batch_of_one():
@@ -78,6 +79,12 @@ def test_torch_is_imported_for_tensors_alone(torch):
         ),
         ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
         (None, TypeError, "weights is of type NoneType, expected an array for each layer"),
+        (RESULT, TypeError, "weights is of type AttentionResult, expected an array for each layer; pass [weights.we"),
+        (
+            [RESULT],
+            TypeError,
+            "weights[0] is of type AttentionResult, expected an array (heads, L, S); pass weights[0].",
+        ),
     ],
 )
 def test_mistakes_are_named(weights, kind, message):

@@ -56,6 +56,21 @@ def refuse(kind, message, call, *arrays, **arguments):
             "bias is of type ndarray, expected three, for queries, keys and values; each may be None",
         ),
         (ValueError, {"bias": [None, [1], None]}, "bias[1] has shape (1,), expected (2,): w_key gives 2 numbers"),
+        (
+            ValueError,
+            {"x": np.ones((1, 2, 3, 4))},
+            "x has shape (1, 2, 3, 4), expected (length, d_x): trace one of its matrices, such as x[0, 0]",
+        ),
+        (
+            ValueError,
+            {"convention": np.array(["row", "a"])},
+            "convention is array(['row', 'a'], dtype='<U3'), expected 'row' or 'column'",
+        ),
+        (
+            ValueError,
+            {"score": np.array(["dot", "a"])},
+            "score is array(['dot', 'a'], dtype='<U3'), expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
+        ),
         (ValueError, {"convention": "columns"}, "convention is 'columns', expected 'row' or 'column'"),
         (
             ValueError,

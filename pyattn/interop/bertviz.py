@@ -53,8 +53,9 @@ def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool = False) -> tu
     >>> [array.shape for array in pyattn.interop.bertviz.attentions([layer, layer])]
     [(1, 12, 5, 5), (1, 12, 5, 5)]
     """
-    if not isinstance(weights, Iterable):
-        raise TypeError(f"weights is of type {type(weights).__name__}, expected an array for each layer")
+    if not isinstance(weights, Iterable) or hasattr(weights, "weights"):
+        fix = "; pass [weights.weights]" if hasattr(weights, "weights") else ""
+        raise TypeError(f"weights is of type {type(weights).__name__}, expected an array for each layer{fix}")
     layers = tuple(_read_layer(layer, f"weights[{at}]") for at, layer in enumerate(weights))
     if not layers:
         raise ValueError("weights is empty, expected an array for each layer")
@@ -77,6 +78,9 @@ def _can_be_shared(layer: Array) -> bool:
 
 
 def _read_layer(layer: npt.ArrayLike, name: str) -> Array:
+    if hasattr(layer, "weights"):
+        kind = type(layer).__name__
+        raise TypeError(f"{name} is of type {kind}, expected an array (heads, L, S); pass {name}.weights")
     array = np.asarray(_core.as_real(layer, name))
     if array.ndim == 2:
         raise ValueError(

@@ -16,6 +16,7 @@ from pyattn.tracing.scoring import NORMALISERS, SCORES, Normaliser, Score
 __all__ = [
     "Align",
     "ScoreFunction",
+    "check_choice",
     "check_key_dim",
     "hiding_of",
     "is_column",
@@ -58,12 +59,28 @@ def is_column(convention: Convention) -> bool:
     ValueError
         It is something else.
     """
-    _check_choice(convention, "convention", get_args(Convention))
+    check_choice(convention, "convention", get_args(Convention))
     return convention == "column"
 
 
-def _check_choice(given: str, name: str, choices: Sequence[str]) -> None:
-    if given not in choices:
+def check_choice(given: str, name: str, choices: Sequence[str]) -> None:
+    """Check an argument that has a few values.
+
+    Parameters
+    ----------
+    given : str
+        As the caller gave it.
+    name : str
+        What messages call it.
+    choices : sequence of str
+        Two at least.
+
+    Raises
+    ------
+    ValueError
+        It is none of them.
+    """
+    if not isinstance(given, str) or given not in choices:  # an array is not compared
         raise ValueError(f"{name} is {given!r}, expected {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
 
 
@@ -120,7 +137,8 @@ def read_matrix(array: npt.ArrayLike, name: str, axes: tuple[str, str], columns:
     matrix = read_real(array, name)
     if matrix.ndim != 2:
         text = f"{name} has shape {matrix.shape}, expected ({', '.join(axes[::-1] if columns else axes)})"
-        raise ValueError(f"{text}: trace one of its matrices, such as {name}[0]" if matrix.ndim > 2 else text)
+        first = ", ".join("0" * (matrix.ndim - 2))
+        raise ValueError(f"{text}: trace one of its matrices, such as {name}[{first}]" if first else text)
     if matrix.size == 0:
         raise ValueError(f"{name} has shape {matrix.shape}, expected something to look at in each axis")
     return np.array(matrix.T if columns else matrix, np.float64, order="C")
@@ -204,7 +222,7 @@ def check_key_dim(queries: Array, keys: Array, score: Score, names: tuple[str, s
     ValueError
         There is no such score function, or q_dim is not key_dim; only 'bilinear' has a matrix between.
     """
-    _check_choice(score, "score", SCORES)
+    check_choice(score, "score", SCORES)
     q_dim, key_dim = queries.shape[1], keys.shape[1]
     if q_dim != key_dim and score != "bilinear":
         raise ValueError(
@@ -292,7 +310,7 @@ def settings_of(
     TypeError
         The scale is no number, or round_weights no integer.
     """
-    _check_choice(normalise, "normalise", NORMALISERS)
+    check_choice(normalise, "normalise", NORMALISERS)
     shape = compared[0].shape[1], compared[1].shape[1]
     usual = float(reference.default_scale(function.score, shape[0]))
     scale = usual if function.scale is None else as_finite(function.scale, "scale")
