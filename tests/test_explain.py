@@ -83,6 +83,10 @@ def traced(kind, convention):
     if kind == "heads":
         module = pyattn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True, rng=0)
         return module.trace(rng.standard_normal((3, 6)), tokens=list("abc"))
+    if kind == "empty rows":
+        module = pyattn.MultiheadAttention(6, 2, rng=0)
+        blocked = np.arange(4)[:, np.newaxis] == [0] * 4
+        return module.trace(rng.standard_normal((4, 6)), attn_mask=blocked, empty_rows="nan")
     if kind == "cross":
         arrays = (x[:, :2], rng.standard_normal((5, 2)), rng.standard_normal((5, 1)))
         arrays = [array.T for array in arrays] if column else arrays
@@ -98,7 +102,9 @@ def without_ids(page):
 
 
 @pytest.mark.parametrize("convention", ["row", "column"])
-@pytest.mark.parametrize("kind", ["bias", "causal and added", "bool", "bilinear", "not finite", "cross", "heads"])
+@pytest.mark.parametrize(
+    "kind", ["bias", "causal and added", "bool", "bilinear", "not finite", "cross", "heads", "empty rows"]
+)
 def test_the_dict_of_a_trace_gives_its_page_again(explain, tmp_path, kind, convention):
     trace = traced(kind, convention)
     trace.save_html(tmp_path / "expected.html")
@@ -128,6 +134,7 @@ def test_an_input_that_is_changed_in_a_dict_changes_all_that_follows(explain, tm
         ("cross", "values", [[1.0]], "there are 1 values, expected 5: one for each key"),
         ("cross", "keys", "some", "keys is no matrix of numbers: could not convert string to float: 'some'"),
         ("cross", "score", "dots", "score is 'dots', expected 'dot', "),
+        ("cross", "empty_rows", "inf", "empty_rows is 'inf', expected 'zero' or 'nan'"),
         ("heads", "heads", [{}], "heads is no list of traces, expected what to_dict() returns"),
         ("heads", "w_out", [[1.0]], "w_out has shape (1, 1), expected (6, out_dim): the heads have 6 outputs"),
         ("heads", "b_out", [[1.0]], "b_out has shape (1, 1), expected (1, 6) as w_out"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from bounds import OUTPUT_BAR, expect, output_ratio, weights_ratio
 from papers import Papers, assert_near
 
 import pyattn
-from pyattn.tracing import data
 
 NAMES = ("x", "w_key", "w_query", "w_value", "keys", "queries", "values", "scores")
 RNG = np.random.default_rng(5)
@@ -363,34 +361,3 @@ def test_a_dict_is_json_and_keeps_every_number(example):
     np.testing.assert_array_equal(read["weights"], trace.weights)
     np.testing.assert_array_equal(read["weighted_values"], trace.weighted_values)
     assert read["tokens"] == ["a", "b", "c"]
-
-
-def test_a_dict_leaves_out_weighted_values_beyond_the_limit(example, monkeypatch):
-    monkeypatch.setattr(data, "MOST_BYTES", 8)
-    assert example().to_dict()["weighted_values"] is None
-
-
-@pytest.mark.parametrize(
-    ("score", "normalise"), [*((score, "softmax") for score in SCORES), ("dot", "sigmoid"), ("dot", "sparsemax")]
-)
-def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
-    """With both masks, rounded, and with text and page made of it."""
-    x, weight = np.ones((2048, 8)), np.eye(8)
-    options = {
-        "score": score,
-        "score_weight": {"bilinear": np.eye(8), "additive": np.ones(8)}.get(score),
-        "normalise": normalise,
-        "is_causal": True,
-        "attn_mask": np.full((2048, 2048), 0.5),
-        "round_weights": 3,
-    }
-    tracemalloc.start()
-    try:
-        trace = pyattn.trace(x, weight, weight, weight, **options)
-        texts = str(trace), trace.to_markdown(), trace._repr_html_()
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert trace.weights.shape == (2048, 2048)
-    assert all(texts)
-    assert most < 200e6

@@ -37,6 +37,7 @@ WORDS = {
     "keys": ("keys", "keys"),
     "queries": ("queries", "queries"),
     "values": ("values", "values"),
+    "attn_bias": ("mask", "scores"),
     "scores": ("scores", "scores"),
     "weights": ("attention weights", "scores"),
     "weighted_values": ("weighted values", "weighted_values"),

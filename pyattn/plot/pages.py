@@ -212,7 +212,7 @@ def _place_matrices(
     return labels, matrices, y + (deepest + 34 if matrices else 4)
 
 
-_BY_TOKEN = ("x", "keys", "queries", "values", "scores", "weights", "outputs")
+_BY_TOKEN = ("x", "keys", "queries", "values", "attn_bias", "scores", "weights", "outputs")
 
 
 def _tokens_beside(cells: Cells, trace: TraceLike, lettering: Lettering) -> list[tuple[float, str]]:

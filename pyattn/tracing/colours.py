@@ -32,6 +32,7 @@ KINDS: Final[dict[str, str]] = {
     "w_value": "values",
     "b_value": "values",
     "values": "values",
+    "attn_bias": "scores",
     "scores": "scores",
     "weights": "scores",
     "weighted_values": "weighted values",

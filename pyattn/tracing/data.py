@@ -13,10 +13,11 @@ import numpy.typing as npt
 from pyattn import reference
 from pyattn.tracing import scoring
 
-__all__ = ["MOST_BYTES", "Convention", "Settings", "Step", "Trace", "make_trace"]
+__all__ = ["MOST_BYTES", "Convention", "EmptyRows", "Settings", "Step", "Trace", "make_trace"]
 
 Array = npt.NDArray[np.float64]
 Convention = Literal["row", "column"]
+EmptyRows = Literal["zero", "nan"]
 MOST_BYTES = 2**28
 """Larger weighted values are not made: at 4,096 tokens of 64 features they would take 8 gigabytes."""
 
@@ -100,6 +101,8 @@ class Trace:
         What makes weights of scores.
     round_weights : int or None
         Decimals of the weights.
+    empty_rows : {'zero', 'nan'}
+        What the output of a query is that attends to nothing.
     convention : {'row', 'column'}
         Whether an input is a row or a column.
     tokens : list of str, or None
@@ -128,6 +131,7 @@ class Trace:
     scale: float
     normalise: scoring.Normaliser
     round_weights: int | None
+    empty_rows: EmptyRows
     convention: Convention
     tokens: list[str] | None
     key_tokens: list[str] | None
@@ -213,10 +217,11 @@ class Trace:
             denominator = 10.0**self.round_weights
             numerators = np.rint(weights * denominator)
         with np.errstate(all="ignore"):
-            weighted = values[:, np.newaxis] * numerators.T[:, :, np.newaxis] / denominator
+            weighted: Array = values[:, np.newaxis] * numerators.T[:, :, np.newaxis]
+            weighted /= denominator  # in place: it may be large
         if self.visible is not None:
             weighted[~self.in_rows("visible")[queries].T] = 0
-        return np.asarray(weighted)
+        return weighted
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as lists, numbers and strings, which `json.dumps` takes.
@@ -225,8 +230,8 @@ class Trace:
         -------
         dict
             In the order of the steps. Numbers that JSON lacks are the strings 'Infinity', '-Infinity' and 'NaN', which
-            ``float`` reads; weighted_values is None where it would be too large. Of a .json file of it
-            ``python -m pyattn explain`` writes the same page.
+            ``float`` reads; weighted_values is None where there are more than 262,144 of them, as of 64 tokens with
+            64 features. Of a .json file of it ``python -m pyattn explain`` writes the same page.
 
         Examples
         --------
@@ -301,6 +306,8 @@ class Settings(NamedTuple):
         Names of the queries.
     key_tokens : list of str, or None
         Names of the keys.
+    empty_rows : {'zero', 'nan'}
+        What the output of a query is that attends to nothing. Default: 'zero'.
     """
 
     score: scoring.Score
@@ -311,6 +318,7 @@ class Settings(NamedTuple):
     convention: Convention
     tokens: list[str] | None
     key_tokens: list[str] | None
+    empty_rows: EmptyRows = "zero"
 
 
 def make_trace(
@@ -355,6 +363,8 @@ def make_trace(
         numerators, denominator = scoring.round_rows(weights, settings.round_weights)
         weights = numerators / denominator
     outputs = scoring.weighted_sum(numerators, values, visible) / denominator
+    if settings.empty_rows == "nan":
+        outputs[(scores == -np.inf).all(axis=1)] = np.nan
     arrays = dict.fromkeys(("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")) | dict(given)
     arrays |= {"keys": keys, "queries": queries, "values": values, "scores": scores, "weights": weights}
     fields: dict[str, Any] = {**arrays, "outputs": outputs, "visible": visible, "attn_bias": bias}

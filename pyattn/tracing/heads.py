@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,7 @@ def trace_heads(
     if key_tokens is not None:
         key_tokens = key_tokens + extras[2]
     scale = float(reference.default_scale("dot", module.head_dim))
-    settings = Settings("dot", None, scale, "softmax", None, "row", tokens, key_tokens)
+    settings = Settings("dot", None, scale, "softmax", None, "row", tokens, key_tokens, masks["empty_rows"])
     traces = []
     for h in range(count):
         kv = h // (count // kv_count)
@@ -175,8 +175,7 @@ def trace_heads(
         hiding = _hiding_of(masks, h, len(arrays[0]), len(arrays[1]), len(extras[2]))
         projected = _projected(arrays, weights, (extras[0][kv], extras[1][kv]))
         shown = {"x": arrays[0].copy(), **weights} if own else {}
-        trace = make_trace(shown, *projected, hiding, settings)
-        traces.append(_with_nan(trace) if masks["empty_rows"] == "nan" else trace)
+        traces.append(make_trace(shown, *projected, hiding, settings))
     b_out = state.get("out_proj.bias")
     return join_heads(traces, state["out_proj.weight"].T.copy(), None if b_out is None else b_out[np.newaxis].copy())
 
@@ -204,14 +203,6 @@ def join_heads(traces: Sequence[Trace], w_out: Array, b_out: Array | None) -> He
         if array is not None:
             array.flags.writeable = False
     return HeadTraces(tuple(traces), concatenated, w_out, b_out, outputs)
-
-
-def _with_nan(trace: Trace) -> Trace:
-    """Say NaN in the outputs of queries that attend to nothing."""
-    empty = (trace.scores == -np.inf).all(axis=-1, keepdims=True)
-    outputs = np.where(empty, np.nan, trace.outputs)
-    outputs.flags.writeable = False
-    return replace(trace, outputs=outputs)
 
 
 def _unbatched(

@@ -131,7 +131,9 @@ def _figure(name: str, array: Array, trace: Trace, drawn: str, prefix: str = "")
     rows, columns = array.shape
     kind = KINDS[name]
     about = f"{prefix}{name.replace('_', ' ') if kind == 'weighted values' else name} <span>{rows} x {columns}"
-    after = {"weights": f"scores after {trace.normalise}", "x": "inputs"}.get(name, f"for {kind}")
+    after = {"weights": f"scores after {trace.normalise}", "x": "inputs", "attn_bias": "added to scores"}.get(
+        name, f"for {kind}"
+    )
     about += "" if name.replace("_", " ") == kind else f", {after}"
     return f'<figure class="{class_of(kind)}"><figcaption>{about}</span></figcaption>{drawn}</figure>'
 
@@ -251,6 +253,7 @@ def _data_of(trace: Trace, heads: int) -> dict[str, Any]:
         "scale": trace.scale,
         "normalise": trace.normalise,
         "rounded": trace.round_weights,
+        "empty": trace.empty_rows,
         "visible": None if visible is None else _encoded(visible),
         "given": trace.x is None,
         **{name: None if names is None else [cut(token) for token in names] for name, names in tokens.items()},

@@ -150,7 +150,8 @@ function weights(i){
   return s.map(function(x){return x===-Infinity?0:Math.max(x-m-t,0);});
 }
 function products(i,k){
-  var q=row(M("queries"),i),K=row(M("keys"),k),f=D.scale===1?"":N(D.scale)+" \u00d7 ",W=M("score_weight"),t,h;
+  var q=row(M("queries"),i),K=row(M("keys"),k),c=D.score==="distance"?-D.scale:D.scale,W=M("score_weight"),t,h;
+  var f=c===1?"":c===-1?"-":N(c)+" \u00d7 ";
   h="query "+V(q)+"\nkey "+V(K)+"\n";
   if(D.score==="bilinear"){q=row(P({r:1,c:q.length,a:q},W),0);h+="query times W "+V(q)+"\n";}
   t=q.map(function(x,d){
@@ -158,7 +159,7 @@ function products(i,k){
       D.score==="additive"?B(W.a[d])+"\u00d7tanh("+N(x)+" + "+B(K[d])+")":B(x)+"\u00d7"+B(K[d]);
   });
   t=S(t);
-  if(f||D.score==="cosine"||D.score==="distance")t=(D.score==="distance"?"-":"")+f+"("+t+")";
+  if(f||D.score==="cosine")t=f+"("+t+")";
   if(D.score==="cosine")t+=" / ("+N(Math.hypot.apply(null,q))+"\u00d7"+N(Math.hypot.apply(null,K))+")";
   return h+t+" = "+N(between(row(M("queries"),i),K));
 }
@@ -175,8 +176,13 @@ function about(n,i,j){
     return[o+"\nx "+V(x)+"\n"+line+" "+(j+1)+" of w_"+s+" "+V(w)+"\n"+S(Z(x,w))+(v?" + bias "+B(v.a[j]):"")+" = "+
       N(A.a[i*A.c+j]),[["x",i,-1],["w_"+s,-1,j],["b_"+s,-1,j]]];
   }
+  if(n==="attn_bias"){
+    o="mask for query "+name("q",i)+" and key "+name("k",j);
+    return[o+(A?" = "+N(A.a[i*A.c+j]):"")+"\nadded to the score",[]];
+  }
   if(n==="scores"){
-    o="score of query "+name("q",i)+" and key "+name("k",j);s=scores(i);t=[["queries",i,-1],["keys",j,-1]];
+    o="score of query "+name("q",i)+" and key "+name("k",j);s=scores(i);
+    t=[["queries",i,-1],["keys",j,-1],["attn_bias",i,j]];
     if(!s)return[o+"\n"+big,t];
     if(!seen(i,j))return[o+"\nhidden by the mask = -inf",[]];
     v=M("attn_bias");
@@ -200,7 +206,10 @@ function about(n,i,j){
   if(n==="outputs"){
     t=w.map(function(y,k){return B(y)+"\u00d7"+B(v.a[k*v.c+j]);});
     s=w.reduce(function(y,z,k){return seen(i,k)?y+z*v.a[k*v.c+j]:y;},0);
-    return["output "+name("q",i)+", number "+(j+1)+"\nweights "+V(w)+"\n"+line+" "+(j+1)+" of values "+V(col(v,j))+
+    o="output "+name("q",i)+", number "+(j+1);
+    if(D.empty==="nan"&&scores(i).every(function(y){return y===-Infinity;}))
+      return[o+" = nan\nthere is nothing to attend to",[["weights",i,-1]]];
+    return[o+"\nweights "+V(w)+"\n"+line+" "+(j+1)+" of values "+V(col(v,j))+
       "\n"+S(t)+" = "+N(s),[["weights",i,-1],["values",-1,j]]];
   }
   x=w[i[0]];t=v.a[i[0]*v.c+j];

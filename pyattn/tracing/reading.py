@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing import inputs
-from pyattn.tracing.data import Trace, make_trace
+from pyattn.tracing.data import EmptyRows, Trace, make_trace
 from pyattn.tracing.functions import project
 from pyattn.tracing.heads import HeadTraces, join_heads
 
@@ -98,6 +98,8 @@ def _trace_of(entries: Mapping[str, Any]) -> Trace:
     function = inputs.ScoreFunction(entries["score"], weight, entries["scale"])
     asked = entries["normalise"], entries["round_weights"], entries["convention"]
     settings = inputs.settings_of(function, (queries, keys), *asked, (names, key_names))
+    inputs.check_choice(entries["empty_rows"], "empty_rows", get_args(EmptyRows))
+    settings = settings._replace(empty_rows=entries["empty_rows"])
     hiding = _pairs(entries, "visible", queries, keys, columns), _pairs(entries, "attn_bias", queries, keys, columns)
     return make_trace(
         given, keys, queries, values, (None if hiding[0] is None else hiding[0] != 0, hiding[1]), settings

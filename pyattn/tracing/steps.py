@@ -92,12 +92,14 @@ def score_formula(trace: Trace) -> str:
     str
         A matrix product for 'dot', else the score of a query q and a key k.
     """
-    factor = "" if trace.scale == 1 else f"{number_text(trace.scale)} * "
+    scale = -trace.scale if trace.score == "distance" else trace.scale
+    factor = {1.0: "", -1.0: "-"}.get(scale, f"{number_text(scale)} * ")
+    added = "" if trace.attn_bias is None else " + attn_bias"
     if trace.score == "dot":
-        return f"scores = {factor}" + ("queries @ keys.T" if trace.convention == "row" else "keys.T @ queries")
+        product = "queries @ keys.T" if trace.convention == "row" else "keys.T @ queries"
+        return f"scores = {factor}{product}{added}"
     terms = {"cosine": "(q . k) / (|q| |k|)", "distance": "|q - k|^2", "bilinear": "(q W k)"}
-    sign = "-" if trace.score == "distance" else ""
-    return f"score(q, k) = {sign}{factor}" + terms.get(trace.score, "w . tanh(q + k)")
+    return f"score(q, k) = {factor}{terms.get(trace.score, 'w . tanh(q + k)')}{added}"
 
 
 def input_name(trace: Trace, i: int) -> str:
@@ -147,11 +149,12 @@ def steps_for(trace: Trace, i: SupportsIndex) -> tuple[Step, ...]:
         raise IndexError(f"i is {index}, expected {-count} to {count - 1}: there {are} {_counted(count, 'input')}")
     index %= count
     one = slice(index, index + 1)
-    scores, weights, outputs = (trace._turned(trace.in_rows(name)[one]) for name in ("scores", "weights", "outputs"))
+    compared = {field: trace._turned(trace.in_rows(field)[one]) for field in _scored(trace)}
+    weights, outputs = (trace._turned(trace.in_rows(field)[one]) for field in ("weights", "outputs"))
     weighted = trace._weighted(one)[:, 0]
     name = input_name(trace, index)
     return (
-        Step(4, f"Scores for {name}", score_formula(trace), {"scores": scores}, _about_scores(trace, index)),
+        Step(4, f"Scores for {name}", score_formula(trace), compared, _about_scores(trace, index)),
         Step(5, _NORMALISED[trace.normalise], _weights_formula(trace), {"weights": weights}, _about_row(trace, index)),
         Step(
             6,
@@ -193,22 +196,31 @@ def _hidden(trace: Trace, i: int) -> int:
     return 0 if trace.visible is None else int((~trace.in_rows("visible")[i]).sum())
 
 
+def _attends_to_nothing(trace: Trace, i: int) -> bool:
+    return bool((trace.in_rows("scores")[i] == -np.inf).all())
+
+
+def _scored(trace: Trace) -> tuple[str, ...]:
+    """Fields that step 4 shows: what is added to the scores stands before them."""
+    return ("scores",) if trace.attn_bias is None else ("attn_bias", "scores")
+
+
 def _about_scores(trace: Trace, i: int) -> str:
     query, scores = vector_text(trace.in_rows("queries")[i]), vector_text(trace.in_rows("scores")[i])
     name, hidden = input_name(trace, i), _hidden(trace, i)
+    added = "" if trace.attn_bias is None else f" + mask {vector_text(trace.in_rows('attn_bias')[i])}"
     if trace.score != "dot":
-        note = f"{name}: {query} against every key gives {scores}"
-    elif trace.convention == "row":
-        note = f"{name}: {query} x K^T = {scores}" if trace.scale == 1 else f"{name}: scale * {query} x K^T = {scores}"
+        note = f"{name}: {query} against every key{added} gives {scores}"
     else:
-        note = f"{name}: K^T x {query} = {scores}" if trace.scale == 1 else f"{name}: scale * K^T x {query} = {scores}"
+        product = f"{query} x K^T" if trace.convention == "row" else f"K^T x {query}"
+        note = f"{name}: {'' if trace.scale == 1 else 'scale * '}{product}{added} = {scores}"
     return note + f"\n-inf: hidden by the mask, {hidden} of {len(trace.in_rows('keys'))} keys" * (hidden > 0)
 
 
 def _about_row(trace: Trace, i: int) -> str:
     scores, weights = trace.in_rows("scores")[i], trace.in_rows("weights")[i]
     note = f"{trace.normalise}({vector_text(scores)}) = {vector_text(weights)}"
-    if _hidden(trace, i) == len(scores):
+    if _attends_to_nothing(trace, i):
         note += "\nThere is nothing to attend to: all weights are 0."
     return note
 
@@ -224,13 +236,15 @@ def _about_weighted(trace: Trace, i: int, weighted: Array) -> str:
 
 def _about_output(trace: Trace, i: int, weighted: Array) -> str:
     output = vector_text(trace.in_rows("outputs")[i])
+    if trace.empty_rows == "nan" and _attends_to_nothing(trace, i):
+        return f"There is nothing to attend to: the output is {output}, as empty_rows='nan' asks for."
     shown = [vector_text(row) for row in weighted[:_MOST_LINES]] + ["..."] * (len(weighted) > _MOST_LINES)
     return f"{' + '.join(shown)} = {output}"
 
 
 def _repeating(trace: Trace) -> Step:
     count = len(trace.in_rows("queries"))
-    arrays = {"scores": trace.scores, "weights": trace.weights, "outputs": trace.outputs}
+    arrays = {name: getattr(trace, name) for name in (*_scored(trace), "weights", "outputs")}
     title = "Repeat 4 to 7 for the other inputs" if count > 1 else "Nothing to repeat: there is one input"
     note = f"All {trace.convention}s at once are matrix products."
     row = trace.convention == "row"

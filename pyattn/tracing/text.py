@@ -17,6 +17,9 @@ __all__ = ["labels_of", "matrix_lines", "plain", "step_text", "to_dict", "to_tex
 
 Array = npt.NDArray[np.float64]
 Names = Sequence[str] | None
+_MOST_LISTED = 2**18
+"""Numbers of weighted values: as lists a million would take 32 MB, and they are products of what stands beside them."""
+
 _BY_QUERY, _BY_KEY = ("x", "queries", "concatenated", "outputs"), ("keys", "values", "weighted_values")
 
 
@@ -43,7 +46,7 @@ def labels_of(trace: Trace, name: str, query: int | None = None) -> tuple[Names,
     rows, columns = {
         **dict.fromkeys(_BY_QUERY, (queries, None)),
         **dict.fromkeys(_BY_KEY, (trace.key_tokens, None)),
-        **dict.fromkeys(("scores", "weights"), (queries, trace.key_tokens)),
+        **dict.fromkeys(("attn_bias", "scores", "weights"), (queries, trace.key_tokens)),
     }.get(name, (None, None))
     return (columns, rows) if trace.convention == "column" else (rows, columns)
 
@@ -145,16 +148,10 @@ def to_dict(trace: Trace) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for field in dataclasses.fields(trace):
         if field.name == "outputs":
-            entries["weighted_values"] = _weighted_list(trace)
+            count = trace.weights.size * trace.in_rows("values").shape[1]
+            entries["weighted_values"] = plain(trace.weighted_values) if count <= _MOST_LISTED else None
         entries[field.name] = plain(getattr(trace, field.name))
     return entries
-
-
-def _weighted_list(trace: Trace) -> Any:
-    try:
-        return plain(trace.weighted_values)
-    except ValueError:  # beyond its limit
-        return None
 
 
 def plain(x: Any) -> Any:
