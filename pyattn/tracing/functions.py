@@ -124,17 +124,24 @@ def trace(
            [2.    , 7.964 , 0.054 ],
            [1.9997, 7.7599, 0.3584]])
 
-    The example's variant with rounded weights; its weighted values for input 1, then the outputs:
+    The example's variant with rounded weights; its weighted values for input 1, 2 and 3, then the outputs:
 
     >>> rounded = pyattn.trace(x, w_query, w_key, w_value, round_weights=1)
     >>> rounded.weights
     array([[0. , 0.5, 0.5],
            [0. , 1. , 0. ],
            [0. , 0.9, 0.1]])
-    >>> rounded.weighted_values[:, 0]
-    array([[0. , 0. , 0. ],
-           [1. , 4. , 0. ],
-           [1. , 3. , 1.5]])
+    >>> for query in range(3):
+    ...     print(rounded.weighted_values[:, query])
+    [[0.  0.  0. ]
+     [1.  4.  0. ]
+     [1.  3.  1.5]]
+    [[0. 0. 0.]
+     [2. 8. 0.]
+     [0. 0. 0.]]
+    [[0.  0.  0. ]
+     [1.8 7.2 0. ]
+     [0.2 0.6 0.3]]
     >>> rounded.outputs
     array([[2. , 7. , 1.5],
            [2. , 8. , 0. ],
@@ -145,14 +152,35 @@ def trace(
     >>> import numpy as np
     >>> x, w_query, w_key, w_value = (np.transpose(matrix) for matrix in (x, w_query, w_key, w_value))
     >>> columns = pyattn.trace(x, w_query, w_key, w_value, convention="column")
-    >>> columns.scores
-    array([[ 2.,  4.,  4.],
-           [ 4., 16., 12.],
-           [ 4., 12., 10.]])
     >>> columns.keys
     array([[0., 4., 2.],
            [1., 4., 3.],
            [1., 0., 1.]])
+    >>> columns.queries
+    array([[1., 2., 2.],
+           [0., 2., 1.],
+           [2., 2., 3.]])
+    >>> columns.values
+    array([[1., 2., 2.],
+           [2., 8., 6.],
+           [3., 0., 3.]])
+    >>> columns.scores
+    array([[ 2.,  4.,  4.],
+           [ 4., 16., 12.],
+           [ 4., 12., 10.]])
+    >>> for row in columns.weights:
+    ...     print(*(f"{weight:.4e}" for weight in row))
+    6.3379e-02 6.0337e-06 2.9539e-04
+    4.6831e-01 9.8201e-01 8.8054e-01
+    4.6831e-01 1.7986e-02 1.1917e-01
+    >>> columns.outputs.round(4)
+    array([[1.9366, 2.    , 1.9997],
+           [6.6831, 7.964 , 7.7599],
+           [1.5951, 0.054 , 0.3584]])
+    >>> pyattn.trace(x, w_query, w_key, w_value, convention="column", round_weights=1).outputs
+    array([[2. , 2. , 2. ],
+           [7. , 8. , 7.8],
+           [1.5, 0. , 0.3]])
     """
     columns = inputs.is_column(convention)
     given = inputs.read_given(x, {"query": w_query, "key": w_key, "value": w_value}, bias, columns)
