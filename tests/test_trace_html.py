@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pyattn
-from pyattn.tracing.colours import COLOURS, HEAT, KINDS
-from pyattn.tracing.page import STYLE
+from pyattn.tracing.colours import COLOURS, DARK_EDGES, HEAT, KINDS
+from pyattn.tracing.page import STYLE, class_of
 
 VOID = {"img", "meta"}
 EVIL = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;<b>", "'];alert(1)//"]
@@ -292,19 +292,42 @@ def lab(light):
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+def nearest(colours, sight):
+    """The two kinds whose colours are seen as most alike, and how far apart they are."""
+    seen = {kind: lab(np.clip(SEEN[sight] @ linear(colour), 0, 1)) for kind, colour in colours.items()}
+    pairs = itertools.combinations(seen, 2)
+    return min((np.linalg.norm(seen[one] - seen[other]), one, other) for one, other in pairs)
+
+
+def style_of(theme):
+    """What is set first where a theme begins."""
+    return STYLE if theme == "light" else STYLE[STYLE.index("@media") :]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("sight", SEEN)
-def test_colours_stay_apart_for_colour_blind_readers(sight):
-    """A difference of 2 can just be seen side by side; 20 is another colour."""
-    seen = {kind: lab(np.clip(SEEN[sight] @ linear(rgb(colour)), 0, 1)) for kind, colour in COLOURS.items()}
-    for one, other in itertools.combinations(seen, 2):
-        assert np.linalg.norm(seen[one] - seen[other]) >= 20, (one, other)
+def test_edges_stay_apart_for_colour_blind_readers(sight, theme):
+    """A difference of 2 can just be seen side by side; 20 is another colour. Cells are too pale for that."""
+    style = style_of(theme)
+    edges = {kind: re.search(rf"--{class_of(kind)}:(#\w+)", style)[1] for kind in COLOURS}
+    assert edges == (COLOURS if theme == "light" else DARK_EDGES)
+    distance, *pair = nearest({kind: rgb(colour) for kind, colour in edges.items()}, sight)
+    assert distance >= 20, pair
+
+
+def test_every_kind_has_a_caption_of_its_own(article):
+    """What carries the meaning for those who see no colours at all."""
+    page = example(article)._repr_html_()
+    captions = re.findall(r'<figure class="pa-([\w-]+)"><figcaption>(.*?)</figcaption>', page)
+    assert {kind for kind, _ in captions} == {kind.replace(" ", "-") for kind in COLOURS}
+    for kind, caption in captions:
+        assert kind.replace("-", " ") in caption
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_numbers_can_be_read_on_their_cells(theme):
     """By WCAG 2's contrast, 4.5 for text."""
-    first = STYLE if theme == "light" else STYLE[STYLE.index("@media") :]
-    found = {name: re.search(rf"--{name}:([^;}}]+)", first)[1] for name in ("ink", "paper", "soft", "tint")}
+    found = {name: re.search(rf"--{name}:([^;}}]+)", style_of(theme))[1] for name in ("ink", "paper", "soft", "tint")}
     ink, paper, soft = (rgb(found[name]) for name in ("ink", "paper", "soft"))
     tint = float(found["tint"].rstrip("%")) / 100
 
@@ -313,6 +336,8 @@ def test_numbers_can_be_read_on_their_cells(theme):
         return (high + 0.05) / (low + 0.05)
 
     assert contrast(soft, paper) >= 4.5
+    if theme == "dark":  # on a light page the example's own colours stay
+        assert all(contrast(rgb(edge), paper) >= 3 for edge in DARK_EDGES.values())
     for kind, colour in COLOURS.items():
         assert contrast(ink, tint * rgb(colour) + (1 - tint) * paper) >= 4.5, kind
     for share in np.linspace(0, 0.8, 9):

@@ -1,14 +1,15 @@
 """The example's colours: one for each kind of tensor, far enough apart for colour-blind readers.
 
 Hues are the example's; lightness tells apart those that deuteranopia or protanopia bring together: red and green,
-green and dark green.
+green and dark green. On a page the edges of a matrix and of its caption have the colour. Its cells have a tint, on
+which numbers can be read, but too pale for all readers to tell kinds apart; the caption names the kind, too.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["COLOURS", "HEAT", "KINDS"]
+__all__ = ["COLOURS", "DARK_EDGES", "HEAT", "KINDS"]
 
 COLOURS: Final[dict[str, str]] = {
     "inputs": "#6fd39b",
@@ -20,6 +21,9 @@ COLOURS: Final[dict[str, str]] = {
     "outputs": "#0b4f3c",
 }
 """Kind to colour: green, orange, red, purple, blue, yellow, dark green."""
+
+DARK_EDGES: Final[dict[str, str]] = COLOURS | {"scores": "#2587f4", "outputs": "#26735d"}
+"""Of edges on a dark page, on which dark green would be lost; blue is as far from a lighter one as it was."""
 
 KINDS: Final[dict[str, str]] = {
     "x": "inputs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyattn.tracing.colours import COLOURS, HEAT
+from pyattn.tracing.colours import COLOURS, DARK_EDGES, HEAT
 
 __all__ = ["SCRIPT", "STYLE", "class_of", "write_page"]
 
@@ -27,16 +27,24 @@ def class_of(kind: str) -> str:
 
 
 _HEAT = "{},{},{}".format(*HEAT)
-_DARK = """
---ink:#e8e8e8;--paper:#16181c;--soft:#a6adb8;--line:#3a3f47;--cell:#20242a;--tip:#2b3038;--mark:#ffffff;--tint:35%;--lift:70%
-""".strip()
+
+
+def _edges(colours: dict[str, str]) -> str:
+    return "".join(f";--{class_of(kind)}:{colour}" for kind, colour in colours.items())
+
+
+_LIGHT = (
+    "--ink:#1c1e21;--paper:#ffffff;--soft:#5a626d;--line:#d5d9df;--cell:#f7f8fa;--tip:#ffffff;--mark:#111111;--tint:30%"
+) + _edges(COLOURS)
+_DARK = (
+    "--ink:#e8e8e8;--paper:#16181c;--soft:#a6adb8;--line:#3a3f47;--cell:#20242a;--tip:#2b3038;--mark:#ffffff;--tint:35%"
+) + _edges(DARK_EDGES)
 STYLE = (
     f"""
-.pyattn{{--ink:#1c1e21;--paper:#ffffff;--soft:#5a626d;--line:#d5d9df;--cell:#f7f8fa;--tip:#ffffff;--mark:#111111;--tint:30%;--lift:100%;
+.pyattn{{{_LIGHT};
 color:var(--ink);background:var(--paper);font:14px/1.45 system-ui,sans-serif;padding:1px 16px 8px;max-width:1100px}}
 @media(prefers-color-scheme:dark){{.pyattn{{{_DARK}}}}}
-[data-jp-theme-light=true] .pyattn{{--ink:#1c1e21;--paper:#ffffff;--soft:#5a626d;--line:#d5d9df;--cell:#f7f8fa;
---tip:#ffffff;--mark:#111111;--tint:30%;--lift:100%}}
+[data-jp-theme-light=true] .pyattn{{{_LIGHT}}}
 [data-jp-theme-light=false] .pyattn{{{_DARK}}}
 .pyattn section{{border-top:1px solid var(--line);padding:2px 0 10px}}
 .pyattn h2{{font-size:20px;margin:12px 0 4px}}
@@ -45,7 +53,7 @@ color:var(--ink);background:var(--paper);font:14px/1.45 system-ui,sans-serif;pad
 .pyattn pre{{margin:4px 0;font:13px/1.4 ui-monospace,monospace;color:var(--ink);background:none;white-space:pre-wrap}}
 .pyattn .pa-row{{display:flex;flex-wrap:wrap;gap:12px 28px;align-items:flex-start}}
 .pyattn [data-of]{{max-width:100%}}
-.pyattn figure{{--edge:color-mix(in srgb,var(--kind) var(--lift),#fff);margin:6px 0;max-width:100%;overflow-x:auto}}
+.pyattn figure{{margin:6px 0;max-width:100%;overflow-x:auto}}
 .pyattn figcaption{{font-size:13px;margin-bottom:4px;padding-left:8px;border-left:10px solid var(--edge);
 text-align:left}}
 .pyattn figcaption span{{color:var(--soft)}}
@@ -66,7 +74,10 @@ border:0;border-bottom:2px solid var(--edge)}}
 white-space:pre-line;color:var(--ink);background:var(--tip);border:1px solid var(--soft);border-radius:6px;
 box-shadow:0 3px 12px rgba(0,0,0,.3);pointer-events:none}}
 """.strip()
-    + "".join(f"\n.pyattn .{class_of(kind)}{{--kind:{colour}}}" for kind, colour in COLOURS.items())
+    + "".join(
+        f"\n.pyattn .{class_of(kind)}{{--kind:{colour};--edge:var(--{class_of(kind)})}}"
+        for kind, colour in COLOURS.items()
+    )
 )
 
 # On hover: find the cell's place, list the products that made it, and mark where they come from. Matrices are those of
