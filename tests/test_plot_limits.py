@@ -39,3 +39,12 @@ def test_many_heads_take_time_in_proportion():
     assert first.get_shared_x_axes().get_siblings(first) == [first]
     for labels in (first.get_yticklabels(), figure.axes[29].get_xticklabels()):  # at the outer edges
         assert [text.get_text() for text in labels] == ["0", "1", "2", "3"]
+
+
+def test_the_colours_of_an_encoding_are_centred_at_zero():
+    encoding = np.array([[0.5, -2.0], [np.nan, 1.0]])
+    for dark in (False, True):
+        image = plot.positional(encoding, dark=dark).get_images()[0]
+        assert image.get_clim() == (-2, 2)
+        np.testing.assert_allclose(image.to_rgba(0), image.axes.get_facecolor(), atol=1 / 128)  # of 256 colours
+    assert plot.positional(np.zeros((2, 2))).get_images()[0].get_clim() == (-1, 1)

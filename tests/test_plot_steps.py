@@ -164,9 +164,10 @@ def test_it_goes_through_all_steps(animation):
 
 
 @pytest.mark.parametrize(("count", "features"), [(3, 4), (12, 8), (128, 8), (200, 64)])
-def test_frames_are_legible(count, features):
+@pytest.mark.parametrize("kind", ["long", "Chinese"])
+def test_frames_are_legible(kind, count, features):
     figure = Figure(figsize=(7, 6), dpi=60)  # in smaller letters every width is rounded up to another pixel
-    made = plot.animate(draw_trace(count, features, tokens_of("Chinese", count)), figure)
+    made = plot.animate(draw_trace(count, features, tokens_of(kind, count)), figure)
     for figure in frames_of(made):
         assert_legible(figure)
     made._draw_was_started = True

@@ -47,7 +47,8 @@ def flow(
     keys : sequence, optional
         Tokens of the S keys. Default: None, `tokens` where L equals S, or else their positions.
     ax : Axes, optional
-        To draw on. Default: None, a new figure of a fitting size.
+        To draw on; a figure with ``layout="constrained"`` leaves room for the labels. Default: None, a new figure of a
+        fitting size.
     title : str, optional
         Written above. Default: None, nothing.
     dark : bool, optional

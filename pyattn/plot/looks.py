@@ -22,6 +22,7 @@ __all__ = [
     "new_axes",
     "room_for_labels",
     "tint",
+    "two_sided",
 ]
 
 PALETTE = {
@@ -175,6 +176,21 @@ def tint(colour: str, look: Look) -> Colormap:
     if abs(_luminance(tuple(start)) - _luminance(end)) < 0.15:  # dark green on a dark ground: on through it, to white
         return LinearSegmentedColormap.from_list("tint", [tuple(start), end, look.ink])
     return LinearSegmentedColormap.from_list("tint", [tuple(start), end])
+
+
+def two_sided(look: Look) -> Colormap:
+    """Make a scale for numbers of both signs: orange, through the ground, to blue.
+
+    Parameters
+    ----------
+    look : Look
+        Its ground.
+
+    Returns
+    -------
+    Colormap
+    """
+    return LinearSegmentedColormap.from_list("two-sided", [PALETTE["keys"], look.ground, look.line])
 
 
 def _look_on(*faces: ColorType) -> Look:

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from pyattn import _core
 from pyattn.plot.labels import MOST_LETTERS, colour_axes, label_tokens
 from pyattn.plot.lettering import Lettering, shorten
-from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes, room_for_labels
+from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes, room_for_labels, two_sided
 from pyattn.plot.numbers import write_numbers
 from pyattn.plot.reading import Array, Tokens, read_matrix, read_title, read_tokens
 
@@ -49,7 +49,8 @@ def heatmap(
         Tokens of the L queries and the S keys. Long ones are cut, and of many every second, fifth, tenth ... is
         written. Default: None, their positions; keys are the queries where L equals S.
     ax : Axes, optional
-        To draw on. Default: None, a new figure of a fitting size.
+        To draw on; a figure with ``layout="constrained"`` leaves room for the labels. Default: None, a new figure of a
+        fitting size.
     numbers : bool, optional
         Whether to write the numbers into the cells. Default: None, where they can be read.
     colorbar : bool
@@ -79,6 +80,13 @@ def heatmap(
     >>> ax = pyattn.plot.heatmap(weights, ["I", "am", "here"])
     >>> [text.get_text() for text in ax.texts]
     ['0.47', '0.26', '0.26', '0.26', '0.47', '0.26', '0.26', '0.26', '0.47']
+
+    Beside another picture, in a figure whose layout leaves room for the labels:
+
+    >>> from matplotlib.figure import Figure
+    >>> left, right = Figure(layout="constrained").subplots(1, 2)
+    >>> pyattn.plot.heatmap(weights, ["I", "am", "here"], ax=left) is left
+    True
     """
     array = read_matrix(weights, "weights", "(L, S)", "choose a head, weights[0], or draw all with heads")
     rows, columns = _read_sides(array.shape, queries, keys)
@@ -194,7 +202,8 @@ def mask(
         Tokens of the L queries and the S keys, as in `heatmap`. Default: None, their positions; keys are the queries
         where L equals S.
     ax : Axes, optional
-        To draw on. Default: None, a new figure of a fitting size.
+        To draw on; a figure with ``layout="constrained"`` leaves room for the labels. Default: None, a new figure of a
+        fitting size.
     title : str, optional
         Written above. Default: None, nothing.
     dark : bool, optional
@@ -246,7 +255,7 @@ def mask(
 def positional(
     encoding: npt.ArrayLike, tokens: Tokens | None = None, ax: Axes | None = None, *, dark: bool | None = None
 ) -> Axes:
-    """Draw a positional encoding: a row per position, a column per feature.
+    """Draw a positional encoding: a row per position, a column per feature, orange below 0 and blue above.
 
     Parameters
     ----------
@@ -255,7 +264,7 @@ def positional(
     tokens : sequence, optional
         The token at each position. Default: None, the positions.
     ax : Axes, optional
-        To draw on. Default: None, a new figure.
+        To draw on; a figure with ``layout="constrained"`` leaves room for the labels. Default: None, a new figure.
     dark : bool, optional
         Default: None, what the colour of the axes' ground asks for.
 
@@ -283,7 +292,9 @@ def positional(
     ax = new_axes(6.4, 4.4) if ax is None else ax
     look = choose_look(ax, dark, own=own)
     lettering = Lettering(rows)
-    image = _draw_map(ax, array, _span(array), look)
+    most = np.abs(array[np.isfinite(array)]).max(initial=0) or 1.0
+    image = _draw_map(ax, array, _span(array, -most, most), look)
+    image.set_cmap(two_sided(look))
     features = [str(feature) for feature in range(array.shape[1])]
     label_tokens(ax, "y", rows, lettering, look, name="positions")
     label_tokens(ax, "x", features, lettering, look, name="features")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
+from matplotlib.text import Text
 
 from pyattn.plot.looks import contrasting
 from pyattn.plot.reading import Array
@@ -64,18 +67,41 @@ def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
     figure = ax.figure.canvas.figure
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()  # the axes take the size in which they will be drawn
-    box = ax.get_window_extent()
-    height, width = box.height * 72 / figure.dpi / array.shape[0], box.width * 72 / figure.dpi / array.shape[1]
     texts = as_text(array)
-    letters = max(len(text) for row in texts for text in row)
-    size = min(0.5 * height, 0.85 * width / (0.65 * letters), _MOST_SIZE)
-    if size < _LEAST_SIZE and not always:
+    cells = array.shape, max(len(text) for row in texts for text in row)
+    if _size_in(ax, *cells) < _LEAST_SIZE and not always:
         return
     colours = image.to_rgba(image.get_array())
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
             ground = contrasting(tuple(colours[i, j])) if math.isfinite(array[i, j]) else _on_ground(image)
-            ax.text(j, i, text, ha="center", va="center", fontsize=size, color=ground, clip_on=True, in_layout=False)
+            ax.add_artist(_Number(j, i, text, cells, always, ha="center", va="center", color=ground, in_layout=False))
+
+
+def _size_in(ax: Axes, shape: tuple[int, ...], letters: int) -> float:
+    """Of so many letters in a cell of the axes' present size, in points."""
+    height, width = (
+        side * 72 / ax.figure.dpi / n for side, n in zip((ax.bbox.height, ax.bbox.width), shape, strict=True)
+    )
+    return float(min(0.5 * height, 0.85 * width / (0.65 * letters), _MOST_SIZE))
+
+
+class _Number(Text):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
+    """As large as its cell lets it be whenever it is drawn: other axes, or the window, may have taken room since."""
+
+    def __init__(
+        self, x: int, y: int, text: str, cells: tuple[tuple[int, ...], int], always: bool, **style: Any
+    ) -> None:
+        super().__init__(x, y, text, **style)
+        self._cells = cells
+        self._always = always
+
+    def draw(self, renderer: Any) -> None:
+        size = _size_in(self.axes, *self._cells)
+        if size != self.get_fontsize():
+            self.set_fontsize(size)
+        if size >= _LEAST_SIZE or self._always:
+            super().draw(renderer)
 
 
 def _on_ground(image: AxesImage) -> str:
