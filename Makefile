@@ -61,10 +61,11 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules pyattn
 
-# Afresh: pages that are gone would stay.
+# Afresh: pages that are gone would stay. Nothing is fetched: tools/offline would say so.
 docs: $(built) $(call with,docs)
 	rm -rf build/docs
-	$(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs $(ARGS)
+	PYTHONPATH=tools/offline $(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
+		-d build/doctrees docs build/docs $(ARGS)
 	$(python) tools/check_site.py build/docs
 
 browser: $(built)

@@ -91,12 +91,12 @@ def shrink(png: str) -> str:
 
 
 def execute(notebook: Any, folder: Path) -> list[str]:
-    """Run all cells in a kernel of their own, which finds this checkout and none of the user's settings of IPython."""
+    """Run all cells in a kernel of their own: it finds this checkout, no settings of IPython and no network."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []  # an empty cell would keep what is saved in it
     with tempfile.TemporaryDirectory() as settings:
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT / "tools" / "offline"), str(ROOT), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "IPYTHONDIR": settings, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         place = {"metadata": {"path": str(folder)}}
         client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=place, **OPTIONS)

@@ -180,3 +180,13 @@ def test_a_notebook_that_raises_is_not_saved(run):
 def test_cells_run_beside_their_notebook_and_find_this_checkout(run):
     source = "import os, pyattn\nprint(os.listdir(), os.path.dirname(os.path.dirname(pyattn.__file__)))"
     assert run(source, text(f"['one.ipynb'] {EXAMPLES.parent}\n"))[:2] == (0, "one.ipynb: as saved\n")
+
+
+def test_cells_have_no_network(run):
+    """The address is one of those that are kept for documentation: nobody has it."""
+    status, printed, _ = run("import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=5)")
+    assert status == 1
+    assert "cell the-cell raised OSError: " in printed
+    assert "192.0.2.1: tools/offline lets nothing out of this machine" in printed
+    source = "import urllib.request\nurllib.request.urlopen('http://example.invalid')"
+    assert "example.invalid: tools/offline lets nothing out of this machine" in run(source)[1]
