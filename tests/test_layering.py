@@ -147,6 +147,7 @@ OPTIONAL = {
     "comparing/calling.py": {"torch"},
     "generation/watching.py": {"tqdm"},
     "interop/_fast_path.py": {"torch"},
+    "interop/_hooks.py": {"torch"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
     "models/sentences.py": {"tokenizers"},

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pyattn import nn
 from pyattn.interop._fast_path import check_fast_path
+from pyattn.interop._hooks import run_hooks
 from pyattn.nn.feed_forward import name_in_the_core
 
 __all__ = ["from_torch", "to_torch"]
@@ -58,7 +59,7 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may bring its own __init__, but not another forward.
         if isinstance(module, theirs) and all(getattr(type(module), x, 0) is getattr(theirs, x, 0) for x in _COMPUTING):
-            _run_hooks(module)
+            run_hooks(module)
             ours: nn.Module = _in_modes_of(module, kind.from_torch(module, share))
             return ours
     raise TypeError(
@@ -105,18 +106,6 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
         if isinstance(module, kind.ours) and type(module).forward is kind.ours.forward:
             return _in_modes_of(module, kind.to_torch(module, share))
     raise TypeError(f"module is of type {type(module).__name__}, and to_torch knows pyattn.nn's {_names()}")
-
-
-def _run_hooks(module: Any) -> None:
-    """Have torch compute the weights that its hooks compute before each call: those there may be of an older one."""
-    from torch.nn.utils.prune import BasePruningMethod
-    from torch.nn.utils.spectral_norm import SpectralNorm
-    from torch.nn.utils.weight_norm import WeightNorm
-
-    for part in module.modules():
-        for hook in part._forward_pre_hooks.values():
-            if isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm)):
-                hook(part, None)
 
 
 # What computes in torch's modules: layers have parts of it in methods of their own.
