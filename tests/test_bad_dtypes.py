@@ -101,6 +101,7 @@ def test_objects_that_are_no_arrays(given, came):
     [
         ([1, 2**64], "an int of more than 64 bits"),
         ([True, 0.5, -(2**70)], "an int of more than 64 bits"),
+        ([np.float32(1), np.int64(2), np.True_, 2**64], "an int of more than 64 bits"),
         ([1, 2.5, Fraction(1, 3)], "an object of type Fraction"),
         ([Decimal("0.1"), 2**64], "an object of type decimal.Decimal"),
     ],

@@ -163,6 +163,16 @@ def test_weights_that_hooks_compute_are_copied_as_of_now_and_not_shared(kind, x,
         interop.from_torch(theirs, share=True)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_spectral_norm_keeps_is_not_written_to(torch, interop):
+    theirs = torch.nn.utils.spectral_norm(torch.nn.Linear(4, 3))
+    kept = theirs.weight_u.clone()
+    ours = interop.from_torch(theirs)
+    assert torch.equal(theirs.weight_u, kept)
+    theirs.eval()(torch.ones(4))
+    assert_same_bits(ours.weight, theirs.weight.detach().numpy())
+
+
 def test_a_pruned_norm_is_copied_with_the_weight_that_is_left(torch, interop):
     theirs = pruned(torch.nn.LayerNorm(4), 2)
     ours = interop.from_torch(theirs)

@@ -35,8 +35,8 @@ def _other_objects():
 
 
 def times_of(name):
-    """Less often what is many calls in one, or reads files."""
-    return TIMES // LESS_OFTEN.get(name.partition(",")[0], 1)
+    """Less often what is many calls in one, or reads files; more often than blocks are allowed."""
+    return max(2 * MOST_BLOCKS, TIMES // LESS_OFTEN.get(name.partition(",")[0], 1))
 
 
 def growth(run, times=TIMES):

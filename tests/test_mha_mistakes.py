@@ -226,6 +226,7 @@ def test_a_parameter_of_another_dtype_is_named(options):
         ({"out_proj": nn.Linear(7, 3)}, r"^out_proj.weight has shape \(3, 7\), expected \(3, 8\)$"),
         ({"bias_k": None}, r"^bias_k is None, expected an array of shape \(1, 1, 8\)$"),
         ({"bias_k": np.ones(8, "f4")}, r"^bias_k has shape \(8,\), expected \(1, 1, 8\)$"),
+        ({"bias_k": np.ones((2, 1, 8), "f4")}, r"^bias_k has shape \(2, 1, 8\), expected \(1, 1, 8\)$"),
         ({"bias_v": np.ones((1, 1, 4), "f4")}, r"^bias_v has shape \(1, 1, 4\), expected \(1, 1, 8\)$"),
         ({"in_proj_weight": None}, r"^in_proj_weight is None, expected an array of shape \(24, 8\)$"),
         ({"in_proj_weight": WEIGHT[1:]}, r"^in_proj_weight has shape \(23, 8\), expected \(24, 8\)$"),
@@ -241,11 +242,19 @@ def test_a_parameter_that_does_not_fit_is_named_as_the_module_does(assigned, mes
         module(X, Y, Y)
 
 
-def test_a_parameter_that_does_not_fit_is_named_by_a_step_too():
+@pytest.mark.parametrize("name", ["step", "remember", "recall"])
+def test_a_parameter_that_does_not_fit_is_named_with_a_cache_too(name):
     module = nn.MultiheadAttention(8, 4, rng=0)
-    module.in_proj_bias = WEIGHT[1:, 0]
-    with pytest.raises(ValueError, match=r"^in_proj_bias has shape \(23,\), expected \(24,\)$"):
-        module.step(X, pyattn.KVCache(1, 4, 2, batch_size=2))
+    cache = pyattn.KVCache(1, 4, 2, batch_size=2)
+    module.remember(X, cache)
+    bias = module.in_proj_bias
+    for wrong, kind, came in (
+        (bias[:7], ValueError, r"has shape \(7,\), expected \(24,\)"),
+        (bias.astype("f8"), TypeError, "has dtype float64, expected float32 as the module's other parameters"),
+    ):
+        module.in_proj_bias = wrong
+        with pytest.raises(kind, match=f"^in_proj_bias {came}"):
+            getattr(module, name)(X, cache)
 
 
 def test_biases_that_were_left_out_are_not_what_a_mistake_in_a_call_is_about():

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Copies what is in the repository into a new folder, without what was made there: what is built in the copy leaves the
+# Copies the repository's folder into a new one, without what is made there: what is built in the copy leaves the
 # repository alone.
 #
 #   tools/copy_tree.sh FOLDER

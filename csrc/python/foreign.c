@@ -237,6 +237,7 @@ static int is_plain_number(PyObject *item)
 {
     int overflow = 0;
     if (PyLong_Check(item)) PyLong_AsLongLongAndOverflow(item, &overflow);
+    if (PyArray_IsScalar(item, Integer) || PyArray_IsScalar(item, Floating) || PyArray_IsScalar(item, Bool)) return 1;
     return PyFloat_Check(item) || (PyLong_Check(item) && overflow == 0);
 }
 

@@ -220,7 +220,7 @@ def _check_room(model: Any, beginning: Beginning, options: Options) -> None:
     if longest > most:
         raise ValueError(
             f"the longest row of source makes a prompt of {longest} tokens, and the model has {most} positions; "
-            "shorten it, or make the model with a larger max_len"
+            "shorten it, or take a model with more of them"
         )
     if longest + options.max_new_tokens - 1 > most:
         raise ValueError(

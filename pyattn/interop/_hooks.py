@@ -8,7 +8,7 @@ __all__ = ["run_hooks"]
 
 
 def run_hooks(module: Any) -> None:
-    """Have torch compute the weights of weight_norm, spectral_norm and prune as they are now.
+    """Have torch compute the weights of weight_norm, spectral_norm and prune as eval mode would now.
 
     Parameters
     ----------
@@ -21,5 +21,7 @@ def run_hooks(module: Any) -> None:
 
     for part in module.modules():
         for hook in part._forward_pre_hooks.values():
-            if isinstance(hook, (BasePruningMethod, SpectralNorm, WeightNorm)):
+            if isinstance(hook, SpectralNorm):  # called, in training mode, it would write its vectors
+                setattr(part, hook.name, hook.compute_weight(part, do_power_iteration=False))
+            elif isinstance(hook, (BasePruningMethod, WeightNorm)):
                 hook(part, None)

@@ -11,7 +11,7 @@ from pyattn._packed import in_projections
 from pyattn.dropping import RNG, as_probability
 from pyattn.functional import FloatArray
 from pyattn.heads import NO_DROPOUT, Dropout, compute
-from pyattn.nn.dtypes import as_input, unpromoted
+from pyattn.nn.dtypes import as_input
 from pyattn.nn.opening import Opened, check_cache, open_cache, turning_of
 from pyattn.nn.packing import AttentionParameters, check_fit, parameters_of
 from pyattn.torch_rules import Hidden, Window, with_batch_first
@@ -143,11 +143,15 @@ class CachingAttention(AttentionParameters):
         rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("memory",) * 3)
         if rows.ndim != 3:
             raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
-        key, value = (
-            functional.linear(rows, weight, bias).reshape(*rows.shape[:2], self.num_kv_heads, -1)
-            for weight, bias in in_projections(self.state_dict())[1:]
-        )
-        cache.append(layer, key, value, lengths, layout="bshd")
+        try:
+            key, value = (
+                functional.linear(rows, weight, bias).reshape(*rows.shape[:2], self.num_kv_heads, -1)
+                for weight, bias in in_projections(self.state_dict())[1:]
+            )
+            cache.append(layer, key, value, lengths, layout="bshd")
+        except (TypeError, ValueError):
+            check_fit(self)
+            raise
 
     def recall(
         self,
@@ -230,7 +234,6 @@ class CachingAttention(AttentionParameters):
         except (IndexError, TypeError, ValueError):
             check_fit(self)
             raise
-        unpromoted(output, self, query.dtype)
         return output if self.batch_first else output.swapaxes(0, 1), weights
 
 

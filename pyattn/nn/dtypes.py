@@ -10,7 +10,16 @@ import numpy.typing as npt
 from pyattn import _core
 from pyattn._arguments import FLOATS, as_count, as_float_dtype
 
-__all__ = ["as_count", "as_float_dtype", "as_input", "check_multiple", "check_parameter", "count_or", "unpromoted"]
+__all__ = [
+    "as_count",
+    "as_float_dtype",
+    "as_input",
+    "check_dtypes",
+    "check_multiple",
+    "check_parameter",
+    "count_or",
+    "unpromoted",
+]
 
 
 def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
@@ -114,16 +123,33 @@ def unpromoted(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> n
     TypeError
         It has another dtype; the parameter is named.
     """
-    if result.dtype == dtype:
-        return result
+    if result.dtype != dtype:  # which may be the byte order alone
+        check_dtypes(module, dtype)
+    return result
+
+
+def check_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
+    """Name a parameter of a larger dtype than the module's.
+
+    Parameters
+    ----------
+    module : Module
+        With parameters that may have been assigned since it was made.
+    dtype : dtype
+        That of the module's weight.
+
+    Raises
+    ------
+    TypeError
+        There is one.
+    """
     wanted = dtype.newbyteorder("=")
     for name, array in module.named_parameters():
-        if array.dtype.newbyteorder("=") != wanted:
+        if np.promote_types(array.dtype, wanted) != wanted:
             raise TypeError(
                 f"{name} has dtype {array.dtype}, expected {wanted} as the module's other parameters; "
                 f"assign {name}.astype(numpy.{wanted}), or convert all with to(numpy.{wanted})"
             )
-    return result  # in the other byte order
 
 
 def check_parameter(value: Any, name: str) -> None:

@@ -150,7 +150,7 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            input or bias has another dtype.
+            input has another dtype, or bias a larger one.
         ValueError
             Its last axis has another size.
         """

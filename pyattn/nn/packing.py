@@ -9,7 +9,7 @@ from pyattn.dropping import RNG, as_generator
 from pyattn.functional import FloatArray
 from pyattn.heads import Parameters
 from pyattn.nn import init
-from pyattn.nn.dtypes import check_parameter
+from pyattn.nn.dtypes import check_dtypes, check_parameter
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -168,6 +168,8 @@ def parameters_of(module: Any) -> Parameters:
         Never copies.
     """
     bias, bias_k, bias_v = module.in_proj_bias, module.bias_k, module.bias_v
+    if not (bias_k is None and bias_v is None):
+        check_fit(module)  # the core sees but one row of them
     weights, biases = (module.in_proj_weight, None, None), (bias, None, None)
     if module.in_proj_weight is None:
         weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
@@ -180,7 +182,7 @@ def parameters_of(module: Any) -> Parameters:
 
 
 def check_fit(module: Any) -> None:
-    """Name the parameter that does not fit the module, for a call that the core has refused: it has other names.
+    """Name the parameter that does not fit the module. Where the core has refused a call, it has other names.
 
     Parameters
     ----------
@@ -191,7 +193,10 @@ def check_fit(module: Any) -> None:
     ------
     ValueError
         One has another shape, or is missing.
+    TypeError
+        One has a larger dtype than the module.
     """
+    check_dtypes(module, module.out_proj.weight.dtype)
     state = module.state_dict()
     packed, bias_kv = not any(name in state for name in SEPARATE), "bias_k" in state or "bias_v" in state
     for name, shape in shapes_of(module, module.out_dim, True, bias_kv, packed).items():

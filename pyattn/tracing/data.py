@@ -230,8 +230,8 @@ class Trace:
         -------
         dict
             In the order of the steps. Numbers that JSON lacks are the strings 'Infinity', '-Infinity' and 'NaN', which
-            ``float`` reads; weighted_values is None where there are more than 262,144 of them, as of 64 tokens with
-            64 features. Of a .json file of it ``python -m pyattn explain`` writes the same page.
+            ``float`` reads; weighted_values is None where there are more than 262,144 of them, those of 64 tokens
+            with 64 features. Of a .json file of it ``python -m pyattn explain`` writes the same page.
 
         Examples
         --------

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 
-_HERE = ("localhost", "127.0.0.1", "::1", None, "")
+_HERE = ("localhost", "127.0.0.1", "::1", "")
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if event in ("socket.connect", "socket.sendto"):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         address = arguments[1]
     elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
         address = arguments
     else:
         return
     host = address[0] if isinstance(address, tuple) else None  # a path of this machine is no tuple
-    if host not in _HERE:
+    if isinstance(host, str) and host not in _HERE:
         raise OSError(f"{event} to {host}: tools/offline lets nothing out of this machine")
 
 
