@@ -20,7 +20,7 @@ RIGHT, WRONG = WORKING | MODULES, MISTAKES | MODULES_MISTAKES
 TIMES = 1_000 if SANITIZED else 10_000
 MOST_BLOCKS = 5
 LESS_OFTEN = {"generate": 20, "SentenceEncoder": 20, "models": 100, "files": 100}
-LESS_OFTEN |= {"compare": 200, "assert_attention_close": 500, "check": 1000}
+LESS_OFTEN |= {"compare": 20, "assert_attention_close": 500, "check": 1000}
 
 pytestmark = pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc counts no blocks")
 
