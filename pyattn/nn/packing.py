@@ -166,17 +166,20 @@ def parameters_of(module: Any) -> Parameters:
     -------
     pyattn.heads.Parameters
         Never copies.
+
+    Raises
+    ------
+    IndexError, ValueError
+        A parameter has other axes; `check_fit` names it.
     """
     bias, bias_k, bias_v = module.in_proj_bias, module.bias_k, module.bias_v
-    if not (bias_k is None and bias_v is None):
-        check_fit(module)  # the core sees but one row of them
     weights, biases = (module.in_proj_weight, None, None), (bias, None, None)
     if module.in_proj_weight is None:
         weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         q, k, _ = _rows_of(module)
         biases = biases if bias is None else (bias[:q], bias[q : q + k], bias[q + k :])
-    extra_key = None if bias_k is None else bias_k[0, 0]
-    extra_value = None if bias_v is None else bias_v[0, 0]
+    extra_key = None if bias_k is None else bias_k.squeeze((0, 1))
+    extra_value = None if bias_v is None else bias_v.squeeze((0, 1))
     out = module.out_proj
     return Parameters(*weights, out.weight, *biases, out.bias, extra_key, extra_value)
 
