@@ -118,7 +118,9 @@ long = np.broadcast_to(query[:, :, None], (1, 4, 100, {LENGTH}, 64)).reshape(1, 
 wide, module = query.reshape(1, -1, 256)[:, :700], pyattn.nn.MultiheadAttention(256, 4, 0.1, batch_first=True, rng=0)
 turning = pyattn.nn.MultiheadAttention(8, 2, batch_first=True, rng=0, rotary=pyattn.nn.RotaryEmbedding(4)).eval()
 layer = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval()
+first = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, norm_first=True, rng=0).eval()
 small = rng.standard_normal(({3 * LENGTH}, 16, 8), np.float32)  # most of the time goes to what is done in place
+rows, up = small.reshape(-1, 8), rng.standard_normal((1000, 64), np.float32)
 held = pyattn.KVCache(1, 4, 64)
 held.append(0, *[long[:, :, : {5 * LENGTH}]] * 2)
 pyattn.set_num_threads(2)
@@ -132,7 +134,10 @@ calls = {{
     "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
     "rotary in a module": lambda: turning(small, small, small, need_weights=False)[0],
+    "parts of a module": lambda: turning(*[rows[None]] * 3, window=(2, 2), need_weights=False)[0],
+    "feed_forward": lambda: pyattn.feed_forward(query.reshape(-1, 64), up, None, up.T, None, gate_weight=up),
     "layer": lambda: layer(small),
+    "layer, a norm first": lambda: first(small),
     "layer_norm": lambda: pyattn.layer_norm(long[:, :, : {20 * LENGTH}], 64),
     "cache": lambda: held.attend(0, query[:, :, : {LENGTH // 4}], num_threads=2),
     "generate": lambda: pyattn.generate(model, [[3, 1, 4]], max_new_tokens=20).scores,

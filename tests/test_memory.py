@@ -115,10 +115,26 @@ def test_the_module_takes_five_times_its_input(threads):
     assert {call: number for call, number in zip(calls, times, strict=True) if not 4 <= number <= 5} == {}
 
 
+LONG = """
+module = nn.MultiheadAttention(256, 8, batch_first=True, rng=0).eval()
+x = rng.standard_normal((1, 8192, 256), np.float32)
+"""
+
+
+@pytest.mark.parametrize("inputs", ["x, x, x", "x, x, x, is_causal=True"])
+def test_one_long_entry_takes_three_times_its_input(inputs):
+    """Two arrays of its size are k and v, padded by a sixteenth at most. Of q and the heads' output a tenth is there.
+
+    All else, two threads' blocks, has the room of two thirds of an input, 5 MB.
+    """
+    (extra,) = extra_bytes(2, LONG, f"module({inputs}, need_weights=False)")
+    assert 2 <= extra / (8192 * 256 * 4) <= 3
+
+
 ENCODER = """
 layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, norm_first={norm_first}, rng=0)
 encoders = [nn.TransformerEncoder(layer, n).eval() for n in (2, 12)]
-x = rng.standard_normal((32, 512, 256), np.float32)
+x = rng.standard_normal({shape}, np.float32)
 """
 
 
@@ -129,7 +145,18 @@ def test_an_encoder_takes_no_more_for_more_layers(norm_first):
     A group is two entries, a sixteenth of this batch. Four parts of that are q, k, v and heads; four the hidden rows,
     where those are not; and the rest is for two threads' blocks, which stay there for the next call.
     """
-    few, many = extra_bytes(2, ENCODER.format(norm_first=norm_first), "encoders[0](x)", "encoders[1](x)")
+    prepare = ENCODER.format(norm_first=norm_first, shape=(32, 512, 256))
+    few, many = extra_bytes(2, prepare, "encoders[0](x)", "encoders[1](x)")
     whole = 32 * 512 * 256 * 4
     assert 1 + 4 / 16 <= many / whole <= 2
+    assert many <= few + 0.1 * whole
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_nor_does_one_long_entry_alone(norm_first):
+    """Besides what it returns: what the layer before gave, k and v, and less than one more for all that is in parts."""
+    prepare = ENCODER.format(norm_first=norm_first, shape=(1, 8192, 256))
+    few, many = extra_bytes(2, prepare, "encoders[0](x)", "encoders[1](x)")
+    whole = 8192 * 256 * 4
+    assert 3 <= many / whole <= 4
     assert many <= few + 0.1 * whole

@@ -43,21 +43,31 @@ void attn_set_hooks(const attn_hooks *hooks)
     attn_host.interrupted = hooks->interrupted;
 }
 
-/* A kept arena that is large enough; one that is not makes room for it. */
+static size_t size_of(const void *base) { return ((const kept_header *)base)->bytes; }
+
+/* Back into a slot, or to the host. */
+static void put_back(void *base)
+{
+    if (base != NULL && !keep(base)) attn_host.release(base);
+}
+
+/* The smallest kept arena that is large enough: a small call gets one that is warm, and leaves a large one to who needs
+ * it. Where none is, the largest goes back to the host, to make room for the one that is allocated then. */
 static void *find(size_t bytes)
 {
-    void *small = NULL;
+    void *best = NULL;
     for (int slot = 0; slot < KEPT; slot++) {
         void *base = take_slot(slot);
         if (base == NULL) continue;
-        if (((kept_header *)base)->bytes >= bytes) {
-            if (small != NULL && !keep(small)) attn_host.release(small);
-            return base;
-        }
-        if (small != NULL && !keep(small)) attn_host.release(small);
-        small = base;
+        const int fits = size_of(base) >= bytes, best_fits = best != NULL && size_of(best) >= bytes;
+        const int better = best == NULL || (fits != best_fits ? fits
+                                            : fits            ? size_of(base) < size_of(best)
+                                                              : size_of(base) > size_of(best));
+        put_back(better ? best : base);
+        if (better) best = base;
     }
-    if (small != NULL) attn_host.release(small);
+    if (best == NULL || size_of(best) >= bytes) return best;
+    attn_host.release(best);
     return NULL;
 }
 
@@ -70,7 +80,7 @@ int attn_arena_take(attn_arena *arena, size_t bytes)
         ((kept_header *)base)->bytes = bytes;
     }
     arena->base = base;
-    arena->bytes = ((kept_header *)base)->bytes;
+    arena->bytes = size_of(base);
     arena->scratch = (char *)(((uintptr_t)base + overhead) & ~(uintptr_t)(ATTN_ALIGNMENT - 1));
     return 1;
 }

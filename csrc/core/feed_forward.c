@@ -1,9 +1,13 @@
-/* The feed-forward part of a Transformer's layer. Its hidden rows are all the memory it takes. */
+/* The feed-forward part of a Transformer's layer. Its hidden rows are all the memory it takes, and x where that is
+ * normalised first; of many rows, for a part at a time.
+ */
 #include "layer.h"
 
 #include "arena.h"
+#include "cut.h"
 #include "error.h"
 #include "linear.h"
+#include "parallel.h"
 
 static attn_linear_args product_of(const attn_feed_forward_args *args, attn_view weight, attn_view bias)
 {
@@ -75,10 +79,44 @@ size_t attn_feed_forward_work(const attn_feed_forward_args *args)
     return attn_times(rows, attn_times(hidden, both));
 }
 
-static attn_status run(const attn_feed_forward_args *args, attn_view hidden, attn_view y, attn_error *error)
+/* A part of the rows, and memory for it. */
+typedef struct {
+    attn_feed_forward_args args;
+    attn_view y;
+    ptrdiff_t shapes[3][ATTN_MAX_AXES]; /* what the views' shapes point to */
+    attn_own_view normed, hidden;
+} rows_part;
+
+/* Returns the bytes that it needs. From NULL it only counts. */
+static size_t take_part(const attn_feed_forward_args *args, attn_view y, int axes, attn_cut cut, int norms,
+                        char *memory, rows_part *part)
 {
+    size_t used = 0;
+    part->args = *args;
+    part->args.x = attn_cut_view(args->x, axes, cut, part->shapes[0]);
+    part->args.residual = attn_cut_view(args->residual, axes, cut, part->shapes[1]);
+    part->y = attn_cut_view(y, axes, cut, part->shapes[2]);
+    const size_t hidden = attn_lay_contiguous(&part->args.x, args->in_weight.shape[0], &part->hidden);
+    const size_t normed = attn_lay_contiguous(&part->args.x, attn_last_size(&args->x), &part->normed);
+    part->hidden.view.data = attn_next_part(memory, &used, hidden);
+    if (norms) part->normed.view.data = attn_next_part(memory, &used, normed);
+    return used;
+}
+
+static attn_status run(rows_part *part, const attn_norm_args *norm, attn_error *error)
+{
+    static const attn_view none = {.data = NULL};
+    attn_feed_forward_args *args = &part->args;
+    attn_view hidden = part->hidden.view;
+    attn_status status;
+    if (norm != NULL) {
+        attn_norm_args rows = *norm;
+        rows.x = args->x;
+        if ((status = attn_normalize(&rows, none, part->normed.view, error)) != ATTN_OK) return status;
+        args->x = part->normed.view;
+    }
     attn_linear_args linear = first_of(args);
-    attn_status status = attn_linear(&linear, hidden, error);
+    status = attn_linear(&linear, hidden, error);
     if (status == ATTN_OK && args->gate_weight.data) {
         linear = product_of(args, args->in_weight, args->in_bias);
         linear.gate = hidden;
@@ -90,21 +128,47 @@ static attn_status run(const attn_feed_forward_args *args, attn_view hidden, att
                                 .bias = args->out_bias,
                                 .residual = args->residual,
                                 .num_threads = args->num_threads};
-    return attn_linear(&linear, y, error);
+    return attn_linear(&linear, part->y, error);
 }
 
-attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error)
+/* The axis that rows are cut along: the longest but the last. */
+static int axis_of(const attn_view *x)
 {
-    attn_own_view hidden;
+    int longest = 0;
+    for (int axis = 1; axis < x->axes - 1; axis++)
+        if (x->shape[axis] > x->shape[longest]) longest = axis;
+    return longest;
+}
+
+attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_view y,
+                                     attn_error *error)
+{
+    rows_part part;
     attn_arena arena;
     attn_status status = attn_check_feed_forward(args, error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, args->out_weight.shape[0], error);
     if (status != ATTN_OK) return status;
-    const size_t bytes = attn_lay_contiguous(&args->x, args->in_weight.shape[0], &hidden);
+
+    const int axis = axis_of(&args->x), axes = args->x.axes - axis;
+    const ptrdiff_t entries = axes > 1 ? args->x.shape[axis] : 1;
+    const ptrdiff_t cuts = attn_count_cuts(attn_count_rows(&args->x, 1), entries, 1, args->num_threads);
+    const int in_place = y.data == args->x.data || y.data == args->residual.data; /* a layer begins anew itself */
+    const size_t bytes = take_part(args, y, axes, attn_cut_of(entries, cuts, 0), norm != NULL, NULL, &part);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the feed-forward part needs %zu bytes for its hidden rows", bytes);
-    hidden.view.data = arena.scratch;
-    status = run(args, hidden.view, y, error);
+    for (ptrdiff_t n = 0; status == ATTN_OK && n < cuts; n++) {
+        int forks;
+        do { /* what meets a gate does so in place: a child begins with the products */
+            forks = attn_forks();
+            take_part(args, y, axes, attn_cut_of(entries, cuts, n), norm != NULL, arena.scratch, &part);
+            status = run(&part, norm, error);
+        } while (status == ATTN_OK && attn_forks() != forks && !in_place);
+    }
     attn_arena_give(&arena);
     return status;
+}
+
+attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error)
+{
+    return attn_feed_forward_normed(args, NULL, y, error);
 }

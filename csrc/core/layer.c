@@ -1,7 +1,7 @@
 /* A layer of a Transformer: its parts one after the other, each added to what it works on.
  *
- * The sum so far stands in y. What norm_first normalises for a part goes to scratch memory. A batch is done in groups:
- * this, and what the parts take themselves, is for the rows of one group.
+ * The sum so far stands in y. What norm_first normalises goes there for self-attention, whose sum is x, and to scratch
+ * memory for the others. A batch is done in groups: this, and what the parts take themselves, is for the rows of one.
  */
 #include "layer.h"
 
@@ -84,24 +84,51 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
     return ATTN_OK;
 }
 
-/* y = sum + part(x), where x is sum, or sum normalised into scratch memory. */
-static attn_status add_part(const attn_layer_args *args, int part, attn_view sum, attn_view scratch, attn_view y,
-                            attn_view weights, attn_error *error)
+/* y = sum + attention(x), where x is sum, or sum normalised into `normed`. */
+static attn_status attend(const attn_layer_args *args, int part, attn_view sum, attn_view normed, attn_view y,
+                          attn_view weights, attn_error *error)
 {
     static const attn_view none = {.data = NULL};
     attn_view x = sum;
     attn_status status;
     if (args->norm_first) {
         const attn_norm_args norm = norm_of(args, part, sum);
-        if ((status = attn_normalize(&norm, none, scratch, error)) != ATTN_OK) return status;
-        x = scratch;
+        if ((status = attn_normalize(&norm, none, normed, error)) != ATTN_OK) return status;
+        x = normed;
     }
+    const attn_multihead_args attention = part == SELF ? self_of(args, x, sum) : cross_of(args, x, sum);
+    return attn_multihead(&attention, y, weights, error);
+}
+
+/* The same for the attention to memory, where sum is y. */
+static attn_status attend_to_memory(const attn_layer_args *args, attn_view y, attn_view weights, attn_error *error)
+{
+    attn_arena arena;
+    attn_own_view normed;
+    if (!args->norm_first) return attend(args, CROSS, y, y, y, weights, error);
+    const size_t bytes = attn_lay_contiguous(&y, attn_last_size(&y), &normed);
+    if (!attn_arena_take(&arena, bytes))
+        return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
+    normed.view.data = arena.scratch;
+    const attn_status status = attend(args, CROSS, y, normed.view, y, weights, error);
+    attn_arena_give(&arena);
+    return status;
+}
+
+/* y = sum + part(sum), normalised where that comes last. */
+static attn_status add_part(const attn_layer_args *args, int part, attn_view sum, attn_view y, attn_view weights,
+                            attn_error *error)
+{
+    static const attn_view none = {.data = NULL};
+    attn_status status;
     if (part == FEED) {
-        const attn_feed_forward_args feed = feed_of(args, x, sum);
-        status = attn_feed_forward(&feed, y, error);
+        const attn_feed_forward_args feed = feed_of(args, sum, sum);
+        const attn_norm_args norm = norm_of(args, part, sum);
+        status = attn_feed_forward_normed(&feed, args->norm_first ? &norm : NULL, y, error);
+    } else if (part == CROSS) {
+        status = attend_to_memory(args, y, weights, error);
     } else {
-        const attn_multihead_args attention = part == SELF ? self_of(args, x, sum) : cross_of(args, x, sum);
-        status = attn_multihead(&attention, y, weights, error);
+        status = attend(args, part, sum, y, y, weights, error);
     }
     if (status != ATTN_OK || args->norm_first) return status;
     const attn_norm_args norm = norm_of(args, part, y);
@@ -113,23 +140,14 @@ static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_
                        attn_error *error)
 {
     static const attn_view none = {.data = NULL};
-    attn_arena arena;
-    attn_own_view scratch;
     attn_status status;
-    const size_t like_x = attn_lay_contiguous(&args->x, attn_last_size(&args->x), &scratch);
-    const size_t bytes = args->norm_first ? like_x : 0;
-    if (!attn_arena_take(&arena, bytes))
-        return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
-    scratch.view.data = arena.scratch;
     int forks;
     do { /* parts are added in place: a child begins with the first of them */
         forks = attn_forks();
-        status = add_part(args, SELF, args->x, scratch.view, y, self_weights, error);
-        if (status == ATTN_OK && has_cross(args))
-            status = add_part(args, CROSS, y, scratch.view, y, cross_weights, error);
-        if (status == ATTN_OK) status = add_part(args, FEED, y, scratch.view, y, none, error);
+        status = add_part(args, SELF, args->x, y, self_weights, error);
+        if (status == ATTN_OK && has_cross(args)) status = add_part(args, CROSS, y, y, cross_weights, error);
+        if (status == ATTN_OK) status = add_part(args, FEED, y, y, none, error);
     } while (status == ATTN_OK && attn_forks() != forks);
-    attn_arena_give(&arena);
     return status;
 }
 

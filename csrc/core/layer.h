@@ -8,6 +8,10 @@
 attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_error *error);
 size_t attn_feed_forward_work(const attn_feed_forward_args *args);
 
+/* feed_forward.c: attn_feed_forward; with norm, whose x is not looked at, x is normalised first. */
+attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_view y,
+                                     attn_error *error);
+
 /* groups.c: some entries of the batch's first axis, with the arguments and results that are theirs. */
 enum { ATTN_BATCH_VIEWS = 15 };
 typedef struct {

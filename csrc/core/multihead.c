@@ -1,8 +1,9 @@
 /* Multi-head attention: three projections, attention, and a projection of what the heads give.
  *
  * q, k and v are written where attention reads them: rows of all heads side by side, (batch, length, heads, dim), a head
- * being a few columns. They and the heads' output are all the memory that a call takes besides attention's own. With a
- * cache, k and v are copied to their pages, and attention reads those.
+ * being a few columns. They and the heads' output are all the memory that a call takes besides attention's own; of many
+ * queries, q and the heads' output are there for a part at a time. With a cache, k and v are copied to their pages, and
+ * attention reads those.
  */
 #include "multihead.h"
 
@@ -241,17 +242,25 @@ static attn_status check_contiguous(const attn_multihead_plan *m, const attn_vie
     return ATTN_OK;
 }
 
-static attn_status run(attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+/* The products whose rows are all there before any query attends: k and v, and q beside them where queries are not cut. */
+static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
+{
+    const int first = m->cuts > 1 ? K : Q;
+    attn_status status;
+    for (int n = first; n < m->projections; n++)
+        if (!m->joined[n] && (status = project(m, n, error)) != ATTN_OK) return status;
+    if (m->extra > 0) append_extra(m);
+    for (int n = first; n <= K; n++)
+        if ((status = turn(m, n, error)) != ATTN_OK) return status;
+    return ATTN_OK;
+}
+
+/* The middle and the output of a plan whose q, k and v are there. */
+static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
 {
     static const attn_view none = {.data = NULL};
     attn_own_view own[ATTN_PROJECTIONS], heads;
     attn_status status;
-    for (int n = Q; n < m->projections; n++)
-        if (!m->joined[n] && (status = project(m, n, error)) != ATTN_OK) return status;
-    if (m->extra > 0) append_extra(m);
-    for (int n = Q; n <= K; n++)
-        if ((status = turn(m, n, error)) != ATTN_OK) return status;
-
     const attn_args middle = middle_of(m, own);
     if (stores(m) && (status = attn_cache_append(middle.cache, m->args->cache_first, m->args->cache_count, middle.key,
                                                  middle.value, middle.layout, error)) != ATTN_OK)
@@ -262,6 +271,26 @@ static attn_status run(attn_multihead_plan *m, attn_view output, attn_view weigh
     return m->args->out_weight.data ? project_output(m, output, error) : ATTN_OK;
 }
 
+/* The same of a part of the queries, from their product on. */
+static attn_status attend_part(const attn_multihead_plan *m, attn_view output, attn_view weights, ptrdiff_t number,
+                               attn_error *error)
+{
+    attn_queries part;
+    attn_status status;
+    attn_take_queries(m, output, weights, number, &part);
+    if ((status = project(&part.plan, Q, error)) != ATTN_OK) return status;
+    if ((status = turn(&part.plan, Q, error)) != ATTN_OK) return status;
+    return attend(&part.plan, part.output, part.weights, error);
+}
+
+static attn_status run(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+{
+    attn_status status = project_all(m, error);
+    if (status == ATTN_OK && m->cuts == 1) return attend(m, output, weights, error);
+    for (ptrdiff_t n = 0; status == ATTN_OK && n < m->cuts; n++) status = attend_part(m, output, weights, n, error);
+    return status;
+}
+
 attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights, attn_error *error)
 {
     attn_multihead_plan m;
@@ -269,15 +298,18 @@ attn_status attn_multihead(const attn_multihead_args *args, attn_view output, at
     attn_status status = attn_check_multihead(args, &m, error);
     if (status != ATTN_OK) return status;
     if (args->out_weight.data == NULL && (status = check_contiguous(&m, &output, error)) != ATTN_OK) return status;
+    if ((status = attn_cut_queries(&m, &output, &weights, error)) != ATTN_OK) return status;
     const size_t bytes = lay_out(&m, NULL);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "multi-head attention needs %zu bytes of scratch memory", bytes);
     lay_out(&m, arena.scratch);
+    /* what is computed from is gone then: a layer begins anew itself, from what it has */
+    const int in_place = output.data == args->residual.data || output.data == args->query.data;
     int forks;
     do { /* what is turned is turned in place: a child begins with the products */
         forks = attn_forks();
         status = run(&m, output, weights, error);
-    } while (status == ATTN_OK && attn_forks() != forks && output.data != args->residual.data);
+    } while (status == ATTN_OK && attn_forks() != forks && !in_place);
     attn_arena_give(&arena);
     return status;
 }

@@ -4,7 +4,8 @@
  *
  * Arrays are views: any number of axes, any strides (in bytes: negative, zero and broadcast ones too). Elements must be
  * aligned and in native byte order. Nothing is written unless a call returns ATTN_OK, or ATTN_INTERRUPTED, after which
- * the output holds rows that are finished and rows that are not.
+ * the output holds rows that are finished and rows that are not; and so after ATTN_NO_MEMORY of attn_multihead,
+ * attn_feed_forward and attn_layer, which do what is large in parts.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -261,8 +262,9 @@ typedef struct {
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual; weights are as
- * attn_attention's, and may be left out. */
+/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual, and with out_weight
+ * query, though that be key and value, too (the same data and strides); weights are as attn_attention's, and may be left
+ * out. */
 ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
                                     attn_error *error);
 
@@ -295,7 +297,7 @@ typedef struct {
     int num_threads;
 } attn_feed_forward_args;
 
-/* Computes. y (..., features) has a contiguous last axis, and may be x or residual. */
+/* Computes. y (..., features) has a contiguous last axis, and may be x or residual (the same data and strides). */
 ATTN_API attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error);
 
 /* A layer of a Transformer: self-attention, attention to `memory` where there is one (a decoder's), and the feed-forward

@@ -1,6 +1,7 @@
 /* Multi-head attention has the bits of its steps done one by one on contiguous arrays: a product, attention, a product.
  * Also where three products are one, where keys are added behind the others, and for weights averaged over heads. Rows
- * that come a few at a time, with a cache of those before, have the bits of all at once.
+ * that come a few at a time, with a cache of those before, have the bits of all at once; so has an output in query's
+ * place. What does not fit many queries is refused, though it may fit the parts that they are done in.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -300,6 +301,57 @@ static void test_in_parts(attn_dtype dtype, lcg *g)
     for (size_t n = 0; n < sizeof all / sizeof *all; n++) free(all[n]->data);
 }
 
+static void test_many_queries(attn_dtype dtype, lcg *g)
+{
+    enum { LENGTH = 1600, PART = LENGTH / 2, DIM = 8 }; /* with one thread, there are two parts */
+    array x = array_of(dtype, -1, 1, LENGTH, DIM, g), weight = array_of(dtype, -1, -1, DIM, DIM, g);
+    array inv_freq = array_of(ATTN_F64, -1, -1, -1, 2, g), keys = array_of(dtype, -1, 1, PART, DIM, g);
+    array y = array_of(dtype, -1, 1, LENGTH, DIM, NULL), mask = array_of(dtype, -1, -1, PART, LENGTH, g);
+    array expected = array_of(dtype, -1, 1, LENGTH, DIM, NULL), weights = array_of(dtype, 1, 2, PART, LENGTH, NULL);
+    const attn_view none = {.data = NULL};
+    ptrdiff_t shape[3];
+    attn_error error = {""};
+    attn_multihead_args args = {
+        .query = view_of(&x),
+        .key = view_of(&x),
+        .value = view_of(&x),
+        .q_weight = view_of(&weight),
+        .k_weight = view_of(&weight),
+        .v_weight = view_of(&weight),
+        .out_weight = view_of(&weight),
+        .residual = view_of(&x),
+        .heads = 2,
+        .kv_heads = 2,
+        .rotary = {.scale = 1, .inv_freq = view_of(&inv_freq)},
+        .attention = {.window_left = 300, .window_right = ATTN_UNBOUNDED, .num_threads = 8} /* one part */
+    };
+    CLAIM(attn_multihead(&args, view_of(&expected), none, &error) == ATTN_OK, "%s", error.message);
+
+    /* 1. what fits a part alone */
+    memset(y.data, 0, bytes_of(&y));
+    args.attention.num_threads = 1;
+    attn_multihead_args wrong = args;
+    wrong.attention.mask = view_of(&mask);
+    CLAIM(attn_multihead(&wrong, view_of(&y), none, &error) == ATTN_INVALID, "a mask of a part's queries");
+    wrong = args;
+    wrong.key = wrong.value = view_of(&keys);
+    CLAIM(attn_multihead(&wrong, view_of(&y), none, &error) == ATTN_INVALID, "a window without a corner");
+    CLAIM(attn_multihead(&args, view_of(&y), view_of(&weights), &error) == ATTN_INVALID, "weights of a part");
+    CLAIM(attn_multihead(&args, part_of(&y, 0, PART, shape), none, &error) == ATTN_INVALID, "an output of a part");
+    for (size_t n = 0; n < bytes_of(&y); n++) CLAIM(y.data[n] == 0, "something was written, at byte %zu", n);
+
+    /* 2. in query's place; residual is elsewhere */
+    args.query = args.key = args.value = view_of(&y);
+    for (int threads = 1; threads <= 8; threads += 7) {
+        args.attention.num_threads = threads;
+        memcpy(y.data, x.data, bytes_of(&y));
+        CLAIM(attn_multihead(&args, view_of(&y), none, &error) == ATTN_OK, "%s", error.message);
+        CLAIM(memcmp(y.data, expected.data, bytes_of(&y)) == 0, "%s: other bits in query's place", attn_isa());
+    }
+    array *all[] = {&x, &weight, &inv_freq, &keys, &y, &mask, &expected, &weights};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) free(all[n]->data);
+}
+
 int main(void)
 {
     lcg g = lcg_from(7);
@@ -308,6 +360,7 @@ int main(void)
             use_level(level);
             for (int n = 0; n < 120; n++) test_multihead((attn_dtype)dtype, &g);
             for (int n = 0; n < 120; n++) test_in_parts((attn_dtype)dtype, &g);
+            test_many_queries((attn_dtype)dtype, &g);
         }
     return report("test_multihead");
 }
