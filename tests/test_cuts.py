@@ -48,7 +48,7 @@ def both(*arguments, **options):
 
 
 @pytest.mark.parametrize("name", OF_EACH_QUERY)
-def test_attention_of_many_queries(name, dtype, level):
+def test_attention_of_many_queries(name, dtype):
     rng = np.random.default_rng(0)
     inputs, weights, options = draw(rng, dtype, batch=B, q_len=L, kv_len=S)
     attention = OF_EACH_QUERY[name](rng)
@@ -85,7 +85,7 @@ def test_queries_turn_by_their_own_positions(ids, dtype):
     assert not np.array_equal(parts[0], both(x, x, x, *weights, **options)[0][0])
 
 
-def test_axes_in_any_order(dtype):
+def test_axes_in_any_order(dtype, level):
     rng = np.random.default_rng(3)
     inputs, weights, options = draw(rng, dtype, batch=B, q_len=L, kv_len=S)
     expected = both(*inputs, *weights, **options)[1][0]
@@ -121,7 +121,7 @@ def test_equals_torchs_module(dtype, torch):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("with_memory", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_layer_of_long_entries(batch, with_memory, norm_first, dtype, level):
+def test_a_layer_of_long_entries(batch, with_memory, norm_first, dtype):
     drawn, rng = Drawn(dtype, gated=True), np.random.default_rng(5)
     drawn.x, memory = (rng.standard_normal((batch, n, FEATURES)).astype(dtype) for n in (1600, S))
     memory = memory if with_memory else None
@@ -134,7 +134,7 @@ def test_a_layer_of_long_entries(batch, with_memory, norm_first, dtype, level):
 
 @pytest.mark.threads
 @pytest.mark.parametrize("shape", [(2000,), (2000, 1), (3, 600), (600, 3), (1, 2000), (2, 2, 500)])
-def test_feed_forward_of_many_rows(shape, dtype, level):
+def test_feed_forward_of_many_rows(shape, dtype):
     rng = np.random.default_rng(6)
     x, residual = (rng.standard_normal((*shape, 24)).astype(dtype) for _ in range(2))
     w1, w2, w3 = (rng.standard_normal(shape).astype(dtype) for shape in ((50, 24), (24, 50), (50, 24)))
