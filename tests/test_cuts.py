@@ -61,17 +61,18 @@ def test_attention_of_many_queries(name, dtype):
         assert_same_bits(part, expected)
 
 
-@pytest.mark.parametrize("options", [{"average_weights": True}, {"extra": True}, {"add_zero": True}])
-def test_what_else_goes_with_it(options, dtype):
-    rng, extra = np.random.default_rng(1), options.pop("extra", False)
+@pytest.mark.parametrize("name", ["average_weights", "extra", "add_zero"])
+def test_what_else_goes_with_it(name, dtype):
+    rng = np.random.default_rng(1)
     inputs, weights, given = draw(rng, dtype, batch=B, q_len=L, kv_len=S)
-    if extra:
-        pair = [rng.standard_normal(len(weight)).astype(dtype) for weight in weights[1:]]
-        options = {"extra_key": pair[0], "extra_value": pair[1]}
+    pair = [rng.standard_normal(len(weight)).astype(dtype) for weight in weights[1:]]
+    options = {"extra_key": pair[0], "extra_value": pair[1]} if name == "extra" else {name: True}
     options |= {"is_causal": True, "align": "upper_left", "need_weights": True}
     parts, whole = both(*inputs, *weights, **given, **options)
     assert_same_bits(parts[0], whole[0])
     assert_same_bits(parts[1], whole[1])
+    heads, keys = () if name == "average_weights" else (4,), S if name == "average_weights" else S + 1
+    assert parts[1].shape == (B, *heads, L, keys)
 
 
 @pytest.mark.parametrize("ids", [None, (B, L), (1, L)])
