@@ -14,8 +14,8 @@ import pyattn
 from benchmarks.cases import Bar, Case
 from pyattn import nn
 from pyattn.generation import Cached
+from pyattn.io.config import Config
 from pyattn.models._bert_like import plan_bert
-from pyattn.models._config import Config
 from pyattn.models.bert import Bert
 from pyattn.models.gpt2 import GPT2
 

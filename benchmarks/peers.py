@@ -33,7 +33,7 @@ from benchmarks.cases import (
 )
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import attention_model
-from pyattn.interop.torch import to_torch  # imports torch when called
+from pyattn.interop.torch import to_torch
 
 
 class PeerMissingError(Exception):
@@ -115,7 +115,7 @@ class Pyattn:
 
     @staticmethod
     def linear(case: LinearCase, inputs: LinearInputs) -> Contender:
-        return _contender(pyattn.linear, inputs.x, inputs.weight, inputs.bias)
+        return _contender(pyattn.functional.linear, inputs.x, inputs.weight, inputs.bias)
 
     @staticmethod
     def modules(case: MultiHeadCase, inputs: MultiHeadInputs) -> list[pyattn.MultiheadAttention]:
@@ -130,10 +130,10 @@ class Pyattn:
         return _contender(call, inputs.x, inputs.x, inputs.x, **options, key_padding_mask=inputs.padding)
 
     @staticmethod
-    def encoder(case: EncoderLayerCase) -> pyattn.TransformerEncoderLayer:
+    def encoder(case: EncoderLayerCase) -> pyattn.nn.TransformerEncoderLayer:
         """The same numbers for everyone."""
         _, _, d_model, heads, hidden = case.shape
-        return pyattn.TransformerEncoderLayer(d_model, heads, hidden, batch_first=True, rng=0).eval()
+        return pyattn.nn.TransformerEncoderLayer(d_model, heads, hidden, batch_first=True, rng=0).eval()
 
     @staticmethod
     def encoder_layer(case: EncoderLayerCase, inputs: EncoderLayerInputs) -> Contender:

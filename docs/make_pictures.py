@@ -13,8 +13,8 @@ from PIL import Image
 
 import pyattn
 from pyattn import plot
-from pyattn._article import W_KEY, W_QUERY, W_VALUE, X
 from pyattn.models.examples import student
+from pyattn.tracing.article import W_KEY, W_QUERY, W_VALUE, X
 
 PICTURES = Path(__file__).parent / "pictures"
 ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
@@ -63,7 +63,7 @@ def translate():
 
 def write_by_chance(length, steps):
     """A model of random weights, larger than they are drawn, whose heads so choose."""
-    model = pyattn.Seq2SeqTransformer(40, 40, 96, 12, 1, 6, 96, rng=0).eval()
+    model = pyattn.nn.Seq2SeqTransformer(40, 40, 96, 12, 1, 6, 96, rng=0).eval()
     for weight in model.parameters():
         weight *= 1.6 if weight.ndim > 1 else 1
     options = {"start_token_id": 0, "do_sample": True, "rng": 0, "return_steps": True}

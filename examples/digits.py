@@ -34,9 +34,9 @@ SIZES = {
 WEIGHTS = Path(__file__).with_name("digits.npz")
 
 
-def load_model() -> pyattn.Seq2SeqTransformer:
+def load_model() -> pyattn.nn.Seq2SeqTransformer:
     """The trained model, ready to write."""
-    model = pyattn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_len=64).eval()
+    model = pyattn.nn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_len=64).eval()
     model.load_state_dict(pyattn.nn.load(WEIGHTS))
     return model
 

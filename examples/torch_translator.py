@@ -1,4 +1,4 @@
-"""A Transformer from tokens to tokens in PyTorch, with the names of pyattn.Seq2SeqTransformer, and its training."""
+"""A Transformer from tokens to tokens in PyTorch, with the names of pyattn.nn.Seq2SeqTransformer, and its training."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn
-from pyattn import _article as article
+import pyattn.tracing.article as article
 
 Array = npt.NDArray[np.floating[Any]]
 OUTPUT_BOUND = 1e-6  # on the outputs, against NumPy in float64
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_info(as_json=options.json)
         return 0
     if options.command == "compare":
-        from pyattn.comparing.demo import demonstrate
+        from pyattn.testing._comparing.demo import demonstrate
 
         text, right = demonstrate()
         print(text)

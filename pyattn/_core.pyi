@@ -3,9 +3,8 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._positions import CacheUse
-from pyattn.dropping import RNG
-from pyattn.functional import AttentionResult, Layout, Score, Window
+from pyattn._util.typing import RNG, CacheUse, Layout, Score, Window
+from pyattn.functional._attention import AttentionResult
 
 __version__: str
 _compiler: str

@@ -10,8 +10,8 @@ from typing import Literal, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn._arguments import as_count, as_index
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_index
 
 __all__ = ["causal", "from_ones", "padding", "window"]
 

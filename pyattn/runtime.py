@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
-from pyattn import _core
+import pyattn._core as _core
 
 __all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_config"]
 

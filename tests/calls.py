@@ -113,35 +113,35 @@ WORKING = {
     "attention, distance": lambda: attend(*BATCH, score="distance", need_lse=True),
     "attention, bilinear": lambda: attend(Q[:, :2], K, V, score="bilinear", score_weight=Q[:2]),
     "attention, additive": lambda: attend(score="additive", score_weight=K[::-1, 1][:4]),
-    "dropout": lambda: pyattn.dropout(Q, rng=0),
-    "dropout_keep_mask": lambda: pyattn.dropout_keep_mask((2, 3, 5), 0.5, 0),
+    "dropout": lambda: pyattn.functional.dropout(Q, rng=0),
+    "dropout_keep_mask": lambda: pyattn.functional.dropout_keep_mask((2, 3, 5), 0.5, 0),
     "fill_keep_mask": lambda: _core.fill_keep_mask(MASK[None].copy(), 0.5, 1),
     "drop_rows": lambda: _core.drop_rows(Q, 0.5, 1),
     "sdpa": lambda: pyattn.scaled_dot_product_attention(Q, K, V, MASK, 0.0, True, scale=1.0),
     "softmax": lambda: pyattn.softmax(Q),
     "softmax, axes": lambda: pyattn.softmax(Q, (0, 1)),
     "softmax, list": lambda: pyattn.softmax([1, 2, 3], None),
-    "log_softmax": lambda: pyattn.log_softmax(K, 0),
-    "argmax": lambda: pyattn.argmax(Q),
-    "argmax, another axis": lambda: pyattn.argmax(Q, 0),
-    "top_k": lambda: pyattn.top_k(Q, 3),
-    "top_k, copied": lambda: pyattn.top_k(Q.T, 2),
-    "linear": lambda: pyattn.linear(Q, K),
-    "linear, everything": lambda: pyattn.linear(
+    "log_softmax": lambda: pyattn.functional.log_softmax(K, 0),
+    "argmax": lambda: pyattn.functional.argmax(Q),
+    "argmax, another axis": lambda: pyattn.functional.argmax(Q, 0),
+    "top_k": lambda: pyattn.functional.top_k(Q, 3),
+    "top_k, copied": lambda: pyattn.functional.top_k(Q.T, 2),
+    "linear": lambda: pyattn.functional.linear(Q, K),
+    "linear, everything": lambda: pyattn.functional.linear(
         Q, K, LSE[[0] * 5], activation="relu", residual=BIAS, num_threads=2, out=np.empty_like(BIAS)
     ),
-    "linear, lists": lambda: pyattn.linear([[1, 2]], [[3, 4]], [5], residual=[[6]]),
-    "linear, copied": lambda: pyattn.linear(
+    "linear, lists": lambda: pyattn.functional.linear([[1, 2]], [[3, 4]], [5], residual=[[6]]),
+    "linear, copied": lambda: pyattn.functional.linear(
         Q.T, V[:3].T, residual=np.ones((2, 4), np.float32).T, out=np.empty((4, 2), "f")
     ),
-    "linear, gate": lambda: pyattn.linear(Q, K, activation="silu", gate=BIAS, residual=BIAS),
-    "gelu": lambda: pyattn.gelu(Q.T),
-    "silu, list": lambda: pyattn.silu([1, 2]),
-    "layer_norm": lambda: pyattn.layer_norm(Q, 4, K[0], K[1]),
-    "layer_norm, everything": lambda: pyattn.layer_norm(Q.T, (4, 3), residual=Q.T, need_sum=True),
-    "rms_norm": lambda: pyattn.rms_norm(Q[::-1], [4], K[0]),
-    "feed_forward": lambda: pyattn.feed_forward(Q, K, None, K.T, None),
-    "feed_forward, everything": lambda: pyattn.feed_forward(
+    "linear, gate": lambda: pyattn.functional.linear(Q, K, activation="silu", gate=BIAS, residual=BIAS),
+    "gelu": lambda: pyattn.functional.gelu(Q.T),
+    "silu, list": lambda: pyattn.functional.silu([1, 2]),
+    "layer_norm": lambda: pyattn.functional.layer_norm(Q, 4, K[0], K[1]),
+    "layer_norm, everything": lambda: pyattn.functional.layer_norm(Q.T, (4, 3), residual=Q.T, need_sum=True),
+    "rms_norm": lambda: pyattn.functional.rms_norm(Q[::-1], [4], K[0]),
+    "feed_forward": lambda: pyattn.functional.feed_forward(Q, K, None, K.T, None),
+    "feed_forward, everything": lambda: pyattn.functional.feed_forward(
         Q, K, BIAS[0], K.T, K[0], activation="silu", gate_weight=K, gate_bias=BIAS[1], residual=Q, out=Q.copy()
     ),
     "layer": lambda: layer(Q),
@@ -158,8 +158,8 @@ WORKING = {
         key_lengths=[5],
         query_lengths=[2],
     ),
-    "embedding": lambda: pyattn.embedding([[0, 4], [2, 2]], K),
-    "embedding, everything": lambda: pyattn.embedding(
+    "embedding": lambda: pyattn.functional.embedding([[0, 4], [2, 2]], K),
+    "embedding, everything": lambda: pyattn.functional.embedding(
         np.array([1, 0], ">u2"), V.T, -1, scale=2, residual=V[:, 0], num_threads=2, out=np.empty((2, 5), "f")[::-1]
     ),
     "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),

@@ -13,7 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from bounds import FLAT_OUTPUT_BAR, OUTPUT_BAR
+
+from pyattn.testing.bounds import FLAT_OUTPUT_BAR, OUTPUT_BAR
 
 SEED = 20260731
 MASKS = ("none", "bool", "padding", "float", "float_inf", "float_mixed")

@@ -14,9 +14,9 @@ from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
-from bounds import WIDER, expect, output_bars
 
 from pyattn import reference
+from pyattn.testing.bounds import WIDER, expect, output_bars
 
 LINEAR_BAR = 4.0
 NO_FURTHER = 1.5  # than torch, from the formula

@@ -70,7 +70,7 @@ def forward(**changed):
     names = ("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k")
     names += ("bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
     usual = (X, X, X, 4, 2, MHA.in_proj_weight, None, None, None, False, 0.0, MHA.out_proj.weight, None)
-    return pyattn.multi_head_attention_forward(**dict(zip(names, usual, strict=True)) | changed)
+    return pyattn.functional.multi_head_attention_forward(**dict(zip(names, usual, strict=True)) | changed)
 
 
 def saved(path):
@@ -130,13 +130,15 @@ MODULES = {
     "Embedding": lambda: EMBEDDING([[1, 2]]),
     "PositionalEncoding": lambda: POSITIONS(X, start=2),
     "PositionalEncoding, learned": lambda: LEARNED(X),
-    "positional_encoding": lambda: pyattn.positional_encoding(3, 5, 2, base=100),
-    "pad_sequences": lambda: pyattn.pad_sequences([[1, 2], FLAGS[0]], side="left", length=2, truncate="right"),
-    "add_special_tokens": lambda: tuple(pyattn.add_special_tokens([[1]], start_token_id=2, eos_token_id=3)),
-    "shift_right": lambda: pyattn.shift_right([[1, 2]], 0),
+    "positional_encoding": lambda: pyattn.functional.positional_encoding(3, 5, 2, base=100),
+    "pad_sequences": lambda: pyattn.generation.pad_sequences(
+        [[1, 2], FLAGS[0]], side="left", length=2, truncate="right"
+    ),
+    "add_special_tokens": lambda: tuple(pyattn.generation.add_special_tokens([[1]], start_token_id=2, eos_token_id=3)),
+    "shift_right": lambda: pyattn.generation.shift_right([[1, 2]], 0),
     "Dropout": lambda: DROPOUT(X),
     "RotaryEmbedding": lambda: ROTARY(X, position_ids=[1, 2, 3]),
-    "rotary_embedding": lambda: pyattn.rotary_embedding(X, offset=3, scaling=YARN),
+    "rotary_embedding": lambda: pyattn.functional.rotary_embedding(X, offset=3, scaling=YARN),
     "LayerNorm": lambda: NORM(X),
     "FeedForward": lambda: FEED(X),
     "FeedForward, callable": lambda: FEED_BY_HAND(X),
@@ -200,10 +202,10 @@ MODULES_MISTAKES = {
     "PositionalEncoding, length": lambda: POSITIONS(X, start=7),
     "PositionalEncoding, shape": lambda: LEARNED(X[..., :3]),
     "PositionalEncoding, dtype": lambda: LEARNED(X.astype(float)),
-    "positional_encoding, dim": lambda: pyattn.positional_encoding(3, -1),
-    "pad_sequences, length": lambda: pyattn.pad_sequences([[1, 2]], length=1),
-    "pad_sequences, range": lambda: pyattn.pad_sequences([[300]], dtype="u1"),
-    "shift_right, dtype": lambda: pyattn.shift_right(Q, 0),
+    "positional_encoding, dim": lambda: pyattn.functional.positional_encoding(3, -1),
+    "pad_sequences, length": lambda: pyattn.generation.pad_sequences([[1, 2]], length=1),
+    "pad_sequences, range": lambda: pyattn.generation.pad_sequences([[300]], dtype="u1"),
+    "shift_right, dtype": lambda: pyattn.generation.shift_right(Q, 0),
     "Dropout, p": lambda: nn.Dropout(2),
     "Dropout, dtype": lambda: DROPOUT(X * 1j),
     "LayerNorm, shape": lambda: NORM(X[..., :3]),
@@ -220,7 +222,7 @@ MODULES_MISTAKES = {
     "additive_attention, inner": lambda: pyattn.additive_attention(Q, K, V, K, K, LSE),
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "RotaryEmbedding, dim": lambda: ROTARY(V),
-    "rotary_embedding, scaling": lambda: pyattn.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
+    "rotary_embedding, scaling": lambda: pyattn.functional.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
     "models, shapes": lambda: models.load(PUBLISHED["unlike its config.json"]),
     "models, no file": lambda: models.load(FOLDER),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from published import BERT, write_model
 from published_decoders import tensors_of
 
-from pyattn.models._config import Config
+from pyattn.io.config import Config
 from pyattn.models.bert import _FAMILIES
 
 DISTILBERT = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "activation": "gelu"}

@@ -27,9 +27,9 @@ def ulps(y, wanted, dtype):
 
 
 FUNCTIONS = {
-    "gelu": pyattn.gelu,
-    "gelu_tanh": lambda x: pyattn.gelu(x, "tanh"),
-    "silu": pyattn.silu,
+    "gelu": pyattn.functional.gelu,
+    "gelu_tanh": lambda x: pyattn.functional.gelu(x, "tanh"),
+    "silu": pyattn.functional.silu,
 }
 
 
@@ -75,17 +75,17 @@ def test_levels_strides_and_threads_give_the_same_bits(name, dtype, levels):
 
 
 def test_shapes_and_dtypes():
-    assert pyattn.silu(2).shape == ()
-    assert pyattn.gelu([[1, 2]]).dtype == np.float64
-    assert pyattn.gelu(np.ones((0, 3), "f4")).shape == (0, 3)
+    assert pyattn.functional.silu(2).shape == ()
+    assert pyattn.functional.gelu([[1, 2]]).dtype == np.float64
+    assert pyattn.functional.gelu(np.ones((0, 3), "f4")).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: pyattn.gelu(1.0, "erf"), ValueError, "approximate is 'erf', expected 'none' or 'tanh'"),
-        (lambda: pyattn.silu(1j), TypeError, "x has dtype complex128"),
-        (lambda: pyattn.gelu(np.ma.array([1.0])), TypeError, "x is a masked array"),
+        (lambda: pyattn.functional.gelu(1.0, "erf"), ValueError, "approximate is 'erf', expected 'none' or 'tanh'"),
+        (lambda: pyattn.functional.silu(1j), TypeError, "x has dtype complex128"),
+        (lambda: pyattn.functional.gelu(np.ma.array([1.0])), TypeError, "x is a masked array"),
     ],
 )
 def test_mistakes_are_named(call, kind, message):

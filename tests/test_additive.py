@@ -94,7 +94,7 @@ def test_kerass_form_has_no_projections(dtype):
 
 def test_without_projections_it_is_attention(dtype):
     query, key, value, w_query, w_key, w_score, bias = draw(dtype)
-    queries, keys = pyattn.linear(query, w_query.T, bias), pyattn.linear(key, w_key.T)
+    queries, keys = pyattn.functional.linear(query, w_query.T, bias), pyattn.functional.linear(key, w_key.T)
     keras = {"score": "additive", "score_weight": w_score}
     rng = np.random.default_rng(1)
     for options in (

@@ -10,27 +10,28 @@ import numpy as np
 import pytest
 
 import pyattn
-from pyattn import masks, nn, rotary
-from pyattn.dropping import as_probability
+import pyattn.functional as rotary
+from pyattn import masks, nn
+from pyattn._util.arguments import as_probability
 
 X = np.ones((2, 3))
 COUNTS = {
-    "length": lambda n: pyattn.positional_encoding(n, 4),
-    "dim": lambda n: pyattn.positional_encoding(3, n),
-    "start": lambda n: pyattn.positional_encoding(3, 4, n),
+    "length": lambda n: pyattn.functional.positional_encoding(n, 4),
+    "dim": lambda n: pyattn.functional.positional_encoding(3, n),
+    "start": lambda n: pyattn.functional.positional_encoding(3, 4, n),
     "q_len": masks.causal,
     "in_features": lambda n: nn.Linear(n, 3),
     "num_embeddings": lambda n: nn.Embedding(n, 3),
     "normalized_shape": nn.LayerNorm,
-    "rotary_dim": lambda n: rotary.frequencies(64, rotary_dim=n),
-    "seq_len": lambda n: rotary.frequencies(64, seq_len=n),
+    "rotary_dim": lambda n: rotary.rotary_frequencies(64, rotary_dim=n),
+    "seq_len": lambda n: rotary.rotary_frequencies(64, seq_len=n),
     "num_layers": lambda n: pyattn.KVCache(n, 1, 4),
     "axis": lambda n: pyattn.softmax(X, n),
     "index": lambda n: nn.ModuleList([nn.Dropout()] * 2)[n],
 }
 NUMBERS = {
-    "base": lambda x: pyattn.positional_encoding(3, 4, base=x),
-    "theta": lambda x: rotary.frequencies(64, theta=x),
+    "base": lambda x: pyattn.functional.positional_encoding(3, 4, base=x),
+    "theta": lambda x: rotary.rotary_frequencies(64, theta=x),
     "eps": lambda x: nn.LayerNorm(3, x),
     "scale": lambda x: nn.SelfAttention(3, 2, scale=x),
     "p": nn.Dropout,
@@ -99,10 +100,13 @@ def test_a_probability_is_told_from_a_number():
     ("call", "message"),
     [
         (
-            lambda: pyattn.positional_encoding(3, 4, 2**53 - 1),
+            lambda: pyattn.functional.positional_encoding(3, 4, 2**53 - 1),
             "start is 9007199254740991 and length 3, expected positi",
         ),
-        (lambda: pyattn.dropout_keep_mask((True, 3), 0.5), r"shape is \(True, 3\), expected a sequence of ints"),
+        (
+            lambda: pyattn.functional.dropout_keep_mask((True, 3), 0.5),
+            r"shape is \(True, 3\), expected a sequence of ints",
+        ),
     ],
 )
 def test_the_others_are_named(call, message):

@@ -13,8 +13,8 @@ import pytest
 from helpers import ROOT
 
 import pyattn
+import pyattn.tracing.article as _article
 from pyattn import __main__ as demo
-from pyattn import _article
 
 
 @pytest.fixture(params=["float32", "float64", "lists"])
@@ -37,11 +37,11 @@ def five_digits(matrix):
 def test_projections_and_scores_are_exact(level, article, typed):
     """A weight of `linear` has a row for each feature, as in PyTorch; the article's have a column."""
     x, *weights = (typed(article[name]) for name in ("x", "w_key", "w_query", "w_value"))
-    keys, queries, values = (pyattn.linear(x, np.transpose(weight)) for weight in weights)
+    keys, queries, values = (pyattn.functional.linear(x, np.transpose(weight)) for weight in weights)
     np.testing.assert_array_equal(keys, article["keys"])
     np.testing.assert_array_equal(queries, article["queries"])
     np.testing.assert_array_equal(values, article["values"])
-    np.testing.assert_array_equal(pyattn.linear(queries, keys), article["scores"])
+    np.testing.assert_array_equal(pyattn.functional.linear(queries, keys), article["scores"])
 
 
 def test_each_score_is_the_lse_of_one_key(level, article, operands):

@@ -7,11 +7,11 @@ import inspect
 import pydoc
 import re
 
-import bounds
 import numpy as np
 import pytest
 
 import pyattn
+from pyattn.testing import bounds
 
 DEFAULTS = {
     "attn_mask": None,

@@ -354,5 +354,5 @@ def test_no_floating_point_error_reaches_numpy():
             pyattn.attention(*arrays, need_weights=True, need_lse=True)
         pyattn.attention(np.full((3, 4), 1e300), KEY, VALUE, attn_mask=np.full((3, 5), np.finfo("f8").min))
         pyattn.softmax(np.array([1e300, -1e300, np.inf]))
-        pyattn.log_softmax(np.array([1e300, -1e300, -np.inf]))
+        pyattn.functional.log_softmax(np.array([1e300, -1e300, -np.inf]))
         pyattn.merge_states([VALUE, VALUE], [np.full(5, -np.inf, "f4")] * 2)

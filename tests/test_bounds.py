@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import bounds
 import numpy as np
 import pytest
+
+from pyattn.testing import bounds
 
 
 def formula(query, key, value, mask=None):

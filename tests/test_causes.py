@@ -7,8 +7,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from pyattn.comparing.formula import compute
-from pyattn.comparing.mistakes import mistakes_in
+from pyattn.testing._comparing.formula import compute
+from pyattn.testing._comparing.mistakes import mistakes_in
 from pyattn.testing.cases import GROUPS
 from pyattn.testing.causes import _Result, find_cause
 

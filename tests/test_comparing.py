@@ -15,9 +15,9 @@ from test_mha import draw, draw_cases, twins
 
 import pyattn
 from pyattn import nn
-from pyattn.comparing.formula import compute
-from pyattn.comparing.mistakes import mistakes_in
-from pyattn.comparing.sides import side_of
+from pyattn.testing._comparing.formula import compute
+from pyattn.testing._comparing.mistakes import mistakes_in
+from pyattn.testing._comparing.sides import side_of
 
 QUERY, KEY, VALUE = planted.draw()
 

@@ -12,7 +12,7 @@ from test_mha import call_torch
 
 import pyattn
 from pyattn import nn
-from pyattn.nn.packing import parameters_of
+from pyattn.nn.attention.multihead import parameters_of
 
 QUERY, KEY, VALUE = planted.draw()
 

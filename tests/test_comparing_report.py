@@ -7,8 +7,9 @@ import planted
 import pytest
 
 import pyattn
+import pyattn.testing._comparing.demo as demo
 from pyattn.__main__ import main
-from pyattn.comparing import Comparison, demo
+from pyattn.testing._comparing import Comparison
 
 QUERY, KEY, VALUE = planted.draw()
 

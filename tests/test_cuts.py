@@ -14,7 +14,7 @@ from test_multi_head import draw, step_by_step
 
 import pyattn
 from pyattn import _core
-from pyattn._positions import Turning
+from pyattn._util.typing import Rotation
 
 B, L, S = 2, 2311, 450  # three parts, of which the first has one query more
 IN_PARTS, WHOLE = 1, 8  # threads
@@ -80,7 +80,7 @@ def test_queries_turn_by_their_own_positions(ids, dtype):
     rng = np.random.default_rng(2)
     (x, *_), weights, options = draw(rng, dtype, batch=B, q_len=L, kv_len=L)
     ids = None if ids is None else rng.integers(0, 1000, ids)
-    turning = Turning(1 / 10.0 ** np.arange(4), 1.0, 5, ids, False)
+    turning = Rotation(1 / 10.0 ** np.arange(4), 1.0, 5, ids, False)
     parts, whole = both(x, x, x, *weights, **options, rotary=turning)
     assert_same_bits(parts[0], whole[0])
     assert not np.array_equal(parts[0], both(x, x, x, *weights, **options)[0][0])
@@ -140,10 +140,10 @@ def test_feed_forward_of_many_rows(shape, dtype):
     x, residual = (rng.standard_normal((*shape, 24)).astype(dtype) for _ in range(2))
     w1, w2, w3 = (rng.standard_normal(shape).astype(dtype) for shape in ((50, 24), (24, 50), (50, 24)))
     weights, options = (w1, None, w2, None), {"activation": "gelu", "gate_weight": w3}
-    whole = pyattn.feed_forward(x, *weights, **options, residual=residual, num_threads=WHOLE)
+    whole = pyattn.functional.feed_forward(x, *weights, **options, residual=residual, num_threads=WHOLE)
     for rows in (x, np.asfortranarray(x)):
         in_place = residual.copy()
-        pyattn.feed_forward(rows, *weights, **options, residual=in_place, out=in_place, num_threads=IN_PARTS)
+        pyattn.functional.feed_forward(rows, *weights, **options, residual=in_place, out=in_place, num_threads=IN_PARTS)
         assert_same_bits(in_place, whole)
-    few = pyattn.feed_forward(x[-1:], *weights, **options, residual=residual[-1:])
+    few = pyattn.functional.feed_forward(x[-1:], *weights, **options, residual=residual[-1:])
     assert_same_bits(few, whole[-1:])

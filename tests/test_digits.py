@@ -93,5 +93,5 @@ def test_what_trained_it_trains(digits, torch, translator, capsys):
     translator.train(model, [(rows, digits.reverse(rows))] * 30, digits.START, 30, 1e-2)
     losses = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
     assert losses[-1] < 0.8 * losses[0]
-    ours = pyattn.Seq2SeqTransformer(**sizes, padding_idx=digits.PAD)
+    ours = pyattn.nn.Seq2SeqTransformer(**sizes, padding_idx=digits.PAD)
     assert ours.load_state_dict(translator.arrays_of(model)) == ([], [])

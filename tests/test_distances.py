@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bounds
 import numpy as np
 import pytest
 from helpers import assert_same_bits
@@ -10,6 +9,7 @@ from test_scores import keep
 
 import pyattn
 from pyattn import reference
+from pyattn.testing import bounds
 
 # What queries and keys have in common, and what they are spread by: positions and times, in the units people have.
 OFFSETS = {

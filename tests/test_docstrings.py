@@ -1,38 +1,36 @@
-"""Docstrings of public functions are complete: each parameter, in order, its meaning and its default."""
+"""Docstrings of what users reach are complete: each parameter in order, its type, meaning and default, and results."""
 
 from __future__ import annotations
 
-import ast
+import importlib
 import inspect
 import re
 
-import pytest
-from helpers import ROOT
-
 import pyattn
+
+MODULES = (
+    "pyattn",
+    *(
+        f"pyattn.{name}"
+        for name in ("cache", "functional", "generation", "io", "masks", "models", "nn", "plot", "runtime")
+    ),
+    *(f"pyattn.{name}" for name in ("interop.bertviz", "interop.torch", "nn.init", "testing", "tracing")),
+)
 
 
 def public_functions():
-    """Syntax trees of functions, methods and constructors; the docstring of a constructor is that of its class."""
-    for path in sorted((ROOT / "pyattn").rglob("*.py")):
-        module = ".".join(path.relative_to(ROOT / "pyattn").with_suffix("").parts)
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and is_public(node):
-                yield pytest.param(node, ast.get_docstring(node), id=f"{module}.{node.name}")
-            elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                for method in (part for part in node.body if isinstance(part, ast.FunctionDef)):
-                    if is_public(method) or method.name == "__init__":
-                        docstring = ast.get_docstring(node if method.name == "__init__" else method)
-                        yield pytest.param(method, docstring, id=f"{module}.{node.name}.{method.name}")
-
-
-def is_public(node):
-    """What only has `*args` says in words what it takes, and a property is documented as an attribute."""
-    decorators = set(map(ast.unparse, node.decorator_list))
-    return not node.name.startswith("_") and not decorators & {"overload", "property"} and node.args.vararg is None
-
-
-every_function = pytest.mark.parametrize(("function", "docstring"), list(public_functions()))
+    """Name, function and docstring of functions, methods and constructors; a constructor's is its class's."""
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isfunction(found):
+                yield f"{module.__name__}.{name}", found, found.__doc__
+            elif inspect.isclass(found) and not issubclass(found, (tuple, Exception)):
+                for kind in found.__mro__:
+                    for method, function in vars(kind).items() if kind.__module__.startswith("pyattn.") else ():
+                        function = getattr(function, "__func__", function)  # of class and static methods
+                        if inspect.isfunction(function) and (method == "__init__" or not method.startswith("_")):
+                            yield f"{name}.{method}", function, (kind if method == "__init__" else function).__doc__
 
 
 def sections_of(docstring):
@@ -55,35 +53,34 @@ def entries_of(lines):
     return entries
 
 
-@every_function
-def test_parameters_are_documented(function, docstring):
-    arguments = [arg for arg in function.args.args + function.args.kwonlyargs if arg.arg not in ("self", "cls")]
-    documented = entries_of(sections_of(docstring).get("Parameters", []))
-    assert list(documented) == [argument.arg for argument in arguments]
-    for name, (kind, description) in documented.items():
-        assert kind, f"{name} has no type"
-        assert description, f"{name} has no description"
-
-    defaults = function.args.defaults + function.args.kw_defaults
-    defaults = [None] * (len(arguments) - len(defaults)) + defaults
-    for argument, default in zip(arguments, defaults, strict=True):
-        kind, description = documented[argument.arg]
-        if default is not None:
-            assert re.search(r"default|unless given", description, re.IGNORECASE), f"{argument.arg} has which default?"
-        if isinstance(default, ast.Constant) and default.value is False:
-            assert description.endswith("Default: False."), argument.arg
-
-
-@every_function
-def test_results_are_documented(function, docstring):
-    if function.returns is not None and ast.unparse(function.returns) != "None":
-        section = "Yields" if ast.unparse(function.returns).startswith("Iterator[") else "Returns"
-        assert sections_of(docstring).get(section)
+def faults_of(function, docstring):
+    """What the docstring lacks."""
+    if not docstring:
+        return ["no docstring"]
+    first = inspect.cleandoc(docstring).splitlines()[0]
+    faults = [] if len(first) <= 110 else ["a first line that is too long"]
+    sections = sections_of(docstring)
+    parameters = list(inspect.signature(function).parameters.values())
+    parameters = [p for p in parameters if p.name not in ("self", "cls") and p.kind is not p.VAR_POSITIONAL]
+    parameters = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    documented = entries_of(sections.get("Parameters", []))
+    if list(documented) != [p.name for p in parameters] and parameters:
+        return [*faults, f"parameters {list(documented)}, expected {[p.name for p in parameters]}"]
+    for parameter in parameters:
+        kind, description = documented[parameter.name]
+        faults += [] if kind and description else [f"{parameter.name} without type or description"]
+        if parameter.default not in (parameter.empty, None) and not re.search("default", description, re.IGNORECASE):
+            faults.append(f"{parameter.name} without its default, {parameter.default}")
+    returned = inspect.signature(function).return_annotation
+    if returned not in (inspect.Signature.empty, "None", None) and function.__name__ != "__init__":
+        faults += [] if {"Returns", "Yields"} & sections.keys() else ["no Returns"]
+    return faults
 
 
-def test_methods_are_found():
-    found = {parameter.id for parameter in public_functions()}
-    assert {"functional.softmax", "nn.linear.Linear.__init__", "nn.linear.Linear.forward"} <= found
+def test_docstrings_of_public_functions_are_complete():
+    found = {name: faults_of(function, docstring) for name, function, docstring in public_functions()}
+    assert {"pyattn.functional.softmax", "Linear.__init__", "MultiheadAttention.forward"} <= found.keys()
+    assert {name: faults for name, faults in found.items() if faults} == {}
 
 
 def test_the_result_of_attention_documents_its_fields():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-import bounds
 import drawing
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from helpers import SANITIZED
 
 import pyattn
 from pyattn import _core
+from pyattn.testing import bounds
 
 # PyTorch sums a long axis in fewer partial sums, which shows where nothing cancels, and its matrix product depends on
 # the machine: up to 60 was seen in the flat family and 16 elsewhere. Its bars are no judgement, only proof that both

@@ -8,13 +8,13 @@ import tracemalloc
 import numpy as np
 import philox
 import pytest
-from bounds import OUTPUT_BAR, expect
 from chance import chi_square_is_likely, deviations
 from helpers import assert_same_bits, normal
 
 import pyattn
 from pyattn import _core, nn
-from pyattn.dropping import draw_seed
+from pyattn._util.random import draw_seed
+from pyattn.testing.bounds import OUTPUT_BAR, expect
 
 # (units, q_len, kv_len): less than a block of keys, several with a rest, the decode layout's few rows
 SHAPES = [(1, 1, 1), (2, 3, 5), (3, 70, 131), (5, 2, 600), (1, 17, 1000)]
@@ -51,27 +51,29 @@ def test_the_yardstick_has_the_published_numbers(counter, key, numbers):
 def test_keeps_are_those_of_the_documented_generator(shape, dropout_p, level):
     seed = draw_seed(3)
     expected = philox.keep_mask(shape, max(dropout_p, 2**-32), seed)
-    np.testing.assert_array_equal(pyattn.dropout_keep_mask(shape, dropout_p, rng=3), expected)
+    np.testing.assert_array_equal(pyattn.functional.dropout_keep_mask(shape, dropout_p, rng=3), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_drops_what_the_mask_tells(shape, level, dtype):
-    keep = pyattn.dropout_keep_mask((1, *shape), 0.4, rng=7)
+    keep = pyattn.functional.dropout_keep_mask((1, *shape), 0.4, rng=7)
     result = pyattn.attention(*arrays_for(*shape, dtype), dropout_p=0.4, rng=7, need_weights=True)
     np.testing.assert_array_equal(result.weights != 0, keep)
 
 
 def test_the_axes_of_the_mask_are_those_of_the_weights():
     """Batch and heads are counted on as one: (2, 3) has the keeps of 6."""
-    flat = pyattn.dropout_keep_mask((6, 10, 20), 0.5, rng=1)
-    np.testing.assert_array_equal(pyattn.dropout_keep_mask((2, 3, 10, 20), 0.5, rng=1), flat.reshape(2, 3, 10, 20))
-    np.testing.assert_array_equal(pyattn.dropout_keep_mask((10, 20), 0.5, rng=1), flat[0])
-    np.testing.assert_array_equal(pyattn.dropout_keep_mask((6, 7, 13), 0.5, rng=1), flat[:, :7, :13])
+    flat = pyattn.functional.dropout_keep_mask((6, 10, 20), 0.5, rng=1)
+    np.testing.assert_array_equal(
+        pyattn.functional.dropout_keep_mask((2, 3, 10, 20), 0.5, rng=1), flat.reshape(2, 3, 10, 20)
+    )
+    np.testing.assert_array_equal(pyattn.functional.dropout_keep_mask((10, 20), 0.5, rng=1), flat[0])
+    np.testing.assert_array_equal(pyattn.functional.dropout_keep_mask((6, 7, 13), 0.5, rng=1), flat[:, :7, :13])
 
 
 def test_an_int_repeats_and_a_generator_goes_on():
     def keep(rng):
-        return pyattn.dropout_keep_mask((8, 8), 0.5, rng=rng)
+        return pyattn.functional.dropout_keep_mask((8, 8), 0.5, rng=rng)
 
     generator = np.random.default_rng(5)
     first, second = keep(generator), keep(generator)
@@ -101,7 +103,7 @@ def test_a_call_that_fails_draws_nothing():
 def test_a_long_row_is_cut_into_pieces(level):
     shape = (1, 2, 3 * 65536 + 7)
     np.testing.assert_array_equal(
-        pyattn.dropout_keep_mask(shape, 0.5, rng=0), philox.keep_mask(shape, 0.5, draw_seed(0))
+        pyattn.functional.dropout_keep_mask(shape, 0.5, rng=0), philox.keep_mask(shape, 0.5, draw_seed(0))
     )
 
 
@@ -110,7 +112,7 @@ def test_a_long_row_is_cut_into_pieces(level):
 
 @pytest.fixture(scope="module")
 def keeps():
-    return pyattn.dropout_keep_mask((12, 96, 4096), 0.3, rng=2026)
+    return pyattn.functional.dropout_keep_mask((12, 96, 4096), 0.3, rng=2026)
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)], ids=str)
@@ -140,13 +142,13 @@ def test_neighbours_are_independent(keeps, axis, distance):
 
 
 def test_seeds_have_nothing_in_common():
-    first, second = (pyattn.dropout_keep_mask((4, 64, 1024), 0.5, rng=seed) for seed in (0, 1))
+    first, second = (pyattn.functional.dropout_keep_mask((4, 64, 1024), 0.5, rng=seed) for seed in (0, 1))
     assert abs(deviations((first == second).sum(), first.size, 0.5)) < 5
 
 
 @pytest.mark.parametrize("dropout_p", [0.01, 0.1, 0.25, 0.9])
 def test_the_share_is_dropout_p(dropout_p):
-    keep = pyattn.dropout_keep_mask((4, 256, 1024), dropout_p, rng=0)
+    keep = pyattn.functional.dropout_keep_mask((4, 256, 1024), dropout_p, rng=0)
     assert abs(deviations(keep.sum(), keep.size, 1 - dropout_p)) < 5
 
 
@@ -172,7 +174,7 @@ def test_output_and_weights_are_those_of_the_formula(shape, level, dtype):
 
 def test_a_mask_given_is_a_mask_drawn(level, dtype):
     arrays = arrays_for(3, 70, 131, dtype)
-    keep = pyattn.dropout_keep_mask((1, 3, 70, 131), 0.2, rng=9)
+    keep = pyattn.functional.dropout_keep_mask((1, 3, 70, 131), 0.2, rng=9)
     drawn = pyattn.attention(*arrays, dropout_p=0.2, rng=9, need_weights=True, need_lse=True)
     assert_same_bits(pyattn.attention(*arrays, dropout_p=0.2, keep_mask=keep, need_weights=True, need_lse=True), drawn)
 
@@ -202,7 +204,7 @@ def test_every_level_drops_the_same(levels):
 def test_masks_groups_and_layouts_go_with_it(level):
     query, key, value = normal(2, 6, 37, 8), normal(2, 2, 90, 8, seed=1), normal(2, 2, 90, 5, seed=2)
     mask = np.random.default_rng(3).random((37, 90)) < 0.8
-    keep = pyattn.dropout_keep_mask((2, 6, 37, 90), 0.25, rng=5)
+    keep = pyattn.functional.dropout_keep_mask((2, 6, 37, 90), 0.25, rng=5)
     arguments = {"attn_mask": mask, "is_causal": True, "align": "lower_right", "need_weights": True}
     result = pyattn.attention(query, key, value, dropout_p=0.25, rng=5, **arguments)
     plain = pyattn.attention(query, key, value, **arguments).weights.astype(np.float64)
@@ -291,7 +293,7 @@ def test_a_module_drops_in_training_alone():
     plain = module.eval()(x, x, x, rng=3)[0]
     assert_same_bits(module(x, x, x)[0], plain)
     dropped = module.train()(x, x, x, rng=3, average_attn_weights=False)
-    keep = pyattn.dropout_keep_mask((2, 2, 5, 5), 0.5, rng=3)
+    keep = pyattn.functional.dropout_keep_mask((2, 2, 5, 5), 0.5, rng=3)
     np.testing.assert_array_equal(dropped[1] != 0, keep)
     assert_same_bits(module(x, x, x, keep_mask=keep)[0], dropped[0])
     assert np.any(module(x, x, x)[0] != module(x, x, x)[0])
@@ -301,14 +303,14 @@ def test_extra_keys_are_dropped_as_others():
     module = nn.MultiheadAttention(8, 2, dropout=0.5, add_bias_kv=True, add_zero_attn=True, rng=0)
     x = normal(5, 2, 8)
     weights = module(x, x, x, rng=3, average_attn_weights=False)[1]
-    np.testing.assert_array_equal(weights != 0, pyattn.dropout_keep_mask((2, 2, 5, 7), 0.5, rng=3))
+    np.testing.assert_array_equal(weights != 0, pyattn.functional.dropout_keep_mask((2, 2, 5, 7), 0.5, rng=3))
 
 
 def test_sdpa_drops_too():
     x = normal(2, 4, 5, 8)
     expected = pyattn.attention(x, x, x, dropout_p=0.5, rng=1)
     assert_same_bits(pyattn.scaled_dot_product_attention(x, x, x, None, 0.5, rng=1), expected)
-    keep = pyattn.dropout_keep_mask((2, 4, 5, 5), 0.5, rng=1)
+    keep = pyattn.functional.dropout_keep_mask((2, 4, 5, 5), 0.5, rng=1)
     assert_same_bits(pyattn.scaled_dot_product_attention(x, x, x, None, 0.5, keep_mask=keep), expected)
 
 
@@ -334,7 +336,7 @@ def test_sdpa_drops_too():
 )
 def test_mistakes_in_the_mask_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.dropout_keep_mask(*arguments)
+        pyattn.functional.dropout_keep_mask(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def assert_close(y, ids, weight, scale=1.0, residual=0.0):
 def test_against_the_formula(dim, dtype, level):
     weight, ids = draw(20, dim, dtype), ids_of((3, 5), 20)
     rows, row = draw(15, dim, dtype, 2).reshape(3, 5, dim), draw(1, dim, dtype, 3)
-    assert_close(pyattn.embedding(ids, weight, scale=-0.3), ids, weight, -0.3)
-    assert_close(pyattn.embedding(ids, weight, residual=rows), ids, weight, 1, rows)
-    assert_close(pyattn.embedding(ids, weight, scale=7.7, residual=rows), ids, weight, 7.7, rows)
-    assert_close(pyattn.embedding(ids, weight, scale=7.7, residual=row), ids, weight, 7.7, row)
+    assert_close(pyattn.functional.embedding(ids, weight, scale=-0.3), ids, weight, -0.3)
+    assert_close(pyattn.functional.embedding(ids, weight, residual=rows), ids, weight, 1, rows)
+    assert_close(pyattn.functional.embedding(ids, weight, scale=7.7, residual=rows), ids, weight, 7.7, rows)
+    assert_close(pyattn.functional.embedding(ids, weight, scale=7.7, residual=row), ids, weight, 7.7, row)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -46,7 +46,7 @@ def test_rows_have_their_own_bits(dim, dtype, level):
     weight, ids = memory.view(dtype), ids_of(40, 9)
     weight[0] = np.finfo(dtype).smallest_subnormal
     weight[1] = -0.0
-    assert_same_bits(pyattn.embedding(ids, weight), weight[ids])
+    assert_same_bits(pyattn.functional.embedding(ids, weight), weight[ids])
 
 
 @pytest.mark.peers
@@ -54,8 +54,10 @@ def test_rows_have_their_own_bits(dim, dtype, level):
 def test_equals_torch(shape, dtype, torch):
     weight, ids = draw(11, 10, dtype), ids_of(shape, 11)
     theirs = torch.nn.functional.embedding(torch.from_numpy(np.asarray(ids)), torch.from_numpy(weight), padding_idx=2)
-    assert_same_bits(pyattn.embedding(ids, weight, 2), theirs.numpy())
-    assert_same_bits(pyattn.embedding(torch.from_numpy(np.asarray(ids)), torch.from_numpy(weight)), theirs.numpy())
+    assert_same_bits(pyattn.functional.embedding(ids, weight, 2), theirs.numpy())
+    assert_same_bits(
+        pyattn.functional.embedding(torch.from_numpy(np.asarray(ids)), torch.from_numpy(weight)), theirs.numpy()
+    )
 
 
 def test_levels_give_the_same_bits(dtype, levels):
@@ -63,7 +65,7 @@ def test_levels_give_the_same_bits(dtype, levels):
     results = {}
     for level in levels:
         _core._set_isa(level)
-        results[level] = pyattn.embedding(ids, weight, scale=1.7, residual=residual)
+        results[level] = pyattn.functional.embedding(ids, weight, scale=1.7, residual=residual)
     fused = [level for level in levels if level != "scalar"]
     for level in fused[1:]:
         assert_same_bits(results[level], results[fused[0]], level)
@@ -74,10 +76,12 @@ def test_levels_give_the_same_bits(dtype, levels):
 def test_threads_and_neighbours_do_not_change_a_bit(dim, dtype):
     rows = max(5, 200000 // dim)
     weight, ids, residual = draw(30, dim, dtype), ids_of(rows, 30), draw(rows, dim, dtype, 2)
-    one = pyattn.embedding(ids, weight, scale=1.7, residual=residual, num_threads=1)
+    one = pyattn.functional.embedding(ids, weight, scale=1.7, residual=residual, num_threads=1)
     for threads in (2, 3, 7):
-        assert_same_bits(pyattn.embedding(ids, weight, scale=1.7, residual=residual, num_threads=threads), one)
-    assert_same_bits(pyattn.embedding(ids[3], weight, scale=1.7, residual=residual[3]), one[3])
+        assert_same_bits(
+            pyattn.functional.embedding(ids, weight, scale=1.7, residual=residual, num_threads=threads), one
+        )
+    assert_same_bits(pyattn.functional.embedding(ids[3], weight, scale=1.7, residual=residual[3]), one[3])
 
 
 @pytest.mark.parametrize("kind", ["fortran", "reversed", "swapped", "unaligned", "apart", "read-only"])
@@ -100,12 +104,12 @@ def test_strides_do_not_change_a_bit(kind, dtype, level):
         return np.repeat(np.repeat(x, 3, 0), 2, -1)[::3, ..., ::2]
 
     arrays = [ids_of((6, 9), 40), draw(40, 37, dtype), draw(54, 37, dtype, 2).reshape(6, 9, 37)]
-    plain = pyattn.embedding(*arrays[:2], scale=1.7, residual=arrays[2])
-    copied = pyattn.embedding(*arrays[:2])
+    plain = pyattn.functional.embedding(*arrays[:2], scale=1.7, residual=arrays[2])
+    copied = pyattn.functional.embedding(*arrays[:2])
     for n in range(3):
         ids, weight, residual = (strided(a) if m == n else a for m, a in enumerate(arrays))
-        assert_same_bits(pyattn.embedding(ids, weight, scale=1.7, residual=residual), plain, n)
-        assert_same_bits(pyattn.embedding(ids, weight), copied, n)
+        assert_same_bits(pyattn.functional.embedding(ids, weight, scale=1.7, residual=residual), plain, n)
+        assert_same_bits(pyattn.functional.embedding(ids, weight), copied, n)
 
 
 @pytest.mark.parametrize("shape", [(37,), (1,), (), (9, 1), (9, 37), (6, 1, 37), (1, 9, 37), (6, 1, 1), (6, 9, 37)])
@@ -114,8 +118,8 @@ def test_a_residual_broadcasts(shape, dtype):
     residual = np.random.default_rng(3).standard_normal(shape).astype(dtype)
     whole = np.ascontiguousarray(np.broadcast_to(residual, (6, 9, 37)))
     assert_same_bits(
-        pyattn.embedding(ids, weight, scale=3, residual=residual),
-        pyattn.embedding(ids, weight, scale=3, residual=whole),
+        pyattn.functional.embedding(ids, weight, scale=3, residual=residual),
+        pyattn.functional.embedding(ids, weight, scale=3, residual=whole),
     )
 
 
@@ -123,42 +127,42 @@ def test_a_residual_is_not_expanded_and_a_table_is_not_copied():
     """Both would take terabytes."""
     row, ids = np.ones(1 << 20, np.float32), np.array([1 << 21, 5])
     table = np.broadcast_to(row, (1 << 22, 1 << 20))
-    y = pyattn.embedding(ids, table, residual=np.broadcast_to(row, (2, 1 << 20)))
+    y = pyattn.functional.embedding(ids, table, residual=np.broadcast_to(row, (2, 1 << 20)))
     assert (y == 2).all()
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", ">i4", "int64", "uint64", ">i8"])
 def test_all_integers_are_ids(kind, dtype):
     weight, ids = draw(100, 5, dtype), ids_of((4, 6), 100)
-    assert_same_bits(pyattn.embedding(ids.astype(kind), weight), weight[ids])
+    assert_same_bits(pyattn.functional.embedding(ids.astype(kind), weight), weight[ids])
 
 
 def test_what_numpy_can_read():
-    assert pyattn.embedding([[1, 0]], [[1, 2], [3, 4]]).tolist() == [[[3.0, 4.0], [1.0, 2.0]]]
-    assert pyattn.embedding(1, np.eye(2, dtype=np.float32)).tolist() == [0.0, 1.0]
-    assert pyattn.embedding([], np.eye(2)).shape == (0, 2)
-    assert pyattn.embedding([0], np.eye(2, dtype=np.float32), residual=[0.5, 0.5]).dtype == np.float64
-    assert pyattn.embedding(np.ones((3, 2), int), np.ones((2, 0))).shape == (3, 2, 0)
+    assert pyattn.functional.embedding([[1, 0]], [[1, 2], [3, 4]]).tolist() == [[[3.0, 4.0], [1.0, 2.0]]]
+    assert pyattn.functional.embedding(1, np.eye(2, dtype=np.float32)).tolist() == [0.0, 1.0]
+    assert pyattn.functional.embedding([], np.eye(2)).shape == (0, 2)
+    assert pyattn.functional.embedding([0], np.eye(2, dtype=np.float32), residual=[0.5, 0.5]).dtype == np.float64
+    assert pyattn.functional.embedding(np.ones((3, 2), int), np.ones((2, 0))).shape == (3, 2, 0)
 
 
 def test_out(dtype):
     ids, weight, residual = ids_of(40, 40), draw(40, 40, dtype), draw(40, 40, dtype, 2)
-    plain = pyattn.embedding(ids, weight, scale=2, residual=residual)
+    plain = pyattn.functional.embedding(ids, weight, scale=2, residual=residual)
     for out in (np.empty_like(plain), np.empty_like(plain, order="F"), np.empty((40, 80), dtype)[:, ::2]):
-        assert pyattn.embedding(ids, weight, scale=2, residual=residual, out=out) is out
+        assert pyattn.functional.embedding(ids, weight, scale=2, residual=residual, out=out) is out
         assert_same_bits(out, plain)
     for n in range(2):
         arrays = [weight.copy(), residual.copy()]
-        pyattn.embedding(ids, arrays[0], scale=2, residual=arrays[1], out=arrays[n])
+        pyattn.functional.embedding(ids, arrays[0], scale=2, residual=arrays[1], out=arrays[n])
         assert_same_bits(arrays[n], plain, n)
 
 
 def test_nan_and_infinity_stay_in_their_place(dtype, level):
     weight, ids = draw(10, 33, dtype), np.arange(10)
     residual = draw(10, 33, dtype, 2)
-    plain = pyattn.embedding(ids, weight, scale=2, residual=residual)
+    plain = pyattn.functional.embedding(ids, weight, scale=2, residual=residual)
     weight[3, 7], residual[5, 32] = np.nan, np.inf
-    y = pyattn.embedding(ids, weight, scale=2, residual=residual)
+    y = pyattn.functional.embedding(ids, weight, scale=2, residual=residual)
     assert np.isnan(y[3, 7])
     assert np.isposinf(y[5, 32])
     y[3, 7], y[5, 32] = plain[3, 7], plain[5, 32]
@@ -185,7 +189,7 @@ end, calls, refused = time.monotonic() + 1, 0, 0
 while time.monotonic() < end:
     calls += 1
     try:
-        assert (pyattn.embedding(ids, weight, num_threads=calls % 2 + 1) == 1).all()
+        assert (pyattn.functional.embedding(ids, weight, num_threads=calls % 2 + 1) == 1).all()
     except ValueError:
         refused += 1
 stop.append(1)
@@ -264,13 +268,13 @@ LARGE = np.array([2**64 - 1], np.uint64)
 )
 def test_mistakes_are_named(input, arguments, kind, message):  # noqa: A002 (the argument's name)
     with pytest.raises(kind, match=message):
-        pyattn.embedding(input, **{"weight": WEIGHT, **arguments})
+        pyattn.functional.embedding(input, **{"weight": WEIGHT, **arguments})
 
 
 def test_a_wrong_id_writes_nothing():
     out = np.full((100000, 3), 7.0)
     with pytest.raises(ValueError, match="input holds 5"):
-        pyattn.embedding([*range(4)] * 24999 + [0, 1, 2, 5], WEIGHT, out=out)
+        pyattn.functional.embedding([*range(4)] * 24999 + [0, 1, 2, 5], WEIGHT, out=out)
     assert (out == 7).all()
 
 
@@ -285,4 +289,4 @@ def test_a_padding_idx_that_changes_the_weight_changes_nothing():
             return 0
 
     with pytest.raises(ValueError, match="weight has shape"):
-        pyattn.embedding([3, 2], weight, Index())
+        pyattn.functional.embedding([3, 2], weight, Index())

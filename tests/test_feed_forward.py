@@ -29,12 +29,12 @@ def draw(rng, rows, features, hidden, dtype):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_has_the_bits_of_its_products(rows, activation, dtype, level):
     x, w1, b1, w2, b2, w3, b3 = draw(np.random.default_rng(rows), rows, 40, 130, dtype)
-    hidden = pyattn.linear(x, w1, b1, activation=activation)
-    whole = pyattn.feed_forward(x, w1, b1, w2, b2, activation=activation, residual=x)
-    assert_same_bits(whole, pyattn.linear(hidden, w2, b2, residual=x))
-    gate = pyattn.linear(x, w3, b3, activation=activation)
-    whole = pyattn.feed_forward(x, w1, None, w2, None, activation=activation, gate_weight=w3, gate_bias=b3)
-    assert_same_bits(whole, pyattn.linear(pyattn.linear(x, w1, gate=gate), w2))
+    hidden = pyattn.functional.linear(x, w1, b1, activation=activation)
+    whole = pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation=activation, residual=x)
+    assert_same_bits(whole, pyattn.functional.linear(hidden, w2, b2, residual=x))
+    gate = pyattn.functional.linear(x, w3, b3, activation=activation)
+    whole = pyattn.functional.feed_forward(x, w1, None, w2, None, activation=activation, gate_weight=w3, gate_bias=b3)
+    assert_same_bits(whole, pyattn.functional.linear(pyattn.functional.linear(x, w1, gate=gate), w2))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -46,20 +46,20 @@ def test_against_the_formula(activation, dtype, level):
     exact = reference.feed_forward(x, w1, b1, w2, b2, activation=activation, dtype=wide)
     size = reference.linear(np.abs(x), np.abs(w1), np.abs(b1), dtype=wide) * (np.sqrt(41) * 1.13 + np.sqrt(131) + 10)
     bound = 4 * np.finfo(dtype).eps / 2 * reference.linear(size, np.abs(w2), np.abs(b2) * 12, dtype=wide)
-    y = pyattn.feed_forward(x, w1, b1, w2, b2, activation=activation)
+    y = pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation=activation)
     assert (np.abs(y - exact) <= bound).all()
 
 
 def test_threads_batches_and_out_give_the_same_bits(dtype, level):
     x, w1, b1, w2, b2, *_ = draw(np.random.default_rng(4), 100, 64, 200, dtype)
-    first = pyattn.feed_forward(x, w1, b1, w2, b2, activation="gelu", num_threads=1)
-    assert_same_bits(pyattn.feed_forward(x, w1, b1, w2, b2, activation="gelu", num_threads=2), first)
-    by_row = [pyattn.feed_forward(row, w1, b1, w2, b2, activation="gelu") for row in x]
+    first = pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation="gelu", num_threads=1)
+    assert_same_bits(pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation="gelu", num_threads=2), first)
+    by_row = [pyattn.functional.feed_forward(row, w1, b1, w2, b2, activation="gelu") for row in x]
     assert_same_bits(np.stack(by_row), first)
-    batches = pyattn.feed_forward(x.reshape(5, 20, 64), w1, b1, w2, b2, activation="gelu")
+    batches = pyattn.functional.feed_forward(x.reshape(5, 20, 64), w1, b1, w2, b2, activation="gelu")
     assert_same_bits(batches.reshape(100, 64), first)
     out = x.copy()
-    assert pyattn.feed_forward(out, w1, b1, w2, b2, activation="gelu", out=out) is out
+    assert pyattn.functional.feed_forward(out, w1, b1, w2, b2, activation="gelu", out=out) is out
     assert_same_bits(out, first)
 
 
@@ -70,7 +70,7 @@ def test_several_threads_give_the_same_bits(dtype):
     results = []
     for threads in (1, 2, 3, 7):
         y, options = x.copy(), {"gate_weight": w3, "gate_bias": b3, "num_threads": threads}
-        pyattn.feed_forward(x, w1, b1, w2, b2, activation="gelu", residual=y, out=y, **options)
+        pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation="gelu", residual=y, out=y, **options)
         results.append(y)
     for other in results[1:]:
         assert_same_bits(other, results[0])
@@ -81,7 +81,9 @@ def test_levels_give_the_same_bits(dtype, levels):
     results = []
     for level in [one for one in levels if one != "scalar"] or levels:
         _core._set_isa(level)
-        results.append(pyattn.feed_forward(x, w1, b1, w2, b2, activation="silu", gate_weight=w3, gate_bias=b3))
+        results.append(
+            pyattn.functional.feed_forward(x, w1, b1, w2, b2, activation="silu", gate_weight=w3, gate_bias=b3)
+        )
     for other in results[1:]:
         assert_same_bits(other, results[0])
 
@@ -96,7 +98,8 @@ def test_strides_make_no_difference(dtype):
         b2[::-1].copy()[::-1],
     ]
     assert_same_bits(
-        pyattn.feed_forward(*strided, residual=x.T.copy().T), pyattn.feed_forward(x, w1, b1, w2, b2, residual=x)
+        pyattn.functional.feed_forward(*strided, residual=x.T.copy().T),
+        pyattn.functional.feed_forward(x, w1, b1, w2, b2, residual=x),
     )
 
 
@@ -137,4 +140,4 @@ X, W1, W2 = np.ones((2, 3)), np.ones((5, 3)), np.ones((4, 5))
 )
 def test_mistakes_are_named(arguments, options, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.feed_forward(*arguments, **options)
+        pyattn.functional.feed_forward(*arguments, **options)

@@ -7,7 +7,6 @@ import platform
 import threading
 from functools import partial
 
-import bounds
 import numpy as np
 import pytest
 from calls import WORKING
@@ -15,6 +14,7 @@ from module_calls import MODULES
 
 import pyattn
 from pyattn import _core, nn
+from pyattn.testing import bounds
 
 LIBM = ctypes.CDLL(None)
 UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
@@ -55,7 +55,7 @@ def attention_calls(arrays):
         lambda: pyattn.attention(invalid, key, infinite),
         lambda: pyattn.attention(query, key, value, attn_mask=mask),
         *(partial(pyattn.attention, query, key, value, dropout_p=p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
-        lambda: pyattn.dropout_keep_mask((3, 300), 0.1, rng=0),
+        lambda: pyattn.functional.dropout_keep_mask((3, 300), 0.1, rng=0),
         lambda: pyattn.attention(large, far, tiny, score="cosine"),
         lambda: pyattn.attention(far, large, value, score="distance", need_lse=True),
         lambda: pyattn.attention(large, key, value, score="bilinear", score_weight=large[0, :24]),
@@ -77,18 +77,18 @@ def calls(arrays):
     return [
         *attention_calls(arrays),
         lambda: pyattn.softmax(far),
-        *(partial(pyattn.dropout, large, p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
-        lambda: pyattn.log_softmax(large),
-        lambda: pyattn.argmax(large),
-        lambda: pyattn.top_k(np.full_like(query, np.nan), 3),
+        *(partial(pyattn.functional.dropout, large, p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
+        lambda: pyattn.functional.log_softmax(large),
+        lambda: pyattn.functional.argmax(large),
+        lambda: pyattn.functional.top_k(np.full_like(query, np.nan), 3),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
-        lambda: pyattn.linear(far, large[0]),
-        lambda: pyattn.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),
-        lambda: pyattn.rotary_embedding(large, rotary_dim=4, offset=10),
-        *(partial(activate, x) for activate in (pyattn.gelu, pyattn.silu) for x in (far, large)),
-        lambda: pyattn.layer_norm(far, 24, residual=large),
-        lambda: pyattn.rms_norm(large, 24),
-        lambda: pyattn.feed_forward(large, far[0], None, far[0].T, None, activation="silu"),
+        lambda: pyattn.functional.linear(far, large[0]),
+        lambda: pyattn.functional.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),
+        lambda: pyattn.functional.rotary_embedding(large, rotary_dim=4, offset=10),
+        *(partial(activate, x) for activate in (pyattn.functional.gelu, pyattn.functional.silu) for x in (far, large)),
+        lambda: pyattn.functional.layer_norm(far, 24, residual=large),
+        lambda: pyattn.functional.rms_norm(large, 24),
+        lambda: pyattn.functional.feed_forward(large, far[0], None, far[0].T, None, activation="silu"),
         lambda: pyattn.self_attention(large, *[far[0, :24]] * 3, num_threads=2),
         lambda: _core.multi_head(large, far, far, *[far[0, :24]] * 3, heads=2, num_threads=2),
         lambda: nn.TransformerEncoderLayer(24, 2, 48, batch_first=True, dtype=large.dtype, rng=0).eval()(large),
@@ -229,7 +229,7 @@ def test_softmax_far_below(dtype, level):
     for below in (80, 88, 95, 103, 110, 700, 710, 740, 750):
         x = np.array([0, -below, -below - 0.5], dtype)
         assert bounds.softmax_ratio(pyattn.softmax(x), x) <= 1
-        assert bounds.softmax_ratio(pyattn.log_softmax(x), x, logarithm=True) <= 1
+        assert bounds.softmax_ratio(pyattn.functional.log_softmax(x), x, logarithm=True) <= 1
 
 
 @pytest.mark.threads

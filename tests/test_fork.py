@@ -32,7 +32,7 @@ def compute(threads=2):
     result = pyattn.attention(*arrays, num_threads=threads, need_lse=True)
     few = pyattn.attention(arrays[0][:, :, :1], *arrays[1:], num_threads=threads)
     soft = pyattn.softmax(arrays[1])
-    norms = pyattn.layer_norm(arrays[1], 32), pyattn.rms_norm(arrays[1], 32)
+    norms = functional.layer_norm(arrays[1], 32), functional.rms_norm(arrays[1], 32)
     cache = held.fork()  # its last page is copied
     cache.append(0, arrays[1][:, :, :1], arrays[2][:, :, :1])
     read = cache.attend(0, arrays[0], is_causal=True, num_threads=threads)
@@ -127,18 +127,18 @@ pyattn.set_num_threads(2)
 calls = {{
     "tasks": lambda: pyattn.attention(query, query, query, num_threads=2),
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
-    "linear": lambda: pyattn.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
-    "embedding": lambda: pyattn.embedding(np.arange({50 * LENGTH}) % len(wide[0]), wide[0], scale=2, num_threads=2),
-    "top_k": lambda: pyattn.top_k(long[0, 0, :20000], 5).values,
-    "dropout": lambda: pyattn.dropout(long[0, 0, :100000], 0.3, rng=0),
-    "rotary": lambda: pyattn.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
+    "linear": lambda: functional.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
+    "embedding": lambda: functional.embedding(np.arange({50 * LENGTH}) % len(wide[0]), wide[0], scale=2, num_threads=2),
+    "top_k": lambda: functional.top_k(long[0, 0, :20000], 5).values,
+    "dropout": lambda: functional.dropout(long[0, 0, :100000], 0.3, rng=0),
+    "rotary": lambda: functional.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
     "rotary in a module": lambda: turning(small, small, small, need_weights=False)[0],
     "parts of a module": lambda: turning(*[rows[None]] * 3, window=(2, 2), need_weights=False)[0],
-    "feed_forward": lambda: pyattn.feed_forward(query.reshape(-1, 64), up, None, up.T, None, gate_weight=up),
+    "feed_forward": lambda: functional.feed_forward(query.reshape(-1, 64), up, None, up.T, None, gate_weight=up),
     "layer": lambda: layer(small),
     "layer, a norm first": lambda: first(small),
-    "layer_norm": lambda: pyattn.layer_norm(long[:, :, : {20 * LENGTH}], 64),
+    "layer_norm": lambda: functional.layer_norm(long[:, :, : {20 * LENGTH}], 64),
     "cache": lambda: held.attend(0, query[:, :, : {LENGTH // 4}], num_threads=2),
     "generate": lambda: pyattn.generate(model, [[3, 1, 4]], max_new_tokens=20).scores,
 }}

@@ -60,8 +60,8 @@ def test_no_end_before_its_time():
 
 def test_sources_of_all_forms_are_one():
     rows = [[3, 1, 2], [2], [4, 4]]
-    padded, lengths = pyattn.pad_sequences(rows, padding_value=5)
-    left, _ = pyattn.pad_sequences(rows, padding_value=5, side="left")
+    padded, lengths = pyattn.generation.pad_sequences(rows, padding_value=5)
+    left, _ = pyattn.generation.pad_sequences(rows, padding_value=5, side="left")
     forms = [
         (rows, {}),
         (tuple(map(np.array, rows)), {}),

@@ -76,7 +76,7 @@ def test_weights_of_steps_are_those_of_the_model(kind):
 
 def test_padding_idx_is_padding():
     model = model_of("Seq2Seq", padding_idx=0)
-    padded, _ = pyattn.pad_sequences(PROMPTS)
+    padded, _ = pyattn.generation.pad_sequences(PROMPTS)
     options = {"max_new_tokens": 6, "start_token_id": 1, "eos_token_id": 3}
     one, other = (pyattn.generate(model, source, **options) for source in (padded, PROMPTS))
     assert one.tokens.tolist() == other.tokens.tolist()

@@ -17,7 +17,7 @@ assert "interop" in dir(pyattn) and "torch" in dir(pyattn.interop)
 assert not hasattr(pyattn.interop, "tensorflow")
 pyattn.interop.torch.to_torch, pyattn.interop.torch.from_torch
 assert "torch" not in sys.modules
-pyattn.interop.torch.to_torch(pyattn.Linear(1, 1))
+pyattn.interop.torch.to_torch(pyattn.nn.Linear(1, 1))
 assert "torch" in sys.modules
 """
 

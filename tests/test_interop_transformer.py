@@ -102,9 +102,14 @@ def test_every_activation_has_its_twin(torch):
     for theirs, name in pairs:
         layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=theirs)
         assert pyattn.interop.torch.from_torch(layer).activation == name
-    tanh = functools.partial(pyattn.gelu, approximate="tanh")
+    tanh = functools.partial(pyattn.functional.gelu, approximate="tanh")
     x = torch.linspace(-3, 3, 7)
-    for ours, name in [(pyattn.gelu, "gelu"), (pyattn.silu, "silu"), (tanh, "gelu_tanh"), ("relu", "relu")]:
+    for ours, name in [
+        (pyattn.functional.gelu, "gelu"),
+        (pyattn.functional.silu, "silu"),
+        (tanh, "gelu_tanh"),
+        ("relu", "relu"),
+    ]:
         back = pyattn.interop.torch.to_torch(nn.TransformerDecoderLayer(**LAYER, activation=ours))
         expected = nn.feed_forward._FUNCTIONS[name](x.numpy())
         np.testing.assert_allclose(back.activation(x).numpy(), expected, rtol=0, atol=1e-6)

@@ -23,11 +23,11 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode": "attend(endless(64, 64, 1, 64), endless(64, 64, 1 << 20, 64))",
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
-    "linear": "pyattn.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
+    "linear": "functional.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
     # one thread: all rows of the output are one
-    "rotary": "pyattn.rotary_embedding(endless(1 << 30, 512), num_threads=1, out=one_row(1 << 30, 512))",
+    "rotary": "functional.rotary_embedding(endless(1 << 30, 512), num_threads=1, out=one_row(1 << 30, 512))",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
-    "keeps": "pyattn.dropout_keep_mask((1, 1 << 32), 0.5)",
+    "keeps": "functional.dropout_keep_mask((1, 1 << 32), 0.5)",
     "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
     "softmax, another axis": "pyattn.softmax(endless(20000, 4000), axis=0)",
     "small heads": "attend(endless(1 << 22, 1), endless(1 << 20, 1))",
@@ -35,18 +35,18 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "cosine": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='cosine')",
     "distance": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='distance')",
     "bilinear": "attend(endless(99999, 64), endless(99999, 64), score='bilinear', score_weight=endless(64, 64))",
-    "top_k": "pyattn.top_k(np.zeros((1 << 19, 1024), 'f4'), 100)",
-    "top_k, one row": "pyattn.top_k(np.arange(1 << 24, dtype='f4'), 1 << 22)",
+    "top_k": "functional.top_k(np.zeros((1 << 19, 1024), 'f4'), 100)",
+    "top_k, one row": "functional.top_k(np.arange(1 << 24, dtype='f4'), 1 << 22)",
     "softmax": "pyattn.softmax(np.zeros((1 << 19, 1024), 'f4'))",  # memory that is not written to is not there
     "module": "module(*[endless(1, 30000, 256)] * 3, need_weights=False)",
     "module, weights": "module(*[endless(4, 8000, 256)] * 3)",
     "module, projections": "wide_module(*[endless(1, 1 << 14, 4096)] * 3, need_weights=False)",
     "layer": "layer(endless(1, 30000, 256))",
-    "feed_forward": "pyattn.feed_forward(endless(1 << 17, 1024), endless(4096, 1024), None, endless(1024, 4096), None)",
-    "layer_norm": "pyattn.layer_norm(endless(1 << 20, 1024), 1024)",
-    "gelu": "pyattn.gelu(np.zeros((1 << 20, 1024), 'f4'))",
+    "feed_forward": "functional.feed_forward(endless(1 << 17, 1024), endless(4096, 1024), None, endless(1024, 4096), None)",
+    "layer_norm": "functional.layer_norm(endless(1 << 20, 1024), 1024)",
+    "gelu": "functional.gelu(np.zeros((1 << 20, 1024), 'f4'))",
     # one thread, as rotary; wide rows, as nobody looks for a signal while ids are copied and checked
-    "embedding": "pyattn.embedding(ids, endless(9, 1 << 16), num_threads=1, out=one_row(len(ids), 1 << 16))",
+    "embedding": "functional.embedding(ids, endless(9, 1 << 16), num_threads=1, out=one_row(len(ids), 1 << 16))",
 }
 
 # Under a sanitizer, where a process takes seconds to start, one call for each loop that looks for a signal.
@@ -58,6 +58,7 @@ COMMON = """
 import faulthandler, json, os, signal, sys, threading, time
 import numpy as np, pyattn
 from helpers import assert_same_bits
+from pyattn import functional
 from pyattn import nn
 
 faulthandler.dump_traceback_later(120, exit=True)

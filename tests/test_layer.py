@@ -8,7 +8,7 @@ from helpers import assert_same_bits
 
 import pyattn
 from pyattn import _core
-from pyattn._positions import Turning
+from pyattn._util.typing import Rotation
 
 E, HIDDEN, HEADS, EPS = 24, 50, 4, 1e-6
 
@@ -77,7 +77,9 @@ class Drawn:
         return add(
             y,
             2,
-            lambda x: pyattn.feed_forward(x, in_weight, in_bias, out_weight, out_bias, activation=activation, **gate),
+            lambda x: pyattn.functional.feed_forward(
+                x, in_weight, in_bias, out_weight, out_bias, activation=activation, **gate
+            ),
         )
 
 
@@ -201,7 +203,7 @@ def test_a_batch_of_many_groups_has_the_bits_of_its_entries(options, norm_first,
 def test_a_group_turns_by_its_own_positions(dtype):
     drawn, rng = Drawn(dtype), np.random.default_rng(4)
     x, ids = rng.standard_normal((80, 41, E)).astype(dtype), rng.integers(0, 1000, (80, 41))
-    turning = lambda ids: Turning(1 / 10.0 ** np.arange(E // HEADS // 2), 1.0, 0, ids, False)  # noqa: E731
+    turning = lambda ids: Rotation(1 / 10.0 ** np.arange(E // HEADS // 2), 1.0, 0, ids, False)  # noqa: E731
     drawn.x = x
     together = drawn.whole(None, rotary=turning(ids), num_threads=1)
     same = drawn.whole(None, rotary=turning(ids[0]), num_threads=1)

@@ -6,12 +6,12 @@ import re
 import tracemalloc
 from itertools import product
 
-import bounds
 import numpy as np
 import pytest
 
 import pyattn
 from pyattn import masks
+from pyattn.testing import bounds
 
 SIZES = [(0, 0), (1, 1), (4, 4), (3, 5), (5, 3), (1, 4), (0, 3), (3, 0)]
 ALIGNS = ("upper_left", "lower_right")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import bounds
 import numpy as np
 import pytest
 from helpers import assert_same_bits
 
 import pyattn
+from pyattn.testing import bounds
 
 HEADS, Q_LEN, KV_LEN, HEAD_DIM, V_DIM = 2, 9, 700, 16, 5
 CUTS = {

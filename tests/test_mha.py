@@ -98,7 +98,7 @@ def call_torch(torch, module, inputs, masks, **options):
 def functional(module, inputs, **options):
     packed = module.in_proj_weight is not None
     separate = {name: getattr(module, name) for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")}
-    return pyattn.multi_head_attention_forward(
+    return pyattn.functional.multi_head_attention_forward(
         *inputs,
         module.embed_dim,
         module.num_heads,
@@ -257,7 +257,9 @@ def test_equals_torch_in_the_static_keys_of_the_function(torch, dtype):
         training=False,
         **{name: torch.from_numpy(array) for name, array in static.items()},
     )
-    ours = pyattn.multi_head_attention_forward(x, x, x, *rest[0], weight, *rest[1], out, None, training=False, **static)
+    ours = pyattn.functional.multi_head_attention_forward(
+        x, x, x, *rest[0], weight, *rest[1], out, None, training=False, **static
+    )
     tolerance = 1e-4 if dtype == "float32" else 1e-12
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other.numpy(), rtol=0, atol=tolerance)

@@ -13,7 +13,7 @@ from multi_head_twin import multi_head
 
 import pyattn
 from pyattn import nn
-from pyattn.torch_rules import Hidden, Sizes, for_the_core
+from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core
 
 
 def normal(*shape, dtype="float64", seed=0):

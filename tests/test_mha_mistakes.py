@@ -197,9 +197,9 @@ def test_mistakes_in_the_function_are_named(arguments, kind, message):
     names = ("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k")
     names += ("bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
     given = dict(zip(names, (X, Y, Y, 8, 4, WEIGHT, None, None, None, False, 0.0, OUT, None), strict=True))
-    assert pyattn.multi_head_attention_forward(**given)[1].shape == (2, 5, 7)
+    assert pyattn.functional.multi_head_attention_forward(**given)[1].shape == (2, 5, 7)
     with pytest.raises(kind, match=message):
-        pyattn.multi_head_attention_forward(**{**given, **arguments})
+        pyattn.functional.multi_head_attention_forward(**{**given, **arguments})
 
 
 def assign(module, name, array):
@@ -269,7 +269,7 @@ def test_the_function_has_the_arguments_of_torch(torch):
     import inspect
 
     theirs = inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters.values()
-    ours = list(inspect.signature(pyattn.multi_head_attention_forward).parameters.values())
+    ours = list(inspect.signature(pyattn.functional.multi_head_attention_forward).parameters.values())
     for one, other in zip(ours, theirs, strict=False):
         assert (one.name, one.default, one.kind) == (other.name, other.default, other.kind)
     assert [argument.name for argument in ours[len(theirs) :]] == ["rng", "keep_mask", "empty_rows"]
@@ -279,7 +279,7 @@ def test_the_function_has_the_arguments_of_torch(torch):
 
 
 def test_both_docstrings_open_with_the_table_of_polarities():
-    for thing in (nn.MultiheadAttention, pyattn.multi_head_attention_forward, pyattn.attention):
+    for thing in (nn.MultiheadAttention, pyattn.functional.multi_head_attention_forward, pyattn.attention):
         first, second = thing.__doc__.splitlines()[:2]
         assert first.split() == ["attention:", "True", "=", "attend"]
         assert second.split() == ["MultiheadAttention,", "as", "torch:", "True", "=", "blocked"]

@@ -207,7 +207,7 @@ def test_sizes_of_our_own_with_all_that_hides_and_drops(block, levels):
         keep, extras = None, case["add_bias_kv"] + case["add_zero_attn"]
         if case["dropout"]:
             pairs = len(inputs[0]), module.num_heads, inputs[0].shape[1], inputs[1].shape[1] + extras
-            keep = pyattn.dropout_keep_mask(pairs, module.dropout, rng=number)
+            keep = pyattn.functional.dropout_keep_mask(pairs, module.dropout, rng=number)
         near = expect_module(module, inputs, hidden, average=case["average_attn_weights"], keep=keep)
         asked = {name: case[name] for name in ("need_weights", "average_attn_weights")}
         pyattn.set_num_threads(1 + number % 2)

@@ -13,8 +13,8 @@ import pytest
 from helpers import assert_same_bits, bits
 from published import BERT, bert_tensors, bytes_of, file_of, header_of, write_model
 
+import pyattn.io.safetensors as _safetensors
 from pyattn import models
-from pyattn.models import _safetensors
 from pyattn.models._weights import as_array
 
 ARRAYS = {

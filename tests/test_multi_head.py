@@ -25,12 +25,12 @@ def draw(rng, dtype, *, batch=2, q_len=7, kv_len=9, inner=12, heads=4, kv_heads=
 def step_by_step(inputs, weights, options, **attention):
     heads = options["heads"], options["kv_heads"], options["kv_heads"]
     q, k, v = (
-        pyattn.linear(x, weight, options[f"{name}_bias"]).reshape(*x.shape[:-1], n, -1)
+        pyattn.functional.linear(x, weight, options[f"{name}_bias"]).reshape(*x.shape[:-1], n, -1)
         for x, weight, name, n in zip(inputs, weights, "qkv", heads, strict=True)
     )
     result = pyattn.attention(q, k, v, layout="bshd", enable_gqa=True, need_weights=True, **attention)
     side_by_side = result.output.reshape(*result.output.shape[:-2], -1)
-    return pyattn.linear(side_by_side, options["out_weight"], options["out_bias"]), result.weights
+    return pyattn.functional.linear(side_by_side, options["out_weight"], options["out_bias"]), result.weights
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

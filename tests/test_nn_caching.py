@@ -181,7 +181,7 @@ def test_a_memory_that_turns_is_not_left_unturned():
     layer.multihead_attn.rotary = ROTARIES["halves"]
     turned_too = layer(x, memory)
     assert abs(turned_too - plain).max() > 1e-3
-    layer.activation = lambda x: pyattn.gelu(x)
+    layer.activation = lambda x: pyattn.functional.gelu(x)
     assert_same_bits(layer(x, memory), turned_too)
 
 

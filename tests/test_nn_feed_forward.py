@@ -10,22 +10,22 @@ import re
 
 import numpy as np
 import pytest
-from bounds import WIDER
 from helpers import assert_same_bits
 
 import pyattn
 from pyattn import nn, reference
+from pyattn.testing.bounds import WIDER
 
-TANH_GELU = functools.partial(pyattn.gelu, approximate="tanh")
+TANH_GELU = functools.partial(pyattn.functional.gelu, approximate="tanh")
 KNOWN = {  # as given: its name in the core
     "relu": "relu",
     "gelu": "gelu",
     "gelu_tanh": "gelu_tanh",
     "silu": "silu",
-    pyattn.gelu: "gelu",
-    pyattn.silu: "silu",
-    functools.partial(pyattn.gelu): "gelu",
-    functools.partial(pyattn.gelu, approximate="none"): "gelu",
+    pyattn.functional.gelu: "gelu",
+    pyattn.functional.silu: "silu",
+    functools.partial(pyattn.functional.gelu): "gelu",
+    functools.partial(pyattn.functional.gelu, approximate="none"): "gelu",
     TANH_GELU: "gelu_tanh",
 }
 
@@ -35,7 +35,7 @@ def drawn_input(dtype, *shape):
 
 
 def arrays_of(module):
-    """As pyattn.feed_forward takes them."""
+    """As pyattn.functional.feed_forward takes them."""
     gate = {"gate_weight": module.gate.weight, "gate_bias": module.gate.bias} if module.gate else {}
     one, two = module.linear1, module.linear2
     return (one.weight, one.bias, two.weight, two.bias), gate
@@ -75,7 +75,12 @@ def test_is_one_call_with_the_formulas_result(activation, gated, bias, dtype, ca
 @pytest.mark.parametrize("activation", KNOWN)
 def test_a_function_of_the_callers_gives_the_same_bits(activation, gated, dtype, calls):
     """It is applied between two linear layers."""
-    function = {"relu": lambda x: np.maximum(x, 0), "gelu": pyattn.gelu, "gelu_tanh": TANH_GELU, "silu": pyattn.silu}
+    function = {
+        "relu": lambda x: np.maximum(x, 0),
+        "gelu": pyattn.functional.gelu,
+        "gelu_tanh": TANH_GELU,
+        "silu": pyattn.functional.silu,
+    }
     name = KNOWN[activation]
     options = {"gated": gated, "dtype": dtype, "rng": 0}
     x = drawn_input(dtype, 11, 6)
@@ -111,7 +116,7 @@ def test_state_goes_there_and_back(gated):
 
 
 def test_the_repr_tells_all():
-    assert repr(nn.FeedForward(3, 5, 0.1, pyattn.silu, bias=False, d_out=4)) == (
+    assert repr(nn.FeedForward(3, 5, 0.1, pyattn.functional.silu, bias=False, d_out=4)) == (
         "FeedForward(\n"
         "  activation=silu, dropout=0.1\n"
         "  (linear1): Linear(in_features=3, out_features=5, bias=False)\n"
@@ -131,8 +136,8 @@ def test_what_is_written_to_a_weight_or_as_an_activation_counts():
 
 def test_dropout_is_at_work_in_training_alone(dtype):
     module, x = nn.FeedForward(3, 4, dropout=0.5, dtype=dtype, rng=0), drawn_input(dtype, 2, 3)
-    hidden = pyattn.linear(x, module.linear1.weight, module.linear1.bias, activation="relu")
-    assert_same_bits(module(x, rng=3), module.linear2(pyattn.dropout(hidden, 0.5, rng=3)))
+    hidden = pyattn.functional.linear(x, module.linear1.weight, module.linear1.bias, activation="relu")
+    assert_same_bits(module(x, rng=3), module.linear2(pyattn.functional.dropout(hidden, 0.5, rng=3)))
     assert_same_bits(module.eval()(x), nn.FeedForward(3, 4, dtype=dtype, rng=0)(x))
 
 

@@ -67,7 +67,8 @@ def calls(monkeypatch):
 @every_kind
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
-    "activation", ["relu", "gelu", pyattn.silu, functools.partial(pyattn.gelu, approximate="tanh")]
+    "activation",
+    ["relu", "gelu", pyattn.functional.silu, functools.partial(pyattn.functional.gelu, approximate="tanh")],
 )
 def test_a_layer_is_one_call(kind, activation, training, calls):
     """In training, too, as long as nothing is dropped."""
@@ -104,13 +105,13 @@ def test_dropout_in_training_is_composed(kind):
     inputs = inputs_of(kind)
     drawn = np.random.default_rng(0)  # one after the other from one generator: no two parts drop the same
     attended = layer.self_attn(*[inputs[0]] * 3, need_weights=False, rng=drawn)[0]
-    y = layer.norm1(inputs[0] + pyattn.dropout(attended, 0.5, rng=drawn))
+    y = layer.norm1(inputs[0] + pyattn.functional.dropout(attended, 0.5, rng=drawn))
     if kind is nn.TransformerDecoderLayer:
         attended = layer.multihead_attn(y, *[inputs[1]] * 2, need_weights=False, rng=drawn)[0]
-        y = layer.norm2(y + pyattn.dropout(attended, 0.5, rng=drawn))
-    hidden = pyattn.dropout(np.maximum(layer.linear1(y), 0), 0.5, rng=drawn)
+        y = layer.norm2(y + pyattn.functional.dropout(attended, 0.5, rng=drawn))
+    hidden = pyattn.functional.dropout(np.maximum(layer.linear1(y), 0), 0.5, rng=drawn)
     last = layer.norm3 if kind is nn.TransformerDecoderLayer else layer.norm2
-    assert_same_bits(layer(*inputs, rng=0), last(y + pyattn.dropout(layer.linear2(hidden), 0.5, rng=drawn)))
+    assert_same_bits(layer(*inputs, rng=0), last(y + pyattn.functional.dropout(layer.linear2(hidden), 0.5, rng=drawn)))
     layer.dropout = 0.0  # of the attentions' weights alone
     first = layer(*inputs, rng=0)
     assert_same_bits(layer(*inputs, rng=0), first)
@@ -180,7 +181,7 @@ def test_a_sequence_of_padding_alone_is_finite(kind):
 
 @every_kind
 def test_state_goes_there_and_back(kind):
-    layer, inputs = make(kind, activation=pyattn.gelu, norm_first=True), inputs_of(kind)
+    layer, inputs = make(kind, activation=pyattn.functional.gelu, norm_first=True), inputs_of(kind)
     other = kind(E, HEADS, 12, activation="gelu", norm_first=True, batch_first=True).eval()
     other.load_state_dict(layer.state_dict(), strict=True)
     for twin in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):

@@ -33,9 +33,9 @@ def test_equals_torch(shape, bias, dtype, torch):
 def test_is_the_function(dtype):
     linear = nn.Linear(20, 7, dtype=dtype, rng=0)
     x = np.random.default_rng(1).standard_normal((3, 20)).astype(dtype)
-    assert_same_bits(linear(x), pyattn.linear(x, linear.weight, linear.bias))
+    assert_same_bits(linear(x), pyattn.functional.linear(x, linear.weight, linear.bias))
     assert_same_bits(linear(input=x), linear.forward(x))
-    assert pyattn.Linear is nn.Linear
+    assert pyattn.nn.Linear is nn.Linear
 
 
 def test_parameters():

@@ -71,7 +71,7 @@ def test_the_first_numbers_are_torchs(kind, torch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_has_the_bits_of_its_function(kind, dtype):
     module, x = drawn(kind, 7, eps=0.5, dtype=dtype), np.random.default_rng(2).standard_normal((3, 7)).astype(dtype)
-    function = pyattn.layer_norm if kind is nn.LayerNorm else pyattn.rms_norm
+    function = pyattn.functional.layer_norm if kind is nn.LayerNorm else pyattn.functional.rms_norm
     assert_same_bits(module(x), function(x, 7, *module.parameters(), eps=0.5))
 
 

@@ -1,4 +1,4 @@
-"""nn.RotaryEmbedding: pyattn.rotary_embedding, with a configuration of its own."""
+"""nn.RotaryEmbedding: pyattn.functional.rotary_embedding, with a configuration of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_module_is_the_function(dtype):
     x = np.random.default_rng(5).standard_normal((2, 5, 3, 24)).astype(dtype)
     module = nn.RotaryEmbedding(24, theta=500, rotary_dim=16, interleaved=True, layout="bshd")
     options = {"theta": 500, "rotary_dim": 16, "interleaved": True, "layout": "bshd"}
-    expected = pyattn.rotary_embedding(x, **options, offset=9)
+    expected = pyattn.functional.rotary_embedding(x, **options, offset=9)
     assert_same_bits(module(x, offset=9), expected)
     assert_same_bits(module(input=x, position_ids=[[9, 10, 11, 12, 13]]), expected)
     for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
@@ -26,7 +26,7 @@ def test_the_module_is_the_function(dtype):
         assert repr(other) == repr(module)
     assert module(x, offset=9, out=x) is x
     assert_same_bits(x, expected)
-    assert pyattn.RotaryEmbedding is nn.RotaryEmbedding
+    assert pyattn.nn.RotaryEmbedding is nn.RotaryEmbedding
 
 
 def test_the_module_has_no_parameters():

@@ -140,7 +140,7 @@ def test_parameters_are_those_of_the_article():
     assert [weight.shape for weight in turned.parameters()] == [shape[::-1] for shape in sizes.values()]
     assert list(nn.SelfAttention(7, 5).state_dict()) == NAMES[:3]
     assert nn.SelfAttention(7, 5).w_value.shape == (7, 5)
-    assert pyattn.SelfAttention is nn.SelfAttention
+    assert pyattn.nn.SelfAttention is nn.SelfAttention
 
 
 def test_the_repr_says_what_differs_from_the_usual():

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import test_transformer as layers
-from bounds import WIDER
 from helpers import assert_same_bits
 from mask_draws import with_triangle
 from module_bounds import Near, distance
 from transformer_twin import run_transformer
 
 from pyattn import nn
+from pyattn.testing.bounds import WIDER
 
 SMALL = {"d_model": 8, "nhead": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "dim_feedforward": 12}
 RNG = np.random.default_rng(0)

@@ -246,12 +246,13 @@ def test_html_of_many_heads_and_tokens_is_below_a_megabyte(animate, tmp_path):
 
 
 def test_the_tokens_and_weights_of_a_model_are_shown(animate):
-    model = pyattn.TransformerLM(10, 16, 2, 2, 32, rng=0).eval()
+    model = pyattn.nn.TransformerLM(10, 16, 2, 2, 32, rng=0).eval()
     generation = pyattn.generate(model, [3, 1, 4], max_new_tokens=3, return_steps=True)
     made = animate(generation)
     assert made.captions[-1] == f"After 3 steps: {' '.join(map(str, generation.sequences[0]))}"
     _, weights, _ = model.encoder.layers[0].forward_with_weights(
-        model.embedding(generation.sequences[0][None, :-1]) * 4 + pyattn.positional_encoding(5, 16, dtype=np.float32),
+        model.embedding(generation.sequences[0][None, :-1]) * 4
+        + pyattn.functional.positional_encoding(5, 16, dtype=np.float32),
         is_causal=True,
     )
     *_, figure = frames_of(made)
@@ -261,7 +262,7 @@ def test_the_tokens_and_weights_of_a_model_are_shown(animate):
 
 
 def test_rows_of_a_batch_and_beams_are_drawn_by_themselves(animate):
-    model = pyattn.Seq2SeqTransformer(10, 10, 16, 2, 1, 1, 32, padding_idx=0, rng=3).eval()
+    model = pyattn.nn.Seq2SeqTransformer(10, 10, 16, 2, 1, 1, 32, padding_idx=0, rng=3).eval()
     options = {"max_new_tokens": 4, "start_token_id": 1, "num_beams": 3, "num_return_sequences": 2}
     generation = pyattn.generate(model, [[5, 6, 7, 8], [9, 4]], **options, return_steps=True)
     for row, length in enumerate((4, 4, 2, 2)):
@@ -301,7 +302,7 @@ def test_a_source_needs_an_encoder():
 
 
 def test_a_generation_without_steps_or_rows_is_named():
-    model = pyattn.TransformerLM(10, 16, 2, 1, 32, rng=0).eval()
+    model = pyattn.nn.TransformerLM(10, 16, 2, 1, 32, rng=0).eval()
     with pytest.raises(ValueError, match=r"^steps were not kept; call generate with return_steps=True$"):
         plot.animate(pyattn.generate(model, [1], max_new_tokens=1))
     with pytest.raises(ValueError, match=r"^row is 1, expected 0 <= row < 1$"):

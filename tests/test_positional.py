@@ -31,7 +31,7 @@ def formula(positions, dim, base=10000.0):
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, 7, 8, 64, 65])
 @pytest.mark.parametrize("base", [10000.0, 100, 2.5, 0.5])
 def test_it_is_the_published_formula(dim, base, dtype):
-    table = pyattn.positional_encoding(50, dim, base=base, dtype=dtype)
+    table = pyattn.functional.positional_encoding(50, dim, base=base, dtype=dtype)
     angles = np.arange(50)[:, np.newaxis] / float(base) ** (2 * (np.arange(dim) // 2) / max(1, dim))
     assert table.dtype == dtype
     # the angle: of a power and a quotient, 16 u; the result: 4 u of 1, and one rounding to dtype
@@ -42,7 +42,7 @@ def test_it_is_the_published_formula(dim, base, dtype):
 @pytest.mark.parametrize("position", [0, 1, 5, 4999, 10**6])
 def test_against_fifty_digits(position, dtype):
     dim = 12
-    table = pyattn.positional_encoding(1, dim, position, dtype=dtype)[0]
+    table = pyattn.functional.positional_encoding(1, dim, position, dtype=dtype)[0]
     with mpmath.workdps(50):
         for feature in range(dim):
             angle = position / mpmath.mpf(10000) ** (mpmath.mpf(2 * (feature // 2)) / dim)
@@ -52,21 +52,23 @@ def test_against_fifty_digits(position, dtype):
 
 
 def test_float32_is_float64_rounded_once():
-    table = pyattn.positional_encoding(300, 65, dtype=np.float64)
-    assert_same_bits(pyattn.positional_encoding(300, 65), table.astype(np.float32))
+    table = pyattn.functional.positional_encoding(300, 65, dtype=np.float64)
+    assert_same_bits(pyattn.functional.positional_encoding(300, 65), table.astype(np.float32))
 
 
 @pytest.mark.parametrize("dim", [1, 6, 7, 64])
 def test_a_row_is_that_of_its_position(dim, dtype):
     """Wherever it begins, and however many follow."""
-    table = pyattn.positional_encoding(600, dim, dtype=dtype)
+    table = pyattn.functional.positional_encoding(600, dim, dtype=dtype)
     for start, length in [(1, 7), (3, 1), (130, 200), (599, 1), (600, 0)]:
-        assert_same_bits(pyattn.positional_encoding(length, dim, start, dtype=dtype), table[start : start + length])
+        assert_same_bits(
+            pyattn.functional.positional_encoding(length, dim, start, dtype=dtype), table[start : start + length]
+        )
 
 
 def test_a_step_is_a_rotation():
     """Which is why it was chosen: PE[pos + k] is linear in PE[pos], by one matrix for all positions."""
-    table = pyattn.positional_encoding(40, 2, dtype=np.float64)
+    table = pyattn.functional.positional_encoding(40, 2, dtype=np.float64)
     turn = np.array([[math.cos(5), -math.sin(5)], [math.sin(5), math.cos(5)]])
     np.testing.assert_allclose(table[5:], table[:-5] @ turn, atol=1e-14)
 
@@ -89,7 +91,7 @@ def test_a_step_is_a_rotation():
 )
 def test_mistakes_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.positional_encoding(**{"length": 3, "dim": 4, **arguments})
+        pyattn.functional.positional_encoding(**{"length": 3, "dim": 4, **arguments})
 
 
 # The module
@@ -100,7 +102,7 @@ def test_mistakes_are_named(arguments, kind, message):
 def test_it_is_added_at_its_position(learned, start, dtype):
     module = nn.PositionalEncoding(6, 12, 0, learned, dtype=dtype, rng=0)
     x = np.random.default_rng(1).standard_normal((2, 4, 9, 6)).astype(dtype)
-    table = module.weight if learned else pyattn.positional_encoding(12, 6, dtype=dtype)
+    table = module.weight if learned else pyattn.functional.positional_encoding(12, 6, dtype=dtype)
     expected = x + table[start : start + 9]
     assert_same_bits(module(x, start=start), expected)
     assert_same_bits(module(x[0, 0], start=start), expected[0, 0])
@@ -122,7 +124,7 @@ def test_the_sum_is_dropped_from_in_training(learned):
     x = np.random.default_rng(1).standard_normal((2, 5, 6)).astype(np.float32)
     dropped = module(x, 3, rng=7)
     whole = module.eval()(x, 3, rng=7)
-    assert_same_bits(dropped, pyattn.dropout(whole, 0.25, rng=7))
+    assert_same_bits(dropped, pyattn.functional.dropout(whole, 0.25, rng=7))
     assert (dropped == 0).any()
     assert (whole != 0).all()
 
@@ -144,8 +146,8 @@ def test_what_is_learned_begins_as_the_models_that_have_it():
 def test_rows_are_a_residual_for_embedding(learned, dtype):
     module, table = nn.PositionalEncoding(6, 12, 0, learned, dtype=dtype, rng=0), np.eye(6, dtype=dtype)
     ids = np.array([[0, 3, 5], [1, 1, 2]])
-    fused = pyattn.embedding(ids, table, scale=2, residual=module.rows(3, 4, dtype))
-    assert_same_bits(fused, module(pyattn.embedding(ids, table, scale=2), 4))
+    fused = pyattn.functional.embedding(ids, table, scale=2, residual=module.rows(3, 4, dtype))
+    assert_same_bits(fused, module(pyattn.functional.embedding(ids, table, scale=2), 4))
 
 
 def test_modules_share_one_table_that_cannot_be_written():

@@ -11,7 +11,8 @@ from helpers import assert_same_bits
 from rope_scalings import LLAMA3, LONGROPE, PAIRS, YARN
 
 import pyattn
-from pyattn import nn, rotary
+import pyattn.functional as rotary
+from pyattn import nn
 
 # Name: theta, max_position_embeddings, scaling, lengths. Published configurations, and one for each key.
 CASES = {
@@ -62,7 +63,9 @@ every_case = pytest.mark.parametrize(
 
 def ours(name, length):
     theta, most, scaling, _ = CASES[name]
-    return rotary.frequencies(2 * PAIRS, theta=theta, scaling=scaling, max_position_embeddings=most, seq_len=length)
+    return rotary.rotary_frequencies(
+        2 * PAIRS, theta=theta, scaling=scaling, max_position_embeddings=most, seq_len=length
+    )
 
 
 def formula(name, length):
@@ -164,7 +167,7 @@ def test_is_gpt_js(rotary_dim, torch, transformers):
     x = np.random.default_rng(1).standard_normal((2, 30, 3, 64), np.float32)
     sines, cosines = torch.split(theirs.create_sinusoidal_positions(30, rotary_dim), rotary_dim // 2, dim=-1)
     turned = theirs.apply_rotary_pos_emb(torch.from_numpy(x[..., :rotary_dim]), sines[None], cosines[None]).numpy()
-    y = pyattn.rotary_embedding(x, rotary_dim=rotary_dim, interleaved=True, layout="bshd")
+    y = pyattn.functional.rotary_embedding(x, rotary_dim=rotary_dim, interleaved=True, layout="bshd")
     u = 2.0**-24
     size = np.abs(x[..., :rotary_dim]).reshape(2, 30, 3, -1, 2).sum(-1).repeat(2, axis=-1)
     # Positions below 30, times a frequency that is off by 4 + ln(theta) units.

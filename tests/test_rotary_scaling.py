@@ -10,32 +10,37 @@ from helpers import assert_same_bits
 from rope_scalings import LLAMA3, LONGROPE, YARN
 
 import pyattn
-from pyattn import nn, rotary
+import pyattn.functional as rotary
+from pyattn import nn
 
 
 def test_theta_and_part_of_a_configuration():
     scaling = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}
-    found = rotary.frequencies(64, scaling=scaling)
-    assert_same_bits(found.inv_freq, rotary.frequencies(64, theta=500, rotary_dim=16).inv_freq)
-    assert_same_bits(found.inv_freq, rotary.frequencies(64, theta=500, rotary_dim=16, scaling=scaling).inv_freq)
+    found = rotary.rotary_frequencies(64, scaling=scaling)
+    assert_same_bits(found.inv_freq, rotary.rotary_frequencies(64, theta=500, rotary_dim=16).inv_freq)
+    assert_same_bits(found.inv_freq, rotary.rotary_frequencies(64, theta=500, rotary_dim=16, scaling=scaling).inv_freq)
     assert len(found.inv_freq) == 8
-    assert rotary.frequencies(64, scaling={}).inv_freq.tolist() == rotary.frequencies(64).inv_freq.tolist()
+    assert (
+        rotary.rotary_frequencies(64, scaling={}).inv_freq.tolist() == rotary.rotary_frequencies(64).inv_freq.tolist()
+    )
 
 
 def test_null_is_as_good_as_left_out():
     with_null = YARN | {"attention_factor": None, "beta_fast": None, "mscale": None, "type": None}
-    assert_same_bits(rotary.frequencies(64, scaling=with_null).inv_freq, rotary.frequencies(64, scaling=YARN).inv_freq)
+    assert_same_bits(
+        rotary.rotary_frequencies(64, scaling=with_null).inv_freq, rotary.rotary_frequencies(64, scaling=YARN).inv_freq
+    )
 
 
 def test_a_configuration_may_come_from_json():
     text = json.dumps(LLAMA3 | {"rope_theta": 500000})
-    expected = rotary.frequencies(64, theta=500000.0, scaling=LLAMA3)
-    assert_same_bits(rotary.frequencies(64, scaling=json.loads(text)).inv_freq, expected.inv_freq)
+    expected = rotary.rotary_frequencies(64, theta=500000.0, scaling=LLAMA3)
+    assert_same_bits(rotary.rotary_frequencies(64, scaling=json.loads(text)).inv_freq, expected.inv_freq)
 
 
 def test_two_features_turn_by_one_whatever_theta_is():
     scaling = {"rope_type": "dynamic", "factor": 2}
-    found = rotary.frequencies(2, scaling=scaling, max_position_embeddings=4, seq_len=100)
+    found = rotary.rotary_frequencies(2, scaling=scaling, max_position_embeddings=4, seq_len=100)
     assert found.inv_freq.tolist() == [1.0]
 
 
@@ -167,7 +172,7 @@ def test_two_features_turn_by_one_whatever_theta_is():
 )
 def test_mistakes_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        rotary.frequencies(**{"dim": 64, **arguments})
+        rotary.rotary_frequencies(**{"dim": 64, **arguments})
 
 
 # The length of the sequence
@@ -179,16 +184,16 @@ def test_mistakes_are_named(arguments, kind, message):
 def test_the_length_is_the_largest_position_and_one_unless_it_is_said(scaling):
     x = np.random.default_rng(4).standard_normal((3, 6, 64))
     options = {"scaling": scaling, "max_position_embeddings": 20}
-    long = rotary.frequencies(64, **options, seq_len=36)
-    assert not np.array_equal(long.inv_freq, rotary.frequencies(64, **options, seq_len=20).inv_freq)
+    long = rotary.rotary_frequencies(64, **options, seq_len=36)
+    assert not np.array_equal(long.inv_freq, rotary.rotary_frequencies(64, **options, seq_len=20).inv_freq)
     expected = rotary.turn(x, long, offset=30)
     module = nn.RotaryEmbedding(64, **options)
-    for call in (lambda x, **more: pyattn.rotary_embedding(x, **options, **more), module):
+    for call in (lambda x, **more: pyattn.functional.rotary_embedding(x, **options, **more), module):
         assert_same_bits(call(x, offset=30), expected)
         assert_same_bits(call(x, position_ids=range(30, 36)), expected)
         assert_same_bits(call(x, seq_len=36), rotary.turn(x, long))
-        short = rotary.turn(x, rotary.frequencies(64, **options))
+        short = rotary.turn(x, rotary.rotary_frequencies(64, **options))
         assert_same_bits(call(x), short)
         assert_same_bits(call(x, position_ids=np.arange(6)), short)
-    turned = pyattn.rotary_embedding(x[:, :, None], **options, offset=30, layout="bshd")
+    turned = pyattn.functional.rotary_embedding(x[:, :, None], **options, offset=30, layout="bshd")
     assert_same_bits(turned[:, :, 0], expected)

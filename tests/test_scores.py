@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bounds
 import mpmath
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from helpers import assert_same_bits, run_python
 
 import pyattn
 from pyattn import reference
+from pyattn.testing import bounds
 
 SCORES = ("cosine", "distance", "bilinear", "additive")
 every_score = pytest.mark.parametrize("score", SCORES)

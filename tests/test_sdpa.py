@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 
-import bounds
 import numpy as np
 import pytest
 from helpers import assert_same_bits
 
 import pyattn
 from pyattn import scaled_dot_product_attention as sdpa
+from pyattn.testing import bounds
 
 SHAPES = {
     "no batch": ((9, 8), (12, 8), (12, 5)),

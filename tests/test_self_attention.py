@@ -86,7 +86,7 @@ def test_the_column_convention_is_the_transpose(dtype):
 
 def test_the_options_of_attention(dtype):
     x, _, weights = draw(np.random.default_rng(2), dtype)
-    q, k, v = (pyattn.linear(x, w.T) for w in weights)
+    q, k, v = (pyattn.functional.linear(x, w.T) for w in weights)
     mask = np.random.default_rng(3).random((9, 9)) < 0.7
     for options in (
         {"is_causal": True},

@@ -11,7 +11,7 @@ RAGGED = [[5, 6, 7], [8], [], [9, 10, 11, 12]]
 
 
 def padded(sequences, **arguments):
-    array, lengths = pyattn.pad_sequences(sequences, **arguments)
+    array, lengths = pyattn.generation.pad_sequences(sequences, **arguments)
     return array.tolist(), lengths.tolist()
 
 
@@ -28,7 +28,7 @@ def test_torch_pads_the_same(side, value, torch):
         theirs = torch.nn.utils.rnn.pad_sequence(
             [torch.from_numpy(ids) for ids in sequences], batch_first=True, padding_value=value, padding_side=side
         )
-        array, lengths = pyattn.pad_sequences(sequences, padding_value=value, side=side)
+        array, lengths = pyattn.generation.pad_sequences(sequences, padding_value=value, side=side)
         np.testing.assert_array_equal(array, theirs.numpy())
         assert array.dtype == np.int64
         assert lengths.tolist() == [len(ids) for ids in sequences]
@@ -59,7 +59,9 @@ def test_lengths_tell_what_is_no_padding(length, truncate, side):
 
 
 def check_padded(sequences, length, truncate, side):
-    array, lengths = pyattn.pad_sequences(sequences, length=length, truncate=truncate, side=side, padding_value=-7)
+    array, lengths = pyattn.generation.pad_sequences(
+        sequences, length=length, truncate=truncate, side=side, padding_value=-7
+    )
     size = max(map(len, sequences), default=0) if length is None else length
     assert array.shape == (len(sequences), size)
     for row, count, ids in zip(array.tolist(), lengths.tolist(), sequences, strict=True):
@@ -71,7 +73,7 @@ def check_padded(sequences, length, truncate, side):
 
 def test_the_masks_that_the_docstring_names():
     for side in ("right", "left"):
-        array, lengths = pyattn.pad_sequences(RAGGED, side=side)
+        array, lengths = pyattn.generation.pad_sequences(RAGGED, side=side)
         if side == "right":
             mask = pyattn.masks.padding(lengths, 4).reshape(4, 4)
         else:
@@ -80,14 +82,14 @@ def test_the_masks_that_the_docstring_names():
 
 
 def test_other_numbers_and_dtypes():
-    assert pyattn.pad_sequences([[True], []], dtype=bool)[0].tolist() == [[True], [False]]
-    array, _ = pyattn.pad_sequences([np.array([0.1]), [1, 2]], padding_value=np.nan, dtype=np.float32)
+    assert pyattn.generation.pad_sequences([[True], []], dtype=bool)[0].tolist() == [[True], [False]]
+    array, _ = pyattn.generation.pad_sequences([np.array([0.1]), [1, 2]], padding_value=np.nan, dtype=np.float32)
     np.testing.assert_array_equal(array, np.array([[0.1, np.nan], [1, 2]], np.float32))
-    assert pyattn.pad_sequences([np.array([300], ">u2")], dtype="i4")[0].tolist() == [[300]]
-    assert pyattn.pad_sequences(np.array([[1, 2], [3, 4]]))[0].tolist() == [[1, 2], [3, 4]]
-    assert pyattn.pad_sequences(iter(RAGGED))[1].tolist() == [3, 1, 0, 4]
-    assert pyattn.pad_sequences([])[0].shape == (0, 0)
-    assert pyattn.pad_sequences([], length=3)[0].shape == (0, 3)
+    assert pyattn.generation.pad_sequences([np.array([300], ">u2")], dtype="i4")[0].tolist() == [[300]]
+    assert pyattn.generation.pad_sequences(np.array([[1, 2], [3, 4]]))[0].tolist() == [[1, 2], [3, 4]]
+    assert pyattn.generation.pad_sequences(iter(RAGGED))[1].tolist() == [3, 1, 0, 4]
+    assert pyattn.generation.pad_sequences([])[0].shape == (0, 0)
+    assert pyattn.generation.pad_sequences([], length=3)[0].shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_other_numbers_and_dtypes():
 )
 def test_mistakes_in_padding_are_named(sequences, arguments, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.pad_sequences(sequences, **arguments)
+        pyattn.generation.pad_sequences(sequences, **arguments)
 
 
 # add_special_tokens
@@ -159,7 +161,7 @@ def test_mistakes_in_padding_are_named(sequences, arguments, kind, message):
 
 def test_symbols_go_around():
     def added(**symbols):
-        return [ids.tolist() for ids in pyattn.add_special_tokens([[5, 6], []], **symbols)]
+        return [ids.tolist() for ids in pyattn.generation.add_special_tokens([[5, 6], []], **symbols)]
 
     assert added(start_token_id=1, eos_token_id=2) == [[1, 5, 6, 2], [1, 2]]
     assert added(start_token_id=1) == [[1, 5, 6], [1]]
@@ -169,11 +171,11 @@ def test_symbols_go_around():
 
 def test_symbols_have_the_dtype_of_the_ids():
     given_ids = np.array([5, 6], np.uint8)
-    (ids,) = pyattn.add_special_tokens([given_ids], eos_token_id=255)
+    (ids,) = pyattn.generation.add_special_tokens([given_ids], eos_token_id=255)
     assert ids.dtype == np.uint8
-    (same,) = pyattn.add_special_tokens([given_ids])
+    (same,) = pyattn.generation.add_special_tokens([given_ids])
     assert not np.shares_memory(same, given_ids)
-    assert pyattn.add_special_tokens([[], [1]])[0].dtype == np.int64
+    assert pyattn.generation.add_special_tokens([[], [1]])[0].dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_symbols_have_the_dtype_of_the_ids():
 )
 def test_mistakes_in_symbols_are_named(sequences, symbols, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.add_special_tokens(sequences, **symbols)
+        pyattn.generation.add_special_tokens(sequences, **symbols)
 
 
 # shift_right
@@ -214,7 +216,7 @@ def test_mistakes_in_symbols_are_named(sequences, symbols, kind, message):
 
 def test_the_start_comes_first_and_the_last_token_is_left_out():
     tokens = np.arange(24).reshape(2, 3, 4)
-    shifted = pyattn.shift_right(tokens, -1)
+    shifted = pyattn.generation.shift_right(tokens, -1)
     assert (shifted[..., 0] == -1).all()
     np.testing.assert_array_equal(shifted[..., 1:], tokens[..., :-1])
     assert not np.shares_memory(shifted, tokens)
@@ -222,13 +224,13 @@ def test_the_start_comes_first_and_the_last_token_is_left_out():
 
 @pytest.mark.parametrize("kind", ["int64", "uint8", ">i4"])
 def test_a_shift_keeps_the_dtype(kind):
-    assert pyattn.shift_right(np.array([1, 2], kind), 7).dtype == np.dtype(kind).newbyteorder("=")
+    assert pyattn.generation.shift_right(np.array([1, 2], kind), 7).dtype == np.dtype(kind).newbyteorder("=")
 
 
 def test_a_shift_of_nothing_is_nothing():
-    assert pyattn.shift_right([], 7).tolist() == []
-    assert pyattn.shift_right(np.ones((3, 0), int), 7).shape == (3, 0)
-    assert pyattn.shift_right([4], 7).tolist() == [7]
+    assert pyattn.generation.shift_right([], 7).tolist() == []
+    assert pyattn.generation.shift_right(np.ones((3, 0), int), 7).shape == (3, 0)
+    assert pyattn.generation.shift_right([4], 7).tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -247,4 +249,4 @@ def test_a_shift_of_nothing_is_nothing():
 )
 def test_mistakes_in_a_shift_are_named(tokens, start, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.shift_right(tokens, start)
+        pyattn.generation.shift_right(tokens, start)

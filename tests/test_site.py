@@ -17,7 +17,8 @@ from helpers import ROOT
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
 MODULES = [
     "pyattn",
-    "pyattn.comparing",
+    "pyattn.cache",
+    "pyattn.functional",
     "pyattn.generation",
     "pyattn.interop.bertviz",
     "pyattn.interop.torch",
@@ -28,7 +29,6 @@ MODULES = [
     "pyattn.nn",
     "pyattn.nn.init",
     "pyattn.plot",
-    "pyattn.rotary",
     "pyattn.runtime",
     "pyattn.testing",
     "pyattn.tracing",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 
-import bounds
 import numpy as np
 import pytest
 from helpers import assert_same_bits
 
 import pyattn
 from pyattn import reference
+from pyattn.testing import bounds
 
 FUNCTIONS = {"softmax": False, "log_softmax": True}
 
@@ -131,7 +131,7 @@ def test_slabs_change_no_bit(slab, axis, function, dtype, monkeypatch):
     moved = np.moveaxis(x, axes, range(-len(axes), 0))
     flat = function(np.ascontiguousarray(moved).reshape(*moved.shape[: 4 - len(axes)], -1))
     expected = np.moveaxis(flat.reshape(moved.shape), range(-len(axes), 0), axes)
-    monkeypatch.setattr(pyattn._slabs, "SLAB", slab)
+    monkeypatch.setattr(pyattn._util.slabs, "SLAB", slab)
     for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x.astype(x.dtype.newbyteorder(">"))):
         result = function(given, axis)
         assert_same_bits(result, expected)
@@ -148,7 +148,7 @@ def test_another_axis_takes_the_result_and_some_mb(shape, axis, function):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result.nbytes >= 20e6
-    assert peak <= result.nbytes + 3 * pyattn._slabs.SLAB
+    assert peak <= result.nbytes + 3 * pyattn._util.slabs.SLAB
 
 
 def test_input_is_left_alone(function, dtype):
@@ -209,7 +209,7 @@ def test_infinities_and_nan(row, soft, log_soft, dtype, level):
     """A row of nothing but -inf is NaN, as in SciPy and torch: unlike attention, softmax has no masks."""
     padded = np.array([row, row], dtype)
     np.testing.assert_allclose(pyattn.softmax(padded)[1], soft, rtol=1e-6)
-    np.testing.assert_allclose(pyattn.log_softmax(padded)[1], log_soft, rtol=1e-6)
+    np.testing.assert_allclose(pyattn.functional.log_softmax(padded)[1], log_soft, rtol=1e-6)
 
 
 @pytest.mark.parametrize("place", [0, 5, 16, 17, 39])
@@ -221,7 +221,7 @@ def test_one_nan_or_minus_infinity_among_many(place, dtype, level):
     assert pyattn.softmax(x)[place] == 0
     x[place] = np.nan
     assert np.isnan(pyattn.softmax(x)).all()
-    assert np.isnan(pyattn.log_softmax(x)).all()
+    assert np.isnan(pyattn.functional.log_softmax(x)).all()
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from bounds import OUTPUT_BAR, expect, output_ratio, weights_ratio
 from papers import Papers, assert_near
 
 import pyattn
+from pyattn.testing.bounds import OUTPUT_BAR, expect, output_ratio, weights_ratio
 
 NAMES = ("x", "w_key", "w_query", "w_value", "keys", "queries", "values", "scores")
 RNG = np.random.default_rng(5)

@@ -16,12 +16,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import transformer_twin as twin
-from bounds import WIDER
 from mask_draws import draw_mask, with_triangle
 from module_bounds import Distances, Hidden, Near, distance
 
 import pyattn
 from pyattn import nn
+from pyattn.testing.bounds import WIDER
 
 pytestmark = pytest.mark.peers
 
@@ -60,9 +60,12 @@ def activations(torch):
     return {
         "relu": ("relu", "relu"),
         "gelu": ("gelu", "gelu"),
-        "gelu, callable": (pyattn.gelu, gelu),
-        "gelu_tanh": (functools.partial(pyattn.gelu, approximate="tanh"), functools.partial(gelu, approximate="tanh")),
-        "silu": (pyattn.silu, torch.nn.functional.silu),
+        "gelu, callable": (pyattn.functional.gelu, gelu),
+        "gelu_tanh": (
+            functools.partial(pyattn.functional.gelu, approximate="tanh"),
+            functools.partial(gelu, approximate="tanh"),
+        ),
+        "silu": (pyattn.functional.silu, torch.nn.functional.silu),
         "tanh": (np.tanh, torch.tanh),
     }
 

@@ -1,4 +1,4 @@
-/* The docstring of pyattn.embedding; its first line is the signature that help() and inspect show. */
+/* The docstring of pyattn.functional.embedding; its first line is the signature that help() and inspect show. */
 #define DOC_EMBEDDING \
     "embedding($module, input, weight, padding_idx=None, *, scale=1.0, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
@@ -39,7 +39,7 @@
     "--------\n" \
     ">>> import numpy as np, pyattn\n" \
     ">>> weight = np.array([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]])\n" \
-    ">>> pyattn.embedding([2, 1, 0], weight, scale=10.0, residual=[0.5, 0.25])\n" \
+    ">>> pyattn.functional.embedding([2, 1, 0], weight, scale=10.0, residual=[0.5, 0.25])\n" \
     "array([[30.5 , 40.25],\n" \
     "       [10.5 , 20.25],\n" \
     "       [ 0.5 ,  0.25]])"

@@ -1,4 +1,4 @@
-/* The docstring of pyattn.feed_forward; its first line is the signature that help() and inspect show. */
+/* The docstring of pyattn.functional.feed_forward; its first line is the signature that help() and inspect show. */
 #define DOC_FEED_FORWARD \
     "feed_forward($module, x, in_weight, in_bias, out_weight, out_bias, *, activation='relu', gate_weight=None, " \
     "gate_bias=None, residual=None, num_threads=None, out=None)\n" \
@@ -45,5 +45,5 @@
     "Examples\n" \
     "--------\n" \
     ">>> import numpy as np, pyattn\n" \
-    ">>> pyattn.feed_forward([[1.0, -2.0]], np.eye(2), None, [[3.0, 4.0]], [0.5])\n" \
+    ">>> pyattn.functional.feed_forward([[1.0, -2.0]], np.eye(2), None, [[3.0, 4.0]], [0.5])\n" \
     "array([[3.5]])"

@@ -1,4 +1,4 @@
-/* The docstring of pyattn.linear; its first line is the signature that help() and inspect show. */
+/* The docstring of pyattn.functional.linear; its first line is the signature that help() and inspect show. */
 #define DOC_LINEAR \
     "linear($module, x, weight, bias=None, *, activation=None, gate=None, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
@@ -43,5 +43,5 @@
     "Examples\n" \
     "--------\n" \
     ">>> import numpy as np, pyattn\n" \
-    ">>> pyattn.linear([[1.0, 2.0]], [[3.0, 4.0], [-5.0, 0.0], [0.0, 6.0]], activation=\"relu\")\n" \
+    ">>> pyattn.functional.linear([[1.0, 2.0]], [[3.0, 4.0], [-5.0, 0.0], [0.0, 6.0]], activation=\"relu\")\n" \
     "array([[11.,  0., 12.]])"

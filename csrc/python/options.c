@@ -45,7 +45,7 @@ int pyattn_warn(const char *class_name, const char *format, ...)
     va_start(values, format);
     PyObject *message = PyUnicode_FromFormatV(format, values);
     va_end(values);
-    PyObject *module = message ? PyImport_ImportModule("pyattn.warning") : NULL;
+    PyObject *module = message ? PyImport_ImportModule("pyattn._util.warnings") : NULL;
     PyObject *class = module ? PyObject_GetAttrString(module, class_name) : NULL;
     PyObject *none = class ? PyObject_CallMethod(module, "warn", "(OO)", class, message) : NULL;
     Py_XDECREF(none);
@@ -130,7 +130,7 @@ int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *s
     PyObject *rng = values[PYATTN_RNG] ? values[PYATTN_RNG] : Py_None;
     if (args->dropout_p == 0 || args->keep_mask.data)
         return 0; /* nothing is drawn where nothing is dropped by chance */
-    PyObject *module = PyImport_ImportModule("pyattn.dropping");
+    PyObject *module = PyImport_ImportModule("pyattn._util.random");
     PyObject *drawn = module ? PyObject_CallMethod(module, "draw_seed", "(O)", rng) : NULL;
     *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;
     Py_XDECREF(drawn);

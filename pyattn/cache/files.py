@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn._positions import CacheUse
+import pyattn._core as _core
+from pyattn._util.typing import CacheUse
 from pyattn.cache.pages import PAGE, Layer, Sizes, empty_layer, gather, grow
 
 __all__ = ["Saved", "read_state", "state_of"]

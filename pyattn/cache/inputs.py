@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
+import pyattn._core as _core
+from pyattn._util.typing import Layout
 from pyattn.cache.pages import Sizes
-from pyattn.functional import Layout
 
 __all__ = ["as_counts", "as_floats", "as_integers", "as_query", "as_rows"]
 

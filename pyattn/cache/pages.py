@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn._positions import CacheUse
+import pyattn._core as _core
+from pyattn._util.typing import CacheUse
 
 PAGE = 64
 """Positions in a page: a block of keys to the core's kernels."""

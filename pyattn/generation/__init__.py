@@ -9,6 +9,7 @@ from pyattn.generation.generating import generate
 from pyattn.generation.protocol import Decodable, Decoding, Step
 from pyattn.generation.recomputing import Recomputing
 from pyattn.generation.result import Generation, GenerationStep, RowStep
+from pyattn.generation.sequences import add_special_tokens, pad_sequences, shift_right
 
 __all__ = [
     "Cached",
@@ -19,5 +20,8 @@ __all__ = [
     "Recomputing",
     "RowStep",
     "Step",
+    "add_special_tokens",
     "generate",
+    "pad_sequences",
+    "shift_right",
 ]

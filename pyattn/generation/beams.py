@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyattn.choosing import top_k
-from pyattn.functional import FloatArray
+from pyattn._util.typing import FloatArray
+from pyattn.functional._topk import top_k
 from pyattn.generation.options import Options
 from pyattn.generation.protocol import Decoding, IntArray
 from pyattn.generation.scoring import Grown, log_probabilities_of, process
+from pyattn.generation.sequences import pad_sequences
 from pyattn.generation.watching import Continuations, Watch
-from pyattn.sequences import pad_sequences
 
 __all__ = ["search_beams"]
 

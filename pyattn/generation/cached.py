@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.functional import FloatArray
+from pyattn._util.typing import FloatArray
 from pyattn.generation.inputs import read_next, read_order, read_source
 from pyattn.generation.protocol import IntArray, Step
 

@@ -8,9 +8,9 @@ from typing import Any, SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._arguments import as_count
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG, draw_seed
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.random import draw_seed
+from pyattn._util.typing import RNG
 from pyattn.generation.beams import search_beams
 from pyattn.generation.inputs import Beginning, read_beginning
 from pyattn.generation.options import EarlyStopping, Options, TokenIds
@@ -18,10 +18,10 @@ from pyattn.generation.protocol import Decodable
 from pyattn.generation.result import Generation
 from pyattn.generation.scoring import Grown
 from pyattn.generation.search import search
+from pyattn.generation.sequences import pad_sequences
 from pyattn.generation.starting import begin
 from pyattn.generation.watching import Callback, Watch
 from pyattn.nn.module import Module
-from pyattn.sequences import pad_sequences
 
 __all__ = ["generate"]
 
@@ -138,7 +138,7 @@ def generate(
 
     >>> import numpy as np, pyattn
     >>> words = ["<s>", "I", "am", "a", "student", "<end>"]
-    >>> model = pyattn.TransformerLM(6, d_model=6, nhead=1, num_layers=1, dim_feedforward=6, rng=0).eval()
+    >>> model = pyattn.nn.TransformerLM(6, d_model=6, nhead=1, num_layers=1, dim_feedforward=6, rng=0).eval()
     >>> layer = model.encoder.layers[0]
     >>> for array in (layer.self_attn.out_proj.weight, layer.linear2.weight, layer.linear2.bias):
     ...     array[:] = 0

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.ids import as_ids, read_lengths
 from pyattn.generation.protocol import IntArray
-from pyattn.nn.ids import as_ids, read_lengths
-from pyattn.nn.stepping import read_counts
-from pyattn.sequences import pad_sequences
+from pyattn.generation.sequences import pad_sequences
+from pyattn.nn.transformer.decoding import read_counts
 
 __all__ = ["Beginning", "read_beginning", "read_next", "read_order", "read_source"]
 

@@ -8,8 +8,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from pyattn._arguments import as_count, as_finite
-from pyattn._flags import as_flag
+from pyattn._util.arguments import as_count, as_finite, as_flag
 
 __all__ = ["EarlyStopping", "Options", "TokenIds", "as_token_ids"]
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.nn.stepping import Step
+from pyattn.nn.transformer.decoding import Step
 
 __all__ = ["Decodable", "Decoding", "IntArray", "Step"]
 

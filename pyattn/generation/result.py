@@ -7,10 +7,10 @@ from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
-from pyattn._arguments import as_count
-from pyattn._vocabulary import Vocabulary, word_of
-from pyattn.choosing import TopK
-from pyattn.functional import FloatArray
+from pyattn._util.arguments import as_count
+from pyattn._util.typing import FloatArray
+from pyattn._util.vocabulary import Vocabulary, word_of
+from pyattn.functional._topk import TopK
 from pyattn.generation.protocol import IntArray
 
 __all__ = ["Generation", "GenerationStep", "RowStep"]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyattn.functional import FloatArray, log_softmax
+from pyattn._util.typing import FloatArray
+from pyattn.functional._softmax import log_softmax
 from pyattn.generation.options import Options
 from pyattn.generation.protocol import IntArray
 from pyattn.generation.warping import forbid, penalise

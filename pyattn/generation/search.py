@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyattn.choosing import argmax
-from pyattn.functional import FloatArray
+from pyattn._util.typing import FloatArray
+from pyattn.functional._topk import argmax
 from pyattn.generation.options import Options
 from pyattn.generation.protocol import Decoding, IntArray
 from pyattn.generation.scoring import Grown, log_probabilities_of, process
+from pyattn.generation.sequences import pad_sequences
 from pyattn.generation.warping import draw_tokens, warp
 from pyattn.generation.watching import Continuations, Watch
-from pyattn.sequences import pad_sequences
 
 __all__ = ["search"]
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyattn.choosing import top_k as largest_of
-from pyattn.functional import FloatArray, softmax
+from pyattn._util.typing import FloatArray
+from pyattn.functional._softmax import softmax
+from pyattn.functional._topk import top_k as largest_of
 from pyattn.generation.protocol import IntArray
 
 __all__ = ["draw_tokens", "forbid", "keep_nucleus", "keep_top_k", "penalise", "warp"]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyattn.choosing import TopK, top_k
-from pyattn.functional import FloatArray
+from pyattn._util.typing import FloatArray
+from pyattn.functional._topk import TopK, top_k
 from pyattn.generation.protocol import IntArray, Step
 from pyattn.generation.result import GenerationStep
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
+import pyattn._core as _core
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import nn
+import pyattn.nn as nn
 from pyattn.interop._fast_path import check_fast_path
 from pyattn.interop._hooks import run_hooks
 from pyattn.nn.feed_forward import name_in_the_core

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyattn.models._config import MOST_LAYERS, Config
+from pyattn.io.config import MOST_LAYERS, Config
 from pyattn.models._embeddings import Embeddings
 from pyattn.models._parts import Arrays, LayerNames, encoder_layer, layer_norm, layer_shapes, linear, pair_shapes
 from pyattn.models._plan import NORM, Parts, Plan, Pooler, embedding_shapes, heads_of, require_an_encoder, tables

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._flags import as_flag
-from pyattn.functional import FloatArray
+from pyattn._util.arguments import as_flag
+from pyattn._util.ids import IntArray, check_range
+from pyattn._util.typing import FloatArray
 from pyattn.models._ids import as_padding, as_tokens
 from pyattn.nn.embedding import Embedding
-from pyattn.nn.ids import IntArray, check_range
 from pyattn.nn.linear import Linear
-from pyattn.nn.stacks import TransformerEncoder
-from pyattn.nn.stepping import Stepping
-from pyattn.nn.tokens import padding_of
+from pyattn.nn.transformer.decoding import Stepping
+from pyattn.nn.transformer.stack import TransformerEncoder
+from pyattn.nn.transformer.tokens import padding_of
 
 __all__ = ["CausalLM", "CausalOutput"]
 

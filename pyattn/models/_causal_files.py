@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.models._config import Config
+from pyattn.io.config import Config
+from pyattn.io.safetensors import Stored
 from pyattn.models._files import ModelFiles
 from pyattn.models._parts import Arrays
-from pyattn.models._safetensors import Stored
 from pyattn.models._weights import Shapes, fit, without_prefix
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.linear import Linear

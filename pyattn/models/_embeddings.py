@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.ids import IntArray, check_range
+from pyattn._util.typing import FloatArray
 from pyattn.models._ids import as_ids, as_tokens
 from pyattn.nn.embedding import Embedding
-from pyattn.nn.ids import IntArray, check_range
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from pyattn.models._config import Config
-from pyattn.models._json import read_object
-from pyattn.models._safetensors import Stored, open_tensors
+from pyattn.io.config import Config
+from pyattn.io.json import read_object
+from pyattn.io.safetensors import Stored, open_tensors
 
 __all__ = ["ModelFiles", "folder_of", "open_model", "read_config"]
 

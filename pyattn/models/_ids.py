@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn.nn.ids import IntArray, as_array_of_ids
+import pyattn._core as _core
+from pyattn._util.ids import IntArray, as_array_of_ids
 
 __all__ = ["as_ids", "as_padding", "as_tokens"]
 

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyattn.io.config import MOST_LAYERS, Config
 from pyattn.models._causal_files import require_a_decoder
-from pyattn.models._config import MOST_LAYERS, Config
 from pyattn.models._parts import Arrays, linear
 from pyattn.models._weights import Shapes
+from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.feed_forward import Activation
-from pyattn.nn.layers import TransformerEncoderLayer
-from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.normalizing import RMSNorm
-from pyattn.nn.rotary import RotaryEmbedding
+from pyattn.nn.norm import RMSNorm
+from pyattn.nn.positions import RotaryEmbedding
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
 
 __all__ = ["NORM", "PREFIX", "WORDS", "LlamaPlan", "layer_of", "norm_of", "read_plan", "shapes_of"]
 

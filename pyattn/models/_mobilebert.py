@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.typing import FloatArray
+from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList
 from pyattn.nn.feed_forward import Activation, feed
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
-from pyattn.nn.multihead import MultiheadAttention
 
 __all__ = ["FeedForwardNorm", "LinearNorm", "MobileBertLayer", "NoNorm"]
 

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyattn import functional
-from pyattn.functional import FloatArray
-from pyattn.models._config import MOST_LAYERS, Config
+import pyattn.functional as functional
+from pyattn._util.ids import IntArray
+from pyattn._util.typing import FloatArray
+from pyattn.io.config import MOST_LAYERS, Config
 from pyattn.models._embeddings import Embeddings
 from pyattn.models._mobilebert import FeedForwardNorm, LinearNorm, MobileBertLayer, NoNorm
 from pyattn.models._parts import Arrays, attention, layer_norm, linear, pair_shapes
 from pyattn.models._plan import NORM, Parts, Plan, Pooler, embedding_shapes, heads_of, require_an_encoder, tables
 from pyattn.models._weights import Shapes
 from pyattn.nn.feed_forward import Activation
-from pyattn.nn.ids import IntArray
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 

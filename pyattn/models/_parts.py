@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyattn.functional import FloatArray
+from pyattn._util.typing import FloatArray
 from pyattn.models._weights import Shapes
+from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.feed_forward import Activation
-from pyattn.nn.layers import TransformerEncoderLayer
 from pyattn.nn.linear import Linear
-from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.normalizing import LayerNorm
+from pyattn.nn.norm import LayerNorm
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
 
 __all__ = ["LayerNames", "attention", "encoder_layer", "layer_norm", "layer_shapes", "linear", "pair_shapes"]
 

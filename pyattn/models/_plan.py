@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pyattn import functional
-from pyattn.functional import FloatArray
-from pyattn.models._config import Config
+import pyattn.functional as functional
+from pyattn._util.typing import FloatArray
+from pyattn.io.config import Config
 from pyattn.models._embeddings import Embeddings
 from pyattn.models._parts import Arrays, pair_shapes
 from pyattn.models._weights import Shapes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pyattn.models._config import Config
-from pyattn.models._json import read_object, read_value, shown
+from pyattn.io.config import Config
+from pyattn.io.json import read_object, read_value, shown
 
 __all__ = ["Pooling", "SentenceFiles", "read_sentence_files"]
 

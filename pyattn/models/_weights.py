@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._arguments import as_float_dtype
-from pyattn.functional import FloatArray
+from pyattn._util.arguments import as_float_dtype
+from pyattn._util.typing import FloatArray
+from pyattn.io.json import shown
+from pyattn.io.safetensors import Stored
 from pyattn.models._files import ModelFiles
-from pyattn.models._json import shown
-from pyattn.models._safetensors import Stored
 
 __all__ = ["Shapes", "Weights", "as_array", "fit", "without_prefix"]
 

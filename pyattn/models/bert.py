@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from pyattn._flags import as_flag
-from pyattn.functional import FloatArray
+from pyattn._util.arguments import as_flag
+from pyattn._util.typing import FloatArray
+from pyattn.io.config import Config
 from pyattn.models._albert import plan_albert
 from pyattn.models._bert_like import plan_bert, plan_distilbert, plan_roberta
-from pyattn.models._config import Config
 from pyattn.models._files import open_model
 from pyattn.models._ids import as_padding
 from pyattn.models._mobilebert_plan import plan_mobilebert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyattn.models._safetensors import open_tensors
+from pyattn.io.safetensors import open_tensors
 from pyattn.models._weights import as_array
 from pyattn.nn import Seq2SeqTransformer
 

@@ -9,26 +9,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.arguments import as_flag
+from pyattn._util.ids import IntArray, check_range
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.io.config import MOST_LAYERS, Config
 from pyattn.models._causal import CausalLM, CausalOutput
 from pyattn.models._causal_files import Decoder, fit_decoder, require_a_decoder
-from pyattn.models._config import MOST_LAYERS, Config
 from pyattn.models._files import open_model
 from pyattn.models._ids import as_ids
 from pyattn.models._parts import Arrays, layer_norm, pair_shapes
 from pyattn.models._plan import heads_of
 from pyattn.models._weights import Shapes
+from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
-from pyattn.nn.ids import IntArray, check_range
-from pyattn.nn.layers import TransformerEncoderLayer
 from pyattn.nn.linear import Linear
-from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.stacks import TransformerEncoder
-from pyattn.nn.stepping import rows_at
+from pyattn.nn.transformer.decoding import rows_at
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
+from pyattn.nn.transformer.stack import TransformerEncoder
 
 __all__ = ["GPT2", "load"]
 

@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.arguments import as_flag
+from pyattn._util.ids import IntArray
+from pyattn._util.typing import RNG, FloatArray
 from pyattn.models._causal import CausalLM, CausalOutput
 from pyattn.models._causal_files import fit_decoder
 from pyattn.models._files import open_model
 from pyattn.models._llama_plan import NORM, PREFIX, WORDS, layer_of, norm_of, read_plan, shapes_of
 from pyattn.nn.embedding import Embedding
-from pyattn.nn.ids import IntArray
 from pyattn.nn.linear import Linear
-from pyattn.nn.stacks import TransformerEncoder
+from pyattn.nn.transformer.stack import TransformerEncoder
 
 __all__ = ["Llama", "load"]
 

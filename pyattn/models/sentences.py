@@ -11,14 +11,13 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import masks
-from pyattn._arguments import as_count
-from pyattn._flags import as_flag
-from pyattn.functional import FloatArray
+import pyattn.masks as masks
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.typing import FloatArray
+from pyattn.generation.sequences import pad_sequences
 from pyattn.models._files import folder_of
 from pyattn.models._sentence_files import Pooling, read_sentence_files
 from pyattn.models.bert import Bert, load
-from pyattn.sequences import pad_sequences
 
 __all__ = ["SentenceEncoder", "find_minilm"]
 

@@ -5,26 +5,25 @@
 Linear(in_features=3, out_features=2, bias=True)
 """
 
+from pyattn.io.arrays import load, save
 from pyattn.nn import init
+from pyattn.nn.attention.multihead import MultiheadAttention
+from pyattn.nn.attention.per_head import Heads, from_heads, to_heads
+from pyattn.nn.attention.self_attention import SelfAttention
 from pyattn.nn.containers import ModuleList
 from pyattn.nn.dropout import Dropout
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import FeedForward
-from pyattn.nn.language_model import TransformerLM
-from pyattn.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
-from pyattn.nn.multihead import MultiheadAttention
-from pyattn.nn.normalizing import LayerNorm, RMSNorm
-from pyattn.nn.per_head import Heads, from_heads, to_heads
-from pyattn.nn.positional import PositionalEncoding
-from pyattn.nn.rotary import RotaryEmbedding
-from pyattn.nn.self_attention import SelfAttention
-from pyattn.nn.seq2seq import Seq2SeqTransformer
-from pyattn.nn.stacks import TransformerDecoder, TransformerEncoder
+from pyattn.nn.norm import LayerNorm, RMSNorm
+from pyattn.nn.positions import PositionalEncoding, RotaryEmbedding
 from pyattn.nn.state import IncompatibleKeys
-from pyattn.nn.storage import load, save
-from pyattn.nn.transformer import Transformer
+from pyattn.nn.transformer.language_model import TransformerLM
+from pyattn.nn.transformer.layer import TransformerDecoderLayer, TransformerEncoderLayer
+from pyattn.nn.transformer.seq2seq import Seq2SeqTransformer
+from pyattn.nn.transformer.stack import TransformerDecoder, TransformerEncoder
+from pyattn.nn.transformer.transformer import Transformer
 
 __all__ = [
     "Dropout",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import SupportsIndex
 
-from pyattn._arguments import as_index
+from pyattn._util.arguments import as_index
 from pyattn.nn.module import Module
 
 __all__ = ["ModuleList", "check_module", "modules_of"]

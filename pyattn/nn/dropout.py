@@ -6,9 +6,9 @@ from typing import SupportsFloat
 
 import numpy.typing as npt
 
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG, as_probability, dropout
-from pyattn.functional import FloatArray
+from pyattn._util.arguments import as_flag, as_probability
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.functional._dropout import dropout
 from pyattn.nn.module import Module
 
 __all__ = ["Dropout"]
@@ -51,7 +51,7 @@ class Dropout(Module):
             raise ValueError("inplace is True, expected False: a call returns a new array; write x = dropout(x)")
 
     def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (torch's name)
-        """Drop in training, as `pyattn.dropout` does.
+        """Drop in training, as `pyattn.functional.dropout` does.
 
         Parameters
         ----------

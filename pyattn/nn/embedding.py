@@ -7,13 +7,11 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn._arguments import as_index
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_index
+from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, check_parameter
+from pyattn.nn.inputs import check_parameter
 from pyattn.nn.module import Module
 
 __all__ = ["Embedding"]

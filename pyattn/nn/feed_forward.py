@@ -9,13 +9,13 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn._flags import as_flag
-from pyattn.activations import gelu, silu
-from pyattn.dropping import RNG, as_generator, as_probability
-from pyattn.dropping import dropout as drop_numbers
-from pyattn.functional import FloatArray
-from pyattn.nn.dtypes import as_count, as_input, unpromoted
+import pyattn.functional as functional
+from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.functional._activations import gelu, silu
+from pyattn.functional._dropout import dropout as drop_numbers
+from pyattn.nn.inputs import as_input, unpromoted
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -53,8 +53,8 @@ class FeedForward(Module):
     dropout : float
         Probability of leaving out a number in between, in training; `Module.eval` ends that. Default: 0.0.
     activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        A callable takes an array and returns another of its shape and dtype. `pyattn.gelu` and `pyattn.silu` are known
-        by themselves. Default: 'relu'.
+        A callable takes an array and returns another of its shape and dtype. `functional.gelu` and `functional.silu`
+        are recognised and run in the core. Default: 'relu'.
     gated : bool
         With a gate. Default: False.
     bias : bool
@@ -79,7 +79,7 @@ class FeedForward(Module):
     --------
     >>> import numpy as np, pyattn
     >>> from pyattn import nn
-    >>> feed_forward = nn.FeedForward(4, 16, activation=pyattn.silu, gated=True, rng=0)
+    >>> feed_forward = nn.FeedForward(4, 16, activation=pyattn.functional.silu, gated=True, rng=0)
     >>> feed_forward(np.ones((2, 3, 4), np.float32)).shape
     (2, 3, 4)
     """

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyattn.dropping import RNG, as_generator
-from pyattn.functional import FloatArray
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
 
 __all__ = [
     "calculate_gain",

@@ -8,12 +8,12 @@ from typing import SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import functional
-from pyattn._flags import as_flag
-from pyattn.dropping import RNG, as_generator
-from pyattn.functional import FloatArray
+import pyattn.functional as functional
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
-from pyattn.nn.dtypes import as_count, as_float_dtype, as_input, unpromoted
+from pyattn.nn.inputs import as_input, unpromoted
 from pyattn.nn.module import Module
 
 __all__ = ["Linear"]

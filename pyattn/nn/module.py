@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.functional import FloatArray
-from pyattn.nn.dtypes import as_float_dtype, check_parameter
+from pyattn._util.arguments import as_float_dtype
+from pyattn._util.typing import FloatArray
+from pyattn.nn.inputs import check_parameter
 from pyattn.nn.state import IncompatibleKeys, write_state
 
 __all__ = ["Module"]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn.functional import FloatArray
-from pyattn.nn.dtypes import check_parameter
+import pyattn._core as _core
+from pyattn._util.typing import FloatArray
+from pyattn.nn.inputs import check_parameter
 
 __all__ = ["IncompatibleKeys", "check_arrays", "write_state"]
 

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 
-from pyattn._vocabulary import Vocabulary, word_of
+from pyattn._util.vocabulary import Vocabulary, word_of
 from pyattn.plot.canvas import Canvas
 from pyattn.plot.head_grid import GridOfHeads, arrange
 from pyattn.plot.lettering import Lettering

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
 from matplotlib.font_manager import findfont as find_font
 
-from pyattn.warning import warn
+from pyattn._util.warnings import warn
 
 __all__ = ["Lettering", "shorten"]
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
-from pyattn import _core
+import pyattn._core as _core
 from pyattn.plot.labels import MOST_LETTERS, colour_axes, label_tokens
 from pyattn.plot.lettering import Lettering, shorten
 from pyattn.plot.looks import PALETTE, Look, choose_look, look_of_figure, new_axes, room_for_labels, two_sided
@@ -283,7 +283,7 @@ def positional(
     Examples
     --------
     >>> import pyattn
-    >>> pyattn.plot.positional(pyattn.positional_encoding(50, 32)).get_xlabel()
+    >>> pyattn.plot.positional(pyattn.functional.positional_encoding(50, 32)).get_xlabel()
     'features'
     """
     array = read_matrix(encoding, "encoding", "(length, features)", "choose one, encoding[0]")

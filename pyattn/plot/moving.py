@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from matplotlib.figure import Figure
 
-from pyattn._vocabulary import Vocabulary
+from pyattn._util.vocabulary import Vocabulary
 from pyattn.plot.decoding_film import DecodingFilm, GenerationLike
 from pyattn.plot.looks import look_of_figure
 from pyattn.plot.pages import TraceLike

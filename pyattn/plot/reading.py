@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
+import pyattn._core as _core
 
 __all__ = ["Array", "Tokens", "read_matrix", "read_title", "read_tokens"]
 

@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core
-from pyattn._signatures import name_of, read_signature
-from pyattn.comparing.calling import is_several
+import pyattn._core as _core
+from pyattn.testing._comparing.calling import is_several
 from pyattn.testing.cases import Case, store
+from pyattn.testing.signatures import name_of, read_signature
 
 __all__ = ["Answer", "Callee", "Layout", "Library", "RefusedError"]
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.comparing.formula import Formula, compute
-from pyattn.comparing.kinds import FUNCTION
-from pyattn.comparing.mistakes import Mistake, in_empty_rows, in_results, is_systematic, mistakes_in
-from pyattn.comparing.rounding import PRECISIONS, Precision, bound, precision_of
-from pyattn.comparing.searching import agree, is_near
+import pyattn.testing._comparing.mistakes.in_results as in_results
+from pyattn.testing._comparing.formula import Formula, compute
+from pyattn.testing._comparing.kinds import FUNCTION
+from pyattn.testing._comparing.mistakes import Mistake, in_empty_rows, is_systematic, mistakes_in
+from pyattn.testing._comparing.rounding import PRECISIONS, Precision, bound, precision_of
+from pyattn.testing._comparing.searching import agree, is_near
 from pyattn.testing.cases import Case
 
 __all__ = ["LENIENCY", "find_cause", "reads_floats_as_flags"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.comparing.calling import is_of_torch
-from pyattn.comparing.kinds import MODULES, kind_of
+from pyattn.testing._comparing.calling import is_of_torch
+from pyattn.testing._comparing.kinds import MODULES, kind_of
 from pyattn.testing.callee import Answer, Callee, Layout, Library, RefusedError
 from pyattn.testing.cases import GROUPS, Case
 from pyattn.testing.causes import find_cause

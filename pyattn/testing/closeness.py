@@ -7,7 +7,9 @@ from typing import Any, Literal, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _bounds, _core, functional
+import pyattn._core as _core
+import pyattn.functional as functional
+import pyattn.testing.bounds as _bounds
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import find_cause
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _bounds
+import pyattn.testing.bounds as _bounds
 from pyattn.testing.callee import Answer, Callee, RefusedError
 from pyattn.testing.cases import Case, Group
 from pyattn.testing.causes import LENIENCY, reads_floats_as_flags

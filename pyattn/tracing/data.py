@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import reference
+import pyattn.reference as reference
 from pyattn.tracing import scoring
 
 __all__ = ["MOST_BYTES", "Convention", "EmptyRows", "Settings", "Step", "Trace", "make_trace"]

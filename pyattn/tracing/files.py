@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pyattn import _article as article
+import pyattn.tracing.article as article
 from pyattn.tracing.data import Trace
 from pyattn.tracing.functions import trace, trace_attention
 from pyattn.tracing.heads import HeadTraces

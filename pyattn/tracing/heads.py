@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core, reference
-from pyattn._packed import in_projections
+import pyattn._core as _core
+import pyattn.reference as reference
+from pyattn._util.in_proj import in_projections
 from pyattn.tracing import inputs
 from pyattn.tracing.data import Settings, Step, Trace, make_trace
 

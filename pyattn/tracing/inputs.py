@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, get_a
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import _core, reference
-from pyattn._arguments import as_finite, as_index
+import pyattn._core as _core
+import pyattn.reference as reference
+from pyattn._util.arguments import as_finite, as_index
 from pyattn.tracing.data import Convention, Settings
 from pyattn.tracing.scoring import NORMALISERS, SCORES, Normaliser, Score
 

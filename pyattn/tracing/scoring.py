@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pyattn import reference
+import pyattn.reference as reference
 from pyattn.reference import Score
 
 __all__ = [

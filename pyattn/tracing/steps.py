@@ -7,7 +7,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._arguments import as_index
+from pyattn._util.arguments import as_index
 from pyattn.tracing.data import Step, Trace
 from pyattn.tracing.digits import cut, number_text, vector_text
 

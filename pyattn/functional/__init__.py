@@ -1,0 +1,47 @@
+"""Functions on arrays, without parameters of their own: `torch.nn.functional` for NumPy.
+
+`attention` is the C function itself; the others are thin around the C core. Rows, batches and threads never change a
+row's bits.
+"""
+
+from pyattn._core import embedding, feed_forward, linear
+from pyattn.functional._activations import gelu, silu
+from pyattn.functional._additive import additive_attention
+from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
+from pyattn.functional._dropout import dropout, dropout_keep_mask
+from pyattn.functional._multihead import multi_head_attention_forward
+from pyattn.functional._norm import layer_norm, rms_norm
+from pyattn.functional._positions import positional_encoding
+from pyattn.functional._rotary import rotary_embedding
+from pyattn.functional._rotary_frequencies import RotaryFrequencies, rotary_frequencies
+from pyattn.functional._self_attention import self_attention
+from pyattn.functional._softmax import log_softmax, softmax
+from pyattn.functional._topk import TopK, argmax, top_k
+
+__all__ = [
+    "AttentionResult",
+    "RotaryFrequencies",
+    "TopK",
+    "additive_attention",
+    "argmax",
+    "attention",
+    "dropout",
+    "dropout_keep_mask",
+    "embedding",
+    "feed_forward",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "merge_states",
+    "multi_head_attention_forward",
+    "positional_encoding",
+    "rms_norm",
+    "rotary_embedding",
+    "rotary_frequencies",
+    "scaled_dot_product_attention",
+    "self_attention",
+    "silu",
+    "softmax",
+    "top_k",
+]

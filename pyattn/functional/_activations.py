@@ -1,0 +1,82 @@
+"""What a neuron makes of its sum, as functions of arrays."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.typing import FloatArray
+
+__all__ = ["gelu", "silu"]
+
+
+def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> FloatArray:
+    """``x * Phi(x)``, where Phi is the normal distribution's: `torch.nn.functional.gelu` for NumPy.
+
+    Gaussian error linear units, Hendrycks and Gimpel 2016. A large negative x keeps its digits: at most 7 ULP, where
+    ``0.5 * x * (1 + erf(x / sqrt(2)))`` has none left below -6 in float32.
+
+    Parameters
+    ----------
+    x : array_like
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    approximate : {'none', 'tanh'}
+        'tanh': ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``, as in GPT-2. Default: 'none'.
+
+    Returns
+    -------
+    ndarray
+        Of x's shape. -inf gives 0, its limit.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers.
+    ValueError
+        approximate is something else.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.gelu([-1.0, 0.0, 1.0]).round(4)
+    array([-0.1587,  0.    ,  0.8413])
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+    return _activate(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+def silu(x: npt.ArrayLike) -> FloatArray:
+    """``x / (1 + exp(-x))``, also called swish: `torch.nn.functional.silu` for NumPy.
+
+    Sigmoid linear units, Elfwing et al. 2017. At most 4 ULP; below ``x * 2**-126`` (float64: ``x * 2**-1022``) it is 0.
+
+    Parameters
+    ----------
+    x : array_like
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+
+    Returns
+    -------
+    ndarray
+        Of x's shape. -inf gives 0, its limit.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.silu([-1.0, 0.0, 1.0]).round(4)
+    array([-0.2689,  0.    ,  0.7311])
+    """
+    return _activate(x, "silu")
+
+
+def _activate(x: npt.ArrayLike, activation: str) -> FloatArray:
+    return _core.activate(np.asarray(_core.as_real(x, "x"), order="C"), activation)

@@ -1,0 +1,200 @@
+"""Additive attention, as Bahdanau has it: two projections, then attention with additive scores."""
+
+from __future__ import annotations
+
+from typing import Literal, SupportsFloat, SupportsIndex
+
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._core import linear
+from pyattn._util.typing import RNG, FloatArray, Layout, Window
+from pyattn.functional._attention import AttentionResult, attention
+from pyattn.functional._self_attention import check_inner, read_rows, read_weight
+
+__all__ = ["additive_attention"]
+
+
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_lse: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: FloatArray | None = None,
+) -> FloatArray | AttentionResult:
+    """Attention whose score is a small network, not a product.
+
+    ``softmax(w_score . tanh(q W_query + k W_key + bias)) V``. The concat form, ``w_score . tanh([q, k] W)`` with one
+    weight (d_q + d_k, hidden), is the same with W cut in two: ``additive_attention(query, key, value, *numpy.split(w,
+    [d_q]), w_score)``. Keras's form has no projections: w_query and w_key are both None, w_score is the layer's scale,
+    and that of a layer without one ``numpy.ones(d)``. It is ``attention(query, key, value, score="additive",
+    score_weight=w_score)``.
+
+    Parameters
+    ----------
+    query : array_like, (..., L, d_q)
+        float32 or float64; lists, bools and integers are read as float64. Heads and leading axes as in `attention`.
+    key : array_like, (..., S, d_k)
+        What queries are compared with; d_k may differ from d_q.
+    value : array_like, (..., S, v_dim)
+        What is averaged.
+    w_query, w_key : array_like, (d_q, hidden) and (d_k, hidden), or both None
+        Weights, one input per row and one output per column. None: queries and keys are added as they are, and hidden
+        is d_q and d_k.
+    w_score : array_like, (hidden,)
+        What the network's last layer multiplies with.
+    bias : array_like, (hidden,), optional
+        Of the network's first layer. Default: None, no bias.
+    attn_mask : array_like, optional
+        Broadcasts to (..., heads, L, S). bool: True = attend; float: added to the scores. Default: None, no mask.
+    is_causal : bool
+        Query i attends to no key after its own position. Default: False.
+    align : {'upper_left', 'lower_right'}, optional
+        As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+    scale : float, optional
+        What scores are multiplied with. Default: 1.
+    window : int or (int or None, int or None), optional
+        Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+    key_lengths, query_lengths : array_like of int, optional
+        How many keys and queries of each batch entry are there. Default: None, all.
+    dropout_p : float
+        Probability that a weight becomes 0; the others are divided by ``1 - dropout_p``. Default: 0.0.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from. Default: None, others each time.
+    keep_mask : array_like of bool, optional
+        Broadcasts to (..., heads, L, S): True = kept, in place of numbers drawn here. Default: None.
+    enable_gqa : bool
+        Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too. Default: False.
+    need_weights, need_lse : bool
+        Return an `AttentionResult` with the weights, or the logsumexp of the scores. Default: False.
+    empty_rows : {'zero', 'nan'}
+        What a query with nothing to attend to gives. Default: 'zero'.
+    layout : {'bhsd', 'bshd'}
+        'bshd': query, key, value and the output are (..., length, heads, dim). Default: 'bhsd'.
+    num_threads : int, optional
+        Default: as `set_num_threads` says.
+    out : ndarray, optional
+        Array for the output, of its shape and dtype. Default: None, a new one.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+        Or, with need_weights or need_lse, ``AttentionResult(output, weights, lse)``, None for what was not asked for.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not go together, or a rule of `attention` is broken.
+    TypeError
+        An argument is not an array of real numbers.
+
+    References
+    ----------
+    Bahdanau et al., "Neural Machine Translation by Jointly Learning to Align and Translate" (2015), appendix A.1.2.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> states = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # of an encoder
+    >>> query, w_score = np.array([[0.5, 1.0, 0.0]]), np.array([1.0, -2.0])
+    >>> w = np.arange(10.0).reshape(5, 2) / 10  # of the concat form: three rows for the query, two for a state
+    >>> pyattn.additive_attention(query, states, states, *np.split(w, [3]), w_score).round(4)
+    array([[0.6638, 0.6516]])
+    """
+    if w_query is None and w_key is None:
+        queries, keys, weight = _without_layer(query, key, w_score, bias)
+    else:
+        queries, keys, weight = _first_layer(query, key, w_query, w_key, w_score, bias, num_threads)
+    return attention(
+        queries,
+        keys,
+        value,
+        score="additive",
+        score_weight=weight,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        align=align,
+        scale=scale,
+        window=window,
+        key_lengths=key_lengths,
+        query_lengths=query_lengths,
+        dropout_p=dropout_p,
+        rng=rng,
+        keep_mask=keep_mask,
+        enable_gqa=enable_gqa,
+        need_weights=need_weights,
+        need_lse=need_lse,
+        empty_rows=empty_rows,
+        layout=layout,
+        num_threads=num_threads,
+        out=out,
+    )
+
+
+def _without_layer(
+    query: npt.ArrayLike, key: npt.ArrayLike, w_score: npt.ArrayLike, bias: npt.ArrayLike | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Check all, and return queries, keys and w_score as they are."""
+    if bias is not None:
+        raise ValueError("bias is given, but w_query and w_key are None: there is no layer that it belongs to")
+    queries, keys = (read_rows(x, name, columns=False) for x, name in ((query, "query"), (key, "key")))
+    d_q, d_k = queries.shape[-1], keys.shape[-1]
+    if d_q != d_k:
+        raise ValueError(
+            f"query has {d_q} features and key {d_k}, expected as many: w_query and w_key are None, so they are added"
+        )
+    return queries, keys, _vector(w_score, "w_score", d_q, f"query and key have {d_q} features")
+
+
+def _first_layer(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None,
+    num_threads: SupportsIndex | None,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Check all, and return the two projections and w_score."""
+    rows, weights = [], []
+    for x, x_name, w, w_name in ((query, "query", w_query, "w_query"), (key, "key", w_key, "w_key")):
+        if w is None:
+            raise ValueError(f"{w_name} is None, expected a weight, or None for both w_query and w_key (Keras's form)")
+        rows.append(read_rows(x, x_name, columns=False))
+        weights.append(read_weight(w, w_name, columns=False))
+        check_inner(w_name, weights[-1], x_name, rows[-1], columns=False)
+    hidden, other = map(len, weights)
+    if hidden != other:
+        raise ValueError(f"w_query gives {hidden} numbers a query but w_key {other} a key")
+    why = f"w_query and w_key give {hidden} numbers"
+    weight = _vector(w_score, "w_score", hidden, why)
+    offset = None if bias is None else _vector(bias, "bias", hidden, why)
+    queries = linear(rows[0], weights[0], offset, num_threads=num_threads)
+    return queries, linear(rows[1], weights[1], num_threads=num_threads), weight
+
+
+def _vector(x: npt.ArrayLike, name: str, hidden: int, why: str) -> FloatArray:
+    array = _core.as_real(x, name)
+    if array.shape != (hidden,):
+        raise ValueError(f"{name} has shape {array.shape}, expected ({hidden},): {why}")
+    return array

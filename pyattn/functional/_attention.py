@@ -1,0 +1,236 @@
+"""Attention by its scores: the C function itself, torch's signature, and merging of chunks of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._core import attention
+from pyattn._util.typing import RNG, FloatArray, Layout
+
+__all__ = [
+    "AttentionResult",
+    "attention",
+    "merge_states",
+    "scaled_dot_product_attention",
+]
+
+
+class AttentionResult(NamedTuple):
+    """What `attention` returns when more than the output is asked for; None for what was not.
+
+    Attributes
+    ----------
+    output : ndarray, (..., heads, L, v_dim)
+        (..., L, heads, v_dim) with ``layout="bshd"``.
+    weights : ndarray, (..., heads, L, S), or None
+        What each query gives to each key, in both layouts: rows sum to 1, or to 0 with nothing to attend to.
+    lse : ndarray, (..., heads, L), or None
+        Logsumexp of the scores, a natural logarithm, in both layouts; -inf with nothing to attend to.
+    """
+
+    output: FloatArray
+    weights: FloatArray | None
+    lse: FloatArray | None
+
+
+def scaled_dot_product_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: SupportsFloat | None = None,
+    enable_gqa: bool = False,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
+
+    As strict as torch's: query, key and value share one float dtype, a float mask has that dtype (or float32), and
+    heads that share keys need `enable_gqa`. A causal mask is aligned upper left. Where torch's back ends disagree, the
+    answer is the sensible one: a row with nothing to attend to gives 0, `attn_mask` and `is_causal` are combined, and
+    what is masked is never touched.
+
+    Parameters
+    ----------
+    query : array_like, (..., L, head_dim)
+        float32 or float64.
+    key : array_like, (..., S, head_dim)
+        What scores are taken with; of query's dtype.
+    value : array_like, (..., S, v_dim)
+        What is averaged; of query's dtype.
+    attn_mask : array_like, optional
+        Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores. Default: None, no mask.
+    dropout_p : float
+        Probability that a weight becomes 0; the others are divided by ``1 - dropout_p``. Default: 0.0.
+    is_causal : bool
+        Query i attends to keys 0 to i. Default: False.
+    scale : float, optional
+        Default: ``1 / sqrt(head_dim)``.
+    enable_gqa : bool
+        Query heads (axis -3) may be a multiple of key and value heads. Default: False.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+    keep_mask : array_like of bool, optional
+        Broadcasts to (..., L, S): True = kept, in place of numbers drawn here. Default: None.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+        Of query's dtype, in native byte order.
+
+    Raises
+    ------
+    TypeError
+        Dtypes differ, or are not float32 or float64.
+    ValueError
+        Shapes do not go together; dropout_p is no probability.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(2, dtype=np.float32)
+    >>> pyattn.scaled_dot_product_attention(x, x, x, is_causal=True).round(4)
+    array([[1.    , 0.    ],
+           [0.3302, 0.6698]], dtype=float32)
+    """
+    given = {"query": query, "key": key, "value": value}
+    arrays = [_core.as_array(x, name) for name, x in given.items()]
+    dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
+    for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
+        if own != dtype or dtype not in (np.float32, np.float64):
+            wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
+            fix = _core.cast(x, name, f"numpy.{wanted}")
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
+    mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
+    if mask is not None and mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
+        flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
+        raise TypeError(
+            f"attn_mask has dtype {mask.dtype}, expected bool or {dtype}; pass {flags} (True = attend) or {numbers}"
+        )
+    if not enable_gqa:
+        _require_equal_heads(arrays)
+    return attention(
+        *arrays,
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        rng=rng,
+        keep_mask=keep_mask,
+        is_causal=is_causal,
+        align="upper_left",
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
+    """Without enable_gqa torch broadcasts the heads axis like any other. It is one when any array has four axes."""
+    if max(x.ndim for x in arrays) < 4:
+        return
+    heads = [x.shape[-3] if x.ndim >= 3 else 1 for x in arrays]
+    if len({h for h in heads if h != 1}) > 1:
+        raise ValueError(
+            f"query, key and value have {heads[0]}, {heads[1]} and {heads[2]} heads (axis -3), which do not broadcast; "
+            "if query heads share keys, pass enable_gqa=True"
+        )
+
+
+def merge_states(
+    outputs: Iterable[npt.ArrayLike], lses: Iterable[npt.ArrayLike], *, layout: Layout = "bhsd"
+) -> tuple[FloatArray, FloatArray]:
+    """Combine attentions over disjoint parts of the keys into the attention over all of them.
+
+    ``lse = log(sum_n exp(lse_n))`` and ``output = sum_n exp(lse_n - lse) * output_n``: what FlashAttention does between
+    blocks and ring attention between machines. Any number of parts, in any order. A part with ``lse == -inf`` (nothing
+    attended to) contributes nothing, even where its output holds NaN.
+
+    Parameters
+    ----------
+    outputs : iterable of array_like, (..., heads, L, v_dim)
+        The parts' outputs; or one array with the parts along its first axis. Without heads: (..., L, v_dim).
+    lses : iterable of array_like, (..., heads, L)
+        Their logsumexps (natural logarithm), as `attention` returns them with ``need_lse=True``.
+    layout : {'bhsd', 'bshd'}
+        That of the calls of `attention`, default 'bhsd'. 'bshd': outputs are (..., L, heads, v_dim), three axes or
+        more; lses stay (..., heads, L). Shapes cannot tell when L equals heads. Without heads, leave it out, as there.
+
+    Returns
+    -------
+    output : ndarray
+        Of the shape of each of outputs.
+    lse : ndarray, (..., heads, L)
+        In both layouts.
+
+    Raises
+    ------
+    ValueError
+        No parts, a different number of outputs and lses, shapes that do not go together, or another layout.
+    TypeError
+        A part is not an array of real numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.arange(12.0).reshape(4, 3) / 10
+    >>> whole = pyattn.attention(x, x, x, need_lse=True)
+    >>> left, right = (pyattn.attention(x, part, part, need_lse=True) for part in (x[:1], x[1:]))
+    >>> output, lse = pyattn.merge_states([left.output, right.output], [left.lse, right.lse])
+    >>> bool(np.allclose(output, whole.output)), bool(np.allclose(lse, whole.lse))
+    (True, True)
+    """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    outs, sums = _real_arrays(outputs, "outputs"), _real_arrays(lses, "lses")
+    if not outs or len(outs) != len(sums):
+        raise ValueError(f"got {len(outs)} outputs and {len(sums)} lses, expected as many of both, at least one")
+    shape = outs[0].shape
+    if not shape:
+        raise ValueError("outputs[0] is a scalar, expected (..., L, v_dim)")
+    swap = layout == "bshd"  # the core wants lse as rows of the output
+    if swap and len(shape) < 3:
+        raise ValueError(
+            f"outputs[0] has shape {shape}, expected at least 3 axes: (..., L, heads, v_dim); without heads, leave "
+            "layout out"
+        )
+    for n, (out, lse) in enumerate(zip(outs, sums, strict=True)):
+        if out.shape != shape:
+            raise ValueError(f"outputs[{n}] has shape {out.shape} but outputs[0] has {shape}")
+        _check_lse(n, lse.shape, shape, layout)
+
+    sums = [lse.swapaxes(-2, -1) for lse in sums] if swap else sums
+    dtype = np.result_type(*outs, *sums)
+    parts = [tuple(np.ascontiguousarray(x, dtype=dtype).reshape(x.shape) for x in xs) for xs in (outs, sums)]
+    output, lse = np.empty(shape, dtype), np.empty(shape[:-1], dtype)
+    _core.merge_states(parts[0], parts[1], output, lse)
+    return output, np.ascontiguousarray(lse.swapaxes(-2, -1)) if swap else lse
+
+
+def _real_arrays(xs: Iterable[npt.ArrayLike], name: str) -> list[FloatArray]:
+    try:
+        parts = iter(xs)
+    except TypeError:
+        kind = type(xs).__name__
+        raise TypeError(f"{name} is of type {kind}, expected a list of arrays; for one part, pass [{name}]") from None
+    return [_core.as_real(x, f"{name}[{n}]") for n, x in enumerate(parts)]
+
+
+def _check_lse(n: int, lse: tuple[int, ...], output: tuple[int, ...], layout: Layout) -> None:
+    expected = _lse_shape(output, layout)
+    if lse == expected:
+        return
+    other: Layout = "bhsd" if layout == "bshd" else "bshd"
+    offer = f"; if its axes are those of {other!r}, pass layout={other!r}" if lse == _lse_shape(output, other) else ""
+    raise ValueError(f"lses[{n}] has shape {lse}, expected {expected}: outputs[{n}] is {output}{offer}")
+
+
+def _lse_shape(output: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """(..., heads, L) of (..., L, heads, v_dim), or (..., L) of (..., L, v_dim)."""
+    swap = layout == "bshd" and len(output) > 2
+    return (*output[:-3], output[-2], output[-3]) if swap else output[:-1]

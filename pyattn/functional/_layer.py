@@ -1,0 +1,121 @@
+"""A layer of a Transformer in one call of the core."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import pyattn._core as _core
+from pyattn._util.typing import CacheUse, FloatArray, Rotation
+from pyattn.functional._multihead_masks import Hidden
+
+__all__ = ["LayerCaches", "LayerOptions", "LayerResult", "LayerWeights", "compute_layer"]
+
+Arrays: TypeAlias = tuple[FloatArray | None, ...]
+
+
+class LayerWeights(NamedTuple):
+    """What a layer multiplies with and adds: the core's tuples, None for what is left out.
+
+    self_attention and cross_attention are the first eight of `pyattn.heads.Parameters`. feed_forward has weight
+    and bias of the first linear layer, of the second, and of the gate; norms those of the three normalisations, of
+    which an encoder's layer has the first and the last.
+    """
+
+    self_attention: Arrays
+    cross_attention: Arrays | None
+    feed_forward: Arrays
+    norms: Arrays
+
+
+class LayerOptions(NamedTuple):
+    """How a layer computes, as `_core.layer` calls it."""
+
+    heads: int
+    kv_heads: int
+    activation: str
+    norm_first: bool
+    eps: float
+    rms: bool = False
+
+
+class LayerCaches(NamedTuple):
+    """What keys and values of the self-attention go to, and what those of memory are read from; how the former turn."""
+
+    cache: CacheUse | None = None
+    memory_cache: CacheUse | None = None
+    rotary: Rotation | None = None
+
+
+NO_CACHES = LayerCaches()
+
+
+class LayerResult(NamedTuple):
+    """Output, and weights with heads, where they are asked for and there is such an attention."""
+
+    output: FloatArray
+    self_weights: FloatArray | None
+    cross_weights: FloatArray | None
+
+
+def compute_layer(
+    x: FloatArray,
+    memory: FloatArray | None,
+    weights: LayerWeights,
+    options: LayerOptions,
+    own: Hidden,
+    cross: Hidden,
+    caches: LayerCaches = NO_CACHES,
+    *,
+    need_weights: bool = False,
+) -> LayerResult:
+    """Call the core.
+
+    Parameters
+    ----------
+    x : ndarray, (N, L, E) or (L, E)
+        What the layer works on.
+    memory : ndarray, (N, S, E) or (S, E), or None
+        What a decoder's layer attends to.
+    weights : LayerWeights
+        Of fitting shapes.
+    options : LayerOptions
+        How to compute.
+    own, cross : Hidden
+        What is hidden from the self-attention, and from that to memory, as `pyattn.torch_rules.for_the_core` gives it.
+    caches : LayerCaches
+        None, by default.
+    need_weights : bool
+        Return weights, too. Default: False.
+
+    Returns
+    -------
+    LayerResult
+        Output of x's shape; weights (N, heads, L, L) and (N, heads, L, S).
+    """
+    result = _core.layer(
+        x,
+        memory,
+        *weights,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        activation=options.activation,
+        norm_first=options.norm_first,
+        eps=options.eps,
+        rms=options.rms,
+        cache=caches.cache,
+        memory_cache=caches.memory_cache,
+        rotary=caches.rotary,
+        blocked=True,
+        attn_mask=own.attn_mask,
+        key_padding_mask=own.key_padding_mask,
+        key_lengths=own.key_lengths,
+        is_causal=own.is_causal,
+        query_lengths=own.query_lengths,
+        window=own.window,
+        memory_mask=cross.attn_mask,
+        memory_key_padding_mask=cross.key_padding_mask,
+        memory_key_lengths=cross.key_lengths,
+        memory_is_causal=cross.is_causal,
+        need_weights=need_weights,
+    )
+    return LayerResult(*result) if need_weights else LayerResult(result, None, None)

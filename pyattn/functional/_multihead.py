@@ -1,0 +1,394 @@
+"""Multi-head attention in one call of the core.
+
+Indices: N batch, H heads, L queries, S keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.typing import RNG, CacheUse, FloatArray, Rotation
+from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core, with_batch_first
+
+__all__ = ["NO_DROPOUT", "Dropout", "EmptyRows", "Parameters", "compute", "multi_head_attention_forward"]
+
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def multi_head_attention_forward(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
+    in_proj_weight: npt.ArrayLike | None,
+    in_proj_bias: npt.ArrayLike | None,
+    bias_k: npt.ArrayLike | None,
+    bias_v: npt.ArrayLike | None,
+    add_zero_attn: bool,
+    dropout_p: SupportsFloat,
+    out_proj_weight: npt.ArrayLike,
+    out_proj_bias: npt.ArrayLike | None,
+    training: bool = True,
+    key_padding_mask: npt.ArrayLike | None = None,
+    need_weights: bool = True,
+    attn_mask: npt.ArrayLike | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: npt.ArrayLike | None = None,
+    k_proj_weight: npt.ArrayLike | None = None,
+    v_proj_weight: npt.ArrayLike | None = None,
+    static_k: npt.ArrayLike | None = None,
+    static_v: npt.ArrayLike | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, FloatArray | None]:
+    """attention:                    True = attend
+    MultiheadAttention, as torch: True = blocked
+
+    `torch.nn.functional.multi_head_attention_forward` for NumPy: the same arguments, the same meaning. Project query,
+    key and value; attend with every head; project the heads side by side. All arrays but the masks share one dtype.
+
+    On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises) and is combined with it (torch's
+    replaces it in some cases); the keys of bias_k and add_zero_attn stay visible under it; a row with nothing to attend
+    to gives 0 before the output's projection.
+
+    Parameters
+    ----------
+    query : array_like, (L, N, E) or unbatched (L, E)
+        float32 or float64.
+    key : array_like, (S, N, kdim) or (S, kdim)
+        kdim is E unless use_separate_proj_weight.
+    value : array_like, (S, N, vdim) or (S, vdim)
+        As long as key.
+    embed_dim_to_check : int
+        E.
+    num_heads : int
+        Divides E.
+    in_proj_weight : array_like, (3 * E, E), or None
+        Weights of query, key and value on top of one another; unused with use_separate_proj_weight.
+    in_proj_bias : array_like, (3 * E,), or None
+        Their biases.
+    bias_k, bias_v : array_like, (1, 1, E), or None
+        A key and a value behind all others, attended to by every query.
+    add_zero_attn : bool
+        A key and a value of zeros behind that.
+    dropout_p : float
+        Probability that a weight becomes 0, when training; the others are divided by ``1 - dropout_p``.
+    out_proj_weight : array_like, (out_dim, E)
+        Weight of the output's projection.
+    out_proj_bias : array_like, (out_dim,), or None
+        Its bias.
+    training : bool
+        Whether dropout is at work. Default: True.
+    key_padding_mask : array_like, (N, S) or (S,), optional
+        bool: True = blocked; float: added to the scores. Default: None.
+    need_weights : bool
+        Return weights, too; the default.
+    attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+        bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+        Default: None.
+    use_separate_proj_weight : bool
+        Take the next three instead of in_proj_weight. Default: False.
+    q_proj_weight : array_like, (E, E), optional
+        Default: None.
+    k_proj_weight : array_like, (E, kdim), optional
+        Default: None.
+    v_proj_weight : array_like, (E, vdim), optional
+        Default: None.
+    static_k, static_v : array_like, (N * num_heads, S, E / num_heads), optional
+        Take the place of the projected key and value. Default: None.
+    average_attn_weights : bool
+        Weights are their mean over heads, the default.
+    is_causal : bool
+        Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+    keep_mask : array_like of bool, optional
+        Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept. In place of numbers drawn from rng.
+        Default: None.
+    empty_rows : {'zero', 'nan'}
+        What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
+
+    Returns
+    -------
+    output : ndarray, (L, N, out_dim) or (L, out_dim)
+        Of query's dtype.
+    weights : ndarray, (N, L, S) or (L, S), or None
+        With heads, (N, num_heads, L, S), unless averaged; S counts the keys of bias_k and add_zero_attn. After
+        dropout, as torch's.
+
+    Raises
+    ------
+    TypeError
+        Dtypes differ or are not float32 or float64; a mask is neither bool nor of floats.
+    ValueError
+        Shapes do not go together; the message names the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x, weight = np.eye(2)[:, None], np.tile(np.eye(2), (3, 1))
+    >>> blocked = np.array([[False, True], [False, False]])
+    >>> output, weights = pyattn.functional.multi_head_attention_forward(
+    ...     x, x, x, 2, 1, weight, None, None, None, False, 0.0, np.eye(2), None, attn_mask=blocked
+    ... )
+    >>> weights.round(4)
+    array([[[1.    , 0.    ],
+            [0.3302, 0.6698]]])
+    """  # noqa: D205, D400 (a table of two lines)
+    training = as_flag(training, "training")
+    dropped = as_probability(dropout_p, "dropout_p") if training else 0.0
+    own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
+    separate = as_flag(use_separate_proj_weight, "use_separate_proj_weight")
+    own = own if separate else {"in_proj_weight": in_proj_weight}
+    for name, weight in own.items():
+        if weight is None:
+            raise ValueError(f"{name} is None, and use_separate_proj_weight={separate} needs it")
+    others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
+    others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
+    arrays = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
+    embed_dim, heads = _check_sizes(embed_dim_to_check, num_heads)
+    _check_shapes(arrays, embed_dim)
+    inputs, parameters = _project(arrays, embed_dim, heads)
+    output, attended = compute(
+        *inputs,
+        parameters,
+        Hidden(attn_mask, key_padding_mask, is_causal),
+        Dropout(dropped, rng, keep_mask) if training else NO_DROPOUT,
+        heads=heads,
+        add_zero=add_zero_attn,
+        need_weights=need_weights,
+        average_weights=average_attn_weights,
+        empty_rows=empty_rows,
+    )
+    return output.swapaxes(0, 1) if output.ndim == 3 else output, attended
+
+
+# Arrays of the function
+
+
+def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]:
+    """Read what is given; all of it has the dtype of the first."""
+    read: Any = _core.as_array  # says what is wrong with None
+    arrays: dict[str, Array] = {name: read(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
+    kinds = [array.dtype.newbyteorder("=") for array in arrays.values()]
+    wanted = kinds[0] if kinds[0] in (np.float32, np.float64) else np.dtype(np.float32)
+    for name, own in zip(arrays, kinds, strict=True):
+        if own != wanted:
+            fix = _core.cast(given[name], name, f"numpy.{wanted}")
+            raise TypeError(f"{name} has dtype {arrays[name].dtype}, expected {wanted}; pass {fix}")
+    return arrays
+
+
+_REQUIRED = ("query", "key", "value", "out_proj_weight")
+
+
+def _check_sizes(embed_dim_to_check: SupportsIndex, num_heads: SupportsIndex) -> tuple[int, int]:
+    embed_dim = as_count(embed_dim_to_check, "embed_dim_to_check", least=1)
+    heads = as_count(num_heads, "num_heads", least=1)
+    if embed_dim % heads:
+        raise ValueError(f"embed_dim_to_check is {embed_dim} and num_heads is {heads}, expected a multiple")
+    return embed_dim, heads
+
+
+def _check_shapes(arrays: Mapping[str, Array], embed_dim: int) -> None:
+    """Of the parameters. A size of None is free."""
+    if ("bias_k" in arrays) != ("bias_v" in arrays):
+        raise ValueError("bias_k and bias_v come together: pass both or neither")
+    expected: dict[str, tuple[int | None, ...]] = {
+        "in_proj_weight": (3 * embed_dim, embed_dim),
+        "q_proj_weight": (embed_dim, embed_dim),
+        "k_proj_weight": (embed_dim, None),
+        "v_proj_weight": (embed_dim, None),
+        "in_proj_bias": (3 * embed_dim,),
+        "bias_k": (1, 1, embed_dim),
+        "bias_v": (1, 1, embed_dim),
+        "out_proj_weight": (None, embed_dim),
+        "out_proj_bias": arrays["out_proj_weight"].shape[:1],
+    }
+    for name, shape in expected.items():
+        found = arrays[name].shape if name in arrays else shape
+        if len(found) != len(shape) or any(b not in (None, a) for a, b in zip(found, shape, strict=True)):
+            text = ", ".join("any" if size is None else str(size) for size in shape) + "," * (len(shape) == 1)
+            raise ValueError(f"{name} has shape {found}, expected ({text})")
+
+
+def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[tuple[Array, Array, Array], Parameters]:
+    """Turn inputs to (N, length, features) and find what they are multiplied with; static keys take a key's place."""
+    separate = "in_proj_weight" not in arrays
+    blocks = [slice(n * embed_dim, (n + 1) * embed_dim) for n in range(3)]
+    weights = [
+        arrays[f"{x}_proj_weight"] if separate else arrays["in_proj_weight"][b]
+        for x, b in zip("qkv", blocks, strict=True)
+    ]
+    bias = arrays.get("in_proj_bias")
+    biases: list[Any] = [None if bias is None else bias[block] for block in blocks]
+    features = [weight.shape[1] for weight in weights]
+    inputs = [*with_batch_first(arrays["query"], arrays["key"], arrays["value"], features, batch_first=False)]
+    names = ["query", "key", "value"]
+    for n, name in enumerate(("static_k", "static_v"), 1):
+        if name in arrays:
+            if "bias_k" in arrays:
+                raise ValueError(f"{name} and bias_k are given, expected one of them at most")
+            inputs[n] = _static_input(arrays[name], name, inputs[0].shape[:-2], heads, embed_dim // heads)
+            names[n], weights[n], biases[n] = name, np.eye(embed_dim, dtype=inputs[n].dtype), None  # changes nothing
+    extra = [arrays[name][0, 0] if name in arrays else None for name in ("bias_k", "bias_v")]
+    query, key, value = inputs
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"{names[2]} has length {value.shape[-2]}, expected {key.shape[-2]} as {names[1]}")
+    parameters = [*weights, arrays["out_proj_weight"], *biases, arrays.get("out_proj_bias"), *extra]
+    return (query, key, value), Parameters._make(parameters)
+
+
+def _static_input(static: Array, name: str, batch: tuple[int, ...], heads: int, dim: int) -> Array:
+    """(N * heads, S, head_dim) as (N, S, E)."""
+    rows = math.prod((*batch, heads))
+    if static.ndim != 3 or static.shape[::2] != (rows, dim):
+        raise ValueError(f"{name} has shape {static.shape}, expected ({rows}, S, {dim}): (N * num_heads, S, head_dim)")
+    by_head = static.reshape(*batch, heads, *static.shape[1:])
+    return by_head.swapaxes(-3, -2).reshape(*batch, static.shape[1], heads * dim)
+
+
+EmptyRows: TypeAlias = Literal["zero", "nan"]
+
+
+class Parameters(NamedTuple):
+    """What the core multiplies with and adds: its names, in its order; None for what is left out.
+
+    Where k_weight and v_weight are left out, q_weight and q_bias hold those of query, key and value on top of one
+    another, as torch's in_proj_weight and in_proj_bias.
+    """
+
+    q_weight: FloatArray
+    k_weight: FloatArray | None
+    v_weight: FloatArray | None
+    out_weight: FloatArray
+    q_bias: FloatArray | None = None
+    k_bias: FloatArray | None = None
+    v_bias: FloatArray | None = None
+    out_bias: FloatArray | None = None
+    extra_key: FloatArray | None = None
+    extra_value: FloatArray | None = None
+
+
+class Dropout(NamedTuple):
+    """What happens to weights after the softmax: nothing, by default. Fields as `attention`'s arguments."""
+
+    dropout_p: float = 0.0
+    rng: RNG = None
+    keep_mask: npt.ArrayLike | None = None
+
+
+NO_DROPOUT = Dropout()
+
+
+def compute(
+    query: FloatArray,
+    key: FloatArray | None,
+    value: FloatArray | None,
+    parameters: Parameters,
+    hidden: Hidden,
+    dropout: Dropout = NO_DROPOUT,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    add_zero: bool = False,
+    need_weights: bool = True,
+    average_weights: bool = True,
+    empty_rows: EmptyRows = "zero",
+    cache: CacheUse | None = None,
+    turning: Rotation | None = None,
+) -> tuple[FloatArray, FloatArray | None]:
+    """Call the core with torch's masks.
+
+    Parameters
+    ----------
+    query, key, value : ndarray, (N, length, features) or (length, features)
+        As `with_batch_first` gives them. key and value are None where a cache holds what is attended to already.
+    parameters : Parameters
+        Of fitting shapes.
+    hidden : Hidden
+        As the caller gave it.
+    dropout : Dropout
+        None by default.
+    heads : int
+        Number of query heads.
+    kv_heads : int, optional
+        Number of key and value heads. Default: heads.
+    add_zero : bool
+        A key and a value of zeros behind all others. Default: False.
+    need_weights : bool
+        Return weights; the default.
+    average_weights : bool
+        Their mean over heads, the default.
+    empty_rows : {'zero', 'nan'}
+        What a row with nothing to attend to gives. Default: 'zero'.
+    cache : CacheUse, optional
+        What keys and values go to and are read from; the last query stands at its last position. Default: None.
+    turning : Rotation, optional
+        How queries and keys turn with their positions. Default: None, not at all.
+
+    Returns
+    -------
+    output : ndarray, (N, L, out_dim) or (L, out_dim)
+        Of query's dtype.
+    weights : ndarray or None
+        (N, heads, L, S), with N where query has it, and heads unless averaged.
+    """
+    if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
+        kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
+        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], kv_len))
+    # named one by one: a starred argument would make a tuple and a dict of all of them
+    q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
+    result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
+        query,
+        key,
+        value,
+        q_weight,
+        k_weight,
+        v_weight,
+        out_weight,
+        q_bias,
+        k_bias,
+        v_bias,
+        out_bias,
+        extra_key,
+        extra_value,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        add_zero=_flag(add_zero, "add_zero_attn"),
+        average_weights=_flag(average_weights, "average_attn_weights"),
+        key_padding_mask=hidden.key_padding_mask,
+        blocked=True,
+        cache=cache,
+        rotary=turning,
+        attn_mask=hidden.attn_mask,
+        is_causal=hidden.is_causal,
+        align="upper_left" if cache is None else "lower_right",
+        window=hidden.window,
+        key_lengths=hidden.key_lengths,
+        query_lengths=hidden.query_lengths,
+        dropout_p=dropout.dropout_p,
+        rng=dropout.rng,
+        keep_mask=dropout.keep_mask,
+        need_weights=need_weights,
+        empty_rows=empty_rows,
+    )
+    return result
+
+
+def _flag(x: bool, name: str) -> bool:
+    """Check what the core has another name for; whole numbers are flags to it as well."""
+    return x if isinstance(x, int) else as_flag(x, name)

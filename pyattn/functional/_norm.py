@@ -1,0 +1,230 @@
+"""Layer and RMS normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, SupportsFloat, SupportsIndex, overload
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_index
+from pyattn._util.typing import FloatArray
+
+__all__ = ["as_shape", "layer_norm", "rms_norm"]
+
+Shape = SupportsIndex | Sequence[SupportsIndex]
+
+
+@overload
+def layer_norm(
+    input: npt.ArrayLike,
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    eps: SupportsFloat = 1e-5,
+    *,
+    residual: npt.ArrayLike | None = None,
+    need_sum: Literal[False] = False,
+) -> FloatArray: ...
+@overload
+def layer_norm(
+    input: npt.ArrayLike,
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    eps: SupportsFloat = 1e-5,
+    *,
+    residual: npt.ArrayLike,
+    need_sum: Literal[True],
+) -> tuple[FloatArray, FloatArray]: ...
+def layer_norm(
+    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    bias: npt.ArrayLike | None = None,
+    eps: SupportsFloat = 1e-5,
+    *,
+    residual: npt.ArrayLike | None = None,
+    need_sum: bool = False,
+) -> FloatArray | tuple[FloatArray, FloatArray]:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last axes: `torch.nn.functional.layer_norm`.
+
+    Layer normalization, Ba et al. 2016. x is input, or ``input + residual``. Mean and variance (that of a population)
+    are of each part with normalized_shape for its shape.
+
+    Parameters
+    ----------
+    input : array_like, (..., normalized_shape)
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    normalized_shape : int or sequence of int
+        The last axes of input.
+    weight, bias : array_like, normalized_shape, optional
+        Default: None, 1 and 0.
+    eps : float
+        0 or more. Default: 1e-5.
+    residual : array_like, (..., normalized_shape), optional
+        Added to input in the same pass, as around a Transformer's sublayer. Default: None.
+    need_sum : bool
+        Return ``input + residual``, too. Default: False.
+
+    Returns
+    -------
+    ndarray, (..., normalized_shape)
+        With need_sum a pair: the result, and ``input + residual``.
+
+    Raises
+    ------
+    TypeError
+        An array has no real numbers.
+    ValueError
+        Shapes do not go together; eps is negative; need_sum without residual.
+
+    Notes
+    -----
+    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
+    torch's gives NaN there.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)
+    array([[-1.2247,  0.    ,  1.2247]])
+    """
+    return _normalize(input, normalized_shape, weight, bias, residual, False, eps, need_sum)
+
+
+@overload
+def rms_norm(
+    input: npt.ArrayLike,
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    eps: SupportsFloat | None = None,
+    *,
+    residual: npt.ArrayLike | None = None,
+    need_sum: Literal[False] = False,
+) -> FloatArray: ...
+@overload
+def rms_norm(
+    input: npt.ArrayLike,
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    eps: SupportsFloat | None = None,
+    *,
+    residual: npt.ArrayLike,
+    need_sum: Literal[True],
+) -> tuple[FloatArray, FloatArray]: ...
+def rms_norm(
+    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None = None,
+    eps: SupportsFloat | None = None,
+    *,
+    residual: npt.ArrayLike | None = None,
+    need_sum: bool = False,
+) -> FloatArray | tuple[FloatArray, FloatArray]:
+    """``x / sqrt(mean(x**2) + eps) * weight`` over the last axes: `torch.nn.functional.rms_norm`.
+
+    Root mean square layer normalization, Zhang and Sennrich 2019. x is input, or ``input + residual``.
+
+    Parameters
+    ----------
+    input : array_like, (..., normalized_shape)
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    normalized_shape : int or sequence of int
+        The last axes of input.
+    weight : array_like, normalized_shape, optional
+        Default: None, 1.
+    eps : float, optional
+        0 or more. Default: the distance from 1 to the next number of input's dtype.
+    residual : array_like, (..., normalized_shape), optional
+        Added to input in the same pass. Default: None.
+    need_sum : bool
+        Return ``input + residual``, too. Default: False.
+
+    Returns
+    -------
+    ndarray, (..., normalized_shape)
+        With need_sum a pair: the result, and ``input + residual``.
+
+    Raises
+    ------
+    TypeError
+        An array has no real numbers.
+    ValueError
+        Shapes do not go together; eps is negative; need_sum without residual.
+
+    Notes
+    -----
+    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
+    torch's gives 0 there.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.rms_norm([[3.0, 4.0]], 2).round(4)
+    array([[0.8485, 1.1314]])
+    """
+    return _normalize(input, normalized_shape, weight, None, residual, True, eps, need_sum)
+
+
+def _normalize(
+    given: npt.ArrayLike,
+    normalized_shape: Shape,
+    weight: npt.ArrayLike | None,
+    bias: npt.ArrayLike | None,
+    residual: npt.ArrayLike | None,
+    rms: bool,
+    eps: SupportsFloat | None,
+    need_sum: bool,
+) -> FloatArray | tuple[FloatArray, FloatArray]:
+    """Make the last axes one; compute; make them several again."""
+    x = _core.as_real(given, "input")
+    shape = as_shape(normalized_shape)
+    if not shape or x.shape[-len(shape) :] != shape:
+        sizes = ", ".join(map(str, shape))
+        raise ValueError(f"input has shape {x.shape}, expected (..., {sizes}): normalized_shape is {normalized_shape}")
+    others = {"weight": weight, "bias": bias}
+    factors = [None if one is None else _core.as_real(one, name) for name, one in others.items()]
+    for name, one in zip(others, factors, strict=True):
+        if one is not None and one.shape != shape:
+            raise ValueError(f"{name} has shape {one.shape}, expected {shape}, the normalized_shape")
+    added = None if residual is None else _core.as_real(residual, "residual")
+    if added is not None and added.shape != x.shape:
+        raise ValueError(f"residual has shape {added.shape}, expected {x.shape} as input")
+    least = float(np.finfo(x.dtype).eps) if eps is None else eps
+    rows = (*x.shape[: x.ndim - len(shape)], math.prod(shape))
+    weight, bias, residual = (
+        None if one is None else one.reshape(size)
+        for one, size in ((factors[0], rows[-1]), (factors[1], rows[-1]), (added, rows))
+    )
+    result = _core.normalize(x.reshape(rows), weight, bias, residual, rms=rms, eps=least, need_sum=need_sum)
+    if isinstance(result, tuple):
+        normalized, total = result
+        return normalized.reshape(x.shape), total.reshape(x.shape)
+    return result.reshape(x.shape)
+
+
+def as_shape(normalized_shape: Shape) -> tuple[int, ...]:
+    """Read a normalized_shape.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of an input.
+
+    Returns
+    -------
+    tuple of int
+        A single number is one axis.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if isinstance(normalized_shape, Sequence):
+        return tuple(as_index(size, f"normalized_shape[{n}]") for n, size in enumerate(normalized_shape))
+    return (as_index(normalized_shape, "normalized_shape", "an int or a sequence of ints"),)

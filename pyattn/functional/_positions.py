@@ -1,0 +1,80 @@
+"""Positional encodings: what tells a Transformer the order of its inputs."""
+
+from __future__ import annotations
+
+from typing import SupportsFloat, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_count, as_finite, as_float_dtype
+from pyattn._util.typing import FloatArray
+
+__all__ = ["positional_encoding"]
+
+_FAR = 2**53
+"""Positions beyond it are no longer floats of their own."""
+
+
+def positional_encoding(
+    length: SupportsIndex,
+    dim: SupportsIndex,
+    start: SupportsIndex = 0,
+    *,
+    base: SupportsFloat = 10000.0,
+    dtype: npt.DTypeLike = np.float32,
+) -> FloatArray:
+    """Sines and cosines of the positions, as the Transformer adds them to its inputs.
+
+    ``PE[pos, 2i] = sin(pos / base**(2i / dim))`` and ``PE[pos, 2i + 1] = cos(pos / base**(2i / dim))``, computed in
+    float64 and rounded once. An odd dim ends with a sine.
+
+    Parameters
+    ----------
+    length : int
+        How many positions.
+    dim : int
+        How many features each has: d_model.
+    start : int
+        The first position, as in decoding with a cache. Default: 0.
+    base : float
+        Wavelengths go from 2 pi to 2 pi times it. Default: 10000.0, as published.
+    dtype : dtype
+        float32, the default, or float64.
+
+    Returns
+    -------
+    ndarray, (length, dim)
+        Of dtype, with position `start` in row 0.
+
+    Raises
+    ------
+    TypeError
+        length, dim or start is no integer, base no number, or dtype another one.
+    ValueError
+        One of them is negative or too large: positions are below 2**53. Or base is not above 0.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need" (2017), section 3.5.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.positional_encoding(3, 4).round(4)
+    array([[ 0.    ,  1.    ,  0.    ,  1.    ],
+           [ 0.8415,  0.5403,  0.01  ,  1.    ],
+           [ 0.9093, -0.4161,  0.02  ,  0.9998]], dtype=float32)
+    >>> pyattn.functional.positional_encoding(1, 4, start=2).round(4)
+    array([[ 0.9093, -0.4161,  0.02  ,  0.9998]], dtype=float32)
+    """
+    rows, columns = as_count(length, "length", least=0), as_count(dim, "dim", least=0)
+    first = as_count(start, "start", least=0)
+    if first + rows > _FAR:
+        raise ValueError(f"start is {first} and length {rows}, expected positions below 2**53")
+    table = np.empty((rows, columns), as_float_dtype(dtype))
+    positions = np.arange(rows, dtype=np.float64) + first
+    angles = positions[:, np.newaxis] / as_finite(base, "base", above=0) ** (np.arange(0, columns, 2) / max(1, columns))
+    table[:, 0::2] = np.sin(angles)
+    table[:, 1::2] = np.cos(angles[:, : columns // 2])
+    return table

@@ -1,0 +1,369 @@
+"""How far pairs of features turn from one position to the next: rotary frequencies, and how models stretch them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_finite, as_flag
+from pyattn._util.typing import FloatArray, Layout
+
+__all__ = ["RotaryFrequencies", "depends_on_length", "rotary_frequencies", "sequence_length"]
+
+Array = npt.NDArray[np.float64]
+
+_THETA = 10000.0
+
+# What each rope_type takes: keys that must be there, and keys that may.
+_ANYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "yarn": (
+        (),
+        (
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    ),
+    "longrope": (
+        ("short_factor", "long_factor"),
+        ("factor", "original_max_position_embeddings", "attention_factor"),
+    ),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor"),
+        ("original_max_position_embeddings",),
+    ),
+}
+
+
+class RotaryFrequencies(NamedTuple):
+    """What `rotary_frequencies` returns.
+
+    Attributes
+    ----------
+    inv_freq : ndarray of float64, (rotary_dim // 2,)
+        Radians that each pair turns from one position to the next.
+    attention_factor : float
+        What cosines and sines are multiplied with: 1.0 but for YaRN and LongRoPE.
+    """
+
+    inv_freq: Array
+    attention_factor: float
+
+
+def rotary_frequencies(
+    dim: SupportsIndex,
+    *,
+    theta: SupportsFloat | None = None,
+    rotary_dim: SupportsIndex | None = None,
+    scaling: Mapping[str, Any] | None = None,
+    max_position_embeddings: SupportsIndex | None = None,
+    seq_len: SupportsIndex | None = None,
+) -> RotaryFrequencies:
+    """Compute how far each pair of features turns from one position to the next.
+
+    ``inv_freq[n] = theta ** (-2 * n / rotary_dim)``, or what a model's configuration makes of it to reach beyond the
+    lengths that it was trained with. The formulas are those of Hugging Face's transformers, which has them in float32;
+    here they are in float64.
+
+    Parameters
+    ----------
+    dim : int
+        Features of a head.
+    theta : float, optional
+        The base of the frequencies. Default: None, ``scaling["rope_theta"]`` or 10000.
+    rotary_dim : int, optional
+        How many of a head's features turn, an even number. Default: None, ``scaling["partial_rotary_factor"]`` times
+        dim, or all of them.
+    scaling : mapping, optional
+        ``rope_scaling`` or ``rope_parameters`` of a config.json: see Notes. Default: None, as published by Su et al.
+    max_position_embeddings : int, optional
+        Of the same config.json: dynamic needs it, and the others take it in place of keys that are missing.
+        Default: None.
+    seq_len : int, optional
+        Length of the sequence, which dynamic and longrope depend on. Default: None, one that needs no stretching.
+
+    Returns
+    -------
+    RotaryFrequencies
+        inv_freq and attention_factor.
+
+    Raises
+    ------
+    ValueError
+        A size or a number makes no sense, or scaling has an unknown rope_type, lacks a key or has one that its
+        rope_type does not take: the message lists those that it does.
+    TypeError
+        An argument, or what scaling holds, is of another type.
+
+    Notes
+    -----
+    ``scaling["rope_type"]`` (older files: ``"type"``) says how positions beyond the trained ones are reached. With
+    f = theta ** (-2 n / rotary_dim), M = ``original_max_position_embeddings`` and s = ``factor``:
+
+    - ``default``: f.
+    - ``linear``: f / s: positions are interpolated (Chen et al., "Extending context window ... via positional
+      interpolation", 2023). Takes factor.
+    - ``dynamic``: f with a larger theta, ``theta * (s * L / M - (s - 1)) ** (d / (d - 2))`` for a sequence of length L
+      above M = max_position_embeddings and d = rotary_dim: "dynamic NTK" (bloc97 and emozilla, 2023). Takes factor.
+    - ``yarn``: f / s for pairs that turn less than ``beta_slow`` (1) times in M positions, f for those that turn more
+      than ``beta_fast`` (32) times, a ramp over n in between, whose ends are whole numbers unless ``truncate`` is
+      false. attention_factor is ``0.1 ln s + 1``, or with ``mscale`` a and ``mscale_all_dim`` b
+      ``(0.1 a ln s + 1) / (0.1 b ln s + 1)`` (Peng et al., "YaRN", 2023). factor left out is
+      max_position_embeddings / M.
+    - ``longrope``: f divided by ``long_factor[n]`` for sequences longer than M, else by ``short_factor[n]``;
+      attention_factor is ``sqrt(1 + ln s / ln M)`` (Ding et al., "LongRoPE", 2024). factor as in yarn.
+    - ``llama3``: f for wavelengths (2 pi / f) below M / ``high_freq_factor``, f / s above M / ``low_freq_factor``,
+      linear in 1 / wavelength in between (Grattafiori et al., "The Llama 3 herd of models", 2024).
+
+    M left out is max_position_embeddings. A key that is None (null) counts as left out. ``rope_theta`` and
+    ``partial_rotary_factor`` may be in each.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.rotary_frequencies(8).inv_freq
+    array([1.   , 0.1  , 0.01 , 0.001])
+    >>> pyattn.functional.rotary_frequencies(8, scaling={"rope_type": "linear", "factor": 4.0}).inv_freq
+    array([0.25   , 0.025  , 0.0025 , 0.00025])
+    >>> pyattn.functional.rotary_frequencies(8, scaling={"rope_type": "linear", "beta": 4.0})
+    Traceback (most recent call last):
+    ValueError: scaling lacks 'factor' and has 'beta', which rope_type 'linear' does not take;
+    it takes 'factor' and may have 'rope_theta', 'partial_rotary_factor'
+    """
+    kind, keys = _read_scaling(scaling)
+    size = _rotary_dim(as_count(dim, "dim", least=0), rotary_dim, keys)
+    base = _theta(theta, keys)
+    most = None
+    if max_position_embeddings is not None:
+        most = as_count(max_position_embeddings, "max_position_embeddings", least=2)
+    length = 0 if seq_len is None else as_count(seq_len, "seq_len", least=0)
+    if kind == "dynamic":
+        base *= _stretch(size, _number(keys, "factor"), most, length)
+    f = base ** (-np.arange(0, size, 2) / max(size, 1))
+    if kind == "linear":
+        return RotaryFrequencies(f / _number(keys, "factor"), 1.0)
+    if kind == "yarn":
+        return _yarn(f, base, keys, _trained_length(kind, keys, most), most)
+    if kind == "longrope":
+        return _longrope(f, keys, _trained_length(kind, keys, most), most, length)
+    if kind == "llama3":
+        return RotaryFrequencies(_llama3(f, keys, _trained_length(kind, keys, most)), 1.0)
+    return RotaryFrequencies(f, 1.0)
+
+
+def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
+    """Tell whether `rotary_frequencies` depends on the length of the sequence.
+
+    Parameters
+    ----------
+    scaling : mapping or None
+        As `rotary_frequencies` takes it.
+
+    Returns
+    -------
+    bool
+    """
+    return _read_scaling(scaling)[0] in ("dynamic", "longrope")
+
+
+def sequence_length(
+    scaling: Mapping[str, Any] | None,
+    x: FloatArray,
+    offset: SupportsIndex,
+    position_ids: npt.ArrayLike | None,
+    layout: Layout,
+) -> int | None:
+    """Tell how long the sequence is that some rows are of, where `rotary_frequencies` depends on it.
+
+    Parameters
+    ----------
+    scaling : mapping or None
+        As `rotary_frequencies` takes it.
+    x : ndarray, (..., length, dim)
+        The rows.
+    offset : int
+        Position of the first.
+    position_ids : array_like of int or None
+        Positions of all.
+    layout : {'bhsd', 'bshd'}
+        Of x.
+
+    Returns
+    -------
+    int or None
+        The largest position and 1; None for any rope_type but dynamic and longrope, and where an argument is wrong:
+        that is told elsewhere.
+    """
+    if not depends_on_length(scaling):
+        return None
+    axis = 3 if layout == "bshd" else 2
+    if position_ids is None and x.ndim >= axis and isinstance(offset, SupportsIndex):
+        return max(0, operator.index(offset) + int(x.shape[-axis]))
+    ids = _core.as_array([] if position_ids is None else position_ids, "position_ids")
+    return max(0, int(ids.max()) + 1) if ids.size and ids.dtype.kind in "iu" else None
+
+
+# The rope_types
+
+
+def _stretch(size: int, factor: float, most: int | None, length: int) -> float:
+    """Compute what dynamic multiplies theta with. The only pair of two features turns by 1, whatever theta is."""
+    if most is None:
+        raise ValueError("rope_type 'dynamic' needs max_position_embeddings, which is beside it in config.json")
+    if size <= 2:
+        return 1.0
+    return float((factor * max(length, most) / most - (factor - 1)) ** (size / (size - 2)))
+
+
+def _yarn(f: Array, base: float, keys: dict[str, Any], trained: int, most: int | None) -> RotaryFrequencies:
+    """Interpolate slow pairs and leave quick ones as they are."""
+    size = 2 * len(f)
+    factor = _factor("yarn", keys, trained, most)
+    fast, slow = _number(keys, "beta_fast", 32.0), _number(keys, "beta_slow", 1.0)
+    if fast < slow:
+        raise ValueError(f"scaling['beta_fast'] is {fast}, expected beta_slow, {slow}, or more")
+    truncate = as_flag(keys.get("truncate", True), "scaling['truncate']")
+    low, high = (size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = np.clip((np.arange(len(f)) - low) / (high - low or 0.001), 0, 1)
+    return RotaryFrequencies(f / factor * ramp + f * (1 - ramp), _yarn_attention_factor(factor, keys))
+
+
+def _yarn_attention_factor(factor: float, keys: dict[str, Any]) -> float:
+    if "attention_factor" in keys:
+        return _number(keys, "attention_factor")
+    logarithm = 0.1 * math.log(max(factor, 1.0))
+    scale, all_dim = _number(keys, "mscale", 0.0, zero=True), _number(keys, "mscale_all_dim", 0.0, zero=True)
+    if scale and all_dim:
+        return (scale * logarithm + 1) / (all_dim * logarithm + 1)
+    return logarithm + 1
+
+
+def _longrope(f: Array, keys: dict[str, Any], trained: int, most: int | None, length: int) -> RotaryFrequencies:
+    """Divide each pair's frequency by a number of its own, found by search."""
+    divisors = {name: _list(keys, name, len(f)) for name in ("short_factor", "long_factor")}
+    inv_freq = f / divisors["long_factor" if length > trained else "short_factor"]
+    if "attention_factor" in keys:
+        return RotaryFrequencies(inv_freq, _number(keys, "attention_factor"))
+    factor = _factor("longrope", keys, trained, most)
+    return RotaryFrequencies(inv_freq, math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(trained)))
+
+
+def _llama3(f: Array, keys: dict[str, Any], trained: int) -> Array:
+    """Divide the frequencies of long waves, and blend over to short ones."""
+    factor, low, high = (_number(keys, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise ValueError(f"scaling['high_freq_factor'] is {high}, expected more than low_freq_factor, {low}")
+    kept = np.clip((trained * f / (2 * math.pi) - low) / (high - low), 0, 1)
+    return (1 - kept) * f / factor + kept * f
+
+
+# Reading
+
+
+def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """Find the rope_type, and the keys that have a value; refuse others than it takes."""
+    if scaling is None:
+        return "default", {}
+    if not isinstance(scaling, Mapping):
+        raise TypeError(f"scaling is of type {type(scaling).__name__}, expected a dict, as rope_scaling of config.json")
+    keys = {name: value for name, value in scaling.items() if value is not None}
+    kinds = [keys[name] for name in ("rope_type", "type") if name in keys] or ["default"]
+    if not isinstance(kinds[0], str) or kinds[0] not in _KEYS or kinds[-1] != kinds[0]:
+        names = " and ".join(map(repr, kinds))
+        raise ValueError(f"scaling has rope_type {names}, expected one of {_listed(_KEYS)}")
+    required, optional = _KEYS[kinds[0]]
+    missing = [name for name in required if name not in keys]
+    unknown = [name for name in keys if name not in (*_ANYWHERE, *required, *optional)]
+    if missing or unknown:
+        complaints = [f"lacks {_listed(missing)}"] if missing else []
+        complaints += [f"has {_listed(unknown)}, which rope_type {kinds[0]!r} does not take"] if unknown else []
+        takes = [f"takes {_listed(required)}"] if required else []
+        takes += [f"may have {_listed((*optional, 'rope_theta', 'partial_rotary_factor'))}"]
+        raise ValueError(f"scaling {' and '.join(complaints)}; it {' and '.join(takes)}")
+    return kinds[0], keys
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _rotary_dim(dim: int, rotary_dim: SupportsIndex | None, keys: dict[str, Any]) -> int:
+    """How many features turn: said, or a part of dim, or all."""
+    size, why = dim, ""
+    if "partial_rotary_factor" in keys:
+        part = _number(keys, "partial_rotary_factor")
+        size, why = int(dim * part), f", which is partial_rotary_factor, {part}, of dim {dim}"
+    if rotary_dim is not None:
+        given = as_count(rotary_dim, "rotary_dim", least=0)
+        if why and given != size:
+            raise ValueError(f"rotary_dim is {given}, but scaling says {size}{why}; leave one of the two out")
+        size = given
+    if size % 2 or size > dim:
+        raise ValueError(f"rotary_dim is {size}{why}, expected an even number of at most dim, {dim}")
+    return size
+
+
+def _theta(theta: SupportsFloat | None, keys: dict[str, Any]) -> float:
+    given = {"theta": theta} if theta is not None else {}
+    bases = [_number(source, name) for source, name in ((given, "theta"), (keys, "rope_theta")) if name in source]
+    bases = bases or [_THETA]
+    if bases[0] != bases[-1]:
+        raise ValueError(f"theta is {bases[0]}, but scaling['rope_theta'] is {bases[-1]}; leave one of the two out")
+    if not bases[0] > 1:
+        raise ValueError(f"theta is {bases[0]}, expected more than 1")
+    return bases[0]
+
+
+def _trained_length(kind: str, keys: dict[str, Any], most: int | None) -> int:
+    name = "original_max_position_embeddings"
+    if name in keys:
+        return as_count(keys[name], f"scaling[{name!r}]", least=2)
+    if most is None:
+        raise ValueError(
+            f"scaling lacks {name!r}, which rope_type {kind!r} needs; or pass max_position_embeddings of config.json"
+        )
+    return most
+
+
+def _factor(kind: str, keys: dict[str, Any], trained: int, most: int | None) -> float:
+    if "factor" in keys:
+        return _number(keys, "factor")
+    if most is None:
+        raise ValueError(
+            f"scaling lacks 'factor', which rope_type {kind!r} needs; or pass max_position_embeddings of config.json"
+        )
+    return most / trained
+
+
+def _number(keys: Mapping[str, Any], name: str, default: float | None = None, *, zero: bool = False) -> float:
+    """Read a number above 0; or 0, where that means none."""
+    x = keys.get(name, default)
+    label = name if name == "theta" else f"scaling[{name!r}]"
+    return as_finite(x, label, least=0) if zero else as_finite(x, label, above=0)
+
+
+def _list(keys: dict[str, Any], name: str, pairs: int) -> Array:
+    values = keys[name]
+    if isinstance(values, (str, Mapping)) or not hasattr(values, "__len__"):
+        raise TypeError(f"scaling[{name!r}] is of type {type(values).__name__}, expected a list of numbers")
+    if len(values) != pairs:
+        raise ValueError(f"scaling[{name!r}] has {len(values)} numbers, expected {pairs}, one for each pair")
+    return np.array([_number({name: value}, name) for value in values])

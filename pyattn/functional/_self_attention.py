@@ -1,0 +1,280 @@
+"""Self-attention as articles write it: one head, a weight matrix each for queries, keys and values, nothing after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, SupportsFloat, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_flag
+from pyattn._util.typing import FloatArray, Window
+from pyattn.functional._attention import AttentionResult
+
+__all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
+
+Array = npt.NDArray[Any]
+
+
+def self_attention(
+    x: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    *,
+    bias: Sequence[npt.ArrayLike | None] | None = None,
+    scale: SupportsFloat | None = None,
+    context: npt.ArrayLike | None = None,
+    columns: bool = False,
+    need_weights: bool = False,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    num_threads: SupportsIndex | None = None,
+) -> FloatArray | AttentionResult:
+    """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``, in one call.
+
+    One head and no output projection: the system that articles on attention build step by step. `context` makes it
+    cross-attention: keys and values are projections of that instead.
+
+    Parameters
+    ----------
+    x : array_like, (..., L, d_x)
+        One input per row. Lists, bools and integers are read as float64; a list of float32 arrays stays float32.
+    w_query, w_key : array_like, (d_x, key_dim)
+        Weights, one input per row and one output per column.
+    w_value : array_like, (d_x, v_dim)
+        v_dim may differ from key_dim.
+    bias : sequence of three array_like or None, optional
+        Added to queries, keys and values. Default: None, no bias.
+    scale : float, optional
+        Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example mean 1.
+    context : array_like, (..., S, d_x), optional
+        What keys and values are taken from. Default: x.
+    columns : bool
+        The column convention, ``K = W_key X``: inputs (..., d_x, L) are columns, weights are (key_dim, d_x), the output
+        is (..., v_dim, L), and the weights returned are (..., S, L), whose columns sum to 1. Default: False.
+    need_weights : bool
+        Whether to return the weights, too. Default: False.
+    attn_mask : array_like, optional
+        Broadcasts to (..., L, S), in both conventions. bool: True = attend; float: added to the scaled scores. Default:
+        None, no mask.
+    is_causal : bool
+        Query i attends to no key after its own position. Default: False.
+    align : {'upper_left', 'lower_right'}, optional
+        As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+    window : int or (int or None, int or None), optional
+        Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+    key_lengths : array_like of int, optional
+        How many keys of each batch entry are there. Default: None, all.
+    empty_rows : {'zero', 'nan'}
+        What a query with nothing to attend to gives. Default: 'zero'.
+    num_threads : int, optional
+        Default: as `set_num_threads` says.
+
+    Returns
+    -------
+    ndarray, (..., L, v_dim)
+        Or, with ``need_weights=True``, an `AttentionResult` with the weights, (..., L, S); its lse is None.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not go together, or a rule of `attention` is broken.
+    TypeError
+        An argument is not an array of real numbers.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need" (2017), equation 1.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> x = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
+    >>> w_query = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
+    >>> w_key = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
+    >>> w_value = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
+    >>> pyattn.self_attention(x, w_query, w_key, w_value, scale=1).round(4)
+    array([[1.9366, 6.6831, 1.5951],
+           [2.    , 7.964 , 0.054 ],
+           [1.9997, 7.7599, 0.3584]])
+    """
+    columns = as_flag(columns, "columns")
+    inputs = _inputs_of(x, context, columns)
+    given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
+    weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
+    sources = ("x", *(["x" if context is None else "context"] * 2))
+    for (name, weight), source, rows in zip(weights.items(), sources, inputs, strict=True):
+        check_inner(name, weight, source, rows, columns)
+    key_dim, other = len(weights["w_query"]), len(weights["w_key"])
+    if key_dim != other:
+        raise ValueError(f"w_query gives {key_dim} numbers a query but w_key {other} a key")
+    biases = _biases_of(bias, weights)
+    if attn_mask is not None:
+        attn_mask = _mask_of(attn_mask, (*inputs[0].shape[:-1], inputs[1].shape[-2]))
+    output, attended = _core.multi_head(
+        *inputs,
+        *weights.values(),
+        q_bias=biases[0],
+        k_bias=biases[1],
+        v_bias=biases[2],
+        average_weights=True,  # of the one head: its weights, without an axis for it
+        scale=scale,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        align=align,
+        window=window,
+        key_lengths=key_lengths,
+        need_weights=need_weights,
+        empty_rows=empty_rows,
+        num_threads=num_threads,
+    )
+    output = output.swapaxes(-1, -2) if columns else output
+    if attended is None:
+        return output
+    return AttentionResult(output, attended.swapaxes(-1, -2) if columns else attended, None)
+
+
+def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
+    """Read a weight as (dim, d_x), the core's own layout.
+
+    Parameters
+    ----------
+    weight : array_like, (d_x, dim)
+        (dim, d_x) with columns.
+    name : str
+        What messages call it.
+    columns : bool
+        The column convention.
+
+    Returns
+    -------
+    ndarray, (dim, d_x)
+        Of float32 or float64; without a copy where weight is.
+
+    Raises
+    ------
+    ValueError
+        It has not two axes.
+    TypeError
+        It is no array of real numbers.
+    """
+    array = _core.as_real(weight, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
+    return array if columns else array.T
+
+
+def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> list[Array]:
+    """Those of queries, keys and values, an input per row."""
+    own = read_rows(x, "x", columns)
+    if context is None:
+        return [own] * 3
+    other = read_rows(context, "context", columns)
+    if other.shape[:-2] != own.shape[:-2]:
+        raise ValueError(
+            f"context has the leading axes {other.shape[:-2]}, expected {own.shape[:-2]}, those of x; "
+            "numpy.broadcast_to repeats them without a copy"
+        )
+    return [own, other, other]
+
+
+def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
+    """Read inputs as (..., length, d_x).
+
+    Parameters
+    ----------
+    x : array_like, (..., length, d_x)
+        (..., d_x, length) with columns.
+    name : str
+        What messages call it.
+    columns : bool
+        The column convention.
+
+    Returns
+    -------
+    ndarray, (..., length, d_x)
+        Of float32 or float64; without a copy where x is.
+
+    Raises
+    ------
+    ValueError
+        It has fewer than two axes.
+    TypeError
+        It is no array of real numbers.
+    """
+    array = _core.as_real(x, name)
+    if array.ndim < 2:
+        expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
+        raise ValueError(f"{name} has shape {array.shape}, expected {expected}")
+    return array.swapaxes(-1, -2) if columns else array
+
+
+def check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
+    """Check that a weight takes the rows' features. Either may be wrong: the message says what would fit the other.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the weight.
+    weight : ndarray, (dim, d_x)
+        As `read_weight` gives it.
+    source : str
+        What messages call the rows.
+    rows : ndarray, (..., length, d_x)
+        As `read_rows` gives them.
+    columns : bool
+        The column convention, in which messages give shapes.
+
+    Raises
+    ------
+    ValueError
+        It does not.
+    """
+    inner, features = weight.shape[1], rows.shape[-1]
+    if inner == features:
+        return
+    if columns:
+        shapes, expected = (rows.mT.shape, weight.shape), (f"(..., {inner}, length)", f"(dim, {features})")
+    else:
+        shapes, expected = (rows.shape, weight.T.shape), (f"(..., length, {inner})", f"({features}, dim)")
+    raise ValueError(
+        f"{source} has shape {shapes[0]} and {name} has shape {shapes[1]}, "
+        f"expected {source} {expected[0]} or {name} {expected[1]}"
+    )
+
+
+def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
+    """Give it an axis for the one head, which the core wants in front of (L, S) and the caller does not know of."""
+    mask = _core.as_array(attn_mask, "attn_mask")
+    axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
+    if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
+        raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
+    if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, and its fix depends on what was given
+        return attn_mask
+    return mask[..., np.newaxis, :, :]
+
+
+def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:
+    """Read one for each weight, (dim, d_x), by its name."""
+    if bias is None:
+        return [None] * 3
+    for_each = "expected three, for queries, keys and values; each may be None"
+    try:
+        entries = list(bias)
+    except TypeError:
+        raise TypeError(f"bias is of type {type(bias).__name__}, {for_each}") from None
+    if len(entries) != 3:
+        raise ValueError(f"bias has {len(entries)} entries, {for_each}")
+    biases = [None if entry is None else _core.as_real(entry, f"bias[{n}]") for n, entry in enumerate(entries)]
+    for n, (vector, (name, weight)) in enumerate(zip(biases, weights.items(), strict=True)):
+        size = len(weight)
+        if vector is not None and vector.shape != (size,):
+            raise ValueError(f"bias[{n}] has shape {vector.shape}, expected ({size},): {name} gives {size} numbers")
+    return biases

@@ -1,0 +1,120 @@
+"""The largest of rows, and where they are: how tokens are chosen out of a vocabulary."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.array_utils import normalize_axis_index
+
+import pyattn._core as _core
+import pyattn._util.slabs as _slabs
+from pyattn._util.arguments import as_count, as_index
+from pyattn._util.typing import FloatArray
+
+__all__ = ["TopK", "argmax", "top_k"]
+
+
+class TopK(NamedTuple):
+    """What `top_k` returns.
+
+    Attributes
+    ----------
+    values : ndarray, (..., k)
+        The largest first.
+    indices : ndarray of int64, (..., k)
+        Where they are in their row.
+    """
+
+    values: FloatArray
+    indices: npt.NDArray[np.int64]
+
+
+def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.int64]:
+    """Find the place of the largest element along an axis: of equals the first, and NaN before any number, as in NumPy.
+
+    Parameters
+    ----------
+    x : array_like
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    axis : int or None
+        None is that of the array laid flat. Default: -1, the last.
+
+    Returns
+    -------
+    ndarray of int64
+        Of x's shape without the axis.
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers, or axis is no integer.
+    ValueError
+        There is nothing along the axis.
+    numpy.exceptions.AxisError
+        There is no such axis.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.functional.argmax([[0.1, 0.7, 0.2], [0.5, 0.0, 0.5]])
+    array([1, 0])
+    """
+    array = _core.as_real(x, "x")
+    number = None if axis is None else as_index(axis, "axis", "an int or None")
+    if number is None or (array.ndim == 0 and number in (0, -1)):  # a scalar has none: as in softmax
+        array, number = array.reshape(-1), 0
+    number = normalize_axis_index(number, array.ndim)
+    if array.shape[number] == 0:
+        raise ValueError(f"x has shape {array.shape}, and nothing along axis {number} that could be the largest")
+    moved = np.moveaxis(array, number, -1)
+    if moved.flags.c_contiguous:
+        return _core.argmax_rows(moved)
+    indices = np.empty(moved.shape[:-1], np.int64)
+    _slabs.compute_rows(moved, moved.ndim - 1, _core.argmax_rows, indices)
+    return indices
+
+
+def top_k(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
+    """Find the k largest elements of each row and their places: what a stable sort from the largest on gives.
+
+    Of equals the one of the lower index comes first, and NaN before any number, as in `torch.topk`, which leaves the
+    order of equals open.
+
+    Parameters
+    ----------
+    x : array_like, (..., n)
+        float32 or float64; bools, integers and lists of Python's numbers become float64.
+    k : int
+        How many, from 0 to n.
+
+    Returns
+    -------
+    TopK
+        With values (..., k) and indices (..., k).
+
+    Raises
+    ------
+    TypeError
+        x is not an array of real numbers, or k no int.
+    ValueError
+        x has no axis, or less than k elements along its last.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> values, indices = pyattn.functional.top_k([[0.1, 0.7, 0.2], [0.5, 0.0, 0.5]], 2)
+    >>> values
+    array([[0.7, 0.2],
+           [0.5, 0.5]])
+    >>> indices
+    array([[1, 2],
+           [0, 2]])
+    """
+    array, count = _core.as_real(x, "x"), as_count(k, "k", least=0)
+    if array.ndim == 0:
+        raise ValueError("x is a scalar, expected (..., n); for one row, pass [x]")
+    if count > array.shape[-1]:
+        raise ValueError(f"k is {count}, expected 0 <= k <= {array.shape[-1]}: x has shape {array.shape}")
+    return TopK(*_core.top_k_rows(np.ascontiguousarray(array), count))

@@ -1,0 +1,5 @@
+"""Files: named arrays in .npz and .safetensors, and the config.json of a model. None of them can hold code."""
+
+from pyattn.io.arrays import load, save
+
+__all__ = ["load", "save"]

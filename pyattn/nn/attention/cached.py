@@ -1,0 +1,153 @@
+"""A layer of a `KVCache` during one call: what goes in, what is attended to, how rows turn, and what is refused."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.typing import CacheUse, FloatArray, Rotation
+from pyattn.cache.kv_cache import KVCache
+from pyattn.cache.pages import Growth
+from pyattn.functional._multihead_masks import Hidden
+from pyattn.nn.positions import RotaryEmbedding
+
+__all__ = ["Opened", "check_cache", "open_cache", "turning_of"]
+
+
+class Opened(NamedTuple):
+    """A layer of a cache during one call."""
+
+    use: CacheUse
+    hidden: Hidden
+    """With the lengths and the window of the cache."""
+    starts: tuple[int, ...]
+    """Position of each batch entry's first query."""
+    ends: tuple[int, ...]
+    """How many positions each batch entry has then."""
+    cache: KVCache
+    growth: Growth | None
+    """What the call adds; None where it reads alone."""
+
+    def close(self) -> None:
+        """Let the cache have what the call added."""
+        if self.growth is not None:
+            self.cache._finish(self.growth)
+
+
+def open_cache(
+    cache: KVCache,
+    layer: SupportsIndex,
+    x: FloatArray,
+    name: str,
+    hidden: Hidden,
+    lengths: npt.ArrayLike | None = None,
+    *,
+    stores: bool = True,
+    cache_name: str = "cache",
+) -> Opened:
+    """Make room in a cache for what a call adds, and say what the call attends to.
+
+    Parameters
+    ----------
+    cache : KVCache
+        As the caller gave it.
+    layer : int
+        Which layer of it.
+    x : ndarray, (N, L, features)
+        The queries.
+    name : str
+        What messages call x.
+    hidden : Hidden
+        What the caller hides.
+    lengths : array_like of int, (N,), optional
+        How many of the new positions count. Default: None, all.
+    stores : bool
+        Keys and values of x go into the cache. Default: True; else what it holds is all there is.
+    cache_name : str
+        What messages call the cache. Default: 'cache'.
+
+    Returns
+    -------
+    Opened
+        To be closed when the call succeeded; until then the cache is as it was.
+    """
+    check_cache(cache, cache_name)
+    if x.ndim != 3 or x.shape[0] != cache.batch_size:
+        expected = f"({cache.batch_size}, L, {x.shape[-1]})"
+        raise ValueError(
+            f"{name}, with batch first, has shape {x.shape}, expected {expected}: one for each "
+            f"batch entry of {cache_name}"
+        )
+    if x.dtype.newbyteorder("=") != cache.dtype:
+        raise TypeError(
+            f"{cache_name} has dtype {cache.dtype}, expected {x.dtype} as {name}'s; make it with dtype=numpy.{x.dtype}"
+        )
+    if not stores:
+        held, use = cache._read(layer)
+        hidden = hidden._replace(key_lengths=[length - use.start for length in held.lengths])
+        if cache.window is not None:
+            raise ValueError(f"{cache_name} has window={cache.window}, and what is attended to here has no positions")
+        if held.lengths and not any(held.lengths):
+            raise ValueError(f"{cache_name} is empty, expected a memory: see remember")
+        return Opened(use, hidden, held.lengths, held.lengths, cache, None)
+    if cache.window is not None:
+        if hidden.window is not None:
+            raise ValueError(f"window was given, but the cache has its own, window={cache.window}: leave it out")
+        hidden = hidden._replace(window=(cache.window, None))
+    growth = cache._begin(layer, x.shape[1], lengths)
+    hidden = hidden._replace(key_lengths=[length - growth.use.start for length in growth.after.lengths])
+    if any(count != x.shape[1] for count in growth.counts):
+        hidden = hidden._replace(query_lengths=growth.counts)
+    return Opened(growth.use, hidden, growth.before.lengths, growth.after.lengths, cache, growth)
+
+
+def check_cache(cache: KVCache, name: str = "cache") -> None:
+    """Refuse what is no cache.
+
+    Parameters
+    ----------
+    cache : KVCache
+        As the caller gave it.
+    name : str
+        What messages call it. Default: 'cache'.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    from pyattn.cache import KVCache
+
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"{name} is of type {type(cache).__name__}, expected pyattn.KVCache")
+
+
+def turning_of(
+    rotary: RotaryEmbedding | None, starts: tuple[int, ...], ends: tuple[int, ...], length: int
+) -> Rotation | None:
+    """Tell the core how rows turn that stand one after another.
+
+    Parameters
+    ----------
+    rotary : RotaryEmbedding or None
+        Of the attention.
+    starts : tuple of int
+        Position of each batch entry's first row.
+    ends : tuple of int
+        How long each batch entry's sequence is, without padding.
+    length : int
+        Rows of a batch entry, with padding.
+
+    Returns
+    -------
+    Rotation or None
+        None where nothing turns.
+    """
+    if rotary is None:
+        return None
+    seq_len = max(ends, default=0)
+    if all(start == starts[0] for start in starts):
+        return rotary.turning(starts[0] if starts else 0, None, seq_len)
+    return rotary.turning(0, np.array(starts)[:, None] + np.arange(length), seq_len)

@@ -1,0 +1,665 @@
+"""Multi-head attention as a module: all of its tokens at once, or a few at a time with a KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.functional as functional
+from pyattn._util.arguments import as_flag, as_float_dtype, as_probability
+from pyattn._util.in_proj import in_projections
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray, Window
+from pyattn.cache.kv_cache import KVCache
+from pyattn.functional._multihead import NO_DROPOUT, Dropout, compute
+from pyattn.functional._multihead_masks import Hidden, with_batch_first
+from pyattn.nn import init
+from pyattn.nn.attention.cached import Opened, check_cache, open_cache, turning_of
+from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
+from pyattn.nn.inputs import as_input, check_multiple, count_or, unpromoted
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.positions import RotaryEmbedding
+from pyattn.nn.state import check_arrays
+
+if TYPE_CHECKING:  # a trace is seldom asked for
+    from pyattn.tracing import HeadTraces
+
+__all__ = ["MultiheadAttention"]
+
+_Self = TypeVar("_Self", bound="MultiheadAttention")
+
+
+class MultiheadAttention(Module):
+    """attention:                    True = attend
+    MultiheadAttention, as torch: True = blocked
+
+    `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and first numbers. ``head_h = softmax(q_h
+    k_h^T / sqrt(head_dim) + mask) v_h`` with q, k and v the projections of query, key and value, cut into heads; the
+    output is a projection of the heads side by side.
+
+    Parameters
+    ----------
+    embed_dim : int
+        Size of the last axis of query, and of the output.
+    num_heads : int
+        Divides embed_dim, unless head_dim is given.
+    dropout : float
+        Probability of leaving out a weight in training; `Module.eval` ends that. Default: 0.0.
+    bias : bool
+        Projections have biases, the default.
+    add_bias_kv : bool
+        Append a key and a value that are parameters. Default: False.
+    add_zero_attn : bool
+        Append a key and a value of zeros. Default: False.
+    kdim : int, optional
+        Size of the last axis of key. Default: embed_dim.
+    vdim : int, optional
+        Size of the last axis of value. Default: embed_dim.
+    batch_first : bool
+        Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
+    head_dim : int, optional
+        Size of a head of query and key. Default: ``embed_dim // num_heads``.
+    v_head_dim : int, optional
+        Size of a head of value. Default: head_dim.
+    out_dim : int, optional
+        Size of the last axis of the output. Default: embed_dim.
+    num_kv_heads : int, optional
+        Heads of key and value, each shared by ``num_heads // num_kv_heads`` query heads. Default: num_heads.
+    rotary : RotaryEmbedding, optional
+        Turns queries and keys with their positions, counted from 0, or from what a cache holds. Default: None.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    in_proj_weight : ndarray, (3 * embed_dim, embed_dim), or None
+        Weights of query, key and value on top of one another. At first drawn by `init.xavier_uniform_`. None where a
+        size is not torch's default: then there are the next three.
+    q_proj_weight : ndarray, (num_heads * head_dim, embed_dim), or None
+        At first drawn by `init.xavier_uniform_`, as the next two.
+    k_proj_weight : ndarray, (num_kv_heads * head_dim, kdim), or None
+        Weight of key.
+    v_proj_weight : ndarray, (num_kv_heads * v_head_dim, vdim), or None
+        Weight of value.
+    in_proj_bias : ndarray, or None
+        Biases of query, key and value, one after another. At first 0.
+    bias_k : ndarray, (1, 1, num_kv_heads * head_dim), or None
+        The key of add_bias_kv. At first drawn by `init.xavier_normal_`, as the next.
+    bias_v : ndarray, (1, 1, num_kv_heads * v_head_dim), or None
+        The value of add_bias_kv.
+    out_proj : Linear
+        ``num_heads * v_head_dim`` to out_dim. At first as any Linear, its bias 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> mha = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
+    >>> x = np.ones((1, 3, 8), np.float32)
+    >>> output, weights = mha(x, x, x, is_causal=True)
+    >>> output.shape
+    (1, 3, 8)
+    >>> weights[0].round(4)
+    array([[1.    , 0.    , 0.    ],
+           [0.5   , 0.5   , 0.    ],
+           [0.3333, 0.3333, 0.3333]], dtype=float32)
+    """  # noqa: D205, D400 (a table of two lines)
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    kdim: int
+    vdim: int
+    dropout: float
+    add_zero_attn: bool
+    batch_first: bool
+    rotary: RotaryEmbedding | None
+    in_proj_weight: FloatArray | None
+    q_proj_weight: FloatArray | None
+    k_proj_weight: FloatArray | None
+    v_proj_weight: FloatArray | None
+    in_proj_bias: FloatArray | None
+    bias_k: FloatArray | None
+    bias_v: FloatArray | None
+    out_proj: Linear
+
+    def __init__(
+        self,
+        embed_dim: SupportsIndex,
+        num_heads: SupportsIndex,
+        dropout: SupportsFloat = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: SupportsIndex | None = None,
+        vdim: SupportsIndex | None = None,
+        batch_first: bool = False,
+        *,
+        head_dim: SupportsIndex | None = None,
+        v_head_dim: SupportsIndex | None = None,
+        out_dim: SupportsIndex | None = None,
+        num_kv_heads: SupportsIndex | None = None,
+        rotary: RotaryEmbedding | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = count_or(embed_dim, "embed_dim")
+        self.num_heads = count_or(num_heads, "num_heads")
+        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
+        if head_dim is None:
+            check_multiple(("embed_dim", self.embed_dim), ("num_heads", self.num_heads), "; or pass head_dim")
+        self.head_dim = count_or(head_dim, "head_dim", self.embed_dim // self.num_heads)
+        self.v_head_dim = count_or(v_head_dim, "v_head_dim", self.head_dim)
+        self.kdim = count_or(kdim, "kdim", self.embed_dim)
+        self.vdim = count_or(vdim, "vdim", self.embed_dim)
+        self._set_options(dropout, add_zero_attn, batch_first, rotary)
+        out = count_or(out_dim, "out_dim", self.embed_dim)
+        flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
+        shapes = shapes_of(self, out, *flags, is_packable(self, out))
+        kind = as_float_dtype(dtype)
+        self._set_parameters({name: np.empty(shape, kind) for name, shape in shapes.items()})
+        self.reset_parameters(rng)
+
+    @classmethod
+    def from_arrays(
+        cls: type[_Self],
+        state_dict: Mapping[str, FloatArray],
+        num_heads: SupportsIndex,
+        *,
+        num_kv_heads: SupportsIndex | None = None,
+        dropout: SupportsFloat = 0.0,
+        add_zero_attn: bool = False,
+        batch_first: bool = False,
+        rotary: RotaryEmbedding | None = None,
+    ) -> _Self:
+        """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to ndarray
+            As `Module.state_dict` returns it; the sizes are those of the arrays, all of one dtype, float32 or float64.
+        num_heads : int
+            Number of heads.
+        num_kv_heads : int, optional
+            Heads of key and value. Default: num_heads.
+        dropout : float
+            As for the constructor. Default: 0.0.
+        add_zero_attn : bool
+            Append a key and a value of zeros. Default: False.
+        batch_first : bool
+            As for the constructor. Default: False.
+        rotary : RotaryEmbedding, optional
+            As for the constructor. Default: None.
+
+        Returns
+        -------
+        MultiheadAttention
+            With the arrays themselves.
+
+        Raises
+        ------
+        TypeError
+            They are no arrays of float32 or float64, or their dtypes differ.
+        ValueError
+            One is missing or unexpected, or their shapes do not go together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> state = {"in_proj_weight": np.ones((6, 2)), "out_proj.weight": np.eye(2)}
+        >>> nn.MultiheadAttention.from_arrays(state, 1)(*np.ones((3, 4, 2)))[0][0]
+        array([2., 2.])
+        """
+        self = cls.__new__(cls)
+        self.num_heads = count_or(num_heads, "num_heads")
+        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
+        weights = weights_of(state_dict)
+        (_, self.embed_dim), (_, self.kdim), (v_rows, self.vdim) = (weight.shape for weight in weights[:3])
+        self.head_dim = weights[0].shape[0] // self.num_heads
+        self.v_head_dim = v_rows // self.num_kv_heads
+        packed = "in_proj_weight" in state_dict
+        if packed:
+            self.head_dim = self.v_head_dim = self.embed_dim // self.num_heads
+        self._set_options(dropout, add_zero_attn, batch_first, rotary)
+        shapes = shapes_of(self, weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
+        check_arrays(state_dict, shapes)
+        self._set_parameters(state_dict)
+        return self
+
+    def _set_options(
+        self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool, rotary: RotaryEmbedding | None
+    ) -> None:
+        check_multiple(("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads))
+        self.dropout = as_probability(dropout, "dropout")
+        self.add_zero_attn = as_flag(add_zero_attn, "add_zero_attn")
+        self.batch_first = as_flag(batch_first, "batch_first")
+        self.rotary = _as_rotary(rotary, self.head_dim)
+
+    def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
+        for name in OWN:
+            self.register_parameter(name, arrays.get(name))
+        self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw the parameters anew, into the arrays that are there.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        generator = as_generator(rng)
+        for name in ("in_proj_weight", *SEPARATE):
+            if getattr(self, name) is not None:
+                init.xavier_uniform_(getattr(self, name), rng=generator)
+        self.out_proj.reset_parameters(generator)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                init.zeros_(bias)
+        for bias in (self.bias_k, self.bias_v):
+            if bias is not None:
+                init.xavier_normal_(bias, rng=generator)
+
+    @property
+    def out_dim(self) -> int:
+        """Size of the last axis of the output."""
+        return self.out_proj.out_features
+
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Compute the attention of every head, and their projection.
+
+        On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises or, on its fast path in eval
+        mode without gradients, ignores it) and is combined with it (torch's replaces it in some cases); the keys of
+        add_bias_kv and add_zero_attn stay visible under it; a row with nothing to attend to gives 0 before the output's
+        projection.
+
+        Parameters
+        ----------
+        query : array_like, (L, N, embed_dim) or unbatched (L, embed_dim)
+            (N, L, embed_dim) with batch_first. Of the weights' dtype, as key and value.
+        key : array_like, (S, N, kdim) or (S, kdim)
+            (N, S, kdim) with batch_first.
+        value : array_like, (S, N, vdim) or (S, vdim)
+            (N, S, vdim) with batch_first.
+        key_padding_mask : array_like, (N, S) or (S,), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        need_weights : bool
+            Return weights, too; the default.
+        attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+            bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+            Default: None.
+        average_attn_weights : bool
+            Weights are their mean over heads, the default.
+        is_causal : bool
+            Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+        window : int or (left, right), optional
+            Query i attends to keys i - left to i + right; None = unbounded. Default: None.
+        key_lengths : array_like of int, (N,) or (), optional
+            Batch entry b attends to its first ``key_lengths[b]`` keys. Default: None.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+        keep_mask : array_like of bool, optional
+            Broadcasts to (N, num_heads, L, S), S as in the weights: True = kept, in training. Default: None, drawn.
+        empty_rows : {'zero', 'nan'}
+            What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
+
+        Returns
+        -------
+        output : ndarray, (L, N, out_dim) or (L, out_dim)
+            (N, L, out_dim) with batch_first.
+        weights : ndarray, (N, L, S) or (L, S), or None
+            With heads, (N, num_heads, L, S), unless averaged; S counts the keys of add_bias_kv and add_zero_attn.
+            After dropout, as torch's.
+
+        Raises
+        ------
+        TypeError
+            An input has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        """
+        dtype = self.out_proj.weight.dtype
+        q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
+        q, k, v = with_batch_first(q, k, v, (self.embed_dim, self.kdim, self.vdim), batch_first=self.batch_first)
+        try:
+            output, weights = compute(
+                q,
+                k,
+                v,
+                parameters_of(self),
+                Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
+                Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                add_zero=self.add_zero_attn,
+                need_weights=need_weights,
+                average_weights=average_attn_weights,
+                empty_rows=empty_rows,
+                turning=turning_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
+            )
+        except (IndexError, TypeError, ValueError):
+            check_fit(self)
+            raise
+        unpromoted(output, self, dtype)
+        turn = output.ndim == 3 and not self.batch_first
+        return output.swapaxes(0, 1) if turn else output, weights
+
+    # With a cache
+
+    def step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        window: Window = None,
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Attend to all tokens so far: keys and values of x go into the cache, behind those that it has.
+
+        The output has the bits of `forward` over all tokens at once with is_causal, at these rows; not so with a rotary
+        whose frequencies depend on the length of the sequence (dynamic, longrope): keys stay as they were stored.
+
+        Parameters
+        ----------
+        x : array_like, (L, N, embed_dim)
+            The next tokens; (N, L, embed_dim) with batch_first.
+        cache : KVCache
+            Of N batch entries; it changes when the call succeeds.
+        layer : int
+            Which layer of it. Default: 0.
+        lengths : array_like of int, (N,), optional
+            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+        attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+            bool: True = blocked; float: added to the scores. S is what the cache holds then. Default: None.
+        key_padding_mask : array_like, (N, S), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        is_causal : bool
+            A token attends to none after it, the default.
+        window : int or (left, right), optional
+            As for `forward`, where the cache has no window of its own. Default: None.
+        need_weights : bool
+            Return weights, too. Default: False.
+        average_attn_weights : bool
+            Weights are their mean over heads, the default.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        output : ndarray
+            Of x's axes; rows of padding mean nothing.
+        weights : ndarray, (N, L, S) or (N, num_heads, L, S), or None
+            As `forward` returns them.
+
+        Raises
+        ------
+        TypeError
+            x has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together, or the cache is full.
+        """
+        self._check_plain("step")
+        rows = as_input(x, "x", self.out_proj.weight.dtype)
+        if not self.kdim == self.vdim == self.embed_dim:
+            raise ValueError(
+                f"kdim is {self.kdim} and vdim {self.vdim}, and step needs embed_dim, {self.embed_dim}, for both"
+            )
+        features = (self.embed_dim, self.kdim, self.vdim)
+        rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("x",) * 3)
+        hidden = Hidden(attn_mask, key_padding_mask, is_causal, window)
+        opened = open_cache(cache, layer, rows, "x", hidden, lengths)
+        result = self._attend(rows, rows, opened, need_weights, average_attn_weights, rng)
+        opened.close()
+        return result
+
+    def remember(
+        self, memory: npt.ArrayLike, cache: KVCache, layer: SupportsIndex = 0, *, lengths: npt.ArrayLike | None = None
+    ) -> None:
+        """Put keys and values of a memory into a cache, for `recall`.
+
+        Parameters
+        ----------
+        memory : array_like, (S, N, kdim)
+            (N, S, kdim) with batch_first. Keys and values come from the same.
+        cache : KVCache
+            Of N batch entries.
+        layer : int
+            Which layer of it. Default: 0.
+        lengths : array_like of int, (N,), optional
+            How many rows of each batch entry count; those behind are padding. Default: None, all.
+
+        Raises
+        ------
+        TypeError
+            memory has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together, or the cache is full.
+        """
+        self._check_plain("remember")
+        check_cache(cache)
+        if self.rotary is not None or cache.window is not None:
+            what = "the attention has rotary" if self.rotary is not None else f"the cache has window={cache.window}"
+            raise ValueError(f"{what}, and what recall attends to has no positions")
+        rows = as_input(memory, "memory", self.out_proj.weight.dtype)
+        features = (self.kdim, self.kdim, self.vdim)
+        rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("memory",) * 3)
+        if rows.ndim != 3:
+            raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
+        try:
+            key, value = (
+                functional.linear(rows, weight, bias).reshape(*rows.shape[:2], self.num_kv_heads, -1)
+                for weight, bias in in_projections(self.state_dict())[1:]
+            )
+            cache.append(layer, key, value, lengths, layout="bshd")
+        except (TypeError, ValueError):
+            check_fit(self)
+            raise
+
+    def recall(
+        self,
+        query: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Attend to what a cache holds, which stays as it is: `forward` over a memory whose keys and values are there.
+
+        Parameters
+        ----------
+        query : array_like, (L, N, embed_dim)
+            (N, L, embed_dim) with batch_first.
+        cache : KVCache
+            Of N batch entries.
+        layer : int
+            Which layer of it. Default: 0.
+        attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
+            bool: True = blocked; float: added to the scores. S is what the cache holds. Default: None.
+        key_padding_mask : array_like, (N, S), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        need_weights : bool
+            Return weights, too. Default: False.
+        average_attn_weights : bool
+            Weights are their mean over heads, the default.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        output : ndarray
+            Of query's axes.
+        weights : ndarray, (N, L, S) or (N, num_heads, L, S), or None
+            As `forward` returns them.
+
+        Raises
+        ------
+        TypeError
+            query has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together.
+        """
+        self._check_plain("recall")
+        if self.rotary is not None:
+            raise ValueError("rotary turns queries with their positions, and those of recall's are not known")
+        rows = as_input(query, "query", self.out_proj.weight.dtype)
+        rows, _, _ = with_batch_first(rows, rows, rows, (self.embed_dim,) * 3, batch_first=self.batch_first)
+        opened = open_cache(cache, layer, rows, "query", Hidden(attn_mask, key_padding_mask), stores=False)
+        return self._attend(rows, None, opened, need_weights, average_attn_weights, rng)
+
+    def _check_plain(self, name: str) -> None:
+        """Refuse keys that no cache holds."""
+        if self.bias_k is not None or self.add_zero_attn:
+            raise ValueError(f"the attention has add_bias_kv or add_zero_attn, and {name} has keys of tokens alone")
+
+    def _attend(
+        self, query: FloatArray, new: FloatArray | None, opened: Opened, need_weights: bool, average: bool, rng: RNG
+    ) -> tuple[FloatArray, FloatArray | None]:
+        try:
+            output, weights = compute(
+                query,
+                new,
+                new,
+                parameters_of(self),
+                opened.hidden,
+                Dropout(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                need_weights=need_weights,
+                average_weights=average,
+                cache=opened.use,
+                turning=turning_of(self.rotary, opened.starts, opened.ends, query.shape[1]),
+            )
+        except (IndexError, TypeError, ValueError):
+            check_fit(self)
+            raise
+        return output if self.batch_first else output.swapaxes(0, 1), weights
+
+    # What it looks like
+
+    def trace(
+        self,
+        x: npt.ArrayLike,
+        key: npt.ArrayLike | None = None,
+        value: npt.ArrayLike | None = None,
+        *,
+        key_padding_mask: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        window: Window = None,
+        key_lengths: SupportsIndex | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+        tokens: Sequence[str] | None = None,
+        key_tokens: Sequence[str] | None = None,
+    ) -> HeadTraces:
+        """Trace the eight steps of every head in float64, without dropout, and the output's projection.
+
+        Parameters
+        ----------
+        x : array_like, (L, embed_dim)
+            The query; of any real dtype, as the next two.
+        key : array_like, (S, kdim), optional
+            Default: x.
+        value : array_like, (S, vdim), optional
+            Default: key.
+        key_padding_mask, attn_mask : array_like, optional
+            As for `forward`: True = blocked. Default: None.
+        is_causal : bool
+            As for `forward`, like the next three. Default: False.
+        window, key_lengths : int, optional
+            A window may be (left, right), too. Default: None.
+        empty_rows : {'zero', 'nan'}
+            Default: 'zero'.
+        tokens, key_tokens : sequence of str, optional
+            Names of queries and keys. Default: None, their numbers.
+
+        Returns
+        -------
+        pyattn.tracing.HeadTraces
+            ``heads[i]`` is the `pyattn.tracing.Trace` of head i; with key or value, heads begin at their third step.
+        """
+        from pyattn.tracing.heads import trace_heads
+
+        masks: dict[str, object] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        masks |= {"is_causal": is_causal, "window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
+        return trace_heads(self, (x, key, value), masks, (tokens, key_tokens))
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, and those that torch does not have where they differ from its own.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        usual = {"embed_dim": None, "num_heads": None, "num_kv_heads": self.num_heads, "kdim": self.embed_dim}
+        usual |= {"vdim": self.embed_dim, "head_dim": self.embed_dim // self.num_heads, "v_head_dim": self.head_dim}
+        usual |= {"dropout": 0, "add_zero_attn": False, "batch_first": False}
+        return ", ".join(f"{name}={getattr(self, name)}" for name, x in usual.items() if getattr(self, name) != x)
+
+
+def _as_rotary(rotary: RotaryEmbedding | None, head_dim: int) -> RotaryEmbedding | None:
+    """Refuse what does not turn the heads of an attention.
+
+    Parameters
+    ----------
+    rotary : RotaryEmbedding or None
+        As the caller gave it.
+    head_dim : int
+        Features of a head.
+
+    Returns
+    -------
+    RotaryEmbedding or None
+        The same.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    ValueError
+        It turns rows of another size.
+    """
+    from pyattn.nn.positions import RotaryEmbedding
+
+    if rotary is not None and not isinstance(rotary, RotaryEmbedding):
+        raise TypeError(f"rotary is of type {type(rotary).__name__}, expected pyattn.nn.RotaryEmbedding")
+    if rotary is not None and rotary.dim != head_dim:
+        raise ValueError(f"rotary turns rows of {rotary.dim} features, expected {head_dim}, the head_dim")
+    return rotary

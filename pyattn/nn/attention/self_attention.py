@@ -1,0 +1,307 @@
+"""The articles' one head as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_count, as_finite, as_flag, as_float_dtype
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray, Window
+from pyattn.functional._attention import AttentionResult
+from pyattn.functional._self_attention import read_weight, self_attention
+from pyattn.nn import init
+from pyattn.nn.inputs import as_input, check_parameter, unpromoted
+from pyattn.nn.module import Module
+from pyattn.nn.state import check_arrays
+
+__all__ = ["SelfAttention"]
+
+_Self = TypeVar("_Self", bound="SelfAttention")
+_WEIGHTS = ("w_query", "w_key", "w_value")
+_BIASES = ("b_query", "b_key", "b_value")
+
+
+class SelfAttention(Module):
+    """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``: one head, nothing after.
+
+    The function `pyattn.self_attention` with weights of its own: the system that articles on attention build step by
+    step. Masks are as that function's, True = attend; those of MultiheadAttention are torch's, True = blocked.
+
+    Parameters
+    ----------
+    d_x : int
+        Features of an input.
+    key_dim : int
+        Features of a query and of a key.
+    v_dim : int, optional
+        Features of a value, and so of an output. Default: key_dim.
+    bias : bool
+        Queries, keys and values have biases. Default: False.
+    context_dim : int, optional
+        Features of what keys and values are taken from. Default: d_x.
+    scale : float, optional
+        What scores are multiplied by. Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example
+        mean 1.
+    columns : bool
+        The column convention, ``K = W_key X``: inputs and outputs are columns, and the weights are turned. Default:
+        False.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    w_query : ndarray, (d_x, key_dim)
+        (key_dim, d_x) with columns, and so on. At first drawn by `init.xavier_uniform_`, as MultiheadAttention's and as
+        the next two; the same rng draws the same numbers in both conventions. (torch has no such module.)
+    w_key : ndarray, (context_dim, key_dim)
+        Weight of keys.
+    w_value : ndarray, (context_dim, v_dim)
+        Weight of values.
+    b_query : ndarray, (key_dim,), or None
+        Bias of queries. At first 0, as the next two.
+    b_key : ndarray, (key_dim,), or None
+        Bias of keys.
+    b_value : ndarray, (v_dim,), or None
+        Bias of values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> head = nn.SelfAttention(4, 3, v_dim=2, scale=1, rng=0)
+    >>> head
+    SelfAttention(d_x=4, key_dim=3, v_dim=2, bias=False, scale=1.0)
+    >>> output, weights, _ = head(np.ones((5, 4), np.float32), need_weights=True)
+    >>> output.shape, weights.shape
+    ((5, 2), (5, 5))
+    """
+
+    w_query: FloatArray
+    w_key: FloatArray
+    w_value: FloatArray
+    b_query: FloatArray | None
+    b_key: FloatArray | None
+    b_value: FloatArray | None
+
+    def __init__(
+        self,
+        d_x: SupportsIndex,
+        key_dim: SupportsIndex,
+        v_dim: SupportsIndex | None = None,
+        bias: bool = False,
+        *,
+        context_dim: SupportsIndex | None = None,
+        scale: SupportsFloat | None = None,
+        columns: bool = False,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        self.d_x = as_count(d_x, "d_x", least=1)
+        self.key_dim = as_count(key_dim, "key_dim", least=1)
+        self.v_dim = self.key_dim if v_dim is None else as_count(v_dim, "v_dim", least=1)
+        self.context_dim = self.d_x if context_dim is None else as_count(context_dim, "context_dim", least=1)
+        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.columns = as_flag(columns, "columns")
+        biases = _BIASES if as_flag(bias, "bias") else ()
+        kind = as_float_dtype(dtype)
+        shapes = self._shapes()
+        self._set_parameters({name: np.empty(shapes[name], kind) for name in (*_WEIGHTS, *biases)})
+        self.reset_parameters(rng)
+
+    @classmethod
+    def from_arrays(
+        cls: type[_Self],
+        w_query: FloatArray,
+        w_key: FloatArray,
+        w_value: FloatArray,
+        b_query: FloatArray | None = None,
+        b_key: FloatArray | None = None,
+        b_value: FloatArray | None = None,
+        *,
+        scale: SupportsFloat | None = None,
+        columns: bool = False,
+    ) -> _Self:
+        """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        w_query : ndarray, (d_x, key_dim)
+            float32 or float64, and all others of the same dtype. (key_dim, d_x) with columns, and so on.
+        w_key : ndarray, (context_dim, key_dim)
+            Weight of keys.
+        w_value : ndarray, (context_dim, v_dim)
+            Weight of values.
+        b_query : ndarray, (key_dim,), optional
+            Bias of queries. Default: None, without one.
+        b_key : ndarray, (key_dim,), optional
+            Bias of keys. Default: None, without one.
+        b_value : ndarray, (v_dim,), optional
+            Bias of values. Default: None, without one.
+        scale : float, optional
+            As for the constructor. Default: ``1 / sqrt(key_dim)``.
+        columns : bool
+            The column convention. Default: False.
+
+        Returns
+        -------
+        SelfAttention
+            With the arrays themselves.
+
+        Raises
+        ------
+        TypeError
+            They are no arrays of float32 or float64, or their dtypes differ.
+        ValueError
+            Their shapes do not go together.
+
+        Examples
+        --------
+        An article's example, whose scores are not scaled:
+
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> x = np.array([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+        >>> w_query = np.array([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+        >>> w_key = np.array([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+        >>> w_value = np.array([[0.0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+        >>> nn.SelfAttention.from_arrays(w_query, w_key, w_value, scale=1)(x).round(4)
+        array([[1.9366, 6.6831, 1.5951],
+               [2.    , 7.964 , 0.054 ],
+               [1.9997, 7.7599, 0.3584]])
+        """
+        weights = dict(zip(_WEIGHTS, (w_query, w_key, w_value), strict=True))
+        biases = dict(zip(_BIASES, (b_query, b_key, b_value), strict=True))
+        for name, weight in weights.items():
+            check_parameter(weight, name)
+        self = cls.__new__(cls)
+        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.columns = as_flag(columns, "columns")
+        query, key, value = (read_weight(weight, name, self.columns) for name, weight in weights.items())
+        (self.key_dim, self.d_x), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
+        arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}
+        shapes = self._shapes()
+        check_arrays(arrays, {name: shapes[name] for name in reversed(arrays)})  # the last one's dtype is the module's
+        self._set_parameters(arrays)
+        return self
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all parameters that there can be, in their order."""
+        weights = (self.d_x, self.key_dim), (self.context_dim, self.key_dim), (self.context_dim, self.v_dim)
+        shapes: dict[str, tuple[int, ...]] = dict(zip(_WEIGHTS, weights, strict=True))
+        if self.columns:
+            shapes = {name: shape[::-1] for name, shape in shapes.items()}
+        return shapes | {"b_query": (self.key_dim,), "b_key": (self.key_dim,), "b_value": (self.v_dim,)}
+
+    def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
+        for name in (*_WEIGHTS, *_BIASES):
+            self.register_parameter(name, arrays.get(name))
+
+    def _biases(self) -> tuple[FloatArray | None, FloatArray | None, FloatArray | None]:
+        return self.b_query, self.b_key, self.b_value
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw the weights anew, into the arrays that are there, and set biases to 0.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        generator = as_generator(rng)
+        for weight in (self.w_query, self.w_key, self.w_value):
+            init.xavier_uniform_(weight if self.columns else weight.T, rng=generator)  # as (fan_out, fan_in)
+        for bias in self._biases():
+            if bias is not None:
+                init.zeros_(bias)
+
+    def forward(
+        self,
+        x: npt.ArrayLike,
+        context: npt.ArrayLike | None = None,
+        *,
+        need_weights: bool = False,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        align: Literal["upper_left", "lower_right"] | None = None,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> FloatArray | AttentionResult:
+        """Compute `pyattn.self_attention` of x with the module's weights.
+
+        Parameters
+        ----------
+        x : array_like, (..., L, d_x)
+            Of the weights' dtype. (..., d_x, L) with columns, and so on.
+        context : array_like, (..., S, context_dim), optional
+            What keys and values are taken from, in the same dtype. Default: x.
+        need_weights : bool
+            Whether to return the weights, too. Default: False.
+        attn_mask : array_like, optional
+            Broadcasts to (..., L, S), in both conventions. bool: True = attend; float: added to the scaled scores.
+            Default: None, no mask.
+        is_causal : bool
+            Query i attends to no key after its own position. Default: False.
+        align : {'upper_left', 'lower_right'}, optional
+            As in `pyattn.attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+        window : int or (int or None, int or None), optional
+            Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+        key_lengths : array_like of int, optional
+            How many keys of each batch entry are there. Default: None, all.
+        empty_rows : {'zero', 'nan'}
+            What a query with nothing to attend to gives. Default: 'zero'.
+
+        Returns
+        -------
+        ndarray, (..., L, v_dim)
+            Or, with ``need_weights=True``, an `pyattn.AttentionResult` with the weights, (..., L, S); its lse is None.
+
+        Raises
+        ------
+        TypeError
+            x or context has another dtype than the weights, or the mask's is none for masks.
+        ValueError
+            Shapes do not go together, or a rule of `pyattn.attention` is broken.
+        """
+        dtype = self.w_query.dtype
+        result = self_attention(
+            as_input(x, "x", dtype),
+            self.w_query,
+            self.w_key,
+            self.w_value,
+            bias=self._biases(),
+            scale=self.scale,
+            context=None if context is None else as_input(context, "context", dtype),
+            columns=self.columns,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            align=align,
+            window=window,
+            key_lengths=key_lengths,
+            empty_rows=empty_rows,
+        )
+        unpromoted(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
+        return result
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, and what differs from the usual.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        names = ["d_x", "key_dim", "v_dim", *(["context_dim"] if self.context_dim != self.d_x else [])]
+        told = {name: getattr(self, name) for name in names}
+        told |= {"bias": any(bias is not None for bias in self._biases())}
+        told |= {} if self.scale is None else {"scale": self.scale}
+        told |= {"columns": True} if self.columns else {}
+        return ", ".join(f"{name}={x}" for name, x in told.items())

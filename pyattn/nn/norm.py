@@ -1,0 +1,211 @@
+"""Layer and RMS normalisation as modules."""
+
+from __future__ import annotations
+
+from typing import SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_finite, as_flag, as_float_dtype
+from pyattn._util.typing import FloatArray
+from pyattn.functional._norm import Shape, as_shape, layer_norm, rms_norm
+from pyattn.nn import init
+from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.module import Module
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class LayerNorm(Module):
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``: `torch.nn.LayerNorm` for NumPy.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of an input, over which mean and variance are taken.
+    eps : float
+        0 or more. Default: 1e-5.
+    elementwise_affine : bool
+        With a weight, and a bias unless that is False, too; the default.
+    bias : bool
+        With a bias, the default.
+    dtype : dtype
+        float32, the default, or float64.
+
+    Attributes
+    ----------
+    weight : ndarray, normalized_shape, or None
+        At first 1.
+    bias : ndarray, normalized_shape, or None
+        At first 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> norm = nn.LayerNorm(3)
+    >>> norm
+    LayerNorm((3,), eps=1e-05, elementwise_affine=True, bias=True)
+    >>> norm(np.array([[1, 2, 3]], np.float32)).round(4)
+    array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
+    """
+
+    weight: FloatArray | None
+    bias: FloatArray | None
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: SupportsFloat = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _sizes(normalized_shape)
+        self.eps = as_finite(eps, "eps", least=0)
+        self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
+        with_bias, kind = as_flag(bias, "bias") and self.elementwise_affine, as_float_dtype(dtype)
+        self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
+        self.register_parameter("bias", np.empty(self.normalized_shape, kind) if with_bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to 1 and bias to 0, in the arrays that are there."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
+        """Normalise the last axes.
+
+        Parameters
+        ----------
+        input : array_like, (..., normalized_shape)
+            Of the weight's dtype; without one, float32 or float64.
+
+        Returns
+        -------
+        ndarray, (..., normalized_shape)
+            Of the same dtype.
+
+        Raises
+        ------
+        TypeError
+            input has another dtype.
+        ValueError
+            Its last axes have other sizes.
+        """
+        if self.weight is None:
+            return layer_norm(input, self.normalized_shape, None, self.bias, self.eps)
+        x = as_input(input, "input", self.weight.dtype)
+        y = layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return unpromoted(y, self, self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, as torch does.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        affine = f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, {affine}"
+
+
+class RMSNorm(Module):
+    """``x / sqrt(mean(x**2) + eps) * weight``: `torch.nn.RMSNorm` for NumPy.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of an input, over which the mean is taken.
+    eps : float, optional
+        0 or more. Default: the distance from 1 to the next number of input's dtype.
+    elementwise_affine : bool
+        With a weight, the default.
+    dtype : dtype
+        float32, the default, or float64.
+
+    Attributes
+    ----------
+    weight : ndarray, normalized_shape, or None
+        At first 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> norm = nn.RMSNorm(2)
+    >>> norm
+    RMSNorm((2,), eps=None, elementwise_affine=True)
+    >>> norm(np.array([[3, 4]], np.float32)).round(4)
+    array([[0.8485, 1.1314]], dtype=float32)
+    """
+
+    weight: FloatArray | None
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: SupportsFloat | None = None,
+        elementwise_affine: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _sizes(normalized_shape)
+        self.eps = None if eps is None else as_finite(eps, "eps", least=0)
+        self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
+        kind = as_float_dtype(dtype)
+        self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to 1, in the array that is there."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (as LayerNorm's)
+        """Normalise the last axes.
+
+        Parameters
+        ----------
+        input : array_like, (..., normalized_shape)
+            Of the weight's dtype; without one, float32 or float64. torch calls it x.
+
+        Returns
+        -------
+        ndarray, (..., normalized_shape)
+            Of the same dtype.
+
+        Raises
+        ------
+        TypeError
+            input has another dtype.
+        ValueError
+            Its last axes have other sizes.
+        """
+        x = input if self.weight is None else as_input(input, "input", self.weight.dtype)
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, as torch does.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+def _sizes(normalized_shape: Shape) -> tuple[int, ...]:
+    shape = as_shape(normalized_shape)
+    if not shape or min(shape) < 1:
+        raise ValueError(f"normalized_shape is {normalized_shape}, expected one size or more, each 1 or more")
+    return shape

@@ -1,0 +1,378 @@
+"""Positions as modules: encodings that are added to inputs, and rotary embedding of queries and keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, SupportsFloat, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability
+from pyattn._util.typing import RNG, FloatArray, Layout, Rotation
+from pyattn.functional._dropout import dropout
+from pyattn.functional._positions import positional_encoding
+from pyattn.functional._rotary import rotary_embedding
+from pyattn.functional._rotary_frequencies import (
+    RotaryFrequencies,
+    depends_on_length,
+    rotary_frequencies,
+    sequence_length,
+)
+from pyattn.nn import init
+from pyattn.nn.inputs import as_input
+from pyattn.nn.module import Module
+
+__all__ = ["PositionalEncoding", "RotaryEmbedding"]
+
+
+class PositionalEncoding(Module):
+    """Adds to each input what tells its position, sines and cosines or vectors that are learned; then dropout.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of an input.
+    max_len : int
+        How many positions there are, from 0 on. Default: 5000. Sines and cosines are computed once for all of them, and
+        for all modules of the same sizes.
+    dropout : float
+        Probability that an element of the sum becomes 0, in training. Default: 0.1, as published.
+    learned : bool
+        With a parameter, in place of `pyattn.functional.positional_encoding`. Default: False.
+    batch_first : bool
+        Inputs are (..., length, d_model), the default; else (length, ..., d_model), as torch's layers have them unless
+        they are told.
+    base : float
+        Wavelengths of sines and cosines go from 2 pi to 2 pi times it. Default: 10000.0, as published.
+    dtype : dtype
+        Of what is learned: float32, the default, or float64. Sines and cosines take the dtype of the input.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers of what is learned come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    weight : ndarray, (max_len, d_model), or None
+        What is learned; at first drawn from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
+        and GPT-2. None for sines and cosines, of which nothing is in the `Module.state_dict`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> positions = nn.PositionalEncoding(4).eval()
+    >>> x = np.zeros((1, 3, 4), np.float32)
+    >>> positions(x).round(4)
+    array([[[ 0.    ,  1.    ,  0.    ,  1.    ],
+            [ 0.8415,  0.5403,  0.01  ,  1.    ],
+            [ 0.9093, -0.4161,  0.02  ,  0.9998]]], dtype=float32)
+    >>> positions(x[:, :1], start=2).round(4)
+    array([[[ 0.9093, -0.4161,  0.02  ,  0.9998]]], dtype=float32)
+    """
+
+    weight: FloatArray | None
+
+    def __init__(
+        self,
+        d_model: SupportsIndex,
+        max_len: SupportsIndex = 5000,
+        dropout: SupportsFloat = 0.1,
+        learned: bool = False,
+        batch_first: bool = True,
+        *,
+        base: SupportsFloat = 10000.0,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = as_count(d_model, "d_model", least=0)
+        self.max_len = as_count(max_len, "max_len", least=0)
+        self.dropout = as_probability(dropout, "dropout")
+        self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
+        positional_encoding(0, self.d_model, base=base)  # tells at once what is wrong with base
+        self.base = float(base)
+        kind = as_float_dtype(dtype)
+        self.register_parameter("weight", np.empty((self.max_len, self.d_model), kind) if learned else None)
+        self.reset_parameters(rng)
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw what is learned anew, into the array that is there.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        if self.weight is not None:
+            init.normal_(self.weight, std=0.02, rng=rng)
+
+    def rows(self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike = np.float32) -> FloatArray:
+        """Give what is added, for instance as the residual of `pyattn.functional.embedding`.
+
+        Parameters
+        ----------
+        length : int
+            How many positions.
+        start : int
+            The first of them. Default: 0.
+        dtype : dtype
+            Of sines and cosines: float32, the default, or float64. What is learned has its own.
+
+        Returns
+        -------
+        ndarray, (length, d_model)
+            A view: of `weight`, or of numbers that are read-only.
+
+        Raises
+        ------
+        TypeError
+            length or start is no integer, or dtype another one.
+        ValueError
+            One of them is negative, or there are not so many positions.
+
+        Examples
+        --------
+        >>> import numpy as np, pyattn
+        >>> from pyattn import nn
+        >>> embedding, positions = nn.Embedding(10, 4), nn.PositionalEncoding(4)
+        >>> ids = np.array([[1, 2, 3], [4, 5, 6]])
+        >>> pyattn.functional.embedding(ids, embedding.weight, scale=4**0.5, residual=positions.rows(3)).shape
+        (2, 3, 4)
+        """
+        count, first = as_count(length, "length", least=0), as_count(start, "start", least=0)
+        if first + count > self.max_len:
+            raise ValueError(
+                f"a length of {count} from position {first} on needs {first + count} positions, and max_len is "
+                f"{self.max_len}; make the module with a larger one"
+            )
+        table = self.weight
+        if table is None:
+            table = _sinusoids(self.max_len, self.d_model, self.base, as_float_dtype(dtype).name)
+        return table[first : first + count]
+
+    def forward(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        start: SupportsIndex = 0,
+        *,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Add to each input what tells its position; in training, drop from the sum.
+
+        Parameters
+        ----------
+        input : array_like, (..., length, d_model)
+            (length, ..., d_model) unless `batch_first`. Of the weight's dtype; without one, float32 or float64.
+        start : int
+            The position of the first input, as in decoding with a cache. Default: 0.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray
+            Of the shape and dtype of input.
+
+        Raises
+        ------
+        TypeError
+            input has another dtype.
+        ValueError
+            Its last axis has another size, or there are not so many positions.
+        """
+        x = _core.as_real(input, "input") if self.weight is None else as_input(input, "input", self.weight.dtype)
+        axes = f"(..., length, {self.d_model})" if self.batch_first else f"(length, ..., {self.d_model})"
+        if x.ndim < 2 or x.shape[-1] != self.d_model:
+            raise ValueError(f"input has shape {x.shape}, expected {axes}: d_model is last")
+        axis = x.ndim - 2 if self.batch_first else 0
+        rows = self.rows(x.shape[axis], start, x.dtype)
+        between = (1,) * (x.ndim - 2 - axis)  # axes behind the length that rows are the same along
+        y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
+        return dropout(y, self.dropout, self.training, rng=rng)
+
+    def extra_repr(self) -> str:
+        """Tell the sizes, and what is not as usual.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        usual: dict[str, Any] = {"learned": False, "batch_first": True, "base": 10000.0}
+        others = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
+        return ", ".join([str(self.d_model), f"max_len={self.max_len}", f"dropout={self.dropout:g}", *others])
+
+
+@functools.lru_cache(maxsize=4)
+def _sinusoids(max_len: int, d_model: int, base: float, dtype: str) -> FloatArray:
+    """Keep some tables for all modules together: a module holds no array but its parameters."""
+    table = positional_encoding(max_len, d_model, base=base, dtype=dtype)
+    table.flags.writeable = False
+    return table
+
+
+class RotaryEmbedding(Module):
+    """Rotate queries and keys by their positions: `pyattn.functional.rotary_embedding` as a module.
+
+    There is nothing to learn: it has no parameters, and is in no `Module.state_dict`.
+
+    Parameters
+    ----------
+    dim : int
+        Features of a head.
+    theta : float, optional
+        The base of the frequencies. Default: None, ``scaling["rope_theta"]`` or 10000.
+    rotary_dim : int, optional
+        The first so many features turn. Default: None, ``scaling["partial_rotary_factor"]`` times dim, or all of them.
+    interleaved : bool
+        Pairs are neighbours, as in GPT-J, and not a feature of each half, as in Llama. Default: False.
+    scaling : mapping, optional
+        ``rope_scaling`` or ``rope_parameters`` of a config.json, as `pyattn.functional.rotary_frequencies` takes it.
+        Default: None.
+    max_position_embeddings : int, optional
+        Of the same config.json. Default: None.
+    layout : {'bhsd', 'bshd'}
+        Of inputs: (..., heads, length, dim), the default, or (..., length, heads, dim).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> embedding = nn.RotaryEmbedding(64)
+    >>> embedding
+    RotaryEmbedding(64, theta=10000.0)
+    >>> keys = np.ones((2, 8, 5, 64), np.float32)
+    >>> embedding(keys, offset=100).shape
+    (2, 8, 5, 64)
+    """
+
+    def __init__(
+        self,
+        dim: SupportsIndex,
+        *,
+        theta: SupportsFloat | None = None,
+        rotary_dim: SupportsIndex | None = None,
+        interleaved: bool = False,
+        scaling: Mapping[str, Any] | None = None,
+        max_position_embeddings: SupportsIndex | None = None,
+        layout: Layout = "bhsd",
+    ) -> None:
+        super().__init__()
+        if layout not in ("bhsd", "bshd"):
+            raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+        self.dim = as_count(dim, "dim", least=0)
+        self.interleaved = as_flag(interleaved, "interleaved")
+        self.layout: Layout = layout
+        self._options: dict[str, Any] = {
+            "theta": theta,
+            "rotary_dim": rotary_dim,
+            "scaling": None if scaling is None else dict(scaling),
+            "max_position_embeddings": max_position_embeddings,
+        }
+        self._frequencies = self.frequencies()
+        self._depends_on_length = depends_on_length(self._options["scaling"])
+
+    def frequencies(self, seq_len: SupportsIndex | None = None) -> RotaryFrequencies:
+        """Compute how far each pair turns from one position to the next.
+
+        Parameters
+        ----------
+        seq_len : int, optional
+            Length of the sequence, which dynamic and longrope depend on. Default: None, one that needs no stretching.
+
+        Returns
+        -------
+        Frequencies
+            inv_freq and attention_factor.
+        """
+        return rotary_frequencies(self.dim, seq_len=seq_len, **self._options)
+
+    def forward(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        *,
+        offset: SupportsIndex = 0,
+        position_ids: npt.ArrayLike | None = None,
+        seq_len: SupportsIndex | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> FloatArray:
+        """Turn queries or keys.
+
+        Parameters
+        ----------
+        input : array_like, (..., heads, length, dim)
+            float32 or float64; (..., length, heads, dim) with ``layout="bshd"``.
+        offset : int
+            Position of the first row. Default: 0.
+        position_ids : array_like of int, optional
+            Position of each row; broadcasts to (..., length). Default: None, offset and so on.
+        seq_len : int, optional
+            Length of the sequence, which dynamic and longrope depend on. Default: None, the largest position and 1.
+        out : ndarray, optional
+            Array for the result, which may be input. Default: None, a new one.
+
+        Returns
+        -------
+        ndarray
+            Of the same shape.
+
+        Raises
+        ------
+        ValueError
+            The last axis is not dim long, or positions do not go with input.
+        TypeError
+            input is no array of real numbers.
+        """
+        x = _core.as_real(input, "input")
+        if x.shape[-1:] != (self.dim,):
+            raise ValueError(f"input has shape {x.shape}, expected (..., {self.dim}): dim is last")
+        if seq_len is None:
+            seq_len = sequence_length(self._options["scaling"], x, offset, position_ids, self.layout)
+        return rotary_embedding(
+            x,
+            frequencies=self._frequencies if seq_len is None else self.frequencies(seq_len),
+            interleaved=self.interleaved,
+            offset=offset,
+            position_ids=position_ids,
+            layout=self.layout,
+            out=out,
+        )
+
+    def turning(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:
+        """Tell the core how queries and keys turn.
+
+        Parameters
+        ----------
+        offset : int
+            Position of the first row.
+        position_ids : ndarray, (..., length), or None
+            Position of each row, in place of offset.
+        seq_len : int
+            Length of the sequence, which dynamic and longrope depend on.
+
+        Returns
+        -------
+        pyattn._positions.Rotation
+        """
+        found = self.frequencies(seq_len) if self._depends_on_length else self._frequencies
+        return Rotation(found.inv_freq, found.attention_factor, offset, position_ids, self.interleaved)
+
+    def extra_repr(self) -> str:
+        """Tell the arguments that were given, besides dim and theta.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        scaling = self._options["scaling"] or {}
+        theta = self._options["theta"] if self._options["theta"] is not None else scaling.get("rope_theta", 10000.0)
+        parts = [str(self.dim), f"theta={theta}"]
+        if 2 * len(self._frequencies.inv_freq) != self.dim:
+            parts.append(f"rotary_dim={2 * len(self._frequencies.inv_freq)}")
+        parts += ["interleaved=True"] if self.interleaved else []
+        parts += [f"scaling={scaling}"] if scaling else []
+        parts += [f"layout={self.layout!r}"] if self.layout != "bhsd" else []
+        return ", ".join(parts)

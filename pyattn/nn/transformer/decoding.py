@@ -1,0 +1,322 @@
+"""Models of tokens with a cache: the next tokens of each row go in, scores of what follows them come out.
+
+Indices: N batch, L tokens, E d_model.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.functional as functional
+from pyattn._util.arguments import as_flag
+from pyattn._util.ids import IntArray, as_ids, read_lengths
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.cache.kv_cache import KVCache
+from pyattn.functional._multihead_masks import lengths_of
+from pyattn.nn.attention.cached import check_cache
+from pyattn.nn.embedding import Embedding
+from pyattn.nn.feed_forward import drop
+from pyattn.nn.module import Module
+from pyattn.nn.positions import PositionalEncoding
+from pyattn.nn.transformer.stack import Stack
+from pyattn.nn.transformer.tokens import embed
+
+__all__ = ["Step", "Stepping", "as_stack", "embed_next", "read_counts", "rows_at"]
+
+
+class Step(NamedTuple):
+    """What a model gives for some tokens more.
+
+    Attributes
+    ----------
+    logits : ndarray, (N, vocabulary)
+        Scores of what follows each row's last token.
+    self_weights : ndarray, (layers, N, heads, L, S), or None
+        What each of the L new tokens gives to the S tokens so far; None unless asked for. Those of padding mean
+        nothing.
+    cross_weights : ndarray, (layers, N, heads, L, S_source), or None
+        The same of the attention to the source, in an encoder-decoder.
+    """
+
+    logits: FloatArray
+    self_weights: FloatArray | None = None
+    cross_weights: FloatArray | None = None
+
+
+class Stepping(Module):
+    """What a model of tokens does with a cache. It says which layers it has, and what is before and behind them."""
+
+    generator: Module
+    """What turns the last layer's vectors into scores, unless a model turns them by itself."""
+    is_encoder_decoder: bool
+    batch_first: Any = True
+    window: int | None = None
+    """How many tokens before its own a token sees, where that is part of the model."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many tokens there are; None where that is not known."""
+        raise NotImplementedError
+
+    @property
+    def max_length(self) -> int | None:
+        """How many positions there are; None where there is no end to them."""
+        raise NotImplementedError
+
+    @property
+    def _hidden_id(self) -> int | None:
+        """The id that `forward` takes for padding where it is not told what is."""
+        return None
+
+    def _layers_with_cache(self) -> Stack:
+        raise NotImplementedError
+
+    def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
+        """Give what goes into the first layer for ids, (N, L) or (L, N), whose first are at these positions."""
+        raise NotImplementedError
+
+    def _score(self, x: FloatArray) -> FloatArray:
+        """Give logits for what comes out of the last layer."""
+        scores: FloatArray = self.generator(x)
+        return scores
+
+    def new_cache(self, batch_size: SupportsIndex = 1, *, max_length: SupportsIndex | None = None) -> KVCache:
+        """Make an empty cache for `step`.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows. Default: 1.
+        max_length : int, optional
+            No row may have more tokens. Default: None, as many as the model has positions.
+
+        Returns
+        -------
+        KVCache
+            Of the weights' dtype.
+        """
+        return self._layers_with_cache().new_cache(batch_size, window=self.window, max_length=max_length)
+
+    def step(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (as forward's)
+        cache: KVCache,
+        *,
+        memory_cache: KVCache | None = None,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> Step:
+        """Compute the scores of what follows the next tokens; their keys and values go into a cache.
+
+        The logits have the bits that `forward` over all tokens at once gives each row's last, but where rotary
+        positions are scaled by dynamic or longrope, whose frequencies depend on the length. A call that fails leaves
+        the cache as it was.
+
+        Parameters
+        ----------
+        input : array_like of int, (N, L)
+            The next tokens: at the start whole prompts, then mostly one of each row; (L, N) unless batch_first.
+        cache : KVCache
+            As `new_cache` makes it, of N batch entries.
+        memory_cache : KVCache, optional
+            What an encoder-decoder's `remember` returned. Default: None.
+        lengths : array_like of int, (N,), optional
+            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, the first and all
+            others but padding at the end, if the model has an id of it.
+        need_weights : bool
+            Return weights, too. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        Step
+            logits, and weights where they are asked for.
+
+        Raises
+        ------
+        TypeError
+            input holds no integers.
+        ValueError
+            An id or a length is out of range, there are too many tokens, or shapes do not go together.
+        """
+        check_cache(cache)
+        if cache.window != self.window:
+            raise ValueError(f"cache has window={cache.window}, and the model's is {self.window}: see new_cache")
+        ids, counts = self._read_next(input, lengths, cache)
+        options: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
+        options |= {} if memory_cache is None else {"memory_cache": memory_cache}
+        options |= {"need_weights": as_flag(need_weights, "need_weights")}
+        n = ids.shape[1 if self.batch_first else 0]
+        with cache._restored_on_error():
+            x = self._embed_next(ids, cache.lengths, options.get("rng"))
+            known = None if (counts == n).all() else counts
+            output, own, cross = self._layers_with_cache().step(x, cache, lengths=known, **options)
+            logits = self._score(_last(output if self.batch_first else output.swapaxes(0, 1), counts))
+            return Step(logits, None if own is None else np.stack(own), None if cross is None else np.stack(cross))
+
+    def _read_next(self, x: npt.ArrayLike, lengths: npt.ArrayLike | None, cache: KVCache) -> tuple[IntArray, IntArray]:
+        ids = as_ids(x, "input", self.vocab_size)
+        rows = ids if self.batch_first else ids.T
+        if ids.ndim != 2 or len(rows) != cache.batch_size or not rows.shape[1]:
+            order = f"({cache.batch_size}, L)" if self.batch_first else f"(L, {cache.batch_size})"
+            raise ValueError(
+                f"input has shape {ids.shape}, expected {order}: a token or more for each of the cache's batch entries"
+            )
+        counts = read_counts(self._without_padding(rows) if lengths is None else lengths, "lengths", rows.shape)
+        most, longest = self.max_length, int((cache.lengths + counts).max(initial=0))
+        if most is not None and longest > most:
+            raise ValueError(f"input makes a sequence of {longest} tokens, and the model has {most} positions")
+        return ids, counts
+
+    def _without_padding(self, rows: IntArray) -> IntArray | None:
+        """Count tokens before the padding that `forward` would hide; None is all."""
+        if self._hidden_id is None:
+            return None
+        counts = lengths_of(rows == self._hidden_id)
+        if counts is None:
+            raise ValueError(
+                f"input has padding, id {self._hidden_id}, before other tokens, and a cache holds what is not padding; "
+                "put it last, or say with lengths how many tokens of each row count"
+            )
+        return np.maximum(counts, 1)  # a row that has ended, or a start symbol
+
+
+def as_stack(module: Module, name: str) -> Stack:
+    """Refuse layers that keep nothing in a cache.
+
+    Parameters
+    ----------
+    module : Module
+        In the place of a model's layers.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    TransformerEncoder or TransformerDecoder
+        The same.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    """
+    if not isinstance(module, Stack):
+        raise TypeError(
+            f"{name} is of type {type(module).__name__}, which has no cache, expected TransformerEncoder or "
+            "TransformerDecoder; pyattn.generate takes use_cache=False"
+        )
+    return module
+
+
+def _last(x: FloatArray, counts: IntArray) -> FloatArray:
+    """Pick each row's last token: (N, L, E) to (N, E)."""
+    return x[:, 0] if x.shape[1] == 1 else x[np.arange(len(counts)), counts - 1]
+
+
+def read_counts(x: npt.ArrayLike | None, name: str, shape: tuple[int, ...]) -> IntArray:
+    """Read how many tokens of each row count.
+
+    Parameters
+    ----------
+    x : array_like of int, (N,), or None
+        As the caller gave it; None is all.
+    name : str
+        What messages call it.
+    shape : (N, L)
+        Of the tokens.
+
+    Returns
+    -------
+    ndarray of int64, (N,)
+        Each 1 or more.
+
+    Raises
+    ------
+    TypeError
+        They are no integers.
+    ValueError
+        One is out of range, or there are not as many as rows.
+    """
+    if x is None:
+        return np.full(shape[0], shape[1])
+    return read_lengths(x, name, shape[:1], least=1, most=shape[1]).astype(np.int64)
+
+
+def embed_next(
+    ids: IntArray,
+    embedding: Module,
+    positions: Module,
+    starts: IntArray,
+    *,
+    d_model: int,
+    batch_first: bool,
+    rng: RNG = None,
+) -> FloatArray:
+    """Do as `pyattn.nn.tokens.embed` does, with a first position for each row.
+
+    Parameters
+    ----------
+    ids : ndarray of int, (N, L) or (L, N)
+        As `batch_first` says.
+    embedding : Embedding
+        Or another module that gives vectors for ids.
+    positions : PositionalEncoding
+        Or another module that is called as one.
+    starts : ndarray of int, (N,)
+        Each row's first position. Padding behind the last position takes that.
+    d_model : int
+        Size of a vector.
+    batch_first : bool
+        N is the first axis.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from, in training. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray, (N, L, E) or (L, N, E)
+    """
+    rows = ids if batch_first else ids.T
+    if type(embedding) is Embedding and type(positions) is PositionalEncoding:
+        table = positions.rows(positions.max_len, 0, embedding.weight.dtype)
+        found = rows_at(table, starts, rows.shape[1])
+        x = functional.embedding(rows, embedding.weight, scale=math.sqrt(d_model), residual=found)
+        x = drop(x, positions.dropout if positions.training else 0.0, rng)
+        return x if batch_first else x.swapaxes(0, 1)
+    sizes: dict[str, Any] = {"d_model": d_model, "batch_first": batch_first, "rng": rng}
+    if (starts == starts[:1]).all():
+        return embed(ids, embedding, positions, start=int(starts.max(initial=0)), **sizes)
+    each = (rows[n : n + 1] if batch_first else rows[n : n + 1].T for n in range(len(rows)))
+    parts = [embed(row, embedding, positions, start=int(at), **sizes) for row, at in zip(each, starts, strict=True)]
+    return np.concatenate(parts, axis=0 if batch_first else 1)
+
+
+def rows_at(table: FloatArray, starts: IntArray, length: int) -> FloatArray:
+    """Find the vectors of positions.
+
+    Parameters
+    ----------
+    table : ndarray, (positions, E)
+        Of all.
+    starts : ndarray of int, (N,)
+        Each row's first position.
+    length : int
+        How many follow each other. Those behind the last position take its vector: they are padding.
+
+    Returns
+    -------
+    ndarray, (L, E) or (N, L, E)
+        A view of the table where all rows begin at one place.
+    """
+    first = int(starts.max(initial=0))
+    if (starts == first).all() and first + length <= len(table):
+        return table[first : first + length]
+    found: FloatArray = table[np.minimum(starts[:, np.newaxis] + np.arange(length), len(table) - 1)]
+    return found

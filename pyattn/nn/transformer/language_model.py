@@ -1,0 +1,357 @@
+"""A language model: a Transformer's encoder that looks back alone, between an embedding and a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_count
+from pyattn._util.ids import IntArray
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.functional._multihead_masks import Hidden
+from pyattn.nn.feed_forward import Activation
+from pyattn.nn.module import Module
+from pyattn.nn.norm import LayerNorm
+from pyattn.nn.positions import PositionalEncoding
+from pyattn.nn.transformer.decoding import Stepping, as_stack, embed_next
+from pyattn.nn.transformer.layer import TransformerEncoderLayer, check_parts
+from pyattn.nn.transformer.stack import Stack, TransformerEncoder
+from pyattn.nn.transformer.tokens import (
+    describe,
+    draw_weights,
+    embed,
+    make_embedding,
+    make_generator,
+    read_tokens,
+    run_with_weights,
+)
+
+__all__ = ["TransformerLM"]
+
+_Self = TypeVar("_Self", bound="TransformerLM")
+
+
+class TransformerLM(Stepping):
+    """A decoder-only language model, which PyTorch leaves to its users: it gives each token's successors their scores.
+
+    ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and those before it.
+    Every attribute but `positions`, which has no parameters unless they are learned, has the state_dict names of
+    torch's module of that name.
+
+    Parameters
+    ----------
+    vocab_size : int
+        How many tokens there are: ids go from 0 to ``vocab_size - 1``.
+    d_model : int
+        Size of the vectors in between. Default: 512.
+    nhead : int
+        Heads of each attention; divides d_model. Default: 8.
+    num_layers : int
+        How many layers. Default: 6.
+    dim_feedforward : int
+        Size of the last axis within feed-forward parts. Default: 2048.
+    dropout : float
+        As in `TransformerEncoderLayer`, and of what goes into the first layer. Default: 0.1.
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        As in `TransformerEncoderLayer`. Default: 'relu'.
+    layer_norm_eps : float
+        Of all normalisations. Default: 1e-5.
+    batch_first : bool
+        Ids of two axes are (batch, length), not (length, batch): as `pyattn.generation.pad_sequences` makes them, and
+        `pyattn.generate` takes them. So the default is not torch's. Default: True.
+    norm_first : bool
+        Normalise what goes into a part, not the sum; what the last layer gives is normalised, too. Default: False.
+    bias : bool
+        All parts have biases, the default.
+    max_len : int
+        The longest sequence. Default: 5000.
+    learned_positions : bool
+        Positions are parameters, not sines and cosines. Default: False.
+    padding_idx : int, optional
+        The id of padding, which is hidden in every call that does not say what padding is. Default: None.
+    tie_weights : bool
+        `generator` has the embedding's own array for its weight. Default: False.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    embedding : Embedding
+        At first all weights of two axes are drawn by `init.xavier_uniform_`, and padding's row is 0.
+    positions : PositionalEncoding
+        Added to vectors of tokens.
+    encoder : TransformerEncoder
+        The layers.
+    generator : Linear
+        d_model to vocab_size; its bias is 0 at first.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> model = nn.TransformerLM(10, 8, 2, 1, 16, tie_weights=True, rng=0).eval()
+    >>> model([[3, 1, 4], [1, 5, 9]]).shape
+    (2, 3, 10)
+    >>> model.generator.weight is model.embedding.weight
+    True
+    """
+
+    is_encoder_decoder = False
+    embedding: Module
+    positions: Module
+    encoder: Module
+    generator: Module
+
+    def __init__(
+        self,
+        vocab_size: SupportsIndex,
+        d_model: SupportsIndex = 512,
+        nhead: SupportsIndex = 8,
+        num_layers: SupportsIndex = 6,
+        dim_feedforward: SupportsIndex = 2048,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        layer_norm_eps: SupportsFloat = 1e-5,
+        batch_first: bool = True,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        max_len: SupportsIndex = 5000,
+        learned_positions: bool = False,
+        padding_idx: SupportsIndex | None = None,
+        tie_weights: bool = False,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        draws = as_generator(rng)
+        embedding = make_embedding(vocab_size, d_model, padding_idx, dtype)
+        sizes = d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias
+        layer = TransformerEncoderLayer(*sizes, dtype=dtype, rng=draws)
+        norm = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype) if norm_first else None
+        options: dict[str, Any] = {"batch_first": batch_first, "dtype": dtype, "rng": draws}
+        parts = {
+            "embedding": embedding,
+            "positions": PositionalEncoding(d_model, max_len, dropout, learned_positions, **options),
+            "encoder": TransformerEncoder(layer, num_layers, norm),
+            "generator": make_generator(embedding, bias, tie_weights),
+        }
+        self._set(parts, d_model, batch_first)
+        self.reset_parameters(draws)
+
+    def _set(self, parts: Mapping[str, Module], d_model: SupportsIndex, batch_first: bool) -> None:
+        self.d_model, self.batch_first = as_count(d_model, "d_model", least=1), batch_first
+        for name in ("embedding", "positions", "encoder", "generator"):
+            setattr(self, name, parts[name])
+
+    @classmethod
+    def from_parts(
+        cls: type[_Self], parts: Mapping[str, Module], *, d_model: SupportsIndex, batch_first: bool = True
+    ) -> _Self:
+        """Make a model of these parts: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        parts : mapping of str to Module
+            'embedding', 'positions', 'encoder' and 'generator', or modules that are called as these.
+        d_model : int
+            Size of the vectors in between.
+        batch_first : bool
+            That of the parts, the default.
+
+        Returns
+        -------
+        TransformerLM
+            With the parts themselves; weights that are one array stay one.
+
+        Raises
+        ------
+        ValueError
+            A part is missing or unexpected.
+        TypeError
+            A part is no module.
+        """
+        check_parts(parts, ("embedding", "positions", "encoder", "generator"))
+        model = cls.__new__(cls)
+        model._set(parts, d_model, batch_first)
+        return model
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw all parameters of two axes anew, as the constructor does.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        draw_weights(self, rng)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many tokens there are; None where the embedding does not say."""
+        return getattr(self.embedding, "num_embeddings", None)
+
+    @property
+    def max_length(self) -> int | None:
+        """How many positions there are; None where they do not say."""
+        return getattr(self.positions, "max_len", None)
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id of padding, if there is one."""
+        return getattr(self.embedding, "padding_idx", None)
+
+    @property
+    def _hidden_id(self) -> int | None:
+        return self.padding_idx
+
+    def forward(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute the scores of what follows each token: logits, of which `pyattn.softmax` makes probabilities.
+
+        Parameters
+        ----------
+        input : array_like of int, (N, L) or unbatched (L,)
+            Ids of tokens; (L, N) unless batch_first.
+        mask : array_like, (L, L) or (N * nhead, L, L), optional
+            bool: True = blocked; float: added to the scores of attention. Default: None.
+        key_padding_mask : array_like, (N, L) or (L,), optional
+            The same of tokens that are padding. Default: None, those that are padding_idx, if there is one.
+        is_causal : bool
+            A token sees none that comes after it, the default, whatever mask says.
+        lengths : array_like of int, (N,), optional
+            In place of key_padding_mask: how many tokens of each row are no padding. Default: None.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray, (N, L, vocab_size) or (L, vocab_size)
+            (L, N, vocab_size) unless batch_first.
+
+        Raises
+        ------
+        TypeError
+            input holds no integers; a mask is neither bool nor of floats.
+        ValueError
+            An id is out of range, input is too long, or shapes do not go together; the message names the argument.
+        """
+        output: FloatArray = self.generator(
+            self.decode(input, mask, key_padding_mask, is_causal, lengths=lengths, rng=rng)
+        )
+        return output
+
+    def decode(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute what goes into `generator`: a vector for each token.
+
+        Parameters
+        ----------
+        input : array_like of int
+            As for `forward`.
+        mask, key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        is_causal : bool
+            As for `forward`. Default: True.
+        lengths : array_like of int, optional
+            As for `forward`. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
+        """
+        return self._run(input, Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths), rng, False)[0]
+
+    def forward_with_weights(
+        self,
+        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, None]:
+        """Compute the scores and return the attentions' weights, too, as what an encoder-decoder returns.
+
+        Parameters
+        ----------
+        input : array_like of int
+            As for `forward`.
+        mask, key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        is_causal : bool
+            As for `forward`. Default: True.
+        lengths : array_like of int, optional
+            As for `forward`. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        logits : ndarray
+            As `forward` gives it, in the same bits.
+        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
+            Of each layer.
+        cross_weights : None
+            There is nothing else to attend to.
+        """
+        hidden = Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths)
+        output, weights = self._run(input, hidden, rng, True)
+        assert weights is not None
+        return self.generator(output), weights, None
+
+    def _run(
+        self, ids: npt.ArrayLike, hidden: Hidden, rng: RNG, need_weights: bool
+    ) -> tuple[FloatArray, FloatArray | None]:
+        """Embed, and go through the layers."""
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
+        given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
+        sizes: dict[str, Any] = {"batch_first": self.batch_first}
+        tokens = read_tokens(ids, "input", self.embedding, self.positions, **given, **sizes)
+        x = embed(tokens.ids, self.embedding, self.positions, d_model=self.d_model, **sizes, **drawn)
+        masks = {"src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal} | drawn
+        if need_weights:
+            output, weights, _ = run_with_weights(self.encoder, x, masks={"src_mask": hidden.attn_mask, **masks})
+            return output, weights
+        return self.encoder(x, mask=hidden.attn_mask, **masks), None
+
+    def _layers_with_cache(self) -> Stack:
+        return as_stack(self.encoder, "encoder")
+
+    def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
+        sizes: dict[str, Any] = {"d_model": self.d_model, "batch_first": self.batch_first}
+        return embed_next(ids, self.embedding, self.positions, starts, **sizes, rng=rng)
+
+    def extra_repr(self) -> str:
+        """Tell what the repr of its parts does not.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        return describe(self.d_model, self.batch_first, self.generator, self.embedding)

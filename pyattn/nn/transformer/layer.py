@@ -1,0 +1,741 @@
+"""The layers of a Transformer's encoder and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray, Window
+from pyattn.cache.kv_cache import KVCache
+from pyattn.functional._layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
+from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core, with_batch_first
+from pyattn.nn.attention.cached import check_cache, open_cache, turning_of
+from pyattn.nn.attention.multihead import MultiheadAttention, parameters_of
+from pyattn.nn.containers import check_module
+from pyattn.nn.feed_forward import Activation, as_activation, drop, feed, name_in_the_core
+from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.norm import LayerNorm, RMSNorm
+
+__all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer", "TransformerLayer", "check_parts"]
+
+
+_Self = TypeVar("_Self", bound="TransformerLayer")
+NOTHING = Hidden()
+_FEED = ("linear1", "linear2", "gate")
+
+Attend: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray | None]]
+
+
+class TransformerLayer(Module):
+    """Attentions and a feed-forward part, each with what it works on added, and a normalisation before or after.
+
+    A layer is one call of the core. Where dropout is at work, where the activation is a function of the caller's, and
+    where other modules have taken the place of its parts, it calls its parts one by one.
+
+    Attributes
+    ----------
+    self_attn : MultiheadAttention
+        Of x to itself.
+    linear1, linear2 : Linear
+        The feed-forward part.
+    gate : Linear or None
+        What is activated, where the feed-forward part has a gate: SwiGLU and its like; from `from_parts` alone.
+    norm1, norm2 : LayerNorm or RMSNorm
+        One of each part.
+    """
+
+    attentions: ClassVar[tuple[str, ...]]  # names of the parts, in the order of the layer; each has a norm, as the last
+    self_attn: MultiheadAttention
+    linear1: Linear
+    linear2: Linear
+    gate: Module | None = None
+    norm1: LayerNorm | RMSNorm
+    norm2: LayerNorm | RMSNorm
+
+    def _make(
+        self,
+        sizes: tuple[SupportsIndex, SupportsIndex, SupportsIndex],
+        options: tuple[SupportsFloat, Activation, bool],
+        layer_norm_eps: SupportsFloat,
+        batch_first: bool,
+        bias: bool,
+        dtype: npt.DTypeLike,
+        rng: RNG,
+    ) -> None:
+        """For a constructor: make all parts."""
+        d_model = as_count(sizes[0], "d_model", least=1)
+        heads = as_count(sizes[1], "nhead", least=1)
+        if d_model % heads:
+            raise ValueError(f"d_model is {d_model} and nhead is {heads}, expected a multiple")
+        hidden = as_count(sizes[2], "dim_feedforward", least=1)
+        dropout = as_probability(options[0], "dropout")
+        generator = as_generator(rng)
+        parts: dict[str, Module] = {
+            name: MultiheadAttention(
+                d_model, heads, dropout, bias=bias, batch_first=batch_first, dtype=dtype, rng=generator
+            )
+            for name in self.attentions
+        }
+        parts["linear1"] = Linear(d_model, hidden, bias, dtype=dtype, rng=generator)
+        parts["linear2"] = Linear(hidden, d_model, bias, dtype=dtype, rng=generator)
+        for name in self._norms():
+            parts[name] = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+        self._set(parts, dropout, *options[1:])
+
+    def _set(
+        self, parts: Mapping[str, Module], dropout: SupportsFloat, activation: Activation, norm_first: bool
+    ) -> None:
+        self.dropout = as_probability(dropout, "dropout")
+        self.activation = as_activation(activation)
+        self.norm_first = as_flag(norm_first, "norm_first")
+        for name in (*self.attentions, *(name for name in _FEED if name in parts), *self._norms()):
+            setattr(self, name, parts[name])
+
+    @classmethod
+    def from_parts(
+        cls: type[_Self],
+        parts: Mapping[str, Module],
+        *,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        norm_first: bool = False,
+    ) -> _Self:
+        """Make a layer of these parts: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        parts : mapping of str to Module
+            As the layer calls them. There may be a ``gate``; norms may be `RMSNorm`.
+        dropout : float
+            As for the constructor, of what is added and within the feed-forward part. Default: 0.1.
+        activation : str or callable
+            As for the constructor. Default: 'relu'.
+        norm_first : bool
+            As for the constructor. Default: False.
+
+        Returns
+        -------
+        TransformerEncoderLayer or TransformerDecoderLayer
+            With the parts themselves.
+
+        Raises
+        ------
+        ValueError
+            A part is missing or unexpected.
+        TypeError
+            A part is no module, or self_attn no attention.
+        """
+        layer = cls.__new__(cls)
+        check_parts(parts, (*cls.attentions, "linear1", "linear2", *layer._norms()), ("gate",))
+        for name in cls.attentions:
+            if not isinstance(parts[name], MultiheadAttention):
+                raise TypeError(f"{name} is of type {type(parts[name]).__name__}, expected MultiheadAttention")
+        layer._set(parts, dropout, activation, norm_first)
+        return layer
+
+    def _norms(self) -> list[str]:
+        return [f"norm{n}" for n in range(1, len(self.attentions) + 2)]
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether inputs of three axes are (batch, length, features), as self_attn's are."""
+        return self.self_attn.batch_first
+
+    def _compute(
+        self,
+        inputs: tuple[tuple[str, npt.ArrayLike], ...],
+        hidden: tuple[Hidden, ...],
+        names: tuple[tuple[str, str, str], ...],
+        rng: RNG,
+        need_weights: bool = False,
+    ) -> LayerResult:
+        """Take x, and memory for a decoder, with their names; for each attention what is hidden, with its names."""
+        first = self.self_attn
+        if type(first) is not MultiheadAttention:  # it reads them as it likes
+            return self._call_parts([_core.as_real(x, name) for name, x in inputs], hidden, rng, need_weights)
+        given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
+        (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
+        sizes = (first.embed_dim,) * 3
+        x, memory, _ = with_batch_first(x, memory, memory, sizes, batch_first=self.batch_first, names=who)
+        read = []
+        for masks, about, source in zip(hidden, names, (x, memory), strict=False):
+            as_flag(masks.is_causal, about[2])
+            lengths = Sizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
+            read.append(for_the_core(masks, lengths, about[:2]))
+        if not self._is_one_call():
+            return self._call_parts(given, hidden, rng, need_weights)
+        turning = turning_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])
+        cross = memory if len(inputs) == 2 else None
+        return self._call_core(x, cross, read, LayerCaches(rotary=turning), need_weights)
+
+    def step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        memory_cache: KVCache | None = None,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> LayerResult:
+        """Compute the layer for the next tokens: their keys and values go into a cache, behind those that it has.
+
+        In the bits of `forward` over all tokens with is_causal, unless a rotary depends on the sequence's length.
+
+        Parameters
+        ----------
+        x : array_like, (L, N, d_model)
+            The next tokens; (N, L, d_model) with batch_first.
+        cache : KVCache
+            Of N batch entries; it changes when the call succeeds.
+        layer : int
+            Which layer of the caches. Default: 0.
+        memory_cache : KVCache, optional
+            What a decoder's layer attends to, as `remember` filled it; an encoder's has none. Default: None.
+        lengths : array_like of int, (N,), optional
+            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+        need_weights : bool
+            Return weights, too. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        output : ndarray
+            Of x's shape; rows of padding mean nothing.
+        self_weights : ndarray, (N, nhead, L, S), or None
+            S is what the cache holds then.
+        cross_weights : ndarray, (N, nhead, L, S), or None
+            Of what memory_cache holds, for a decoder's layer.
+
+        Raises
+        ------
+        TypeError
+            x has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together, the cache is full, or a decoder's layer has no memory_cache.
+        """
+        what = "has no memory to attend to" if len(self.attentions) == 1 else "attends to a memory_cache: see remember"
+        if (memory_cache is None) != (len(self.attentions) == 1):
+            raise ValueError(f"memory_cache is {type(memory_cache).__name__}, and this layer {what}")
+        check_cache(cache)
+        if memory_cache is cache:
+            raise ValueError("memory_cache is cache itself, expected what remember has filled")
+        first = self.self_attn
+        if not isinstance(first, MultiheadAttention):
+            raise TypeError(f"self_attn is of type {type(first).__name__}, which has no step for a cache")
+        given, sizes = as_input(x, "x", first.out_proj.weight.dtype), (first.embed_dim,) * 3
+        rows, _, _ = with_batch_first(given, given, given, sizes, batch_first=self.batch_first, names=("x",) * 3)
+        if not self._is_one_call():
+            with cache._restored_on_error():
+                return self._step_parts(rows, cache, layer, memory_cache, lengths, need_weights, rng)
+        own = open_cache(cache, layer, rows, "x", Hidden(is_causal=True), lengths)
+        options: Any = {"stores": False, "cache_name": "memory_cache"}
+        cross = None if memory_cache is None else open_cache(memory_cache, layer, rows, "x", NOTHING, **options)
+        turning = turning_of(first.rotary, own.starts, own.ends, rows.shape[-2])
+        caches = LayerCaches(own.use, None if cross is None else cross.use, turning)
+        hidden = [own.hidden, NOTHING if cross is None else cross.hidden]
+        result = self._call_core(rows, None, hidden, caches, need_weights)
+        own.close()
+        return result
+
+    # One call of the core
+
+    def _call_core(
+        self, x: FloatArray, memory: FloatArray | None, hidden: list[Hidden], caches: LayerCaches, need_weights: bool
+    ) -> LayerResult:
+        """Take inputs with batch first and masks as the core does; give the output as the caller has inputs."""
+        cross = hidden[1] if len(hidden) == 2 else NOTHING
+        weights, options = self._weights(), self._options()
+        result = compute_layer(x, memory, weights, options, hidden[0], cross, caches, need_weights=need_weights)
+        unpromoted(result.output, self, x.dtype)
+        turn = x.ndim == 3 and not self.batch_first
+        return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
+
+    def _is_one_call(self) -> bool:
+        """Tell whether the layer is what the core computes: the usual parts, and no dropout."""
+        parts = vars(self)
+        attentions, norms = [parts[name] for name in self.attentions], [parts[name] for name in self._norms()]
+        feed_forward = [part for part in (parts["linear1"], parts["linear2"], self.gate) if part is not None]
+        usual = (attentions, MultiheadAttention), (feed_forward, Linear), (norms, type(norms[0]))
+        if any(type(part) is not kind for some, kind in usual for part in some):
+            return False
+        if type(norms[0]) not in (LayerNorm, RMSNorm):
+            return False
+        first, one = attentions[0], norms[0]
+        same_heads = all((a.num_heads, a.num_kv_heads) == (first.num_heads, first.num_kv_heads) for a in attentions)
+        plain = all(a.bias_k is None and not a.add_zero_attn for a in attentions)
+        plain &= all(a.rotary is None for a in attentions[1:])
+        dropping = (self.training and self.dropout) or any(a.training and a.dropout for a in attentions)
+        alike = all(norm.eps == one.eps and len(norm.normalized_shape) == 1 for norm in norms)
+        known = name_in_the_core(self.activation) is not None
+        return bool(same_heads and plain and not dropping and alike and known)
+
+    def _weights(self) -> LayerWeights:
+        parts = vars(self)
+        attentions = [parameters_of(parts[name])[:8] for name in self.attentions]
+        norms = [(parts[name].weight, getattr(parts[name], "bias", None)) for name in self._norms()]
+        if len(attentions) == 1:
+            norms.insert(1, (None, None))
+        one, two = self.linear1, self.linear2
+        gate: Any = self.gate
+        gating = (None, None) if gate is None else (gate.weight, gate.bias)
+        feed_forward = (one.weight, one.bias, two.weight, two.bias, *gating)
+        cross = attentions[1] if len(attentions) == 2 else None
+        return LayerWeights(attentions[0], cross, feed_forward, (*norms[0], *norms[1], *norms[2]))
+
+    def _options(self) -> LayerOptions:
+        heads, kv_heads = self.self_attn.num_heads, self.self_attn.num_kv_heads
+        name, rms = str(name_in_the_core(self.activation)), type(self.norm1) is RMSNorm
+        eps = np.finfo(self.linear1.weight.dtype).eps if self.norm1.eps is None else self.norm1.eps
+        return LayerOptions(heads, kv_heads, name, self.norm_first, float(eps), rms)
+
+    # Its parts, one by one
+
+    def _call_parts(
+        self, given: list[FloatArray], hidden: tuple[Hidden, ...], rng: RNG, need_weights: bool
+    ) -> LayerResult:
+        generator = None if rng is None else as_generator(rng)  # the same numbers are drawn once
+
+        def attention(name: str, masks: Hidden) -> Attend:
+            part = getattr(self, name)
+            options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False} | masks._asdict()
+            known = {name: x for name, x in options.items() if name.endswith("mask") or x is not None}
+            options = known | ({} if generator is None else {"rng": generator})  # others' parts may not know the rest
+            if name == "self_attn":
+                return lambda x: part(x, x, x, **options)
+            return lambda x: part(x, given[1], given[1], **options)
+
+        attends = [attention(name, masks) for name, masks in zip(self.attentions, hidden, strict=True)]
+        return self._through_parts(given[0], attends, generator)
+
+    def _step_parts(
+        self,
+        rows: FloatArray,
+        cache: KVCache,
+        layer: SupportsIndex,
+        memory_cache: KVCache | None,
+        lengths: npt.ArrayLike | None,
+        need_weights: bool,
+        rng: RNG,
+    ) -> LayerResult:
+        generator = None if rng is None else as_generator(rng)
+        options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False, "rng": generator}
+        attends: list[Attend] = [lambda x: self.self_attn.step(x, cache, layer, lengths=lengths, **options)]
+        if memory_cache is not None:
+            attends.append(lambda x: getattr(self, self.attentions[1]).recall(x, memory_cache, layer, **options))
+        x = rows if self.batch_first else rows.swapaxes(0, 1)
+        return self._through_parts(x, attends, generator)
+
+    def _through_parts(self, x: FloatArray, attends: list[Attend], generator: RNG) -> LayerResult:
+        parts, dropout = vars(self), self.dropout if self.training else 0.0
+        norms = [parts[name] for name in self._norms()]
+        weights: list[FloatArray | None] = []
+
+        def add(x: FloatArray, norm: Callable[[FloatArray], FloatArray], part: Callable[..., FloatArray]) -> FloatArray:
+            y = drop(part(norm(x) if self.norm_first else x), dropout, generator)
+            return x + y if self.norm_first else norm(x + y)
+
+        def attended(x: FloatArray, attend: Attend) -> FloatArray:
+            y, seen = attend(x)
+            weights.append(seen)
+            return y
+
+        def feed_on(x: FloatArray) -> FloatArray:
+            return feed(x, parts["linear1"], parts["linear2"], self.gate, self.activation, dropout, generator)
+
+        for norm, attend in zip(norms, attends, strict=False):
+            x = add(x, norm, lambda x, attend=attend: attended(x, attend))
+        x = add(x, norms[-1], feed_on)
+        return LayerResult(np.asarray(x), weights[0], weights[1] if len(attends) == 2 else None)
+
+    def extra_repr(self) -> str:
+        """Tell what the repr of its parts does not.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        activation = name_in_the_core(self.activation) or self.activation
+        return f"activation={activation}, dropout={self.dropout}, norm_first={self.norm_first}"
+
+
+class TransformerEncoderLayer(TransformerLayer):
+    """A layer of a Transformer's encoder: `torch.nn.TransformerEncoderLayer` for NumPy, True = blocked in masks.
+
+    Self-attention, then ``linear2(act(linear1(x)))``; to each, what it works on is added. Vaswani et al. 2017 normalise
+    the sum; with norm_first, what goes in (Xiong et al. 2020). One call of the core, unless dropout is at work or the
+    activation is a function of the caller's.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of the last axis of inputs and output.
+    nhead : int
+        Heads of the attention; divides d_model.
+    dim_feedforward : int
+        Size of the last axis within the feed-forward part. Default: 2048.
+    dropout : float
+        Probability of leaving out, in training, an attention's weight, a number of what is added, and one within the
+        feed-forward part; `Module.eval` ends that. Default: 0.1.
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        A callable takes an array and returns another of its shape and dtype. `functional.gelu` and `functional.silu`
+        are recognised and run in the core. Default: 'relu'.
+    layer_norm_eps : float
+        Of the normalisations. Default: 1e-5.
+    batch_first : bool
+        Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
+    norm_first : bool
+        Normalise what goes into a part, not the sum. Default: False.
+    bias : bool
+        All parts have biases, the default.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    self_attn : MultiheadAttention
+        First numbers as in torch, of all parts.
+    linear1, linear2 : Linear
+        d_model to dim_feedforward, and back.
+    norm1, norm2 : LayerNorm
+        Of the attention and of the feed-forward part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, rng=0).eval()
+    >>> padding = np.array([[False, False, False], [False, False, True]])
+    >>> layer(np.ones((2, 3, 8), np.float32), src_key_padding_mask=padding).shape
+    (2, 3, 8)
+    """
+
+    attentions = ("self_attn",)
+
+    def __init__(
+        self,
+        d_model: SupportsIndex,
+        nhead: SupportsIndex,
+        dim_feedforward: SupportsIndex = 2048,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        layer_norm_eps: SupportsFloat = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        sizes, options = (d_model, nhead, dim_feedforward), (dropout, activation, norm_first)
+        self._make(sizes, options, layer_norm_eps, batch_first, bias, dtype, rng)
+
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute the layer.
+
+        On purpose not as torch's: `is_causal` hides later positions, with or without a mask, where torch takes it for a
+        hint on the mask that it must get, too. A row with nothing to attend to gives 0 before the attention's output
+        projection, where torch's eval mode gives NaN.
+
+        Parameters
+        ----------
+        src : array_like, (L, N, d_model) or unbatched (L, d_model)
+            (N, L, d_model) with batch_first. Of the weights' dtype.
+        src_mask : array_like, (L, L) or (N * nhead, L, L), optional
+            bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * nhead + h``. Default:
+            None.
+        src_key_padding_mask : array_like, (N, L) or (L,), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        is_causal : bool
+            Position i attends to 0 to i, and to no others, whatever src_mask says. Default: False.
+        window : int or (left, right), optional
+            Position i attends to i - left to i + right; None = unbounded. Default: None.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray
+            Of src's shape.
+
+        Raises
+        ------
+        TypeError
+            src has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        """
+        return self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
+
+    def forward_with_weights(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, None]:
+        """Compute the layer and return its attention's weights, too, as what a decoder's layer returns.
+
+        Parameters
+        ----------
+        src : array_like
+            As for `forward`.
+        src_mask, src_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        is_causal : bool
+            As for `forward`. Default: False.
+        window : int or (left, right), optional
+            As for `forward`. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        output : ndarray
+            As `forward` gives it, in the same bits.
+        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
+            After dropout, as torch's.
+        cross_weights : None
+            An encoder attends to nothing else.
+        """
+        output, weights, _ = self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng, True)
+        assert weights is not None
+        return output, weights, None
+
+    def _call(
+        self, src: npt.ArrayLike, hidden: Hidden, rng: RNG, need_weights: bool = False
+    ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        names = ("src_mask", "src_key_padding_mask", "is_causal")
+        return self._compute((("src", src),), (hidden,), (names,), rng, need_weights)
+
+
+class TransformerDecoderLayer(TransformerLayer):
+    """A layer of a Transformer's decoder: `torch.nn.TransformerDecoderLayer` for NumPy, True = blocked in masks.
+
+    Self-attention, attention to memory, then ``linear2(act(linear1(x)))``; to each, what it works on is added.
+    Vaswani et al. 2017 normalise the sum; with norm_first, what goes in. One call of the core, unless dropout is at
+    work or the activation is a function of the caller's.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of the last axis of inputs and output.
+    nhead : int
+        Heads of both attentions; divides d_model.
+    dim_feedforward : int
+        Size of the last axis within the feed-forward part. Default: 2048.
+    dropout : float
+        As in `TransformerEncoderLayer`. Default: 0.1.
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        As in `TransformerEncoderLayer`. Default: 'relu'.
+    layer_norm_eps : float
+        Of the normalisations. Default: 1e-5.
+    batch_first : bool
+        Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
+    norm_first : bool
+        Normalise what goes into a part, not the sum. Default: False.
+    bias : bool
+        All parts have biases, the default.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    self_attn, multihead_attn : MultiheadAttention
+        Of tgt to itself, and to memory.
+    linear1, linear2 : Linear
+        d_model to dim_feedforward, and back.
+    norm1, norm2, norm3 : LayerNorm
+        Of the two attentions and of the feed-forward part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, rng=0).eval()
+    >>> tgt, memory = np.ones((2, 3, 8), np.float32), np.ones((2, 5, 8), np.float32)
+    >>> layer(tgt, memory, tgt_is_causal=True).shape
+    (2, 3, 8)
+    """
+
+    attentions = ("self_attn", "multihead_attn")
+    multihead_attn: MultiheadAttention
+    norm3: LayerNorm
+
+    def __init__(
+        self,
+        d_model: SupportsIndex,
+        nhead: SupportsIndex,
+        dim_feedforward: SupportsIndex = 2048,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        layer_norm_eps: SupportsFloat = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        sizes, options = (d_model, nhead, dim_feedforward), (dropout, activation, norm_first)
+        self._make(sizes, options, layer_norm_eps, batch_first, bias, dtype, rng)
+
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute the layer. What is not as torch's is told in `TransformerEncoderLayer.forward`.
+
+        Parameters
+        ----------
+        tgt : array_like, (L, N, d_model) or unbatched (L, d_model)
+            (N, L, d_model) with batch_first. Of the weights' dtype, as memory.
+        memory : array_like, (S, N, d_model) or (S, d_model)
+            (N, S, d_model) with batch_first.
+        tgt_mask : array_like, (L, L) or (N * nhead, L, L), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        memory_mask : array_like, (L, S) or (N * nhead, L, S), optional
+            As tgt_mask. Default: None.
+        tgt_key_padding_mask : array_like, (N, L) or (L,), optional
+            As tgt_mask. Default: None.
+        memory_key_padding_mask : array_like, (N, S) or (S,), optional
+            As tgt_mask. Default: None.
+        tgt_is_causal : bool
+            Position i attends to 0 to i of tgt, and to no others, whatever tgt_mask says. Default: False.
+        memory_is_causal : bool
+            Position i attends to 0 to i of memory, and to no others. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray
+            Of tgt's shape.
+
+        Raises
+        ------
+        TypeError
+            tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        """
+        own = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        return self._call(tgt, memory, own, Hidden(memory_mask, memory_key_padding_mask, memory_is_causal), rng)[0]
+
+    def forward_with_weights(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Compute the layer and return the weights of its attentions, too.
+
+        Parameters
+        ----------
+        tgt, memory : array_like
+            As for `forward`.
+        tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        tgt_is_causal, memory_is_causal : bool
+            As for `forward`. Default: False.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        output : ndarray
+            As `forward` gives it, in the same bits.
+        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
+            After dropout, as torch's.
+        cross_weights : ndarray, (N, nhead, L, S) or (nhead, L, S)
+            As self_weights, of the attention to memory.
+        """
+        own = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal)
+        output, self_weights, cross_weights = self._call(tgt, memory, own, cross, rng, True)
+        assert self_weights is not None
+        assert cross_weights is not None
+        return output, self_weights, cross_weights
+
+    def _call(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        own: Hidden,
+        cross: Hidden,
+        rng: RNG,
+        need_weights: bool = False,
+    ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        masks = ("tgt_mask", "tgt_key_padding_mask", "tgt_is_causal")
+        others = ("memory_mask", "memory_key_padding_mask", "memory_is_causal")
+        return self._compute((("tgt", tgt), ("memory", memory)), (own, cross), (masks, others), rng, need_weights)
+
+
+def check_parts(parts: Mapping[str, Module], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Check modules that are to be parts of another.
+
+    Parameters
+    ----------
+    parts : mapping of str to Module
+        The modules.
+    names : tuple of str
+        Those that there should be.
+    optional : tuple of str
+        Those that there may be. Default: none.
+
+    Raises
+    ------
+    ValueError
+        One is missing or unexpected.
+    TypeError
+        One is no module.
+    """
+    for name in (*names, *parts):
+        if name not in parts or name not in (*names, *optional):
+            raise ValueError(f"{name} is {'missing' if name in names else 'unexpected'}; expected {', '.join(names)}")
+        check_module(parts[name], name)

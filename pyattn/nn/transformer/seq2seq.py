@@ -1,0 +1,532 @@
+"""A model that translates: a Transformer between two embeddings and a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_flag
+from pyattn._util.ids import IntArray
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.cache.kv_cache import KVCache
+from pyattn.functional._multihead_masks import Hidden, lengths_of
+from pyattn.nn.feed_forward import Activation
+from pyattn.nn.module import Module
+from pyattn.nn.positions import PositionalEncoding
+from pyattn.nn.transformer.decoding import Stepping, as_stack, embed_next
+from pyattn.nn.transformer.layer import check_parts
+from pyattn.nn.transformer.stack import Stack, TransformerDecoder, bool_or
+from pyattn.nn.transformer.tokens import (
+    describe,
+    draw_weights,
+    embed,
+    make_embedding,
+    make_generator,
+    padding_of,
+    read_tokens,
+    run_with_weights,
+)
+from pyattn.nn.transformer.transformer import Transformer
+
+__all__ = ["Seq2SeqTransformer"]
+
+
+_Self = TypeVar("_Self", bound="Seq2SeqTransformer")
+PARTS = ("src_embedding", "tgt_embedding", "src_positions", "tgt_positions", "transformer", "generator")
+
+
+class Seq2SeqTransformer(Stepping):
+    """The whole of Vaswani et al. 2017, which PyTorch leaves to its users: tokens in, scores of the next tokens out.
+
+    ``generator(transformer(src_embedding(src) * sqrt(d_model) + src_positions, tgt_embedding(tgt) * sqrt(d_model) +
+    tgt_positions))``, where a target's token sees itself and those before it. Every attribute but the positions, which
+    have no parameters unless they are learned, has the state_dict names of torch's module of that name.
+
+    Parameters
+    ----------
+    src_vocab_size, tgt_vocab_size : int
+        How many tokens there are in the source and in the target: ids are from 0 on.
+    d_model : int
+        Size of the vectors in between. Default: 512.
+    nhead : int
+        Heads of each attention; divides d_model. Default: 8.
+    num_encoder_layers, num_decoder_layers : int
+        How many. Default: 6.
+    dim_feedforward : int
+        Size of the last axis within feed-forward parts. Default: 2048.
+    dropout : float
+        As in `TransformerEncoderLayer`, and of what goes into the first layers. Default: 0.1.
+    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
+        As in `TransformerEncoderLayer`. Default: 'relu'.
+    custom_encoder, custom_decoder : Module, optional
+        As in `Transformer`. Default: None.
+    layer_norm_eps : float
+        Of all normalisations. Default: 1e-5.
+    batch_first : bool
+        Ids of two axes are (batch, length), not (length, batch): as `pyattn.generation.pad_sequences` makes them, and
+        `pyattn.generate` takes them. So the default is not torch's. Default: True.
+    norm_first : bool
+        Normalise what goes into a part, not the sum. Default: False.
+    bias : bool
+        All parts have biases, the default.
+    max_len : int
+        The longest sequence. Default: 5000.
+    learned_positions : bool
+        Positions are parameters, not sines and cosines. Default: False.
+    padding_idx : int, optional
+        The id of padding, which is hidden in every call that does not say what padding is. Default: None.
+    tie_weights : bool
+        `generator` has tgt_embedding's own array for its weight. Default: False.
+    share_embeddings : bool
+        src_embedding is tgt_embedding: one vocabulary. Default: False.
+    dtype : dtype
+        float32, the default, or float64.
+    rng : None, int, SeedSequence or Generator
+        Where the first numbers come from. Default: None, others each time.
+
+    Attributes
+    ----------
+    src_embedding, tgt_embedding : Embedding
+        At first all weights of two axes are drawn by `init.xavier_uniform_`, and padding's rows are 0.
+    src_positions, tgt_positions : PositionalEncoding
+        Added to vectors of tokens.
+    transformer : Transformer
+        Encoder and decoder.
+    generator : Linear
+        d_model to tgt_vocab_size; its bias is 0 at first.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> model = nn.Seq2SeqTransformer(10, 12, 8, 2, 1, 1, 16, padding_idx=0, rng=0).eval()
+    >>> src, tgt = [[3, 1, 4, 1], [5, 9, 0, 0]], [[1, 6, 2], [1, 2, 0]]
+    >>> model(src, tgt).shape
+    (2, 3, 12)
+    """
+
+    is_encoder_decoder = True
+    src_embedding: Module
+    tgt_embedding: Module
+    src_positions: Module
+    tgt_positions: Module
+    transformer: Transformer
+    generator: Module
+
+    def __init__(
+        self,
+        src_vocab_size: SupportsIndex,
+        tgt_vocab_size: SupportsIndex,
+        d_model: SupportsIndex = 512,
+        nhead: SupportsIndex = 8,
+        num_encoder_layers: SupportsIndex = 6,
+        num_decoder_layers: SupportsIndex = 6,
+        dim_feedforward: SupportsIndex = 2048,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: SupportsFloat = 1e-5,
+        batch_first: bool = True,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        max_len: SupportsIndex = 5000,
+        learned_positions: bool = False,
+        padding_idx: SupportsIndex | None = None,
+        tie_weights: bool = False,
+        share_embeddings: bool = False,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
+    ) -> None:
+        super().__init__()
+        draws = as_generator(rng)
+        tgt = make_embedding(tgt_vocab_size, d_model, padding_idx, dtype, "tgt_vocab_size")
+        src = make_embedding(src_vocab_size, d_model, padding_idx, dtype, "src_vocab_size")
+        if as_flag(share_embeddings, "share_embeddings"):
+            if src.num_embeddings != tgt.num_embeddings:
+                raise ValueError(
+                    f"src_vocab_size is {src.num_embeddings} and tgt_vocab_size is {tgt.num_embeddings}, expected the "
+                    "same of one vocabulary; or leave out share_embeddings"
+                )
+            src = tgt
+        layers = num_encoder_layers, num_decoder_layers, dim_feedforward, dropout, activation
+        options = layer_norm_eps, batch_first, norm_first, bias
+        places: dict[str, Any] = {"learned": learned_positions, "batch_first": batch_first, "dtype": dtype}
+        parts: dict[str, Module] = {
+            "src_embedding": src,
+            "tgt_embedding": tgt,
+            "src_positions": PositionalEncoding(d_model, max_len, dropout, **places, rng=draws),
+            "tgt_positions": PositionalEncoding(d_model, max_len, dropout, **places, rng=draws),
+            "transformer": Transformer(
+                d_model, nhead, *layers, custom_encoder, custom_decoder, *options, dtype=dtype, rng=draws
+            ),
+            "generator": make_generator(tgt, bias, tie_weights),
+        }
+        self._set(parts)
+        self.reset_parameters(draws)
+
+    def _set(self, parts: Mapping[str, Module]) -> None:
+        for name in PARTS:
+            setattr(self, name, parts[name])
+
+    @classmethod
+    def from_parts(cls: type[_Self], parts: Mapping[str, Module]) -> _Self:
+        """Make a model of these parts: nothing is copied, and nothing drawn.
+
+        Parameters
+        ----------
+        parts : mapping of str to Module
+            'src_embedding', 'tgt_embedding', 'src_positions', 'tgt_positions', 'transformer' and 'generator', or
+            modules that are called as these. One may stand in two places, and weights that are one array stay one.
+
+        Returns
+        -------
+        Seq2SeqTransformer
+            With the parts themselves.
+
+        Raises
+        ------
+        ValueError
+            A part is missing or unexpected.
+        TypeError
+            A part is no module, or transformer no Transformer.
+        """
+        check_parts(parts, PARTS)
+        if not isinstance(parts["transformer"], Transformer):
+            raise TypeError(f"transformer is of type {type(parts['transformer']).__name__}, expected Transformer")
+        model = cls.__new__(cls)
+        model._set(parts)
+        return model
+
+    def reset_parameters(self, rng: RNG = None) -> None:
+        """Draw all parameters of two axes anew, as the constructor does.
+
+        Parameters
+        ----------
+        rng : None, int, SeedSequence or Generator
+            Where the numbers come from. Default: None, others each time.
+        """
+        draw_weights(self, rng)
+
+    @property
+    def d_model(self) -> int:
+        """Size of the vectors in between."""
+        return self.transformer.d_model
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether ids of two axes are (batch, length)."""
+        return self.transformer.batch_first
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many tokens of the target there are; None where the embedding does not say."""
+        return getattr(self.tgt_embedding, "num_embeddings", None)
+
+    @property
+    def src_vocab_size(self) -> int | None:
+        """How many tokens of the source there are; None where the embedding does not say."""
+        return getattr(self.src_embedding, "num_embeddings", None)
+
+    @property
+    def max_length(self) -> int | None:
+        """How many positions the target has; None where they do not say."""
+        return getattr(self.tgt_positions, "max_len", None)
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id of padding in the source, if there is one."""
+        return getattr(self.src_embedding, "padding_idx", None)
+
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool = True,
+        memory_is_causal: bool = False,
+        *,
+        src_lengths: npt.ArrayLike | None = None,
+        tgt_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute the scores of what follows each token of tgt: logits, of which `pyattn.softmax` makes probabilities.
+
+        Parameters
+        ----------
+        src : array_like of int, (N, S) or unbatched (S,)
+            Ids of tokens; (S, N) unless batch_first.
+        tgt : array_like of int, (N, L) or (L,)
+            The tokens so far, as `pyattn.generation.shift_right` makes them in training; (L, N) unless batch_first.
+        src_mask, tgt_mask, memory_mask : array_like, optional
+            As in `Transformer.forward`. Default: None.
+        src_key_padding_mask, tgt_key_padding_mask : array_like, (N, S) and (N, L), optional
+            As in `Transformer.forward`. Default: None, tokens that are padding_idx, if there is one.
+        memory_key_padding_mask : array_like, (N, S), optional
+            As in `Transformer.forward`. Default: None, what of src is padding.
+        src_is_causal : bool, optional
+            As in `Transformer.forward`. Default: None, False.
+        tgt_is_causal : bool
+            A token of tgt sees none that comes after it, the default, whatever tgt_mask says.
+        memory_is_causal : bool
+            As in `Transformer.forward`. Default: False.
+        src_lengths, tgt_lengths : array_like of int, (N,), optional
+            In place of key padding masks: how many tokens of each row are no padding. Default: None.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray, (N, L, tgt_vocab_size) or (L, tgt_vocab_size)
+            (L, N, tgt_vocab_size) unless batch_first.
+
+        Raises
+        ------
+        TypeError
+            src or tgt hold no integers; a mask is neither bool nor of floats.
+        ValueError
+            An id is out of range, src or tgt is too long, or shapes do not go together; the message names the argument.
+        """
+        source = Hidden(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        target = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
+        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal)
+        return self._call(src, tgt, (source, target, cross), rng, False)[0]
+
+    def forward_with_weights(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        *,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        src_lengths: npt.ArrayLike | None = None,
+        tgt_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Compute the scores and return the weights of the decoder's attentions, too.
+
+        Parameters
+        ----------
+        src, tgt : array_like of int
+            As for `forward`.
+        src_key_padding_mask, tgt_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        src_lengths, tgt_lengths : array_like of int, optional
+            As for `forward`. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        logits : ndarray
+            As `forward` gives it, in the same bits.
+        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
+            Of each layer of the decoder.
+        cross_weights : ndarray, (layers, N, nhead, L, S) or (layers, nhead, L, S)
+            The same of the attention to the source.
+        """
+        source = Hidden(None, src_key_padding_mask, key_lengths=src_lengths)
+        target = Hidden(None, tgt_key_padding_mask, True, key_lengths=tgt_lengths)
+        output, self_weights, cross_weights = self._call(src, tgt, (source, target, Hidden()), rng, True)
+        assert self_weights is not None
+        assert cross_weights is not None
+        return output, self_weights, cross_weights
+
+    def encode(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        src_is_causal: bool | None = None,
+        *,
+        src_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute the memory that the decoder attends to.
+
+        Parameters
+        ----------
+        src : array_like of int
+            As for `forward`.
+        src_mask, src_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        src_is_causal : bool, optional
+            As for `forward`. Default: None.
+        src_lengths : array_like of int, optional
+            As for `forward`. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        ndarray, (N, S, d_model), (S, N, d_model) or (S, d_model)
+        """
+        hidden = Hidden(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        return self._encode(src, hidden, rng)[0]
+
+    def decode(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = True,
+        memory_is_causal: bool = False,
+        *,
+        tgt_lengths: npt.ArrayLike | None = None,
+        memory_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Compute what goes into `generator`: a vector for each token of tgt.
+
+        Parameters
+        ----------
+        tgt : array_like of int
+            As for `forward`.
+        memory : array_like, (N, S, d_model), (S, N, d_model) or (S, d_model)
+            As `encode` gives it.
+        tgt_mask, memory_mask, tgt_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        memory_key_padding_mask : array_like, optional
+            What of the source is padding: memory does not say. Default: None, nothing.
+        tgt_is_causal : bool
+            As for `forward`. Default: True.
+        memory_is_causal : bool
+            As for `forward`. Default: False.
+        tgt_lengths : array_like of int, optional
+            As for `forward`. Default: None.
+        memory_lengths : array_like of int, (N,), optional
+            In place of memory_key_padding_mask: the lengths of the source. Default: None.
+        rng : None, int, SeedSequence or Generator
+            As for `forward`. Default: None.
+
+        Returns
+        -------
+        ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
+        """
+        target = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
+        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal, key_lengths=memory_lengths)
+        return self._decode(tgt, memory, target, cross, rng, False)[0]
+
+    def _call(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        hidden: tuple[Hidden, Hidden, Hidden],
+        rng: RNG,
+        need_weights: bool,
+    ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        """Encode and decode, with what the source, the target and the attention between them hide."""
+        drawn = None if rng is None else as_generator(rng)  # the same numbers are drawn once
+        memory, padding = self._encode(src, hidden[0], drawn)
+        cross = hidden[2]
+        if cross.key_padding_mask is None:
+            cross = cross._replace(key_padding_mask=padding)
+        output, *weights = self._decode(tgt, memory, hidden[1], cross, drawn, need_weights)
+        return self.generator(output), weights[0], weights[1]
+
+    def _encode(self, src: npt.ArrayLike, hidden: Hidden, rng: RNG) -> tuple[FloatArray, npt.ArrayLike | None]:
+        """Give the memory, and what of it is padding."""
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
+        given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
+        sizes: dict[str, Any] = {"batch_first": self.batch_first}
+        names = ("src_lengths", "src_key_padding_mask")
+        tokens = read_tokens(src, "src", self.src_embedding, self.src_positions, **given, **sizes, names=names)
+        x = embed(tokens.ids, self.src_embedding, self.src_positions, d_model=self.d_model, **sizes, **drawn)
+        masks = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal}
+        return self.transformer.encoder(x, **masks, **drawn), tokens.padding
+
+    def _decode(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        hidden: Hidden,
+        cross: Hidden,
+        rng: RNG,
+        need_weights: bool,
+    ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
+        given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
+        sizes: dict[str, Any] = {"batch_first": self.batch_first}
+        names = ("tgt_lengths", "tgt_key_padding_mask")
+        tokens = read_tokens(tgt, "tgt", self.tgt_embedding, self.tgt_positions, **given, **sizes, names=names)
+        x = embed(tokens.ids, self.tgt_embedding, self.tgt_positions, d_model=self.d_model, **sizes, **drawn)
+        masks: dict[str, Any] = {"tgt_mask": hidden.attn_mask, "tgt_key_padding_mask": tokens.padding}
+        masks |= {"memory_mask": cross.attn_mask, "memory_key_padding_mask": self._padding_of(memory, cross)}
+        masks |= {"tgt_is_causal": hidden.is_causal, "memory_is_causal": cross.is_causal}
+        decoder = self.transformer.decoder
+        if need_weights:
+            return run_with_weights(decoder, x, memory, masks=masks | drawn)
+        return decoder(x, memory, **masks, **drawn), None, None
+
+    def _padding_of(self, memory: npt.ArrayLike, cross: Hidden) -> npt.ArrayLike | None:
+        shape = np.shape(memory)[:-1]
+        names = ("memory_lengths", "memory_key_padding_mask")
+        return padding_of(cross.key_lengths, cross.key_padding_mask, shape if self.batch_first else shape[::-1], names)
+
+    # With a cache
+
+    def remember(self, src: npt.ArrayLike, *, src_lengths: npt.ArrayLike | None = None) -> KVCache:
+        """Encode a source, and compute what all layers of the decoder attend to in it: once for all steps.
+
+        Parameters
+        ----------
+        src : array_like of int, (N, S)
+            Ids of tokens; (S, N) unless batch_first.
+        src_lengths : array_like of int, (N,), optional
+            How many tokens of each row are no padding. Default: None, all but those at the end that are padding_idx, if
+            there is one.
+
+        Returns
+        -------
+        KVCache
+            The memory_cache of `step`.
+
+        Raises
+        ------
+        TypeError
+            src holds no integers.
+        ValueError
+            An id or a length is out of range, shapes do not go together, or there is padding before other tokens.
+        """
+        memory, padding = self._encode(src, Hidden(key_lengths=src_lengths), None)
+        lengths = None if padding is None else lengths_of(np.asarray(padding))
+        if padding is not None and lengths is None:
+            raise ValueError("src has padding before other tokens, and a cache holds what is not padding; put it last")
+        decoder = self._layers_with_cache()
+        if not isinstance(decoder, TransformerDecoder):
+            raise TypeError(f"transformer.decoder is of type {type(decoder).__name__}, expected TransformerDecoder")
+        return decoder.remember(memory, lengths)
+
+    @property
+    def _hidden_id(self) -> int | None:
+        return getattr(self.tgt_embedding, "padding_idx", None)
+
+    def _layers_with_cache(self) -> Stack:
+        return as_stack(self.transformer.decoder, "transformer.decoder")
+
+    def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
+        sizes: dict[str, Any] = {"d_model": self.d_model, "batch_first": self.batch_first}
+        return embed_next(ids, self.tgt_embedding, self.tgt_positions, starts, **sizes, rng=rng)
+
+    def extra_repr(self) -> str:
+        """Tell what the repr of its parts does not.
+
+        Returns
+        -------
+        str
+            Of one line.
+        """
+        return describe(self.d_model, self.batch_first, self.generator, self.tgt_embedding)

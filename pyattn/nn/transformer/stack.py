@@ -1,0 +1,530 @@
+"""A Transformer's encoder and decoder: layers in a row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.cache.kv_cache import KVCache
+from pyattn.nn.attention.cached import check_cache
+from pyattn.nn.attention.multihead import MultiheadAttention
+from pyattn.nn.containers import ModuleList, check_module, modules_of
+from pyattn.nn.feed_forward import name_in_the_core
+from pyattn.nn.module import Module
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
+
+__all__ = ["Stack", "StackResult", "TransformerDecoder", "TransformerEncoder"]
+
+
+_Self = TypeVar("_Self", bound="Stack")
+_Encoder = TypeVar("_Encoder", bound="TransformerEncoder")
+
+
+class StackResult(NamedTuple):
+    """Output, and weights of each layer, with heads, where they are asked for and there is such an attention."""
+
+    output: FloatArray
+    self_weights: list[FloatArray] | None
+    cross_weights: list[FloatArray] | None
+
+
+class Stack(Module):
+    """Layers, and a normalisation of what the last of them gives."""
+
+    layers: ModuleList
+    norm: Module | None
+
+    def _clone(self, layer: Module, num_layers: SupportsIndex, norm: Module | None, name: str) -> None:
+        count = as_count(num_layers, "num_layers", least=1)
+        check_module(layer, name)
+        self._set([copy.deepcopy(layer) for _ in range(count)], norm)
+
+    def _set(self, layers: list[Module], norm: Module | None) -> None:
+        if norm is not None:
+            check_module(norm, "norm")
+        self.layers = ModuleList(layers)
+        self.num_layers = len(self.layers)
+        self.norm = norm
+
+    @classmethod
+    def from_layers(cls: type[_Self], layers: Iterable[Module], norm: Module | None = None) -> _Self:
+        """Make a stack of these layers, which may differ: nothing is copied.
+
+        Parameters
+        ----------
+        layers : iterable of Module
+            One or more.
+        norm : Module, optional
+            Applied to what the last layer gives. Default: None.
+
+        Returns
+        -------
+        TransformerEncoder or TransformerDecoder
+            With the layers themselves.
+
+        Raises
+        ------
+        TypeError
+            What is given is no module.
+        ValueError
+            There is no layer, or batch_first of one is another than that of the first.
+        """
+        stack, given = cls.__new__(cls), modules_of(layers, "layers")
+        if not given:
+            raise ValueError("layers is empty, expected one layer or more")
+        first, *others = (getattr(layer, "batch_first", None) for layer in given)
+        for n, other in enumerate(others, 1):
+            if other != first and None not in (first, other):
+                raise ValueError(f"layers[{n}] has batch_first={other}, expected {first} as of layers[0]")
+        stack._set(given, norm)
+        return stack
+
+    @property
+    def batch_first(self) -> bool | None:
+        """Whether inputs of three axes are (batch, length, features): the first layer's, None where it has none."""
+        return getattr(self.layers[0], "batch_first", None)
+
+    def new_cache(
+        self,
+        batch_size: SupportsIndex = 1,
+        *,
+        window: SupportsIndex | None = None,
+        max_length: SupportsIndex | None = None,
+    ) -> KVCache:
+        """Make an empty cache for the keys and values of these layers' self-attentions.
+
+        Parameters
+        ----------
+        batch_size : int
+            Batch entries. Default: 1.
+        window, max_length : int, optional
+            As for `KVCache`. Default: None.
+
+        Returns
+        -------
+        KVCache
+            Of the weights' dtype.
+
+        Raises
+        ------
+        TypeError
+            Layers are none of pyattn's.
+        ValueError
+            Their attentions have different sizes.
+        """
+        return self._cache_of("self_attn", batch_size, window=window, max_length=max_length)
+
+    def _cache_of(self, name: str, batch_size: SupportsIndex, **limits: SupportsIndex | None) -> KVCache:
+        """Make one for the attention of that name."""
+        from pyattn.cache import KVCache
+
+        found = {_heads_of(layer, name) for layer in self.layers}
+        if len(found) > 1:
+            raise ValueError("layers have attentions of different sizes, and a cache has one for all")
+        kv_heads, head_dim, v_head_dim, dtype = found.pop()
+        options: Any = {"batch_size": batch_size, "dtype": dtype, **limits}
+        return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim, **options)
+
+    def step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        *,
+        memory_cache: KVCache | None = None,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> StackResult:
+        """Call the layers in turn for the next tokens, whose keys and values go into a cache behind those it has.
+
+        The output has the bits that `forward` over all tokens at once, with is_causal, gives these rows; not so with a
+        rotary whose frequencies depend on the length of the sequence (dynamic, longrope).
+
+        Parameters
+        ----------
+        x : array_like, (L, N, d_model)
+            The next tokens; (N, L, d_model) with the layers' batch_first.
+        cache : KVCache
+            As `new_cache` makes it, of N batch entries. It changes when the call succeeds.
+        memory_cache : KVCache, optional
+            What `TransformerDecoder.remember` returned, for a decoder. Default: None.
+        lengths : array_like of int, (N,), optional
+            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+        need_weights : bool
+            Return weights, too. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        output : ndarray
+            Of x's shape; rows of padding mean nothing.
+        self_weights : list of ndarray, (N, nhead, L, S), or None
+            Of each layer; S is what the cache holds then.
+        cross_weights : list of ndarray, (N, nhead, L, S), or None
+            Of each layer, to what memory_cache holds.
+
+        Raises
+        ------
+        TypeError
+            x has another dtype than the weights or the cache.
+        ValueError
+            Shapes do not go together, or the cache is full.
+        """
+        self._check_layers(cache, "cache")
+        if memory_cache is not None:
+            self._check_layers(memory_cache, "memory_cache")
+        options: dict[str, Any] = {"lengths": lengths, "need_weights": need_weights}
+        options |= {} if memory_cache is None else {"memory_cache": memory_cache}
+        options |= {} if rng is None else {"rng": as_generator(rng)}
+        own: list[FloatArray] = []
+        cross: list[FloatArray] = []
+        with cache._restored_on_error():
+            layer: Any
+            for n, layer in enumerate(self.layers):
+                x, own_weights, cross_weights = layer.step(x, cache, n, **options)
+                own += [] if own_weights is None else [own_weights]
+                cross += [] if cross_weights is None else [cross_weights]
+            output = np.asarray(x) if self.norm is None else self.norm(x)
+        return StackResult(output, own or None, cross or None)
+
+    def _check_layers(self, cache: KVCache, name: str) -> None:
+        """Refuse a cache whose layers are not these: positions would not be what they seem."""
+        check_cache(cache, name)
+        if cache.num_layers != len(self.layers):
+            raise ValueError(f"{name} has {cache.num_layers} layers, expected {len(self.layers)}: see new_cache")
+        for layer in self.layers:
+            attention = getattr(layer, "self_attn" if name == "cache" else "multihead_attn", None)
+            if isinstance(attention, MultiheadAttention):
+                _check_sizes(cache, name, attention)
+        if len({layer.lengths for layer in cache._layers}) > 1:
+            raise ValueError(
+                f"{name} has layers of different lengths; {name}.truncate({name}.lengths) makes them as long as the "
+                "shortest"
+            )
+
+    def _through(self, x: npt.ArrayLike, *memory: npt.ArrayLike, rng: RNG, **masks: Any) -> Any:
+        """Call the layers in turn."""
+        options = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
+        for layer in self.layers:
+            x = layer(x, *memory, **masks, **options)
+        return x
+
+
+class TransformerEncoder(Stack):
+    """A Transformer's encoder, layers in a row: `torch.nn.TransformerEncoder` for NumPy, True = blocked in masks.
+
+    Parameters
+    ----------
+    encoder_layer : TransformerEncoderLayer
+        Or another module that is called as one. The layers are copies of it, with the same first numbers, as in torch.
+    num_layers : int
+        How many.
+    norm : Module, optional
+        Applied to what the last layer gives. Default: None.
+    enable_nested_tensor : bool
+        There are no nested tensors here, and nothing to gain from them. All that is left of it is what torch does with
+        padding, see `forward`; the default.
+    mask_check : bool
+        Without effect: the padding is always looked at. Default: True.
+
+    Attributes
+    ----------
+    layers : ModuleList
+        The layers.
+    norm : Module or None
+        As given.
+    use_nested_tensor : bool
+        Rows of padding at the end are 0 in eval mode.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, rng=0)
+    >>> encoder = nn.TransformerEncoder(layer, 3).eval()
+    >>> padding = np.array([[False, False, True]])
+    >>> encoder(np.ones((1, 3, 8), np.float32), src_key_padding_mask=padding)[0, 2]
+    array([0., 0., 0., 0., 0., 0., 0., 0.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        encoder_layer: Module,
+        num_layers: SupportsIndex,
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> None:
+        super().__init__()
+        self._clone(encoder_layer, num_layers, norm, "encoder_layer")
+        self._set_options(enable_nested_tensor, mask_check)
+
+    def _set_options(self, enable_nested_tensor: bool, mask_check: bool) -> None:
+        self.enable_nested_tensor = as_flag(enable_nested_tensor, "enable_nested_tensor")
+        self.mask_check = as_flag(mask_check, "mask_check")
+        self.use_nested_tensor = self.enable_nested_tensor and _is_nestable(self.layers[0])
+
+    @classmethod
+    def from_layers(
+        cls: type[_Encoder],
+        layers: Iterable[Module],
+        norm: Module | None = None,
+        enable_nested_tensor: bool = True,
+        mask_check: bool = True,
+    ) -> _Encoder:
+        """Make an encoder of these layers, which may differ: nothing is copied.
+
+        Parameters
+        ----------
+        layers : iterable of Module
+            One or more.
+        norm : Module, optional
+            Applied to what the last layer gives. Default: None.
+        enable_nested_tensor : bool
+            As for the constructor. Default: True.
+        mask_check : bool
+            As for the constructor. Default: True.
+
+        Returns
+        -------
+        TransformerEncoder
+            With the layers themselves.
+
+        Raises
+        ------
+        TypeError
+            What is given is no module, or an option is neither True nor False.
+        ValueError
+            There is no layer, or batch_first of one is another than that of the first.
+        """
+        encoder = super().from_layers(layers, norm)
+        encoder._set_options(enable_nested_tensor, mask_check)
+        return encoder
+
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool | None = None,
+        *,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Call the layers in turn.
+
+        Where torch's, without gradients, cuts padding off as a nested tensor, rows of padding are 0 before norm, as
+        there: in eval mode, batched, with a src_key_padding_mask of padding at the ends alone, without mask and
+        is_causal (for which torch needs a mask), if the layer given was a `TransformerEncoderLayer` with batch_first,
+        biases, an even number of heads and relu or gelu, without norm_first. Not as in torch, a src_key_padding_mask of
+        finite floats hides nothing.
+
+        Parameters
+        ----------
+        src : array_like, (L, N, d_model) or unbatched (L, d_model)
+            (N, L, d_model) with the layers' batch_first. Of the weights' dtype.
+        mask : array_like, (L, L) or (N * nhead, L, L), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        src_key_padding_mask : array_like, (N, L) or (L,), optional
+            bool: True = blocked; float: added to the scores. Default: None.
+        is_causal : bool, optional
+            Position i attends to 0 to i, and to no others, whatever mask says. Default: None, False: there is nothing
+            to be detected in a mask that counts anyway.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray
+            Of src's shape.
+
+        Raises
+        ------
+        TypeError
+            src has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        """
+        causal = bool_or(is_causal)
+        masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": causal}
+        output: FloatArray = self._through(src, rng=rng, **masks)
+        cut = self.use_nested_tensor and output.ndim == 3 and mask is None and not causal
+        if cut and src_key_padding_mask is not None:
+            padding = None if self.layers[0].training else _padding_at_the_ends(src_key_padding_mask)
+            if padding is not None:
+                output = np.where(padding[..., None], output.dtype.type(0), output)
+        return output if self.norm is None else self.norm(output)
+
+
+class TransformerDecoder(Stack):
+    """A Transformer's decoder, layers in a row: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
+
+    Parameters
+    ----------
+    decoder_layer : TransformerDecoderLayer
+        Or another module that is called as one. The layers are copies of it, with the same first numbers, as in torch.
+    num_layers : int
+        How many.
+    norm : Module, optional
+        Applied to what the last layer gives. Default: None.
+
+    Attributes
+    ----------
+    layers : ModuleList
+        The layers.
+    norm : Module or None
+        As given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, rng=0), 3).eval()
+    >>> tgt, memory = np.ones((1, 3, 8), np.float32), np.ones((1, 5, 8), np.float32)
+    >>> decoder(tgt, memory, tgt_is_causal=True).shape
+    (1, 3, 8)
+    """
+
+    def __init__(self, decoder_layer: Module, num_layers: SupportsIndex, norm: Module | None = None) -> None:
+        super().__init__()
+        self._clone(decoder_layer, num_layers, norm, "decoder_layer")
+
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        rng: RNG = None,
+    ) -> FloatArray:
+        """Call the layers in turn.
+
+        Parameters
+        ----------
+        tgt : array_like, (L, N, d_model) or unbatched (L, d_model)
+            (N, L, d_model) with the layers' batch_first. Of the weights' dtype, as memory.
+        memory : array_like, (S, N, d_model) or (S, d_model)
+            (N, S, d_model) with batch_first.
+        tgt_mask, memory_mask : array_like, optional
+            (L, L) and (L, S), or (N * nhead, L, L) and (N * nhead, L, S). bool: True = blocked; float: added to the
+            scores. Default: None.
+        tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
+            (N, L) and (N, S), or (L,) and (S,). As the masks. Default: None.
+        tgt_is_causal : bool, optional
+            Position i attends to 0 to i of tgt, and to no others, whatever tgt_mask says. Default: None, False.
+        memory_is_causal : bool
+            Position i attends to 0 to i of memory, and to no others. Default: False.
+        rng : None, int, SeedSequence or Generator
+            Where dropout's numbers come from, in training. Default: None, others each time.
+
+        Returns
+        -------
+        ndarray
+            Of tgt's shape.
+
+        Raises
+        ------
+        TypeError
+            tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
+        ValueError
+            Shapes do not go together; the message names the argument.
+        """
+        masks = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
+        masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
+        hints = {"tgt_is_causal": bool_or(tgt_is_causal), "memory_is_causal": memory_is_causal}
+        output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
+        return output if self.norm is None else self.norm(output)
+
+    def remember(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
+        """Compute what all layers attend to in a memory, once for all steps.
+
+        Parameters
+        ----------
+        memory : array_like, (S, N, d_model)
+            (N, S, d_model) with the layers' batch_first.
+        lengths : array_like of int, (N,), optional
+            How many rows of each batch entry count; those behind are padding. Default: None, all.
+
+        Returns
+        -------
+        KVCache
+            The memory_cache of `step`.
+
+        Raises
+        ------
+        TypeError
+            memory has another dtype than the weights, or layers are none of pyattn's.
+        ValueError
+            Shapes do not go together.
+        """
+        rows = _core.as_array(memory, "memory")
+        if rows.ndim != 3:
+            raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
+        cache = self._cache_of("multihead_attn", rows.shape[0 if self.batch_first else 1])
+        layer: Any
+        for n, layer in enumerate(self.layers):
+            layer.multihead_attn.remember(rows, cache, n, lengths=lengths)
+        return cache
+
+
+def _check_sizes(cache: KVCache, name: str, attention: MultiheadAttention) -> None:
+    for size in ("num_kv_heads", "head_dim", "v_head_dim"):
+        found, expected = getattr(cache, size), getattr(attention, size)
+        if found != expected:
+            raise ValueError(f"{name} has {size}={found}, expected {expected} as the layers': see new_cache")
+
+
+def _heads_of(layer: Module, name: str) -> tuple[int, int, int, np.dtype[Any]]:
+    attention = getattr(layer, name, None)
+    if not isinstance(attention, MultiheadAttention):
+        kind = type(layer).__name__
+        raise TypeError(f"a layer is of type {kind}, and what it would keep in a cache is not known; make a KVCache")
+    return attention.num_kv_heads, attention.head_dim, attention.v_head_dim, attention.out_proj.weight.dtype
+
+
+def bool_or(hint: bool | None) -> bool:
+    """Read a hint that may be left out.
+
+    Parameters
+    ----------
+    hint : bool, optional
+        As the caller gave it.
+
+    Returns
+    -------
+    bool
+        False for None.
+    """
+    return False if hint is None else hint
+
+
+def _is_nestable(layer: Module) -> bool:
+    """Tell whether torch's encoder would make nested tensors for copies of such a layer."""
+    if not isinstance(layer, TransformerEncoderLayer):
+        return False
+    attention = layer.self_attn
+    biased = attention.in_proj_weight is not None and attention.in_proj_bias is not None
+    even = attention.num_heads % 2 == 0 and attention.batch_first
+    known = name_in_the_core(layer.activation) in ("relu", "gelu")
+    return even and biased and known and not layer.norm_first and layer.norm1.eps == layer.norm2.eps
+
+
+def _padding_at_the_ends(given: npt.ArrayLike) -> npt.NDArray[np.bool_] | None:
+    """Find what is blocked; None where that is not the ends of rows alone."""
+    mask = _core.as_array(given, "src_key_padding_mask")
+    blocked = mask if mask.dtype == np.bool_ else mask == -np.inf
+    inside = (blocked[:, :-1] & ~blocked[:, 1:]).any() or not (blocked | (mask == 0)).all()
+    return None if inside else blocked

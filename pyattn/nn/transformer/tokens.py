@@ -1,0 +1,321 @@
+"""What models of token ids share: ids and their padding, what goes into the layers, and what comes out of them.
+
+Indices: N batch, L tokens, E d_model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.functional as functional
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype
+from pyattn._util.ids import IntArray, as_ids, read_lengths
+from pyattn._util.random import as_generator
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.nn import init
+from pyattn.nn.embedding import Embedding
+from pyattn.nn.feed_forward import drop
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.positions import PositionalEncoding
+
+__all__ = [
+    "Tokens",
+    "describe",
+    "draw_weights",
+    "embed",
+    "make_embedding",
+    "make_generator",
+    "padding_of",
+    "read_tokens",
+    "run_with_weights",
+]
+
+
+class Tokens(NamedTuple):
+    """Ids, and what of them is padding: True = blocked, as in torch; None where nothing is."""
+
+    ids: IntArray
+    padding: npt.ArrayLike | None
+
+
+def read_tokens(
+    x: npt.ArrayLike,
+    name: str,
+    embedding: Module,
+    positions: Module,
+    *,
+    batch_first: bool,
+    lengths: npt.ArrayLike | None = None,
+    key_padding_mask: npt.ArrayLike | None = None,
+    names: tuple[str, str] = ("lengths", "key_padding_mask"),
+) -> Tokens:
+    """Read token ids and what of them is padding.
+
+    Parameters
+    ----------
+    x : array_like of int, (N, L) or unbatched (L,)
+        (L, N) unless batch_first.
+    name : str
+        What messages call it.
+    embedding : Module
+        Its num_embeddings are how many ids there are; its padding_idx is hidden where neither lengths nor
+        key_padding_mask is given.
+    positions : Module
+        Its max_len, if it has one, is how many tokens a row may have.
+    batch_first : bool
+        Of two axes, N is the first.
+    lengths : array_like of int, (N,), optional
+        How many tokens of each row are no padding. Default: None.
+    key_padding_mask : array_like, (N, L), optional
+        As layers take it, which check it. Default: None.
+    names : (str, str)
+        What messages call these two. Default: so.
+
+    Returns
+    -------
+    Tokens
+
+    Raises
+    ------
+    TypeError
+        x holds no integers.
+    ValueError
+        Ids or lengths are out of range, shapes do not go together, there are too many tokens, or both lengths and a
+        mask are given.
+    """
+    ids = as_ids(x, name, getattr(embedding, "num_embeddings", None))
+    if ids.ndim not in (1, 2):
+        order = "(N, L)" if batch_first else "(L, N)"
+        raise ValueError(f"{name} has shape {ids.shape}, expected {order} or, unbatched, (L,)")
+    rows = ids if batch_first else ids.T
+    length, most = rows.shape[-1], getattr(positions, "max_len", None)
+    if most is not None and length > most:
+        raise ValueError(
+            f"{name} has {length} tokens in a row, and the model has {most} positions; shorten it, or make the model "
+            "with a larger max_len"
+        )
+    index = getattr(embedding, "padding_idx", None)
+    if lengths is None and key_padding_mask is None and index is not None:
+        hidden = rows == index
+        return Tokens(ids, hidden if hidden.any() else None)
+    return Tokens(ids, padding_of(lengths, key_padding_mask, rows.shape, names))
+
+
+def padding_of(
+    lengths: npt.ArrayLike | None,
+    key_padding_mask: npt.ArrayLike | None,
+    shape: tuple[int, ...],
+    names: tuple[str, str],
+) -> npt.ArrayLike | None:
+    """Make a padding mask of lengths; a mask that is given stays as it is.
+
+    Parameters
+    ----------
+    lengths : array_like of int, (N,), or None
+        How many tokens of each row are no padding.
+    key_padding_mask : array_like, (N, L), or None
+        As layers take it, which check it.
+    shape : (N, L) or (L,)
+        Of the tokens.
+    names : (str, str)
+        What messages call these two.
+
+    Returns
+    -------
+    ndarray of bool, (N, L) or (L,), or None
+        True = blocked.
+
+    Raises
+    ------
+    TypeError
+        lengths are no integers.
+    ValueError
+        A length is out of range, there are not as many as rows, or both are given.
+    """
+    if lengths is None:
+        return key_padding_mask
+    if key_padding_mask is not None:
+        raise ValueError(f"{names[0]} and {names[1]} are both given, and say the same; leave out one")
+    ends = read_lengths(lengths, names[0], shape[:-1], most=shape[-1])
+    return np.asarray(np.arange(shape[-1]) >= ends[..., np.newaxis])
+
+
+def embed(
+    ids: IntArray,
+    embedding: Module,
+    positions: Module,
+    *,
+    d_model: int,
+    batch_first: bool,
+    start: SupportsIndex = 0,
+    rng: RNG = None,
+) -> FloatArray:
+    """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training: one pass of the core.
+
+    Vaswani et al. 2017, sections 3.4 and 3.5.
+
+    Parameters
+    ----------
+    ids : ndarray of int, (N, L), (L, N) or (L,)
+        As `batch_first` says.
+    embedding : Embedding
+        Or another module that gives vectors for ids.
+    positions : PositionalEncoding
+        Or another module that is called as one.
+    d_model : int
+        Size of a vector.
+    batch_first : bool
+        Of two axes, N is the first.
+    start : int
+        The position of the first token. Default: 0.
+    rng : None, int, SeedSequence or Generator
+        Where dropout's numbers come from, in training. Default: None, others each time.
+
+    Returns
+    -------
+    ndarray, (N, L, E), (L, N, E) or (L, E)
+    """
+    options: dict[str, Any] = {} if rng is None else {"rng": rng}
+    if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
+        output: FloatArray = positions(embedding(ids) * math.sqrt(d_model), start, **options)
+        return output
+    turned = ids.ndim == 2 and not batch_first
+    rows = positions.rows(ids.shape[0] if turned else ids.shape[-1], start, embedding.weight.dtype)
+    rows = rows[:, np.newaxis] if turned else rows
+    x = functional.embedding(ids, embedding.weight, scale=math.sqrt(d_model), residual=rows)
+    return drop(x, positions.dropout if positions.training else 0.0, rng)
+
+
+def make_embedding(
+    vocab_size: SupportsIndex,
+    d_model: SupportsIndex,
+    padding_idx: SupportsIndex | None,
+    dtype: npt.DTypeLike,
+    name: str = "vocab_size",
+) -> Embedding:
+    """Make an embedding whose numbers are to be drawn.
+
+    Parameters
+    ----------
+    vocab_size : int
+        How many words there are.
+    d_model : int
+        Size of a vector.
+    padding_idx : int or None
+        The id of padding.
+    dtype : dtype
+        Of its weight.
+    name : str
+        What messages call vocab_size. Default: so.
+
+    Returns
+    -------
+    Embedding
+    """
+    shape = as_count(vocab_size, name, least=1), as_count(d_model, "d_model", least=1)
+    return Embedding.from_pretrained(np.empty(shape, as_float_dtype(dtype)), padding_idx=padding_idx)
+
+
+def make_generator(embedding: Embedding, bias: bool, tie_weights: bool) -> Linear:
+    """Make the layer that gives each word a number, whose numbers are to be drawn.
+
+    Parameters
+    ----------
+    embedding : Embedding
+        Of the same words.
+    bias : bool
+        With a bias.
+    tie_weights : bool
+        The weight is the embedding's own array (Press and Wolf 2017).
+
+    Returns
+    -------
+    Linear
+        d_model to vocab_size.
+    """
+    weight = embedding.weight if as_flag(tie_weights, "tie_weights") else np.empty_like(embedding.weight)
+    return Linear.from_arrays(weight, np.empty(len(weight), weight.dtype) if as_flag(bias, "bias") else None)
+
+
+def draw_weights(model: Module, rng: RNG) -> None:
+    """Draw all parameters of two axes by `init.xavier_uniform_`; rows of padding and the vocabulary's bias become 0.
+
+    Parameters
+    ----------
+    model : Module
+        Whose embeddings and generator are its own parts.
+    rng : None, int, SeedSequence or Generator
+        Where the numbers come from.
+    """
+    generator = as_generator(rng)
+    for array in model.parameters():
+        if array.ndim > 1:
+            init.xavier_uniform_(array, rng=generator)
+    for part in model.children():
+        if isinstance(part, Embedding) and part.padding_idx is not None:
+            part.weight[part.padding_idx] = 0
+        if isinstance(part, Linear) and part.bias is not None:
+            part.bias[:] = 0
+
+
+def describe(d_model: int, batch_first: bool, generator: Module, embedding: Module) -> str:
+    """Tell what stands in the brackets of a model's repr.
+
+    Parameters
+    ----------
+    d_model : int
+        Size of a vector.
+    batch_first : bool
+        Of two axes, N is the first.
+    generator : Module
+        The vocabulary.
+    embedding : Module
+        That of the same words, whose weight may be the generator's.
+
+    Returns
+    -------
+    str
+        Of one line.
+    """
+    tied = getattr(generator, "weight", None) is getattr(embedding, "weight", generator)
+    return f"d_model={d_model}, batch_first={batch_first}, tie_weights={tied}"
+
+
+def run_with_weights(
+    stack: Module, x: npt.ArrayLike, *memory: npt.ArrayLike, masks: Mapping[str, Any]
+) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+    """Call a stack's layers in turn, and keep the weights of their attentions.
+
+    Parameters
+    ----------
+    stack : TransformerEncoder or TransformerDecoder
+        Its layers have forward_with_weights.
+    x : array_like
+        What goes into the first layer.
+    *memory : array_like
+        A decoder's.
+    masks : mapping of str to object
+        As the layers take them.
+
+    Returns
+    -------
+    output : ndarray
+        As the stack gives it.
+    self_weights : ndarray, (layers, N, heads, L, L)
+    cross_weights : ndarray, (layers, N, heads, L, S), or None
+    """
+    own: list[FloatArray] = []
+    cross: list[FloatArray] = []
+    layers: Any = stack
+    for layer in layers.layers:
+        x, seen, attended = layer.forward_with_weights(x, *memory, **masks)
+        own.append(seen)
+        cross += [] if attended is None else [attended]
+    output: FloatArray = x if layers.norm is None else layers.norm(x)  # type: ignore[assignment]
+    return output, np.stack(own), np.stack(cross) if cross else None
