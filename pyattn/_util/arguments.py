@@ -29,27 +29,7 @@ _NO_NUMBERS = "bcmMSU"  # kinds of NumPy's scalars that float() reads all the sa
 
 
 def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
-    """Read an integer. A bool is likelier a mistake than one.
-
-    Parameters
-    ----------
-    x : int
-        The argument.
-    name : str
-        What messages call it.
-    expected : str
-        What messages ask for. Default: 'an int'.
-
-    Returns
-    -------
-    int
-        As a Python int.
-
-    Raises
-    ------
-    TypeError
-        x is something else.
-    """
+    """Read an integer. A bool is likelier a mistake than one."""
     try:
         n = None if isinstance(x, bool) else operator.index(x)
     except TypeError:
@@ -60,31 +40,7 @@ def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
 
 
 def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize) -> int:
-    """Read a size.
-
-    Parameters
-    ----------
-    x : int
-        `least` or more.
-    name : str
-        What messages call it.
-    least : int
-        The smallest that makes sense.
-    most : int
-        The largest that makes sense. Default: no array is larger.
-
-    Returns
-    -------
-    int
-        As a Python int.
-
-    Raises
-    ------
-    TypeError
-        x is not an integer.
-    ValueError
-        x is out of range.
-    """
+    """Read a size."""
     n = as_index(x, name)
     if n > most:  # it may have more digits than a message
         raise ValueError(f"{name} is too large, expected at most {most}")
@@ -94,27 +50,7 @@ def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize
 
 
 def as_number(x: SupportsFloat, name: str) -> float:
-    """Read a number, which may be infinite or NaN. A bool is likelier a mistake than one.
-
-    Parameters
-    ----------
-    x : float
-        Or what Python makes one of, but for arrays with axes.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    float
-        As a Python float.
-
-    Raises
-    ------
-    TypeError
-        x is something else.
-    ValueError
-        x is beyond all floats.
-    """
+    """Read a number, which may be infinite or NaN. A bool is likelier a mistake than one."""
     kind = getattr(getattr(x, "dtype", None), "kind", "f")
     if isinstance(x, bool) or not isinstance(x, SupportsFloat) or kind in _NO_NUMBERS or getattr(x, "ndim", 0) > 0:
         raise TypeError(f"{name} is of type {type(x).__name__}, expected a number")
@@ -125,31 +61,7 @@ def as_number(x: SupportsFloat, name: str) -> float:
 
 
 def as_finite(x: SupportsFloat, name: str, *, least: float = -math.inf, above: float = -math.inf) -> float:
-    """Read a finite number.
-
-    Parameters
-    ----------
-    x : float
-        As `as_number` takes it.
-    name : str
-        What messages call it.
-    least : float
-        The smallest that makes sense. Default: any does.
-    above : float
-        The largest that makes none. Default: none.
-
-    Returns
-    -------
-    float
-        As a Python float.
-
-    Raises
-    ------
-    TypeError
-        x is no number.
-    ValueError
-        x is out of range.
-    """
+    """Read a finite number."""
     number = as_number(x, name)
     if math.isfinite(number) and number >= least and number > above:
         return number
@@ -158,27 +70,7 @@ def as_finite(x: SupportsFloat, name: str, *, least: float = -math.inf, above: f
 
 
 def as_probability(x: SupportsFloat, name: str) -> float:
-    """Read a probability.
-
-    Parameters
-    ----------
-    x : float
-        From 0 to 1.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    float
-        As a Python float.
-
-    Raises
-    ------
-    TypeError
-        x is no number; a bool is likelier a mistake than one.
-    ValueError
-        x is out of range.
-    """
+    """Read a probability."""
     p = as_number(x, name)
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
@@ -186,23 +78,7 @@ def as_probability(x: SupportsFloat, name: str) -> float:
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Read the dtype of what is to be made.
-
-    Parameters
-    ----------
-    dtype : dtype
-        float32 or float64. None, which NumPy reads as float64 and torch as float32, is neither.
-
-    Returns
-    -------
-    dtype
-        In native byte order.
-
-    Raises
-    ------
-    TypeError
-        dtype is something else.
-    """
+    """Read the dtype of what is to be made."""
     found = np.dtype(dtype).newbyteorder("=")
     if dtype is None or found not in FLOATS:
         name = None if dtype is None else found
@@ -211,25 +87,7 @@ def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def as_flag(x: bool, name: str) -> bool:
-    """Read an option that is True or False. Other objects have a truth, too, and that of "no" is True.
-
-    Parameters
-    ----------
-    x : bool
-        Python's or NumPy's.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    bool
-        Python's.
-
-    Raises
-    ------
-    TypeError
-        x is something else.
-    """
+    """Read an option that is True or False. Other objects have a truth, too, and that of "no" is True."""
     if not isinstance(x, (bool, np.bool_)):
         raise TypeError(f"{name} is of type {type(x).__name__}, expected True or False")
     return bool(x)

@@ -15,25 +15,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read an array of whatever numbers; rows of different lengths are told what to do.
-
-    Parameters
-    ----------
-    x : array_like
-        As the caller gave it.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    ndarray
-        Without a copy where NumPy can view x.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
+    """Read an array of whatever numbers; rows of different lengths are told what to do."""
     try:
         return _core.as_array(x, name)
     except ValueError as error:
@@ -44,29 +26,7 @@ def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 
 def as_ids(x: npt.ArrayLike, name: str, count: int | None) -> IntArray:
-    """Read token ids.
-
-    Parameters
-    ----------
-    x : array_like of int
-        Of any shape.
-    name : str
-        What messages call it.
-    count : int or None
-        How many ids there are, from 0 on; None is not known.
-
-    Returns
-    -------
-    ndarray
-        Without a copy where NumPy can view x.
-
-    Raises
-    ------
-    TypeError
-        x holds no integers.
-    ValueError
-        An id is out of range.
-    """
+    """Read token ids."""
     ids = as_array_of_ids(x, name)
     if ids.dtype.kind not in "iu":
         if ids.size:
@@ -77,24 +37,7 @@ def as_ids(x: npt.ArrayLike, name: str, count: int | None) -> IntArray:
 
 
 def check_range(ids: IntArray, name: str, count: int | None, why: str = "") -> None:
-    """Refuse ids for which there is nothing.
-
-    Parameters
-    ----------
-    ids : ndarray of int
-        The ids.
-    name : str
-        What messages call them.
-    count : int or None
-        How many there are, from 0 on; None is not known.
-    why : str
-        What says so. Default: nothing.
-
-    Raises
-    ------
-    ValueError
-        One is out of range.
-    """
+    """Refuse ids for which there is nothing."""
     if ids.size == 0 or (ids.min() >= 0 and (count is None or ids.max() < count)):
         return
     wrong = ids < 0 if count is None else (ids < 0) | (ids >= count)
@@ -106,32 +49,7 @@ def check_range(ids: IntArray, name: str, count: int | None, why: str = "") -> N
 def read_lengths(
     x: npt.ArrayLike, name: str, shape: tuple[int, ...], *, least: int = 0, most: int | None = None
 ) -> IntArray:
-    """Read how many tokens of each row count.
-
-    Parameters
-    ----------
-    x : array_like of int
-        As the caller gave it.
-    name : str
-        What messages call it.
-    shape : tuple of int
-        That of the rows: (N,), or () for one alone.
-    least : int
-        The smallest that makes sense. Default: 0.
-    most : int, optional
-        The largest that does. Default: None, the caller sees to both.
-
-    Returns
-    -------
-    ndarray of int, of that shape
-
-    Raises
-    ------
-    TypeError
-        They are no integers.
-    ValueError
-        One is out of range, or there are not as many as rows.
-    """
+    """Read how many tokens of each row count."""
     ends = _core.as_array(x, name)
     if ends.dtype.kind not in "iu" and ends.size:
         raise TypeError(f"{name} has dtype {ends.dtype}, expected integers")

@@ -27,25 +27,7 @@ class Projection(NamedTuple):
 
 
 def in_projections(state: Mapping[str, npt.NDArray[Any]]) -> tuple[Projection, Projection, Projection]:
-    """Cut the projections of query, key and value out of a state_dict.
-
-    Parameters
-    ----------
-    state : mapping of str to ndarray
-        With in_proj_weight, or with q_proj_weight, k_proj_weight and v_proj_weight; in_proj_bias is packed in both.
-
-    Returns
-    -------
-    query, key, value : Projection
-        Views.
-
-    Examples
-    --------
-    >>> state = {"in_proj_weight": np.arange(6).reshape(6, 1), "in_proj_bias": np.arange(6)}
-    >>> in_projections(state)[1]
-    Projection(weight=array([[2],
-           [3]]), bias=array([2, 3]))
-    """
+    """Cut the projections of query, key and value out of a state_dict."""
     packed, bias = state.get("in_proj_weight"), state.get("in_proj_bias")
     weights = [state[f"{x}_proj_weight"] for x in "qkv"] if packed is None else np.split(packed, 3)
     ends = np.cumsum([len(weight) for weight in weights])[:-1]

@@ -15,25 +15,7 @@ __all__ = ["as_generator", "draw_seed"]
 
 
 def as_generator(rng: RNG = None) -> Generator:
-    """Make a generator.
-
-    Parameters
-    ----------
-    rng : None, int, SeedSequence or Generator
-        As `numpy.random.default_rng` takes it. Default: None, another one each time.
-
-    Returns
-    -------
-    Generator
-        rng itself where it is one.
-
-    Raises
-    ------
-    TypeError
-        rng is none of these.
-    ValueError
-        rng is negative.
-    """
+    """Make a generator."""
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
@@ -42,22 +24,5 @@ def as_generator(rng: RNG = None) -> Generator:
 
 
 def draw_seed(rng: RNG = None) -> int:
-    """Draw the seed of one call's dropout.
-
-    Parameters
-    ----------
-    rng : None, int, SeedSequence or Generator
-        As `numpy.random.default_rng` takes it: an int gives the same seed each time, a Generator another one at each
-        call. Default: None, another one each time.
-
-    Returns
-    -------
-    int
-        Of 64 bits.
-
-    Raises
-    ------
-    TypeError
-        rng is none of these.
-    """
+    """Draw the seed of one call's dropout."""
     return int(as_generator(rng).integers(1 << 64, dtype=np.uint64))

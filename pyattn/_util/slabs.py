@@ -23,19 +23,7 @@ def compute_rows(
     compute: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
     target: npt.NDArray[Any],
 ) -> None:
-    """Fill an array with what a function of contiguous rows gives.
-
-    Parameters
-    ----------
-    moved : ndarray
-        What lies behind its first `kept` axes is a row.
-    kept : int
-        How many axes count rows.
-    compute : callable
-        Takes (rows, size), and returns as many rows of the size that `target` has.
-    target : ndarray
-        With the same first axes.
-    """
+    """Fill an array with what a function of contiguous rows gives."""
     size = math.prod(moved.shape[kept:])
     for slab in _slabs(moved.shape[:kept], size * moved.itemsize) if moved.size else ():
         part = moved[slab]

@@ -11,26 +11,7 @@ Vocabulary: TypeAlias = "Sequence[str] | Mapping[int, str] | None"
 
 
 def word_of(token: int, vocabulary: Vocabulary) -> str:
-    """Find the word of a token.
-
-    Parameters
-    ----------
-    token : int
-        Its id.
-    vocabulary : sequence of str, mapping of int to str, or None
-        The word of each id; None writes ids.
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    TypeError
-        vocabulary is something else.
-    ValueError
-        It has no word for this id.
-    """
+    """Find the word of a token."""
     if vocabulary is None:
         return str(token)
     if isinstance(vocabulary, (str, bytes)) or not hasattr(vocabulary, "__getitem__"):

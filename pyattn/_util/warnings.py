@@ -18,15 +18,7 @@ class ShapeWarning(UserWarning):
 
 
 def warn(category: type[Warning], message: str) -> None:
-    """Warn at the caller's line: the first that is not pyattn's own.
-
-    Parameters
-    ----------
-    category : type of Warning
-        One of those above.
-    message : str
-        It ends with the call that was probably meant.
-    """
+    """Warn at the caller's line: the first that is not pyattn's own."""
     level = 1
     frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyattn."):

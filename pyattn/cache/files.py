@@ -29,17 +29,7 @@ class Saved(NamedTuple):
 
 
 def state_of(saved: Saved) -> dict[str, npt.NDArray[Any]]:
-    """Write a cache as arrays; pages that are shared become each batch entry's own.
-
-    Parameters
-    ----------
-    saved : Saved
-        All of it.
-
-    Returns
-    -------
-    dict of str to ndarray
-    """
+    """Write a cache as arrays; pages that are shared become each batch entry's own."""
     sizes, layers = saved.sizes, saved.layers
     state = {
         "version": np.array(VERSION),
@@ -54,22 +44,7 @@ def state_of(saved: Saved) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_state(state: State) -> Saved:
-    """Read what `state_of` wrote.
-
-    Parameters
-    ----------
-    state : mapping of str to ndarray
-        Nothing in it is trusted.
-
-    Returns
-    -------
-    Saved
-
-    Raises
-    ------
-    ValueError
-        Something is missing, or does not fit the rest.
-    """
+    """Read what `state_of` wrote."""
     if int(_array(state, "version", 0)) != VERSION:
         raise ValueError(f"version is {state['version']}, expected {VERSION}")
     (window, max_length), numbers = (_array(state, name, 1).tolist() for name in ("settings", "sizes"))

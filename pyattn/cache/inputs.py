@@ -19,28 +19,7 @@ AXES = {"bhsd": "(batch_size, {heads}, {length}, {dim})", "bshd": "(batch_size, 
 def as_rows(
     key: npt.ArrayLike, value: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout
 ) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], int]:
-    """Read keys and values of new positions.
-
-    Parameters
-    ----------
-    key : array_like, (batches, kv_heads, new, head_dim)
-        Or as the layout says.
-    value : array_like, (batches, kv_heads, new, v_head_dim)
-        As many.
-    batches : int
-        Batch entries of the cache.
-    sizes : Sizes
-        Of the cache's pages.
-    layout : {'bhsd', 'bshd'}
-        Of both.
-
-    Returns
-    -------
-    rows : (key, value)
-        As arrays.
-    new : int
-        Positions.
-    """
+    """Read keys and values of new positions."""
     if layout not in AXES:
         raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
     arrays = []
@@ -66,24 +45,7 @@ def as_rows(
 
 
 def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
-    """Read queries; what else is wrong with their shape the core says.
-
-    Parameters
-    ----------
-    x : array_like, (batches, heads, length, head_dim)
-        Or as the layout says.
-    batches : int
-        Batch entries of the cache.
-    sizes : Sizes
-        Of the cache's pages.
-    layout : {'bhsd', 'bshd'}
-        Of x.
-
-    Returns
-    -------
-    query : ndarray
-    length : int
-    """
+    """Read queries; what else is wrong with their shape the core says."""
     if layout not in AXES:
         raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
     query = as_floats(x, "query", sizes.dtype)
@@ -94,19 +56,7 @@ def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tu
 
 
 def as_integers(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read integers.
-
-    Parameters
-    ----------
-    x : array_like of int
-        Of any shape.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    ndarray
-    """
+    """Read integers."""
     array = _core.as_array(x, name)
     if array.dtype.kind not in "iu" and array.size:  # [] is an array of floats
         raise TypeError(f"{name} has dtype {array.dtype}, expected integers; pass numpy.asarray({name}, numpy.int64)")
@@ -114,24 +64,7 @@ def as_integers(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 
 def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> list[int]:
-    """Read numbers of positions.
-
-    Parameters
-    ----------
-    x : int or array_like of int, (batches,)
-        One for each batch entry, or one for all.
-    name : str
-        What messages call it.
-    batches : int
-        Batch entries.
-    most : int or None
-        The largest that makes sense.
-
-    Returns
-    -------
-    list of int
-        One for each batch entry.
-    """
+    """Read numbers of positions."""
     array = as_integers(x, name)
     if array.shape not in ((), (batches,)):
         raise ValueError(f"{name} has shape {array.shape}, expected ({batches},): one for each batch entry")
@@ -144,22 +77,7 @@ def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> li
 
 
 def as_floats(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read an array as strictly as modules do: a dtype that differs is likelier a mistake than a wish.
-
-    Parameters
-    ----------
-    x : array_like
-        Of any shape.
-    name : str
-        What messages call it.
-    dtype : dtype
-        The cache's.
-
-    Returns
-    -------
-    ndarray
-        Without a copy where NumPy can view x.
-    """
+    """Read an array as strictly as modules do: a dtype that differs is likelier a mistake than a wish."""
     array = _core.as_array(x, name)
     found = array.dtype.newbyteorder("=")
     if found != dtype:

@@ -540,21 +540,7 @@ class KVCache:
 
 
 def _number_of(x: SupportsIndex, name: str, count: int) -> int:
-    """Read which of several is meant.
-
-    Parameters
-    ----------
-    x : int
-        From 0 to count - 1.
-    name : str
-        What messages call it.
-    count : int
-        How many there are.
-
-    Returns
-    -------
-    int
-    """
+    """Read which of several is meant."""
     n = as_count(x, name, least=0)
     if n >= count:
         raise ValueError(f"{name} is {n}, expected 0 to {count - 1}")

@@ -39,17 +39,7 @@ class Sizes(NamedTuple):
     dtype: np.dtype[Any]
 
     def new_pages(self, count: int) -> list[Page]:
-        """Make pages of zeros: nothing of what the memory held before gets into a file.
-
-        Parameters
-        ----------
-        count : int
-            How many; up to TOGETHER of them share a piece of memory.
-
-        Returns
-        -------
-        list of Page
-        """
+        """Make pages of zeros: nothing of what the memory held before gets into a file."""
         elements, like = self.kv_heads * PAGE * (self.head_dim + self.v_head_dim), np.empty(0, self.dtype)
         made: list[Page] = []
         while len(made) < count:
@@ -59,18 +49,7 @@ class Sizes(NamedTuple):
         return made
 
     def views(self, page: Page) -> tuple[Page, Page]:
-        """Look into a page.
-
-        Parameters
-        ----------
-        page : Page
-            Of this size.
-
-        Returns
-        -------
-        keys : ndarray, (kv_heads, PAGE, head_dim)
-        values : ndarray, (kv_heads, PAGE, v_head_dim)
-        """
+        """Look into a page."""
         border = self.kv_heads * PAGE * self.head_dim
         keys = page[:border].reshape(self.kv_heads, PAGE, self.head_dim)
         return keys, page[border:].reshape(self.kv_heads, PAGE, self.v_head_dim)
@@ -101,17 +80,7 @@ class Layer(NamedTuple):
 
 
 def empty_layer(batches: int) -> Layer:
-    """Begin without positions.
-
-    Parameters
-    ----------
-    batches : int
-        Batch entries.
-
-    Returns
-    -------
-    Layer
-    """
+    """Begin without positions."""
     return Layer(tuple([] for _ in range(batches)), (0,) * batches, (0,) * batches)
 
 
@@ -134,17 +103,7 @@ _ALONE = sys.getrefcount(_probe[-1])
 
 
 def is_shared(pages: list[Page]) -> bool:
-    """Tell whether the last of some pages is in another list, too.
-
-    Parameters
-    ----------
-    pages : list of Page
-        One at least.
-
-    Returns
-    -------
-    bool
-    """
+    """Tell whether the last of some pages is in another list, too."""
     return sys.getrefcount(pages[-1]) > _ALONE
 
 
@@ -152,21 +111,6 @@ def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) 
     """Make room for more positions; what is stored stays where it is.
 
     A page that is neither full nor this batch entry's alone is copied: one at most.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    sizes : Sizes
-        Of its pages.
-    counts : sequence of int
-        How many positions each batch entry gets.
-    window : int or None
-        How many positions before its own a query sees: pages that no new query sees are left out.
-
-    Returns
-    -------
-    Layer
     """
     grown = [
         _grow_entry(table, start, length, count, sizes, window)
@@ -199,19 +143,7 @@ def _grow_entry(
 
 
 def pick(layer: Layer, index: Iterable[int]) -> Layer:
-    """Choose batch entries, which share all pages with those they come from.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    index : iterable of int
-        Batch entry n of the result is index[n] of this one.
-
-    Returns
-    -------
-    Layer
-    """
+    """Choose batch entries, which share all pages with those they come from."""
     chosen = [(list(layer.pages[b]), layer.starts[b], layer.lengths[b]) for b in index]
     return Layer(
         tuple(pages for pages, _, _ in chosen),
@@ -221,19 +153,7 @@ def pick(layer: Layer, index: Iterable[int]) -> Layer:
 
 
 def cut(layer: Layer, lengths: Sequence[int]) -> Layer:
-    """Drop what is at the end.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    lengths : sequence of int
-        No batch entry of the result is longer.
-
-    Returns
-    -------
-    Layer
-    """
+    """Drop what is at the end."""
     pages, starts, kept = [], [], []
     for table, start, length, most in zip(*layer, lengths, strict=True):
         own = min(length, most)
@@ -244,22 +164,7 @@ def cut(layer: Layer, lengths: Sequence[int]) -> Layer:
 
 
 def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
-    """Look into the pages of a batch entry, read-only.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    sizes : Sizes
-        Of its pages.
-    batch : int
-        Batch entry.
-
-    Returns
-    -------
-    list of (keys, values)
-        (kv_heads, n, head_dim) and (kv_heads, n, v_head_dim) of each page, in order; n is PAGE but for the last.
-    """
+    """Look into the pages of a batch entry, read-only."""
     views = []
     for n, page in enumerate(layer.pages[batch]):
         filled = min(PAGE, layer.lengths[batch] - layer.starts[batch] - n * PAGE)
@@ -270,20 +175,7 @@ def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
 
 
 def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
-    """Copy all pages into two arrays, with zeros where a batch entry has no position.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    sizes : Sizes
-        Of its pages.
-
-    Returns
-    -------
-    keys : ndarray, (batch, kv_heads, length - start, head_dim)
-    values : ndarray, (batch, kv_heads, length - start, v_head_dim)
-    """
+    """Copy all pages into two arrays, with zeros where a batch entry has no position."""
     shape = (len(layer.lengths), sizes.kv_heads, layer.length - layer.start)
     keys = np.zeros((*shape, sizes.head_dim), sizes.dtype)
     values = np.zeros((*shape, sizes.v_head_dim), sizes.dtype)
@@ -297,20 +189,7 @@ def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
 
 
 def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
-    """Tell the core where to read.
-
-    Parameters
-    ----------
-    layer : Layer
-        What there is.
-    sizes : Sizes
-        Of its pages.
-
-    Returns
-    -------
-    CacheUse
-        Pages from `layer.start` on; in the place of one that was let go stands another, which no query sees.
-    """
+    """Tell the core where to read."""
     first, tables = layer.start, layer.pages
     if any(start != first for start in layer.starts):
         unseen: list[Page] = next((table[:1] for table in layer.pages if table), [])
@@ -321,17 +200,7 @@ def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
 
 
 def bytes_of(layers: Iterable[Layer]) -> int:
-    """Count the memory that pages hold, each piece once.
-
-    Parameters
-    ----------
-    layers : iterable of Layer
-        What there is.
-
-    Returns
-    -------
-    int
-    """
+    """Count the memory that pages hold, each piece once."""
     pages = (page for layer in layers for table in layer.pages for page in table)
     bases = (page.base if isinstance(page.base, np.ndarray) else page for page in pages)  # some pickles' are of bytes
     return sum(piece.nbytes for piece in {id(piece): piece for piece in bases}.values())

@@ -68,30 +68,7 @@ def compute_layer(
     *,
     need_weights: bool = False,
 ) -> LayerResult:
-    """Call the core.
-
-    Parameters
-    ----------
-    x : ndarray, (N, L, E) or (L, E)
-        What the layer works on.
-    memory : ndarray, (N, S, E) or (S, E), or None
-        What a decoder's layer attends to.
-    weights : LayerWeights
-        Of fitting shapes.
-    options : LayerOptions
-        How to compute.
-    own, cross : Hidden
-        What is hidden from the self-attention, and from that to memory, as `pyattn.torch_rules.for_the_core` gives it.
-    caches : LayerCaches
-        None, by default.
-    need_weights : bool
-        Return weights, too. Default: False.
-
-    Returns
-    -------
-    LayerResult
-        Output of x's shape; weights (N, heads, L, L) and (N, heads, L, S).
-    """
+    """Call the core."""
     result = _core.layer(
         x,
         memory,

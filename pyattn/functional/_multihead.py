@@ -311,42 +311,7 @@ def compute(
     cache: CacheUse | None = None,
     turning: Rotation | None = None,
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Call the core with torch's masks.
-
-    Parameters
-    ----------
-    query, key, value : ndarray, (N, length, features) or (length, features)
-        As `with_batch_first` gives them. key and value are None where a cache holds what is attended to already.
-    parameters : Parameters
-        Of fitting shapes.
-    hidden : Hidden
-        As the caller gave it.
-    dropout : Dropout
-        None by default.
-    heads : int
-        Number of query heads.
-    kv_heads : int, optional
-        Number of key and value heads. Default: heads.
-    add_zero : bool
-        A key and a value of zeros behind all others. Default: False.
-    need_weights : bool
-        Return weights; the default.
-    average_weights : bool
-        Their mean over heads, the default.
-    empty_rows : {'zero', 'nan'}
-        What a row with nothing to attend to gives. Default: 'zero'.
-    cache : CacheUse, optional
-        What keys and values go to and are read from; the last query stands at its last position. Default: None.
-    turning : Rotation, optional
-        How queries and keys turn with their positions. Default: None, not at all.
-
-    Returns
-    -------
-    output : ndarray, (N, L, out_dim) or (L, out_dim)
-        Of query's dtype.
-    weights : ndarray or None
-        (N, heads, L, S), with N where query has it, and heads unless averaged.
-    """
+    """Call the core with torch's masks."""
     if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
         kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
         hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], kv_len))

@@ -53,29 +53,7 @@ def with_batch_first(
     batch_first: bool,
     names: tuple[str, str, str] = ("query", "key", "value"),
 ) -> tuple[Array, Array, Array]:
-    """Check three inputs against one another and turn them to (N, length, features), without a copy.
-
-    Parameters
-    ----------
-    query, key, value : ndarray
-        (length, N, features), or (N, length, features), or unbatched (length, features).
-    features : sequence of int
-        The size of the last axis of each.
-    batch_first : bool
-        Whether N is the first of three axes.
-    names : (str, str, str)
-        What messages call the inputs. Default: as here.
-
-    Returns
-    -------
-    tuple of ndarray
-        (N, length, features), or (length, features) as they were.
-
-    Raises
-    ------
-    ValueError
-        Their shapes do not go together.
-    """
+    """Check three inputs against one another and turn them to (N, length, features), without a copy."""
     axes, q, k, v = query.ndim, query.shape, key.shape, value.shape
     fits = axes in (2, 3) and len(k) == len(v) == axes and (q[-1], k[-1], v[-1]) == tuple(features)
     if fits and axes == 3:
@@ -115,30 +93,7 @@ def _refuse_shapes(
 
 
 def for_the_core(hidden: Hidden, sizes: Sizes, names: tuple[str, str] = ("attn_mask", "key_padding_mask")) -> Hidden:
-    """Say what is hidden in shapes that the core broadcasts.
-
-    Parameters
-    ----------
-    hidden : Hidden
-        As the caller gave it.
-    sizes : Sizes
-        Of the call.
-    names : (str, str)
-        What messages call the masks. Default: 'attn_mask' and 'key_padding_mask'.
-
-    Returns
-    -------
-    Hidden
-        Masks broadcast to (N, H, L, S), True = blocked as before. Of a padding at the ends of rows only key_lengths are
-        left.
-
-    Raises
-    ------
-    TypeError
-        A mask is neither bool nor of floats.
-    ValueError
-        A mask has another shape.
-    """
+    """Say what is hidden in shapes that the core broadcasts."""
     mask = _read_mask(hidden.attn_mask, sizes, names[0])
     padding = _read_padding(hidden.key_padding_mask, sizes, names[1])
     lengths = hidden.key_lengths
@@ -191,18 +146,7 @@ def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
 
 
 def lengths_of(padding: Array) -> Array | None:
-    """Find the lengths that hide what a mask of padding does.
-
-    Parameters
-    ----------
-    padding : ndarray, (..., S)
-        True = blocked.
-
-    Returns
-    -------
-    ndarray of int, (...), or None
-        None where it hides more than the ends of rows, or is of floats.
-    """
+    """Find the lengths that hide what a mask of padding does."""
     if padding.dtype != np.bool_ or (padding[..., :-1] & ~padding[..., 1:]).any():
         return None
     return padding.shape[-1] - np.count_nonzero(padding, axis=-1)  # type: ignore[no-any-return]

@@ -208,23 +208,7 @@ def _normalize(
 
 
 def as_shape(normalized_shape: Shape) -> tuple[int, ...]:
-    """Read a normalized_shape.
-
-    Parameters
-    ----------
-    normalized_shape : int or sequence of int
-        The last axes of an input.
-
-    Returns
-    -------
-    tuple of int
-        A single number is one axis.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    """
+    """Read a normalized_shape."""
     if isinstance(normalized_shape, Sequence):
         return tuple(as_index(size, f"normalized_shape[{n}]") for n, size in enumerate(normalized_shape))
     return (as_index(normalized_shape, "normalized_shape", "an int or a sequence of ints"),)

@@ -167,17 +167,7 @@ def rotary_frequencies(
 
 
 def depends_on_length(scaling: Mapping[str, Any] | None) -> bool:
-    """Tell whether `rotary_frequencies` depends on the length of the sequence.
-
-    Parameters
-    ----------
-    scaling : mapping or None
-        As `rotary_frequencies` takes it.
-
-    Returns
-    -------
-    bool
-    """
+    """Tell whether `rotary_frequencies` depends on the length of the sequence."""
     return _read_scaling(scaling)[0] in ("dynamic", "longrope")
 
 
@@ -188,27 +178,7 @@ def sequence_length(
     position_ids: npt.ArrayLike | None,
     layout: Layout,
 ) -> int | None:
-    """Tell how long the sequence is that some rows are of, where `rotary_frequencies` depends on it.
-
-    Parameters
-    ----------
-    scaling : mapping or None
-        As `rotary_frequencies` takes it.
-    x : ndarray, (..., length, dim)
-        The rows.
-    offset : int
-        Position of the first.
-    position_ids : array_like of int or None
-        Positions of all.
-    layout : {'bhsd', 'bshd'}
-        Of x.
-
-    Returns
-    -------
-    int or None
-        The largest position and 1; None for any rope_type but dynamic and longrope, and where an argument is wrong:
-        that is told elsewhere.
-    """
+    """Tell how long the sequence is that some rows are of, where `rotary_frequencies` depends on it."""
     if not depends_on_length(scaling):
         return None
     axis = 3 if layout == "bshd" else 2

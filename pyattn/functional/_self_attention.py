@@ -142,29 +142,7 @@ def self_attention(
 
 
 def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
-    """Read a weight as (dim, d_x), the core's own layout.
-
-    Parameters
-    ----------
-    weight : array_like, (d_x, dim)
-        (dim, d_x) with columns.
-    name : str
-        What messages call it.
-    columns : bool
-        The column convention.
-
-    Returns
-    -------
-    ndarray, (dim, d_x)
-        Of float32 or float64; without a copy where weight is.
-
-    Raises
-    ------
-    ValueError
-        It has not two axes.
-    TypeError
-        It is no array of real numbers.
-    """
+    """Read a weight as (dim, d_x), the core's own layout."""
     array = _core.as_real(weight, name)
     if array.ndim != 2:
         raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
@@ -186,29 +164,7 @@ def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -
 
 
 def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
-    """Read inputs as (..., length, d_x).
-
-    Parameters
-    ----------
-    x : array_like, (..., length, d_x)
-        (..., d_x, length) with columns.
-    name : str
-        What messages call it.
-    columns : bool
-        The column convention.
-
-    Returns
-    -------
-    ndarray, (..., length, d_x)
-        Of float32 or float64; without a copy where x is.
-
-    Raises
-    ------
-    ValueError
-        It has fewer than two axes.
-    TypeError
-        It is no array of real numbers.
-    """
+    """Read inputs as (..., length, d_x)."""
     array = _core.as_real(x, name)
     if array.ndim < 2:
         expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
@@ -217,26 +173,7 @@ def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
 
 
 def check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
-    """Check that a weight takes the rows' features. Either may be wrong: the message says what would fit the other.
-
-    Parameters
-    ----------
-    name : str
-        What messages call the weight.
-    weight : ndarray, (dim, d_x)
-        As `read_weight` gives it.
-    source : str
-        What messages call the rows.
-    rows : ndarray, (..., length, d_x)
-        As `read_rows` gives them.
-    columns : bool
-        The column convention, in which messages give shapes.
-
-    Raises
-    ------
-    ValueError
-        It does not.
-    """
+    """Check that a weight takes the rows' features. Either may be wrong: the message says what would fit the other."""
     inner, features = weight.shape[1], rows.shape[-1]
     if inner == features:
         return

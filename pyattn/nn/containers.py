@@ -85,20 +85,7 @@ class ModuleList(Module):
 
 
 def check_module(module: object, name: str) -> None:
-    """Refuse what is no module.
-
-    Parameters
-    ----------
-    module : object
-        As the caller gave it.
-    name : str
-        What messages call it.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    """
+    """Refuse what is no module."""
     if not isinstance(module, Module):
         hint = ": call it, to make one" if isinstance(module, type) and issubclass(module, Module) else ""
         kind = f"the class {module.__name__}" if isinstance(module, type) else f"of type {type(module).__name__}"
@@ -106,25 +93,7 @@ def check_module(module: object, name: str) -> None:
 
 
 def modules_of(modules: Iterable[Module], name: str) -> list[Module]:
-    """Read several modules.
-
-    Parameters
-    ----------
-    modules : iterable of Module
-        As the caller gave them.
-    name : str
-        What messages call them.
-
-    Returns
-    -------
-    list of Module
-        Themselves, not copies.
-
-    Raises
-    ------
-    TypeError
-        They are no modules, or one alone.
-    """
+    """Read several modules."""
     if not isinstance(modules, Iterable):
         fix = f"; for one, pass [{name}]" if isinstance(modules, Module) else ""
         raise TypeError(f"{name} is of type {type(modules).__name__}, expected a list of modules of pyattn.nn{fix}")

@@ -155,25 +155,7 @@ class FeedForward(Module):
 
 
 def as_activation(activation: Activation) -> Activation:
-    """Read an activation.
-
-    Parameters
-    ----------
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        As the caller gave it.
-
-    Returns
-    -------
-    str or callable
-        The same.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    ValueError
-        There is no such name.
-    """
+    """Read an activation."""
     names = ", ".join(map(repr, _FUNCTIONS))
     if isinstance(activation, str):
         if activation not in _FUNCTIONS:
@@ -184,18 +166,7 @@ def as_activation(activation: Activation) -> Activation:
 
 
 def name_in_the_core(activation: Activation) -> Name | None:
-    """Find an activation among those that the core computes on the way out of a product.
-
-    Parameters
-    ----------
-    activation : str or callable
-        As the caller gave it.
-
-    Returns
-    -------
-    str or None
-        Its name; None where it is a function of the caller's.
-    """
+    """Find an activation among those that the core computes on the way out of a product."""
     if isinstance(activation, str):
         return activation
     if activation is gelu or activation is silu:
@@ -216,25 +187,7 @@ def feed(
     dropout: float,
     rng: RNG,
 ) -> FloatArray:
-    """Compute ``linear2(dropped(act(linear1(x))))``, or ``linear2(dropped(act(gate(x)) * linear1(x)))``.
-
-    Parameters
-    ----------
-    x : ndarray, (..., d_model)
-        Of the weights' dtype.
-    linear1, linear2, gate : Module
-        Linear layers, or what took their places. gate may be None.
-    activation : str or callable
-        As `as_activation` reads it.
-    dropout : float
-        0 unless in training.
-    rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from.
-
-    Returns
-    -------
-    ndarray, (..., d_out)
-    """
+    """Compute ``linear2(dropped(act(linear1(x))))``, or ``linear2(dropped(act(gate(x)) * linear1(x)))``."""
     name = name_in_the_core(activation)
     parts = (linear1, linear2) if gate is None else (linear1, linear2, gate)
     if name is not None and dropout == 0 and all(type(part) is Linear for part in parts):
@@ -256,20 +209,5 @@ def _apply(activation: Activation, x: FloatArray) -> FloatArray:
 
 
 def drop(x: FloatArray, dropout: float, rng: RNG) -> FloatArray:
-    """Leave out numbers by chance, in training.
-
-    Parameters
-    ----------
-    x : ndarray
-        Any shape.
-    dropout : float
-        Probability; 0 unless in training.
-    rng : None, int, SeedSequence or Generator
-        Where the numbers come from.
-
-    Returns
-    -------
-    ndarray
-        x itself where nothing is left out.
-    """
+    """Leave out numbers by chance, in training."""
     return x if dropout == 0 else drop_numbers(x, dropout, rng=rng)

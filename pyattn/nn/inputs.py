@@ -23,73 +23,18 @@ __all__ = [
 
 
 def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
-    """Read a size of 1 or more that may have been left out.
-
-    Parameters
-    ----------
-    x : int, optional
-        As the caller gave it.
-    name : str
-        What messages call it.
-    default : int
-        What None stands for. Default: 0, which is refused.
-
-    Returns
-    -------
-    int
-        As a Python int.
-
-    Raises
-    ------
-    TypeError
-        x is not an integer.
-    ValueError
-        x is less than 1.
-    """
+    """Read a size of 1 or more that may have been left out."""
     return as_count(default if x is None else x, name, least=1)
 
 
 def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = "") -> None:
-    """Refuse a size that another one does not divide.
-
-    Parameters
-    ----------
-    whole, part : (str, int)
-        What messages call each, and its size.
-    hint : str
-        What else the message offers. Default: nothing.
-
-    Raises
-    ------
-    ValueError
-        A rest is left.
-    """
+    """Refuse a size that another one does not divide."""
     if whole[1] % part[1]:
         raise ValueError(f"{whole[0]} is {whole[1]} and {part[0]} is {part[1]}, expected a multiple{hint}")
 
 
 def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read an argument of a module, as strictly as torch: its dtype is that of the weights.
-
-    Parameters
-    ----------
-    x : array_like
-        The argument.
-    name : str
-        What messages call it.
-    dtype : dtype
-        That of the module's weights.
-
-    Returns
-    -------
-    ndarray
-        Without a copy where NumPy can view x.
-
-    Raises
-    ------
-    TypeError
-        x has another dtype, or is no array of numbers.
-    """
+    """Read an argument of a module, as strictly as torch: its dtype is that of the weights."""
     array = _core.as_array(x, name)
     if array.dtype == dtype:
         return array
@@ -102,47 +47,14 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def unpromoted(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Refuse what the core has promoted, because a parameter that was assigned has a larger dtype than the module's.
-
-    Parameters
-    ----------
-    result : ndarray
-        What the core returned.
-    module : Module
-        Whose parameters it was computed with.
-    dtype : dtype
-        That of the module's weight, which inputs have, too.
-
-    Returns
-    -------
-    ndarray
-        result.
-
-    Raises
-    ------
-    TypeError
-        It has another dtype; the parameter is named.
-    """
+    """Refuse what the core has promoted, because a parameter that was assigned has a larger dtype than the module's."""
     if result.dtype != dtype:  # which may be the byte order alone
         check_dtypes(module, dtype)
     return result
 
 
 def check_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
-    """Name a parameter of a larger dtype than the module's.
-
-    Parameters
-    ----------
-    module : Module
-        With parameters that may have been assigned since it was made.
-    dtype : dtype
-        That of the module's weight.
-
-    Raises
-    ------
-    TypeError
-        There is one.
-    """
+    """Name a parameter of a larger dtype than the module's."""
     wanted = dtype.newbyteorder("=")
     for name, array in module.named_parameters():
         if np.promote_types(array.dtype, wanted) != wanted:
@@ -153,20 +65,7 @@ def check_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
 
 
 def check_parameter(value: Any, name: str) -> None:
-    """Refuse what can be no parameter.
-
-    Parameters
-    ----------
-    value : object
-        An ndarray of float32 or float64, in any byte order.
-    name : str
-        What messages call it.
-
-    Raises
-    ------
-    TypeError
-        value is something else.
-    """
+    """Refuse what can be no parameter."""
     if not isinstance(value, np.ndarray):
         kind = type(value).__name__
         raise TypeError(f"{name} is a parameter and takes an array of float32 or float64, not one of type {kind}")

@@ -33,31 +33,7 @@ class IncompatibleKeys(NamedTuple):
 def write_state(
     own: dict[str, FloatArray], state: Mapping[str, npt.ArrayLike], strict: bool, owner: str
 ) -> IncompatibleKeys:
-    """Write a state's values into parameters: see `Module.load_state_dict`.
-
-    Parameters
-    ----------
-    own : dict of str to ndarray
-        The parameters.
-    state : mapping of str to array_like
-        The values.
-    strict : bool
-        Both have the same keys.
-    owner : str
-        What messages call the module.
-
-    Returns
-    -------
-    IncompatibleKeys
-        Keys of one alone.
-
-    Raises
-    ------
-    ValueError
-        Something does not fit; the message lists all that does not.
-    TypeError
-        state is no mapping, or a value has no real numbers.
-    """
+    """Write a state's values into parameters: see `Module.load_state_dict`."""
     keys = _keys_of(state)
     report = IncompatibleKeys([key for key in own if key not in keys], [key for key in keys if key not in own])
     problems = []
@@ -80,22 +56,7 @@ def write_state(
 
 
 def check_arrays(arrays: Mapping[str, FloatArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check arrays that are to be parameters themselves: names, shapes, and one dtype, that of the last shape's.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        The arrays.
-    shapes : mapping of str to tuple of int
-        The shape of each that there should be.
-
-    Raises
-    ------
-    TypeError
-        One is no array of float32 or float64, or has another dtype.
-    ValueError
-        One is missing or unexpected, or has another shape.
-    """
+    """Check arrays that are to be parameters themselves: names, shapes, and one dtype, that of the last shape's."""
     for name in (*shapes, *arrays):
         if name not in arrays or name not in shapes:
             raise ValueError(f"{name} is {'missing' if name in shapes else 'unexpected'}; expected {', '.join(shapes)}")

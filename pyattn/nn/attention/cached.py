@@ -47,32 +47,7 @@ def open_cache(
     stores: bool = True,
     cache_name: str = "cache",
 ) -> Opened:
-    """Make room in a cache for what a call adds, and say what the call attends to.
-
-    Parameters
-    ----------
-    cache : KVCache
-        As the caller gave it.
-    layer : int
-        Which layer of it.
-    x : ndarray, (N, L, features)
-        The queries.
-    name : str
-        What messages call x.
-    hidden : Hidden
-        What the caller hides.
-    lengths : array_like of int, (N,), optional
-        How many of the new positions count. Default: None, all.
-    stores : bool
-        Keys and values of x go into the cache. Default: True; else what it holds is all there is.
-    cache_name : str
-        What messages call the cache. Default: 'cache'.
-
-    Returns
-    -------
-    Opened
-        To be closed when the call succeeded; until then the cache is as it was.
-    """
+    """Make room in a cache for what a call adds, and say what the call attends to."""
     check_cache(cache, cache_name)
     if x.ndim != 3 or x.shape[0] != cache.batch_size:
         expected = f"({cache.batch_size}, L, {x.shape[-1]})"
@@ -104,20 +79,7 @@ def open_cache(
 
 
 def check_cache(cache: KVCache, name: str = "cache") -> None:
-    """Refuse what is no cache.
-
-    Parameters
-    ----------
-    cache : KVCache
-        As the caller gave it.
-    name : str
-        What messages call it. Default: 'cache'.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    """
+    """Refuse what is no cache."""
     from pyattn.cache import KVCache
 
     if not isinstance(cache, KVCache):
@@ -127,24 +89,7 @@ def check_cache(cache: KVCache, name: str = "cache") -> None:
 def turning_of(
     rotary: RotaryEmbedding | None, starts: tuple[int, ...], ends: tuple[int, ...], length: int
 ) -> Rotation | None:
-    """Tell the core how rows turn that stand one after another.
-
-    Parameters
-    ----------
-    rotary : RotaryEmbedding or None
-        Of the attention.
-    starts : tuple of int
-        Position of each batch entry's first row.
-    ends : tuple of int
-        How long each batch entry's sequence is, without padding.
-    length : int
-        Rows of a batch entry, with padding.
-
-    Returns
-    -------
-    Rotation or None
-        None where nothing turns.
-    """
+    """Tell the core how rows turn that stand one after another."""
     if rotary is None:
         return None
     seq_len = max(ends, default=0)

@@ -635,27 +635,7 @@ class MultiheadAttention(Module):
 
 
 def _as_rotary(rotary: RotaryEmbedding | None, head_dim: int) -> RotaryEmbedding | None:
-    """Refuse what does not turn the heads of an attention.
-
-    Parameters
-    ----------
-    rotary : RotaryEmbedding or None
-        As the caller gave it.
-    head_dim : int
-        Features of a head.
-
-    Returns
-    -------
-    RotaryEmbedding or None
-        The same.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    ValueError
-        It turns rows of another size.
-    """
+    """Refuse what does not turn the heads of an attention."""
     from pyattn.nn.positions import RotaryEmbedding
 
     if rotary is not None and not isinstance(rotary, RotaryEmbedding):

@@ -22,43 +22,12 @@ def _rows_of(module: Any) -> tuple[int, int, int]:
 
 
 def is_packable(module: Any, out_dim: int) -> bool:
-    """Tell whether all sizes are torch's defaults, so that one array holds the weights of query, key and value.
-
-    Parameters
-    ----------
-    module : MultiheadAttention
-        With its sizes; parameters are not looked at.
-    out_dim : int
-        Features of the output.
-
-    Returns
-    -------
-    bool
-    """
+    """Tell whether all sizes are torch's defaults, so that one array holds the weights of query, key and value."""
     return {*_rows_of(module), module.kdim, module.vdim, out_dim} == {module.embed_dim}
 
 
 def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that there are, in torch's order.
-
-    Parameters
-    ----------
-    module : MultiheadAttention
-        With its sizes; parameters are not looked at.
-    out_dim : int
-        Features of the output.
-    bias : bool
-        Projections have biases.
-    bias_kv : bool
-        There are bias_k and bias_v.
-    packed : bool
-        One array holds the weights of query, key and value.
-
-    Returns
-    -------
-    dict of str to tuple of int
-        By name.
-    """
+    """Return the shapes of the parameters that there are, in torch's order."""
     q, k, v = _rows_of(module)
     shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * module.embed_dim, module.embed_dim)}
     if not packed:
@@ -71,23 +40,7 @@ def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool
 
 
 def weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
-    """Find the weights of query, key, value and output; the packed one stands for the first three.
-
-    Parameters
-    ----------
-    state : mapping of str to ndarray
-        A state_dict.
-
-    Returns
-    -------
-    list of ndarray
-        Four, all of two axes.
-
-    Raises
-    ------
-    ValueError
-        One is missing, or has not two axes.
-    """
+    """Find the weights of query, key, value and output; the packed one stands for the first three."""
     names = [*(["in_proj_weight"] * 3 if "in_proj_weight" in state else SEPARATE), "out_proj.weight"]
     for name in names:
         if name not in state:
@@ -99,23 +52,7 @@ def weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
 
 
 def parameters_of(module: Any) -> Parameters:
-    """Return the parameters as the core takes them.
-
-    Parameters
-    ----------
-    module : MultiheadAttention
-        With parameters.
-
-    Returns
-    -------
-    pyattn.heads.Parameters
-        Never copies.
-
-    Raises
-    ------
-    IndexError, ValueError
-        A parameter has other axes; `check_fit` names it.
-    """
+    """Return the parameters as the core takes them."""
     bias, bias_k, bias_v = module.in_proj_bias, module.bias_k, module.bias_v
     weights, biases = (module.in_proj_weight, None, None), (bias, None, None)
     if module.in_proj_weight is None:
@@ -129,20 +66,7 @@ def parameters_of(module: Any) -> Parameters:
 
 
 def check_fit(module: Any) -> None:
-    """Name the parameter that does not fit the module. Where the core has refused a call, it has other names.
-
-    Parameters
-    ----------
-    module : MultiheadAttention
-        With parameters that may have been assigned since it was made.
-
-    Raises
-    ------
-    ValueError
-        One has another shape, or is missing.
-    TypeError
-        One has a larger dtype than the module.
-    """
+    """Name the parameter that does not fit the module. Where the core has refused a call, it has other names."""
     check_dtypes(module, module.out_proj.weight.dtype)
     state = module.state_dict()
     packed, bias_kv = not any(name in state for name in SEPARATE), "bias_k" in state or "bias_v" in state

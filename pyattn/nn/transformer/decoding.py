@@ -189,25 +189,7 @@ class Stepping(Module):
 
 
 def as_stack(module: Module, name: str) -> Stack:
-    """Refuse layers that keep nothing in a cache.
-
-    Parameters
-    ----------
-    module : Module
-        In the place of a model's layers.
-    name : str
-        What messages call it.
-
-    Returns
-    -------
-    TransformerEncoder or TransformerDecoder
-        The same.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    """
+    """Refuse layers that keep nothing in a cache."""
     if not isinstance(module, Stack):
         raise TypeError(
             f"{name} is of type {type(module).__name__}, which has no cache, expected TransformerEncoder or "
@@ -222,29 +204,7 @@ def _last(x: FloatArray, counts: IntArray) -> FloatArray:
 
 
 def read_counts(x: npt.ArrayLike | None, name: str, shape: tuple[int, ...]) -> IntArray:
-    """Read how many tokens of each row count.
-
-    Parameters
-    ----------
-    x : array_like of int, (N,), or None
-        As the caller gave it; None is all.
-    name : str
-        What messages call it.
-    shape : (N, L)
-        Of the tokens.
-
-    Returns
-    -------
-    ndarray of int64, (N,)
-        Each 1 or more.
-
-    Raises
-    ------
-    TypeError
-        They are no integers.
-    ValueError
-        One is out of range, or there are not as many as rows.
-    """
+    """Read how many tokens of each row count."""
     if x is None:
         return np.full(shape[0], shape[1])
     return read_lengths(x, name, shape[:1], least=1, most=shape[1]).astype(np.int64)
@@ -260,29 +220,7 @@ def embed_next(
     batch_first: bool,
     rng: RNG = None,
 ) -> FloatArray:
-    """Do as `pyattn.nn.tokens.embed` does, with a first position for each row.
-
-    Parameters
-    ----------
-    ids : ndarray of int, (N, L) or (L, N)
-        As `batch_first` says.
-    embedding : Embedding
-        Or another module that gives vectors for ids.
-    positions : PositionalEncoding
-        Or another module that is called as one.
-    starts : ndarray of int, (N,)
-        Each row's first position. Padding behind the last position takes that.
-    d_model : int
-        Size of a vector.
-    batch_first : bool
-        N is the first axis.
-    rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from, in training. Default: None, others each time.
-
-    Returns
-    -------
-    ndarray, (N, L, E) or (L, N, E)
-    """
+    """Do as `pyattn.nn.tokens.embed` does, with a first position for each row."""
     rows = ids if batch_first else ids.T
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
         table = positions.rows(positions.max_len, 0, embedding.weight.dtype)
@@ -299,22 +237,7 @@ def embed_next(
 
 
 def rows_at(table: FloatArray, starts: IntArray, length: int) -> FloatArray:
-    """Find the vectors of positions.
-
-    Parameters
-    ----------
-    table : ndarray, (positions, E)
-        Of all.
-    starts : ndarray of int, (N,)
-        Each row's first position.
-    length : int
-        How many follow each other. Those behind the last position take its vector: they are padding.
-
-    Returns
-    -------
-    ndarray, (L, E) or (N, L, E)
-        A view of the table where all rows begin at one place.
-    """
+    """Find the vectors of positions."""
     first = int(starts.max(initial=0))
     if (starts == first).all() and first + length <= len(table):
         return table[first : first + length]

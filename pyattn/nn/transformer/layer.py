@@ -717,24 +717,7 @@ class TransformerDecoderLayer(TransformerLayer):
 
 
 def check_parts(parts: Mapping[str, Module], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    """Check modules that are to be parts of another.
-
-    Parameters
-    ----------
-    parts : mapping of str to Module
-        The modules.
-    names : tuple of str
-        Those that there should be.
-    optional : tuple of str
-        Those that there may be. Default: none.
-
-    Raises
-    ------
-    ValueError
-        One is missing or unexpected.
-    TypeError
-        One is no module.
-    """
+    """Check modules that are to be parts of another."""
     for name in (*names, *parts):
         if name not in parts or name not in (*names, *optional):
             raise ValueError(f"{name} is {'missing' if name in names else 'unexpected'}; expected {', '.join(names)}")

@@ -496,18 +496,7 @@ def _heads_of(layer: Module, name: str) -> tuple[int, int, int, np.dtype[Any]]:
 
 
 def bool_or(hint: bool | None) -> bool:
-    """Read a hint that may be left out.
-
-    Parameters
-    ----------
-    hint : bool, optional
-        As the caller gave it.
-
-    Returns
-    -------
-    bool
-        False for None.
-    """
+    """Read a hint that may be left out."""
     return False if hint is None else hint
 
 

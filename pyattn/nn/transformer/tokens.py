@@ -55,40 +55,7 @@ def read_tokens(
     key_padding_mask: npt.ArrayLike | None = None,
     names: tuple[str, str] = ("lengths", "key_padding_mask"),
 ) -> Tokens:
-    """Read token ids and what of them is padding.
-
-    Parameters
-    ----------
-    x : array_like of int, (N, L) or unbatched (L,)
-        (L, N) unless batch_first.
-    name : str
-        What messages call it.
-    embedding : Module
-        Its num_embeddings are how many ids there are; its padding_idx is hidden where neither lengths nor
-        key_padding_mask is given.
-    positions : Module
-        Its max_len, if it has one, is how many tokens a row may have.
-    batch_first : bool
-        Of two axes, N is the first.
-    lengths : array_like of int, (N,), optional
-        How many tokens of each row are no padding. Default: None.
-    key_padding_mask : array_like, (N, L), optional
-        As layers take it, which check it. Default: None.
-    names : (str, str)
-        What messages call these two. Default: so.
-
-    Returns
-    -------
-    Tokens
-
-    Raises
-    ------
-    TypeError
-        x holds no integers.
-    ValueError
-        Ids or lengths are out of range, shapes do not go together, there are too many tokens, or both lengths and a
-        mask are given.
-    """
+    """Read token ids and what of them is padding."""
     ids = as_ids(x, name, getattr(embedding, "num_embeddings", None))
     if ids.ndim not in (1, 2):
         order = "(N, L)" if batch_first else "(L, N)"
@@ -113,31 +80,7 @@ def padding_of(
     shape: tuple[int, ...],
     names: tuple[str, str],
 ) -> npt.ArrayLike | None:
-    """Make a padding mask of lengths; a mask that is given stays as it is.
-
-    Parameters
-    ----------
-    lengths : array_like of int, (N,), or None
-        How many tokens of each row are no padding.
-    key_padding_mask : array_like, (N, L), or None
-        As layers take it, which check it.
-    shape : (N, L) or (L,)
-        Of the tokens.
-    names : (str, str)
-        What messages call these two.
-
-    Returns
-    -------
-    ndarray of bool, (N, L) or (L,), or None
-        True = blocked.
-
-    Raises
-    ------
-    TypeError
-        lengths are no integers.
-    ValueError
-        A length is out of range, there are not as many as rows, or both are given.
-    """
+    """Make a padding mask of lengths; a mask that is given stays as it is."""
     if lengths is None:
         return key_padding_mask
     if key_padding_mask is not None:
@@ -159,27 +102,6 @@ def embed(
     """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training: one pass of the core.
 
     Vaswani et al. 2017, sections 3.4 and 3.5.
-
-    Parameters
-    ----------
-    ids : ndarray of int, (N, L), (L, N) or (L,)
-        As `batch_first` says.
-    embedding : Embedding
-        Or another module that gives vectors for ids.
-    positions : PositionalEncoding
-        Or another module that is called as one.
-    d_model : int
-        Size of a vector.
-    batch_first : bool
-        Of two axes, N is the first.
-    start : int
-        The position of the first token. Default: 0.
-    rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from, in training. Default: None, others each time.
-
-    Returns
-    -------
-    ndarray, (N, L, E), (L, N, E) or (L, E)
     """
     options: dict[str, Any] = {} if rng is None else {"rng": rng}
     if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
@@ -199,60 +121,19 @@ def make_embedding(
     dtype: npt.DTypeLike,
     name: str = "vocab_size",
 ) -> Embedding:
-    """Make an embedding whose numbers are to be drawn.
-
-    Parameters
-    ----------
-    vocab_size : int
-        How many words there are.
-    d_model : int
-        Size of a vector.
-    padding_idx : int or None
-        The id of padding.
-    dtype : dtype
-        Of its weight.
-    name : str
-        What messages call vocab_size. Default: so.
-
-    Returns
-    -------
-    Embedding
-    """
+    """Make an embedding whose numbers are to be drawn."""
     shape = as_count(vocab_size, name, least=1), as_count(d_model, "d_model", least=1)
     return Embedding.from_pretrained(np.empty(shape, as_float_dtype(dtype)), padding_idx=padding_idx)
 
 
 def make_generator(embedding: Embedding, bias: bool, tie_weights: bool) -> Linear:
-    """Make the layer that gives each word a number, whose numbers are to be drawn.
-
-    Parameters
-    ----------
-    embedding : Embedding
-        Of the same words.
-    bias : bool
-        With a bias.
-    tie_weights : bool
-        The weight is the embedding's own array (Press and Wolf 2017).
-
-    Returns
-    -------
-    Linear
-        d_model to vocab_size.
-    """
+    """Make the layer that gives each word a number, whose numbers are to be drawn."""
     weight = embedding.weight if as_flag(tie_weights, "tie_weights") else np.empty_like(embedding.weight)
     return Linear.from_arrays(weight, np.empty(len(weight), weight.dtype) if as_flag(bias, "bias") else None)
 
 
 def draw_weights(model: Module, rng: RNG) -> None:
-    """Draw all parameters of two axes by `init.xavier_uniform_`; rows of padding and the vocabulary's bias become 0.
-
-    Parameters
-    ----------
-    model : Module
-        Whose embeddings and generator are its own parts.
-    rng : None, int, SeedSequence or Generator
-        Where the numbers come from.
-    """
+    """Draw all parameters of two axes by `init.xavier_uniform_`; rows of padding and the vocabulary's bias become 0."""
     generator = as_generator(rng)
     for array in model.parameters():
         if array.ndim > 1:
@@ -265,24 +146,7 @@ def draw_weights(model: Module, rng: RNG) -> None:
 
 
 def describe(d_model: int, batch_first: bool, generator: Module, embedding: Module) -> str:
-    """Tell what stands in the brackets of a model's repr.
-
-    Parameters
-    ----------
-    d_model : int
-        Size of a vector.
-    batch_first : bool
-        Of two axes, N is the first.
-    generator : Module
-        The vocabulary.
-    embedding : Module
-        That of the same words, whose weight may be the generator's.
-
-    Returns
-    -------
-    str
-        Of one line.
-    """
+    """Tell what stands in the brackets of a model's repr."""
     tied = getattr(generator, "weight", None) is getattr(embedding, "weight", generator)
     return f"d_model={d_model}, batch_first={batch_first}, tie_weights={tied}"
 
@@ -290,26 +154,7 @@ def describe(d_model: int, batch_first: bool, generator: Module, embedding: Modu
 def run_with_weights(
     stack: Module, x: npt.ArrayLike, *memory: npt.ArrayLike, masks: Mapping[str, Any]
 ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-    """Call a stack's layers in turn, and keep the weights of their attentions.
-
-    Parameters
-    ----------
-    stack : TransformerEncoder or TransformerDecoder
-        Its layers have forward_with_weights.
-    x : array_like
-        What goes into the first layer.
-    *memory : array_like
-        A decoder's.
-    masks : mapping of str to object
-        As the layers take them.
-
-    Returns
-    -------
-    output : ndarray
-        As the stack gives it.
-    self_weights : ndarray, (layers, N, heads, L, L)
-    cross_weights : ndarray, (layers, N, heads, L, S), or None
-    """
+    """Call a stack's layers in turn, and keep the weights of their attentions."""
     own: list[FloatArray] = []
     cross: list[FloatArray] = []
     layers: Any = stack
