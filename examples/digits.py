@@ -36,7 +36,7 @@ WEIGHTS = Path(__file__).with_name("digits.npz")
 
 def load_model() -> pyattn.nn.Seq2SeqTransformer:
     """The trained model, ready to write."""
-    model = pyattn.nn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_len=64).eval()
+    model = pyattn.nn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_length=64).eval()
     model.load_state_dict(pyattn.nn.load(WEIGHTS))
     return model
 

@@ -13,7 +13,7 @@ import torch
 class Translator(torch.nn.Module):
     """As Vaswani et al. 2017: embeddings times sqrt(d_model), sines and cosines, encoder and decoder, vocabulary."""
 
-    def __init__(self, src_vocab_size, tgt_vocab_size, d_model, *, padding_idx, max_len=64, **sizes):
+    def __init__(self, src_vocab_size, tgt_vocab_size, d_model, *, padding_idx, max_length=64, **sizes):
         super().__init__()
         self.padding_idx, self.d_model = padding_idx, d_model
         self.src_embedding = torch.nn.Embedding(src_vocab_size, d_model, padding_idx)
@@ -26,8 +26,8 @@ class Translator(torch.nn.Module):
         for weight in self.parameters():
             if weight.ndim > 1:
                 torch.nn.init.xavier_uniform_(weight)
-        angles = torch.arange(max_len)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
-        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(max_len, d_model)
+        angles = torch.arange(max_length)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+        positions = torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(max_length, d_model)
         self.register_buffer("positions", positions, persistent=False)
 
     def forward(self, src, tgt):

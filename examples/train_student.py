@@ -41,7 +41,7 @@ def main():
     torch.manual_seed(0)
     source, target = sentences()
     words = len(examples._SOURCE_WORDS), len(examples._TARGET_WORDS)
-    model = Translator(*words, **examples._SIZES, padding_idx=0, max_len=16)
+    model = Translator(*words, **examples._SIZES, padding_idx=0, max_length=16)
     start, end = (examples._TARGET_WORDS.index(word) for word in ("<s>", "<end>"))
     train(model, itertools.repeat((source, target), STEPS), start, STEPS, RATE)
     right = (model.write(torch.from_numpy(source), start, end, target.shape[1]).numpy() == target).all(axis=1)

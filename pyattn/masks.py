@@ -1,200 +1,873 @@
-"""Bool masks for `pyattn.attention`: True = attend. A mask is only needed where no argument says the same.
+"""Masks that know what they mean: which query attends to which key. True = attend, whoever takes them.
 
-``is_causal=True``, ``key_lengths=`` and ``window=`` are faster than the masks made here: they are never stored.
+>>> import pyattn
+>>> pyattn.masks.causal(4)
+causal(4)
+  x . . .
+  x x . .
+  x x x .
+  x x x x
+>>> pyattn.masks.causal(4).astype(int)
+array([[1, 0, 0, 0],
+       [1, 1, 0, 0],
+       [1, 1, 1, 0],
+       [1, 1, 1, 1]])
+
+Every function and module takes them. A bare bool array is read as the library of the function's signature reads it:
+True = attend in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object cannot be read the wrong
+way round.
 """
 
 from __future__ import annotations
 
-from typing import Literal, SupportsIndex
+import functools
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_index
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
+from pyattn._util.typing import Align
 
-__all__ = ["causal", "from_ones", "padding", "window"]
+__all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
 BoolArray = npt.NDArray[np.bool_]
-Align = Literal["upper_left", "lower_right"]
 
 _MOST = 2**62
 """No axis is as long; numpy.arange of 2**63 - 1 is empty."""
+_DRAWN = 12  # rows and columns that a repr draws at most
 
 
-def causal(q_len: SupportsIndex, kv_len: SupportsIndex | None = None, *, align: Align | None = None) -> BoolArray:
-    """Make a causal mask: query i attends to no key after its own position.
+class Mask:
+    """A mask that knows what it means; made by the functions of `pyattn.masks`, and by ``&`` and ``|`` of two.
+
+    `numpy.asarray` gives the bool array that it stands for, True = attend, and whatever takes an array takes a mask:
+    indexing, `numpy.where`, matplotlib's imshow, `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array.
+    There is no ``~``, because users of torch.nn mean a change of polarity by it: `complement` and `blocked` say which.
+    """
+
+    __slots__ = ()
+    __array_priority__ = 1000.0  # ndarray & mask calls the mask's operator
+    __hash__ = None  # type: ignore[assignment]  # == compares elements, as an array's
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array; it broadcasts to (..., heads, L, S)."""
+        raise NotImplementedError
+
+    def _attend(self) -> BoolArray:
+        """Compute the array."""
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        """Write the call that makes the mask."""
+        raise NotImplementedError
+
+    # As an array
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[np.bool_]:
+        """numpy.bool."""
+        return np.dtype(np.bool_)
+
+    @property
+    def T(self) -> BoolArray:  # noqa: N802 (NumPy's name)
+        """The array with its axes reversed."""
+        return self._attend().T
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Compute the array, anew at each call."""
+        if copy is False:
+            raise ValueError("a mask has no array of its own; leave out copy=False")
+        return self._attend() if dtype is None else self._attend().astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export the array."""
+        array: Any = self._attend()
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the CPU."""
+        return (1, 0)
+
+    def astype(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Convert to an array of another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            For instance int: 1 = attend.
+
+        Returns
+        -------
+        ndarray
+            Of the mask's shape.
+        """
+        return self._attend().astype(dtype)
+
+    def all(self, axis: Any = None) -> Any:
+        """Test whether all elements, or all along an axis, are True.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Default: None, all axes.
+
+        Returns
+        -------
+        bool or ndarray
+        """
+        return self._attend().all(axis)
+
+    def any(self, axis: Any = None) -> Any:
+        """Test whether any element, or any along an axis, is True.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Default: None, all axes.
+
+        Returns
+        -------
+        bool or ndarray
+        """
+        return self._attend().any(axis)
+
+    def sum(self, axis: Any = None) -> Any:
+        """Count what attends, or along an axis.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Default: None, all axes.
+
+        Returns
+        -------
+        int or ndarray
+        """
+        return self._attend().sum(axis)
+
+    def tolist(self) -> list[Any]:
+        """Convert to nested lists of bools.
+
+        Returns
+        -------
+        list
+        """
+        return list(self._attend().tolist())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index the array."""
+        return self._attend()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the first axis."""
+        return iter(self._attend())
+
+    def __len__(self) -> int:
+        """Return the size of the first axis."""
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Refuse, as an array does."""
+        raise ValueError("the truth value of a mask is ambiguous; use mask.any() or mask.all()")
+
+    def __eq__(self, other: object) -> Any:
+        """Compare elements, as an array does."""
+        return self._attend() == other
+
+    def __ne__(self, other: object) -> Any:
+        """Compare elements, as an array does."""
+        return self._attend() != other
+
+    # Combined
+
+    def __and__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
+        """Attend where both do."""
+        return _both(self, _operand(other, "&"))
+
+    def __rand__(self, other: npt.NDArray[np.bool_]) -> Mask:
+        """Attend where both do."""
+        return _both(_operand(other, "&"), self)
+
+    def __or__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
+        """Attend where either does."""
+        return _Either(self, _operand(other, "|"))
+
+    def __ror__(self, other: npt.NDArray[np.bool_]) -> Mask:
+        """Attend where either does."""
+        return _Either(_operand(other, "|"), self)
+
+    def __invert__(self) -> Mask:
+        """Refuse: it would mean "attend to the others", which hardly anybody wants."""
+        raise TypeError(
+            "~mask is not defined: a mask object means the same everywhere, so pass it as it is; .blocked() gives the "
+            "array with True = blocked, .complement() the mask of all other pairs"
+        )
+
+    def complement(self) -> Mask:
+        """Make the mask that attends exactly where this one does not.
+
+        Returns
+        -------
+        Mask
+            Of the same shape.
+        """
+        return _Complement(self)
+
+    # As something else
+
+    def blocked(self) -> BoolArray:
+        """Compute the array with True = blocked, as torch.nn has bool masks.
+
+        Returns
+        -------
+        ndarray of bool
+            Of the mask's shape.
+        """
+        return ~self._attend()
+
+    def to_bias(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.floating[Any]]:
+        """Compute the array that is added to scores: 0 = attend, -inf = blocked.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Of floats. Default: float32.
+
+        Returns
+        -------
+        ndarray
+            Of the mask's shape.
+
+        Raises
+        ------
+        TypeError
+            dtype is not one of floats.
+        """
+        kind = np.dtype(dtype)
+        if kind.kind != "f":
+            raise TypeError(f"dtype is {kind}; a bias needs floats, such as numpy.float32")
+        bias = np.zeros(self.shape, kind)
+        bias[~self._attend()] = -np.inf
+        return bias
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the mask: `pyattn.plot.mask`, which needs matplotlib.
+
+        Parameters
+        ----------
+        **options
+            As `pyattn.plot.mask` takes them.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+        """
+        return importlib.import_module("pyattn.plot").mask(self, **options)  # it lies above, and few need it
+
+    def __repr__(self) -> str:
+        """Write the call that makes it, and draw a small one."""
+        if self.ndim != 2 or max(self.shape) > _DRAWN or self.size == 0:
+            return f"{self._name()}, shape {self.shape}" if self.ndim != 2 else self._name()
+        return "\n".join([self._name(), *("  " + " ".join(".x"[int(seen)] for seen in row) for row in self._attend())])
+
+
+class _Interval(Mask):
+    """Query i attends to keys i + first to i + last; None is unbounded."""
+
+    __slots__ = ("first", "kv_len", "last", "name", "q_len")
+
+    def __init__(self, q_len: int, kv_len: int, first: int | None, last: int | None, name: str) -> None:
+        self.q_len, self.kv_len, self.first, self.last, self.name = q_len, kv_len, first, last, name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.q_len, self.kv_len)
+
+    def _name(self) -> str:
+        return self.name
+
+    def _attend(self) -> BoolArray:
+        far = self.q_len + self.kv_len  # as good as unbounded
+        keys, rows = np.arange(self.kv_len), np.arange(self.q_len)
+        first, last = (side and max(-far, min(side, far)) for side in (self.first, self.last))
+        visible = np.ones(self.shape, np.bool_)
+        if last is not None:
+            visible &= np.greater_equal.outer(rows + last, keys)  # bools at once: distances take 8 bytes each
+        if first is not None:
+            visible &= np.less_equal.outer(rows + first, keys)
+        return visible
+
+
+class _Lengths(Mask):
+    """Key j of batch entry b is attended to when j < lengths[b]."""
+
+    __slots__ = ("heads", "kv_len", "lengths")
+
+    def __init__(self, lengths: npt.NDArray[np.int64], kv_len: int, heads: bool) -> None:
+        self.lengths, self.kv_len, self.heads = lengths, kv_len, heads
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.lengths.shape, *((1, 1) if self.heads else (1,)), self.kv_len)
+
+    def _name(self) -> str:
+        text = str(self.lengths.tolist()) if self.lengths.size <= _DRAWN else f"{self.lengths.size} lengths"
+        return f"padding({text}, {self.kv_len}{'' if self.heads else ', heads=False'})"
+
+    def _attend(self) -> BoolArray:
+        return (np.arange(self.kv_len) < self.lengths[..., np.newaxis]).reshape(self.shape)
+
+
+class _Document(Mask):
+    """Queries attend to keys of the same id."""
+
+    __slots__ = ("heads", "kv_ids", "q_ids")
+
+    def __init__(self, q_ids: npt.NDArray[Any], kv_ids: npt.NDArray[Any], heads: bool) -> None:
+        self.q_ids, self.kv_ids, self.heads = q_ids, kv_ids, heads
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        batch = np.broadcast_shapes(self.q_ids.shape[:-1], self.kv_ids.shape[:-1])
+        between = (1,) if self.heads and batch else ()
+        return (*batch, *between, self.q_ids.shape[-1], self.kv_ids.shape[-1])
+
+    def _name(self) -> str:
+        ids = self.q_ids.tolist() if self.q_ids.size <= _DRAWN else f"{self.q_ids.shape}"
+        return f"document({ids}{'' if self.kv_ids is self.q_ids else ', ...'})"
+
+    def _attend(self) -> BoolArray:
+        return (self.q_ids[..., :, np.newaxis] == self.kv_ids[..., np.newaxis, :]).reshape(self.shape)
+
+
+class _Prefix(_Interval):
+    """Causal, and all queries attend to the first n keys."""
+
+    __slots__ = ("n",)
+
+    def __init__(self, n: int, q_len: int, kv_len: int, last: int, name: str) -> None:
+        super().__init__(q_len, kv_len, None, last, name)
+        self.n = n
+
+    def _attend(self) -> BoolArray:
+        visible = super()._attend()
+        visible[:, : self.n] = True
+        return visible
+
+
+class _Given(Mask):
+    """An array of the caller's."""
+
+    __slots__ = ("array", "name")
+
+    def __init__(self, array: BoolArray, name: str) -> None:
+        self.array, self.name = array, name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def _name(self) -> str:
+        return f"{self.name}(...)"
+
+    def _attend(self) -> BoolArray:
+        return self.array.copy()
+
+
+class _Pair(Mask):
+    """Two masks and an operator, computed when an array is wanted."""
+
+    __slots__ = ("left", "right")
+    sign: str
+    combine: np.ufunc
+
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+        try:
+            np.broadcast_shapes(left.shape, right.shape)
+        except ValueError:
+            raise ValueError(
+                f"masks of shapes {left.shape} and {right.shape} do not broadcast: both end in (L, S)"
+            ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(self.left.shape, self.right.shape)
+
+    def _name(self) -> str:
+        left, right = (f"({one._name()})" if isinstance(one, _Pair) else one._name() for one in (self.left, self.right))
+        return f"{left} {self.sign} {right}"
+
+    def _attend(self) -> BoolArray:
+        return np.asarray(self.combine(self.left._attend(), self.right._attend()))
+
+
+class _Both(_Pair):
+    __slots__ = ()
+    sign, combine = "&", np.logical_and
+
+
+class _Either(_Pair):
+    __slots__ = ()
+    sign, combine = "|", np.logical_or
+
+
+class _Complement(Mask):
+    __slots__ = ("mask",)
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mask.shape
+
+    def _name(self) -> str:
+        return f"({self.mask._name()}).complement()"
+
+    def _attend(self) -> BoolArray:
+        return ~self.mask._attend()
+
+
+def _operand(other: object, sign: str) -> Mask:
+    """Read the other side of & and |: a mask, or a bool array with True = attend."""
+    if isinstance(other, Mask):
+        return other
+    array = _core.as_array(other, f"the other side of {sign}")  # type: ignore[arg-type]
+    if array.dtype != np.bool_:
+        raise TypeError(
+            f"the other side of {sign} has dtype {array.dtype}; it must be a mask or a bool array with True = attend"
+        )
+    return _Given(array, "from_array")
+
+
+def _both(left: Mask, right: Mask) -> Mask:
+    """Intersect; intervals of one size, and lengths of one batch, stay what they are."""
+    if type(left) is _Interval and type(right) is _Interval and left.shape == right.shape:
+        first, last = _intersect((left.first, left.last), (right.first, right.last))
+        return _Interval(left.q_len, left.kv_len, first, last, f"{left.name} & {right.name}")
+    if isinstance(left, _Lengths) and isinstance(right, _Lengths) and left.shape == right.shape:
+        return _Lengths(np.minimum(left.lengths, right.lengths), left.kv_len, left.heads)
+    return _Both(left, right)
+
+
+def _intersect(
+    one: tuple[int | None, int | None], other: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
+    firsts, lasts = ([pair[n] for pair in (one, other) if pair[n] is not None] for n in (0, 1))
+    return max(firsts, default=None), min(lasts, default=None)  # type: ignore[type-var]
+
+
+# Made
+
+
+def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | SupportsIndex | None = None) -> Mask:  # noqa: N803
+    """Make a causal mask: no query attends to a key after its own position.
 
     Parameters
     ----------
-    q_len : int
+    L : int
         Number of queries.
-    kv_len : int, optional
-        Number of keys. Default: q_len.
-    align : {'upper_left', 'lower_right'}, optional
-        As in `pyattn.attention`. Default: None; must be said when the lengths differ.
+    S : int, optional
+        Number of keys. Default: L.
+    align : {'upper_left', 'lower_right'} or int, optional
+        Position of query 0 among the keys: 0, ``S - L``, or the number given. Needed when L differs from S.
+        Default: None.
 
     Returns
     -------
-    ndarray of bool, (q_len, kv_len)
+    Mask
+        Of shape (L, S).
 
     Raises
     ------
     TypeError
-        A length is not an integer.
+        A size is not an integer.
     ValueError
-        A negative length, or a missing `align`.
+        A size is negative, or L differs from S and align is None.
 
     Examples
     --------
-    >>> from pyattn import masks
-    >>> masks.causal(2, 3, align="lower_right").astype(int)
-    array([[1, 1, 0],
-           [1, 1, 1]])
+    >>> import pyattn
+    >>> pyattn.masks.causal(2, 4, align="lower_right")
+    causal(2, 4, align='lower_right')
+      x x x .
+      x x x x
     """
-    return _band(q_len, kv_len, None, 0, align, "causal")
+    q_len, kv_len, offset, text = _sizes(L, S, align, "causal")
+    return _Interval(q_len, kv_len, None, offset, f"causal({text})")
 
 
 def window(
-    q_len: SupportsIndex,
-    kv_len: SupportsIndex | None = None,
+    L: SupportsIndex,  # noqa: N803
+    S: SupportsIndex | None = None,  # noqa: N803
     *,
     left: SupportsIndex | None,
     right: SupportsIndex | None,
-    align: Align | None = None,
-) -> BoolArray:
-    """Make a sliding-window mask: query i attends to `left` keys before and `right` keys after its own position.
+    align: Align | SupportsIndex | None = None,
+) -> Mask:
+    """Make a sliding-window mask: each query sees `left` keys before its own position and `right` after it.
 
     Parameters
     ----------
-    q_len : int
+    L : int
         Number of queries.
-    kv_len : int, optional
-        Number of keys. Default: q_len.
+    S : int, optional
+        Number of keys. Default: L.
     left, right : int or None
-        How many keys on that side, inclusive; None is unbounded.
-    align : {'upper_left', 'lower_right'}, optional
-        As in `pyattn.attention`. Default: None; must be said when the lengths differ.
+        Keys before and after, the own one not counted; None is unbounded.
+    align : {'upper_left', 'lower_right'} or int, optional
+        Position of query 0 among the keys: 0, ``S - L``, or the number given. Needed when L differs from S.
+        Default: None.
 
     Returns
     -------
-    ndarray of bool, (q_len, kv_len)
+    Mask
+        Of shape (L, S).
 
     Raises
     ------
     TypeError
-        A length or side is not an integer.
+        A size is not an integer.
     ValueError
-        A negative length or side, or a missing `align`.
+        A size is negative, or L differs from S and align is None.
 
     Examples
     --------
-    >>> from pyattn import masks
-    >>> masks.window(3, left=1, right=0).astype(int)
-    array([[1, 0, 0],
-           [1, 1, 0],
-           [0, 1, 1]])
+    >>> import pyattn
+    >>> pyattn.masks.window(4, left=1, right=0)
+    window(4, left=1, right=0)
+      x . . .
+      x x . .
+      . x x .
+      . . x x
     """
-    return _band(q_len, kv_len, left, right, align, "window")
+    q_len, kv_len, offset, text = _sizes(L, S, align, "window")
+    sides = [None if x is None else as_count(x, name, least=0) for x, name in ((left, "left"), (right, "right"))]
+    first = None if sides[0] is None else offset - sides[0]
+    last = None if sides[1] is None else offset + sides[1]
+    return _Interval(q_len, kv_len, first, last, f"window({text}, left={sides[0]}, right={sides[1]})")
 
 
-def padding(lengths: npt.ArrayLike, kv_len: SupportsIndex | None = None, *, heads: bool = True) -> BoolArray:
+def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> Mask:  # noqa: N803
     """Make a padding mask: key j of batch entry b is attended to when ``j < lengths[b]``.
 
     Parameters
     ----------
-    lengths : array_like of int, (...)
-        Number of keys of each batch entry; all batch axes, as `key_lengths` of `pyattn.attention`.
-    kv_len : int, optional
-        Number of keys that the mask has. Default: the largest length.
+    lengths : array_like of int, (...,)
+        Keys of each batch entry.
+    S : int
+        Number of keys, padding included.
     heads : bool
-        Whether the arrays have a heads axis: those of four axes or more do. Default: True.
+        The call has a heads axis. Default: True.
 
     Returns
     -------
-    ndarray of bool, (..., 1, 1, kv_len)
-        Broadcasts over heads and queries. With ``heads=False`` (..., 1, kv_len).
+    Mask
+        Of shape (..., 1, 1, S), or (..., 1, S) with ``heads=False``.
 
     Raises
     ------
     TypeError
-        lengths or kv_len are not integers.
+        lengths or S are not integers.
     ValueError
-        lengths or kv_len are out of range.
+        A length is negative or larger than S.
 
     Examples
     --------
-    >>> from pyattn import masks
-    >>> masks.padding([1, 3])[:, 0, 0].astype(int)
-    array([[1, 0, 0],
-           [1, 1, 1]])
+    >>> import pyattn
+    >>> pyattn.masks.padding([1, 3], 4)[:, 0, 0]
+    array([[ True, False, False, False],
+           [ True,  True,  True, False]])
     """
     counts = _core.as_array(lengths, "lengths")
     if counts.size and counts.dtype.kind not in "iu":
-        raise TypeError(f"lengths has dtype {counts.dtype}, expected integers")
-    least, largest = (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
-    most = min(max(0, largest), _MOST) if kv_len is None else as_count(kv_len, "kv_len", least=0, most=_MOST)
-    if least < 0 or largest > most:
-        raise ValueError(f"lengths go from {least} to {largest}, expected 0 <= n <= {most}")
-    ends = counts.astype(np.int64)[..., None, None]
-    return np.asarray(np.arange(most) < (ends[..., None] if heads else ends))
+        raise TypeError(f"lengths has dtype {counts.dtype}; pass integers")
+    most = as_count(S, "S", least=0, most=_MOST)
+    if counts.size and (counts.min() < 0 or counts.max() > most):
+        raise ValueError(f"lengths go from {counts.min()} to {counts.max()}; they must lie between 0 and S, {most}")
+    return _Lengths(counts.astype(np.int64), most, as_flag(heads, "heads"))
 
 
-def from_ones(mask: npt.ArrayLike) -> BoolArray:
-    """Read a mask of zeros and ones, of any dtype, as 1 = attend.
+def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads: bool = True) -> Mask:
+    """Make a mask of packed documents: a query attends to the keys that have its id.
 
     Parameters
     ----------
-    mask : array_like
-        Zeros and ones only.
+    q_ids : array_like of int, (..., L)
+        Document of each query. Positions of one document need not be contiguous.
+    kv_ids : array_like of int, (..., S), optional
+        Document of each key. Default: q_ids.
+    heads : bool
+        The call has a heads axis; it matters where ids have a batch axis. Default: True.
 
     Returns
     -------
-    ndarray of bool
-        Of the same shape.
+    Mask
+        Of shape (L, S), or with a batch (..., 1, L, S), (..., L, S) with ``heads=False``.
+
+    Raises
+    ------
+    TypeError
+        Ids are not integers.
+    ValueError
+        Ids have no axis, or their batch axes do not broadcast.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.masks.document([0, 0, 1]) & pyattn.masks.causal(3)
+    document([0, 0, 1]) & causal(3)
+      x . .
+      x x .
+      . . x
+    """
+    queries = _ids(q_ids, "q_ids")
+    keys = queries if kv_ids is None else _ids(kv_ids, "kv_ids")
+    try:
+        np.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
+    except ValueError:
+        raise ValueError(
+            f"q_ids {queries.shape} and kv_ids {keys.shape} have batch axes that do not broadcast"
+        ) from None
+    return _Document(queries, keys, as_flag(heads, "heads"))
+
+
+def prefix(
+    n: SupportsIndex,
+    L: SupportsIndex,  # noqa: N803
+    S: SupportsIndex | None = None,  # noqa: N803
+    *,
+    align: Align | SupportsIndex | None = None,
+) -> Mask:
+    """Make a prefix mask: causal, and every query attends to the first `n` keys.
+
+    Parameters
+    ----------
+    n : int
+        Keys of the prefix.
+    L : int
+        Number of queries.
+    S : int, optional
+        Number of keys. Default: L.
+    align : {'upper_left', 'lower_right'} or int, optional
+        As for `causal`. Default: None.
+
+    Returns
+    -------
+    Mask
+        Of shape (L, S).
+
+    Raises
+    ------
+    TypeError
+        A size is not an integer.
+    ValueError
+        A size is negative, or L differs from S and align is None.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.masks.prefix(2, 4)
+    prefix(2, 4)
+      x x . .
+      x x . .
+      x x x .
+      x x x x
+    """
+    first = as_count(n, "n", least=0, most=_MOST)
+    q_len, kv_len, offset, text = _sizes(L, S, align, "prefix")
+    return _Prefix(first, q_len, kv_len, offset, f"prefix({first}, {text})")
+
+
+def from_array(array: npt.ArrayLike) -> Mask:
+    """Make a mask of an array in which True = attend; zeros and ones are read as False and True.
+
+    Parameters
+    ----------
+    array : array_like of bool, or of 0 and 1
+        Broadcasts to (..., heads, L, S). A bool array is not copied.
+
+    Returns
+    -------
+    Mask
+        Of the array's shape.
 
     Raises
     ------
     ValueError
-        The mask holds anything else: it may be one that is added to the scores, and needs no conversion.
+        The array has other values than 0 and 1, or fewer than two axes.
 
     Examples
     --------
-    >>> from pyattn import masks
-    >>> masks.from_ones([[1.0, 0.0]])
-    array([[ True, False]])
+    >>> import pyattn
+    >>> pyattn.masks.from_array([[1, 0], [1, 1]])
+    from_array(...)
+      x .
+      x x
     """
-    array = _core.as_array(mask, "mask")
-    attend = array == 1
-    if not np.all(attend | (array == 0)):
+    return _Given(_flags(array), "from_array")
+
+
+def from_blocked(array: npt.ArrayLike) -> Mask:
+    """Make a mask of an array in which True = blocked, as torch.nn has it.
+
+    Parameters
+    ----------
+    array : array_like of bool, or of 0 and 1
+        Broadcasts to (..., heads, L, S).
+
+    Returns
+    -------
+    Mask
+        Of the array's shape.
+
+    Raises
+    ------
+    ValueError
+        The array has other values than 0 and 1, or fewer than two axes.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> pyattn.masks.from_blocked(np.triu(np.ones((2, 2), bool), 1))
+    from_blocked(...)
+      x .
+      x x
+    """
+    return _Given(~_flags(array), "from_blocked")
+
+
+def _flags(array: npt.ArrayLike) -> BoolArray:
+    given = _core.as_array(array, "array")
+    if given.ndim < 2:
+        raise ValueError(f"array has shape {given.shape}; a mask ends in (L, S)")
+    if given.dtype == np.bool_:
+        return given
+    attend = np.asarray(given == 1)
+    if not np.all(attend | (given == 0)):
         raise ValueError(
-            "mask holds values other than 0 and 1; a mask that is added to the scores is passed to attention as it is"
+            "array holds values other than 0 and 1; a mask that is added to the scores is passed to attention as it is"
         )
-    return np.asarray(attend, dtype=np.bool_)
+    return attend
 
 
-def _band(
-    q_len: SupportsIndex,
-    kv_len: SupportsIndex | None,
-    left: SupportsIndex | None,
-    right: SupportsIndex | None,
-    align: Align | None,
+def _ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    array = _core.as_array(ids, name)
+    if array.dtype.kind not in "iub" and array.size:
+        raise TypeError(f"{name} has dtype {array.dtype}; pass integers")
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a scalar; pass one id for each position")
+    return array
+
+
+def _sizes(
+    L: SupportsIndex,  # noqa: N803
+    S: SupportsIndex | None,  # noqa: N803
+    align: Align | SupportsIndex | None,
     what: str,
-) -> BoolArray:
-    """Keys i + offset - left <= j <= i + offset + right."""
-    q_len = as_count(q_len, "q_len", least=0, most=_MOST)
-    kv_len = q_len if kv_len is None else as_count(kv_len, "kv_len", least=0, most=_MOST)
-    if align not in (None, "upper_left", "lower_right"):
-        raise ValueError(f"align is {align!r}, expected 'upper_left' or 'lower_right'")
+) -> tuple[int, int, int, str]:
+    """Read sizes and alignment: the position of query 0, and all of it as text."""
+    q_len = as_count(L, "L", least=0, most=_MOST)
+    kv_len = q_len if S is None else as_count(S, "S", least=0, most=_MOST)
+    text = f"{q_len}" + ("" if S is None or (q_len == kv_len and align is None) else f", {kv_len}")
     if align is None and q_len != kv_len:
-        raise ValueError(f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' or 'lower_right'")
-    far = q_len + kv_len  # as good as unbounded
-    left, right = (
-        far if side is None else as_count(min(as_index(side, name), far), name, least=0)
-        for side, name in ((left, "left"), (right, "right"))
-    )
-    keys, positions = np.arange(kv_len), np.arange(q_len) + (kv_len - q_len if align == "lower_right" else 0)
-    visible = np.asarray(np.greater_equal.outer(positions + right, keys))  # bools at once: distances take 8 bytes each
-    if left < far:
-        visible &= np.less_equal.outer(positions - left, keys)
-    return visible
+        raise ValueError(
+            f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' (query 0 stands at key 0), "
+            f"align='lower_right' (the last query stands at the last key), or the position of query 0"
+        )
+    offset = offset_of(align, q_len, kv_len)
+    return q_len, kv_len, offset, text + ("" if align is None else f", align={align!r}")
+
+
+def offset_of(align: Align | SupportsIndex | None, q_len: int, kv_len: int) -> int:
+    """Find the position of query 0 among the keys."""
+    if align is None or isinstance(align, str):
+        return kv_len - q_len if as_choice(align, "align", ("upper_left", "lower_right", None)) == "lower_right" else 0
+    offset = as_index(align, "align", "'upper_left', 'lower_right' or an int")
+    if abs(offset) > _MOST:
+        raise ValueError("align is too large: it is the position of query 0 among the keys")
+    return offset
+
+
+# For the core, which has one interval, one length a batch entry and one array
+
+
+class Parts(NamedTuple):
+    """A mask as the core's arguments: keys i + first to i + last, lengths of batch entries, and an array for the rest."""
+
+    first: int | None
+    last: int | None
+    lengths: npt.NDArray[np.int64] | None
+    attend: BoolArray | None
+
+
+def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Parts:
+    """Take a mask apart for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
+    _check_shape(mask, scores, name)
+    bounds: tuple[int | None, int | None] = (None, None)
+    lengths: npt.NDArray[np.int64] | None = None
+    rest: list[Mask] = []
+    batch = scores[: -3 if heads else -2]
+    for leaf in _leaves(mask):
+        if type(leaf) is _Interval and leaf.shape == scores[-2:]:
+            bounds = _intersect(bounds, (leaf.first, leaf.last))
+        elif isinstance(leaf, _Lengths) and leaf.kv_len == scores[-1] and leaf.lengths.ndim <= len(batch):
+            _check_heads(leaf, heads, name)
+            lengths = leaf.lengths if lengths is None else np.minimum(lengths, leaf.lengths)
+        else:
+            rest.append(leaf)
+    attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
+    return Parts(*bounds, lengths, attend)
+
+
+def _leaves(mask: Mask) -> Iterator[Mask]:
+    """Go through what is intersected."""
+    stack = [mask]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, _Both):
+            stack += [one.right, one.left]
+        else:
+            yield one
+
+
+def _check_heads(leaf: _Lengths, heads: bool, name: str) -> None:
+    if leaf.lengths.ndim and leaf.heads != heads:
+        which = "has a heads axis" if heads else "has no heads axis"
+        raise ValueError(f"{name} is {leaf._name()}, and the call {which}; make it with heads={heads}")
+
+
+def _check_shape(mask: Mask, scores: tuple[int, ...], name: str) -> None:
+    """Refuse sizes that are not the call's: a mask is never cropped."""
+    for leaf in _leaves(mask):
+        if isinstance(leaf, (_Interval, _Document)) and leaf.shape[-2:] != scores[-2:]:
+            raise ValueError(
+                f"{name} is {leaf._name()} for {leaf.shape[-2]} queries and {leaf.shape[-1]} keys; the call has "
+                f"{scores[-2]} and {scores[-1]}"
+            )
+    shape = mask.shape
+    sizes = zip(shape[::-1], scores[::-1], strict=False)
+    if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
+        offer = (
+            "; without a heads axis, make padding and document masks with heads=False"
+            if len(shape) > len(scores)
+            else ""
+        )
+        raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}{offer}")

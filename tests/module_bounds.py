@@ -38,7 +38,7 @@ class Near(NamedTuple):
         return float(np.where(np.isnan(ratios), np.inf, ratios).max(initial=0))
 
 
-class Hidden(NamedTuple):
+class Masking(NamedTuple):
     """What a case hides, as the module takes it: True = blocked. Axes: (N, ...), or none of it for one batch entry."""
 
     attn_mask: np.ndarray | None = None
@@ -48,7 +48,7 @@ class Hidden(NamedTuple):
     key_lengths: np.ndarray | None = None
 
 
-def added_to_scores(hidden: Hidden, batch: int, heads: int, q_len: int, kv_len: int, extras: int) -> np.ndarray:
+def added_to_scores(hidden: Masking, batch: int, heads: int, q_len: int, kv_len: int, extras: int) -> np.ndarray:
     """What all of it comes to: numbers or -inf, (batch, heads, L, S and the keys behind, which nothing hides)."""
     total = np.zeros((batch, heads, q_len, kv_len))
     for mask, axes in (

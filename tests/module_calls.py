@@ -156,9 +156,13 @@ MODULES = {
     "generate, beams": lambda: (
         pyattn.generate(TRANSLATOR, [[1]], max_new_tokens=2, start_token_id=2, num_beams=2, return_steps=True).scores
     ),
-    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, columns=False, attn_mask=FLAGS),
+    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, convention="row", attn_mask=FLAGS),
     "self_attention, columns": lambda: pyattn.self_attention(
-        *(COLUMNS, K, -K, K[:2]), bias=(K[:, 0], None, LSE[:2]), context=-COLUMNS, columns=True, need_weights=True
+        *(COLUMNS, K, -K, K[:2]),
+        bias=(K[:, 0], None, LSE[:2]),
+        context=-COLUMNS,
+        convention="column",
+        need_weights=True,
     ),
     "additive_attention": lambda: pyattn.additive_attention(Q, K, V, K[:4], -K[:4], Q[0], Q[1]),
     "multi_head_attention_forward": lambda: forward(),
@@ -242,7 +246,7 @@ MODULES_MISTAKES = {
     "self_attention, biases": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, bias=True),
     "self_attention, context": lambda: pyattn.self_attention(X, Q.T, Q.T, Q.T, context=Q),
     "self_attention, mask": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, attn_mask=FLAGS[:2]),
-    "self_attention, flag": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, columns="no"),
+    "self_attention, flag": lambda: pyattn.self_attention(Q, Q.T, Q.T, Q.T, convention="no"),
     "multi_head_attention_forward, heads": lambda: forward(num_heads=2.5),
     "multi_head_attention_forward, shape": lambda: forward(in_proj_weight=Q),
     "multi_head_attention_forward, dtype": lambda: forward(value=X.astype(float)),

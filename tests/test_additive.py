@@ -137,8 +137,8 @@ GOOD = dict(zip(NAMES, draw("float32"), strict=True))
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"query": GOOD["query"][0, 0]}, "query has shape (10,), expected (..., length, d_x)"),
-        ({"w_key": GOOD["bias"]}, "w_key has shape (16,), expected (d_x, dim)"),
+        ({"query": GOOD["query"][0, 0]}, "query has shape (10,), expected (..., length, embed_dim)"),
+        ({"w_key": GOOD["bias"]}, "w_key has shape (16,), expected (embed_dim, dim)"),
         (
             {"w_query": GOOD["w_query"].T},
             "query has shape (3, 9, 10) and w_query has shape (16, 10), expected query (..., length, 16) or w_query "

@@ -140,7 +140,7 @@ def test_self_attention_is_compared_as_a_function(options):
 
 
 def test_what_only_self_attention_has_is_part_of_the_formula():
-    ours = functools.partial(pyattn.self_attention, columns=True, context=X[:3].T, need_weights=True)
+    ours = functools.partial(pyattn.self_attention, convention="column", context=X[:3].T, need_weights=True)
     query, key, value = (x @ w for x, w in zip((X, X[:3], X[:3]), WEIGHTS, strict=True))
     result = pyattn.attention(query, key, value, need_weights=True)
     report = pyattn.compare(ours, (result.output.T, result.weights.T), X.T, *(w.T for w in WEIGHTS))

@@ -181,7 +181,7 @@ def refused(state, ids, lengths=None, error=ValueError, words=""):
 
 @pytest.mark.parametrize("kind", [Cached, Recomputing])
 def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
-    model = language_model(max_len=8)
+    model = language_model(max_length=8)
     pair = [kind(model), Recomputing(model)]
     refused(pair[0], [[WORDS]], words=f"ids holds {WORDS}")
     assert_same_step(pair, [[1, 2, 3], [4, 5, 0]], [3, 2])
@@ -201,7 +201,7 @@ def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
 
 
 def test_padding_may_lie_behind_the_last_position():
-    model = language_model(max_len=8)
+    model = language_model(max_length=8)
     pair = [Cached(model), Recomputing(model)]
     assert_same_step(pair, [[1, 2, 3, 4, 5, 6], [4, 0, 0, 0, 0, 0]], [6, 1])
     assert_same_step(pair, [[7, 8, 0, 0, 0], [1, 2, 3, 4, 5]], [2, 5])
@@ -263,8 +263,8 @@ def test_layers_without_a_cache_are_named():
 def test_a_source_is_padded_behind_alone():
     model = translator(padding_idx=0)
     with pytest.raises(ValueError, match="padding before other tokens"):
-        model.remember([[0, 1, 2]])
-    assert model.remember([[1, 2, 0], [3, 0, 0]]).lengths.tolist() == [2, 1]
+        model.encode_memory([[0, 1, 2]])
+    assert model.encode_memory([[1, 2, 0], [3, 0, 0]]).lengths.tolist() == [2, 1]
     with pytest.raises(ValueError, match=r"source has shape \(2,\)"):
         generation.Cached(model, [1, 2])
 
@@ -273,10 +273,10 @@ def test_step_by_hand_is_forward():
     """As in the docs: a cache of one's own."""
     model, ids = language_model(), np.array([[1, 2, 3, 4, 5]])
     cache = model.new_cache()
-    prompt = model.step(ids[:, :3], cache)
-    one, two = (model.step(ids[:, n : n + 1], cache).logits for n in (3, 4))
+    prompt = model.decode_step(ids[:, :3], cache)
+    one, two = (model.decode_step(ids[:, n : n + 1], cache).logits for n in (3, 4))
     assert_same_bits(np.stack([prompt.logits, one, two], 1), model(ids)[:, 2:])
     with pytest.raises(TypeError, match="cache is of type NoneType"):
-        model.step(ids, None)
+        model.decode_step(ids, None)
     with pytest.raises(ValueError, match=r"input has shape \(2, 1\), expected \(1, L\)"):
-        model.step([[1], [2]], cache)
+        model.decode_step([[1], [2]], cache)

@@ -13,7 +13,7 @@ from pyattn.generation import Recomputing, Step
 
 
 def model_of(kind, **options):
-    options = {"d_model": 16, "nhead": 2, "dim_feedforward": 24, "max_len": 30, "rng": 0, **options}
+    options = {"d_model": 16, "nhead": 2, "dim_feedforward": 24, "max_length": 30, "rng": 0, **options}
     if kind == "LM":
         model = nn.TransformerLM(11, num_layers=2, **options)
     else:
@@ -114,7 +114,7 @@ def test_states_may_be_used_by_hand():
 
 # Mistakes
 
-LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_len=9, rng=0).eval(), model_of("Seq2Seq")
+LM, SEQ = nn.TransformerLM(11, 8, 2, 1, 12, max_length=9, rng=0).eval(), model_of("Seq2Seq")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ WORDS = {
 }
 # Folders and files of pyattn, from the lowest floor to the highest: each may import what lies on floors below its own.
 FLOORS = (
-    {"_util", "_version", "_core"},
+    {"_core", "_version"},
+    {"_util"},
     {"masks", "reference", "runtime", "io"},
     {"functional", "tracing"},
     {"cache", "plot"},

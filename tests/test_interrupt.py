@@ -128,7 +128,7 @@ def test_ctrl_c_stops_a_long_call(what):
 
 DECODING = f"""
 most = {1000 if SANITIZED else 4000}
-model = nn.TransformerLM(1000, 256, 4, 4, 1024, max_len=5000, rng=0).eval()
+model = nn.TransformerLM(1000, 256, 4, 4, 1024, max_length=5000, rng=0).eval()
 prompt = rng.integers(1000, size=(1, 40))
 
 def generate(count):
@@ -145,14 +145,14 @@ def half_of_the_layers_have_all():
         time.sleep(0.001)
 
 cache = model.new_cache()
-model.step(prompt, cache)
+model.decode_step(prompt, cache)
 other = cache.fork()
 for _ in range(3):
     delays.append(delay_of(model.step, rng.integers(1000, size=(1, most)), cache, begun=half_of_the_layers_have_all))
     assert cache.lengths.tolist() == [40]
     assert [len(cache.keys(n)) for n in range(4)] == [1] * 4
 for token in (3, 1, 4):
-    assert_same_bits(model.step([[token]], cache).logits, model.step([[token]], other).logits)
+    assert_same_bits(model.decode_step([[token]], cache).logits, model.decode_step([[token]], other).logits)
 for n in range(4):
     for actual, before in zip(cache.to_arrays(n), other.to_arrays(n), strict=True):
         assert_same_bits(actual, before)

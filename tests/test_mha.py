@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers import assert_same_bits
 from mask_draws import draw_mask, with_triangle
-from module_bounds import Distances, Hidden, distance, expect_module
+from module_bounds import Distances, Masking, distance, expect_module
 
 import pyattn
 from pyattn import nn
@@ -162,7 +162,7 @@ def judge(distances, module, case, inputs, masks, actual, expected, about):
     """Hold a result to its bounds, and note how far from the formula it and torch's are."""
     turned = inputs if case["batch_first"] or not case["batched"] else [x.swapaxes(0, 1) for x in inputs]
     turned = turned if case["batched"] else [x[np.newaxis] for x in inputs]
-    hidden = Hidden(masks["attn_mask"], masks["key_padding_mask"], case["is_causal"])
+    hidden = Masking(masks["attn_mask"], masks["key_padding_mask"], case["is_causal"])
     near = expect_module(module, turned, hidden, average=case["average_attn_weights"])
     for name, one, other, exact in zip(("output", "weights"), actual, expected, near, strict=True):
         if other is None:

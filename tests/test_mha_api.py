@@ -13,7 +13,7 @@ from multi_head_twin import multi_head
 
 import pyattn
 from pyattn import nn
-from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core
+from pyattn.functional._multihead_masks import Masking, Sizes, to_core
 
 
 def normal(*shape, dtype="float64", seed=0):
@@ -359,14 +359,14 @@ def test_masks_are_not_expanded():
     sizes = Sizes((2,), 4, 5, 7)
     pairs, added, scattered = np.eye(5, 7, dtype=bool), normal(8, 5, 7), np.eye(2, 7, dtype=bool)
     ends = np.arange(7) >= [[5], [3]]
-    for_pairs = for_the_core(Hidden(pairs, ends), sizes)
+    for_pairs = to_core(Masking(pairs, ends), sizes)
     assert for_pairs.attn_mask is pairs
     assert for_pairs.key_padding_mask is None
     assert for_pairs.key_lengths.tolist() == [5, 3]
-    for_both = for_the_core(Hidden(pairs, scattered), sizes)
+    for_both = to_core(Masking(pairs, scattered), sizes)
     assert for_both.attn_mask is pairs
     assert for_both.key_padding_mask.shape == (2, 1, 1, 7)
     assert np.shares_memory(for_both.key_padding_mask, scattered)
     assert for_both.key_lengths is None
-    assert for_the_core(Hidden(is_causal=True), sizes) == Hidden(is_causal=True)
-    assert np.shares_memory(for_the_core(Hidden(added), sizes).attn_mask, added)
+    assert to_core(Masking(is_causal=True), sizes) == Masking(is_causal=True)
+    assert np.shares_memory(to_core(Masking(added), sizes).attn_mask, added)

@@ -242,11 +242,11 @@ def test_a_parameter_that_does_not_fit_is_named_as_the_module_does(assigned, mes
         module(X, Y, Y)
 
 
-@pytest.mark.parametrize("name", ["step", "remember", "recall"])
+@pytest.mark.parametrize("name", ["decode_step", "encode_memory", "attend_memory"])
 def test_a_parameter_that_does_not_fit_is_named_with_a_cache_too(name):
     module = nn.MultiheadAttention(8, 4, rng=0)
     cache = pyattn.KVCache(1, 4, 2, batch_size=2)
-    module.remember(X, cache)
+    module.encode_memory(X, cache)
     bias = module.in_proj_bias
     for wrong, kind, came in (
         (bias[:7], ValueError, r"has shape \(7,\), expected \(24,\)"),

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers import assert_same_bits
-from module_bounds import NO_FURTHER, Hidden, distance, expect_module
+from module_bounds import NO_FURTHER, Masking, distance, expect_module
 
 import pyattn
 from pyattn import _core, nn
@@ -79,15 +79,15 @@ def draw_real(index):
     rng = np.random.default_rng([9, index])
     query, key = (rng.standard_normal((batch, length, heads * head_dim)).astype(dtype) for length in (q_len, kv_len))
     kind = REAL_MASKS[index % len(REAL_MASKS)]
-    hidden = Hidden(is_causal=kind == "causal")
+    hidden = Masking(is_causal=kind == "causal")
     if kind == "padding":
         ends = rng.integers(1, kv_len + 1, size=(batch, 1))
-        hidden = Hidden(key_padding_mask=np.arange(kv_len) >= ends)
+        hidden = Masking(key_padding_mask=np.arange(kv_len) >= ends)
     elif kind != "none" and kind != "causal":
         blocked = draw_blocked(rng, (q_len, kv_len))
         blocked[:, 0] = False  # torch has NaN for empty rows
         mask = np.where(blocked, -np.inf, rng.standard_normal(blocked.shape)).astype(dtype)
-        hidden = Hidden(attn_mask=blocked if kind == "bool" else mask)
+        hidden = Masking(attn_mask=blocked if kind == "bool" else mask)
     return make(rng, dtype, heads * head_dim, heads), (query, key, key), hidden
 
 
@@ -188,7 +188,7 @@ def draw(case, rng):
         return None if kind == "none" else numbers if kind == "float" else blocked
 
     rows = (batch * heads,) if "3-D" in case["attn_mask"] else ()
-    hidden = Hidden(
+    hidden = Masking(
         mask(case["attn_mask"], (*rows, q_len, kv_len)),
         mask(case["key_padding_mask"], (batch, kv_len)),
         case["is_causal"],

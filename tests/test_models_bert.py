@@ -103,7 +103,7 @@ def draw_inputs(rng, sizes, batch, length):
 
 
 def pairs_of(torch, theirs, ours, ids, mask, types, positions=None):
-    """Hidden states, pooler and attentions of both."""
+    """Masking states, pooler and attentions of both."""
     given = {"attention_mask": mask, "token_type_ids": types, "position_ids": positions}
     tensors = {name: torch.tensor(x) for name, x in given.items() if x is not None}
     with torch.no_grad():

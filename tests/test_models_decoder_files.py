@@ -254,9 +254,9 @@ def test_positions_end(tmp_path):
     with pytest.raises(ValueError, match="position_ids holds 12"):
         model([[1]], position_ids=[[12]])
     cache = model.new_cache()
-    model.step(np.ones((1, 12), int), cache)
+    model.decode_step(np.ones((1, 12), int), cache)
     with pytest.raises(ValueError, match="input makes a sequence of 13 tokens, and the model has 12 positions"):
-        model.step([[1]], cache)
+        model.decode_step([[1]], cache)
     with pytest.raises(ValueError, match="has 12 positions"):
         pyattn.generate(model, [[1]], max_new_tokens=13)
     assert pyattn.generate(model, [[1]], max_new_tokens=12).tokens.shape == (1, 12)

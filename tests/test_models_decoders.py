@@ -201,7 +201,7 @@ def test_a_window_lets_pages_go(loaded):
         assert_same_bits(*(state.step(ids) for state in pair))
     assert pair[0].cache.start(0) == 192
     with pytest.raises(ValueError, match="cache has window=None, and the model's is 6: see new_cache"):
-        ours.step([[1]], ours.decoder.new_cache())
+        ours.decode_step([[1]], ours.decoder.new_cache())
 
 
 # Writing
@@ -292,8 +292,8 @@ def test_a_layer_is_one_call_of_the_core(name, loaded, monkeypatch):
     monkeypatch.setattr(_core, "layer", lambda *args, **kwargs: calls.append(1) or core(*args, **kwargs))
     ours([[1, 2, 3]])
     cache = ours.new_cache()
-    ours.step([[1, 2, 3]], cache)
-    ours.step([[1]], cache)
+    ours.decode_step([[1, 2, 3]], cache)
+    ours.decode_step([[1]], cache)
     assert len(calls) == 9
 
 

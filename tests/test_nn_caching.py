@@ -26,7 +26,7 @@ def memory_of(layer, kind, memory):
     if kind == "encoder":
         return {}
     cache = new_cache(layer.multihead_attn.num_kv_heads, memory.dtype)
-    layer.multihead_attn.remember(memory, cache)
+    layer.multihead_attn.encode_memory(memory, cache)
     return {"memory_cache": cache}
 
 
@@ -48,7 +48,7 @@ def test_attention_token_by_token(chunks, rotary, kv_heads, dtype, level):
     )
     x, cache = draw(N, LENGTH, E, dtype=dtype), new_cache(kv_heads, dtype)
     expected, _ = attention(x, x, x, need_weights=False, is_causal=True)
-    assert_same_bits(stepped(lambda part: attention.step(part, cache), x, CHUNKS[chunks]), expected)
+    assert_same_bits(stepped(lambda part: attention.decode_step(part, cache), x, CHUNKS[chunks]), expected)
     assert cache.lengths.tolist() == [LENGTH] * N
 
 
@@ -64,7 +64,7 @@ def test_a_layer_token_by_token(kind, norm_first, gated, known, dtype, level):
     )
     x, memory, cache = draw(N, LENGTH, E, dtype=dtype), draw(N, 9, E, dtype=dtype, seed=1), new_cache(2, dtype)
     options = memory_of(layer, kind, memory)
-    actual = stepped(lambda part: layer.step(part, cache, **options), x, CHUNKS["anyhow"])
+    actual = stepped(lambda part: layer.decode_step(part, cache, **options), x, CHUNKS["anyhow"])
     assert_same_bits(actual, whole(layer, kind, x, memory))
 
 
@@ -82,7 +82,7 @@ def test_a_long_prompt_is_no_group_of_its_own(kind):
     layer = layer_of(kind)
     x, memory, cache = draw(N, 1600, E), draw(N, 9, E, seed=1), new_cache()
     expected = whole(layer, kind, x, memory)
-    assert_same_bits(layer.step(x, cache, **memory_of(layer, kind, memory)).output, expected)
+    assert_same_bits(layer.decode_step(x, cache, **memory_of(layer, kind, memory)).output, expected)
 
 
 @every_kind
@@ -93,8 +93,8 @@ def test_a_stack_token_by_token(kind, level):
     for n, layer in enumerate(stack.layers):
         drawn(layer, 10 + n)
     cache = stack.new_cache(N)
-    options = {} if kind == "encoder" else {"memory_cache": stack.remember(memory)}
-    actual = stepped(lambda part: stack.step(part, cache, **options), x, CHUNKS["a prompt"])
+    options = {} if kind == "encoder" else {"memory_cache": stack.encode_memory(memory)}
+    actual = stepped(lambda part: stack.decode_step(part, cache, **options), x, CHUNKS["a prompt"])
     assert_same_bits(actual, whole(stack, kind, x, memory) if kind == "decoder" else stack(x, is_causal=True))
     assert cache.num_layers == 3
 
@@ -106,12 +106,12 @@ def test_batch_entries_have_lengths_of_their_own(kind, level):
     options = memory_of(layer, kind, memory)
     expected = whole(layer, kind, x, memory)
     lengths = [70, 33]
-    y = layer.step(x[:, :70], cache, lengths=lengths, **options).output
+    y = layer.decode_step(x[:, :70], cache, lengths=lengths, **options).output
     for b, length in enumerate(lengths):
         assert_same_bits(y[b, :length], expected[b, :length])
     for n in range(10):
         at = [length + n for length in lengths]
-        y = layer.step(x[range(N), at][:, None], cache, **options).output
+        y = layer.decode_step(x[range(N), at][:, None], cache, **options).output
         assert_same_bits(y[:, 0], expected[range(N), at])
     assert cache.lengths.tolist() == [80, 43]
 
@@ -120,7 +120,7 @@ def test_batch_first_or_not():
     one, other = layer_of("encoder"), layer_of("encoder")
     other.self_attn.batch_first = False
     x, cache = draw(N, 5, E), new_cache()
-    assert_same_bits(other.step(x.swapaxes(0, 1), cache).output.swapaxes(0, 1), one(x, is_causal=True))
+    assert_same_bits(other.decode_step(x.swapaxes(0, 1), cache).output.swapaxes(0, 1), one(x, is_causal=True))
 
 
 def test_weights_are_those_of_all_at_once():
@@ -128,8 +128,8 @@ def test_weights_are_those_of_all_at_once():
     x, memory, cache = draw(N, 7, E), draw(N, 9, E, seed=1), new_cache()
     _, own, cross = layer.forward_with_weights(x, memory, tgt_is_causal=True)
     options = memory_of(layer, "decoder", memory)
-    layer.step(x[:, :4], cache, **options)
-    result = layer.step(x[:, 4:], cache, need_weights=True, **options)
+    layer.decode_step(x[:, :4], cache, **options)
+    result = layer.decode_step(x[:, 4:], cache, need_weights=True, **options)
     assert_same_bits(result.self_weights, own[:, :, 4:])
     assert_same_bits(result.cross_weights, cross[:, :, 4:])
 
@@ -137,9 +137,9 @@ def test_weights_are_those_of_all_at_once():
 def test_a_memory_may_be_padded():
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, kdim=20, vdim=20))
     x, memory, cache = draw(N, 5, E), draw(N, 90, 20, seed=1), new_cache()
-    attention.remember(memory, cache, lengths=[90, 13])
+    attention.encode_memory(memory, cache, lengths=[90, 13])
     expected = attention(x, memory, memory, key_lengths=[90, 13])
-    for actual, wanted in zip(attention.recall(x, cache, need_weights=True), expected, strict=True):
+    for actual, wanted in zip(attention.attend_memory(x, cache, need_weights=True), expected, strict=True):
         assert_same_bits(actual, wanted)
     assert cache.lengths.tolist() == [90, 13]
 
@@ -149,7 +149,7 @@ def test_a_window_of_the_cache(window, level):
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True))
     x, cache = draw(N, 300, E), new_cache(window=window)
     expected, _ = attention(x, x, x, need_weights=False, is_causal=True, window=(window, None))
-    assert_same_bits(stepped(lambda part: attention.step(part, cache), x, [100] + [1] * 200), expected)
+    assert_same_bits(stepped(lambda part: attention.decode_step(part, cache), x, [100] + [1] * 200), expected)
     assert cache.start(0) == max(0, 299 - window) // 64 * 64
 
 
@@ -159,8 +159,8 @@ def test_masks_are_about_what_the_cache_holds():
     mask, padding = np.random.default_rng(3).standard_normal((8, 8)), np.zeros((N, 8), bool)
     padding[1, 2:4] = True
     expected, _ = attention(x, x, x, padding, False, mask, is_causal=True)
-    attention.step(x[:, :5], cache)
-    actual, _ = attention.step(x[:, 5:], cache, attn_mask=mask[5:], key_padding_mask=padding)
+    attention.decode_step(x[:, :5], cache)
+    actual, _ = attention.decode_step(x[:, 5:], cache, attn_mask=mask[5:], key_padding_mask=padding)
     assert_same_bits(actual, expected[:, 5:])
 
 
@@ -169,7 +169,7 @@ def test_memory_may_have_heads_of_its_own():
     layer.multihead_attn = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, num_kv_heads=1))
     decoder = nn.TransformerDecoder(layer, 2).eval()
     x, memory = draw(N, 5, E), draw(N, 9, E, seed=1)
-    actual = decoder.step(x, decoder.new_cache(N), memory_cache=decoder.remember(memory)).output
+    actual = decoder.decode_step(x, decoder.new_cache(N), memory_cache=decoder.encode_memory(memory)).output
     assert_same_bits(actual, decoder(x, memory, tgt_is_causal=True))
 
 
@@ -189,8 +189,8 @@ def test_frequencies_that_depend_on_the_length_see_no_padding():
     rotary = nn.RotaryEmbedding(8, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, rotary=rotary))
     x = draw(N, 6, E)
-    padded, _ = attention.step(x, new_cache(), lengths=[4, 4])
-    assert_same_bits(padded[:, :4], attention.step(x[:, :4], new_cache())[0])
+    padded, _ = attention.decode_step(x, new_cache(), lengths=[4, 4])
+    assert_same_bits(padded[:, :4], attention.decode_step(x[:, :4], new_cache())[0])
     some, all_of_them = (attention(x[:, :n], x, x, need_weights=False)[0] for n in (3, 6))
     assert_same_bits(some, all_of_them[:, :3])
 
@@ -256,7 +256,7 @@ def test_a_step_is_one_call(kind, gated, monkeypatch):
     options = memory_of(layer, kind, draw(N, 9, E, seed=1))
     called.clear()
     cache = new_cache()
-    layer.step(draw(N, 3, E), cache, **options)
+    layer.decode_step(draw(N, 3, E), cache, **options)
     assert called == ["layer"]
 
 
@@ -274,22 +274,22 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(known):
         stack.norm.forward = fails
     x, cache = draw(N, 9, E), stack.new_cache(N)
     expected = stack(x, is_causal=True)
-    stack.step(x[:, :6], cache)
+    stack.decode_step(x[:, :6], cache)
     failing = True
     with pytest.raises(KeyboardInterrupt):
-        stack.step(x[:, 6:], cache)
+        stack.decode_step(x[:, 6:], cache)
     assert [layer.lengths for layer in cache._layers] == [(6, 6)] * 2
     failing = False
-    assert_same_bits(stack.step(x[:, 6:], cache).output, expected[:, 6:])
+    assert_same_bits(stack.decode_step(x[:, 6:], cache).output, expected[:, 6:])
 
 
 def test_steps_move_no_page():
     stack = nn.TransformerEncoder(layer_of("encoder"), 2).eval()
     x, cache = draw(N, LENGTH, E), stack.new_cache(N)
-    stack.step(x[:, :3], cache)
+    stack.decode_step(x[:, :3], cache)
     before = page_addresses(cache)
     for n in range(3, LENGTH):
-        stack.step(x[:, n : n + 1], cache)
+        stack.decode_step(x[:, n : n + 1], cache)
     keys, values = np.split(np.array(page_addresses(cache)), 2)
     assert [keys[0], values[0]] == before
     assert len(keys) == 2
@@ -298,9 +298,9 @@ def test_steps_move_no_page():
 def test_a_fork_of_the_cache_goes_on_by_itself():
     layer = layer_of("encoder")
     x, cache = draw(N, 9, E), new_cache()
-    layer.step(x[:, :6], cache)
+    layer.decode_step(x[:, :6], cache)
     before = cache.to_arrays(0)
     beams = cache.fork(3)
-    y = layer.step(np.repeat(x[:, 6:], 3, 0), beams).output
+    y = layer.decode_step(np.repeat(x[:, 6:], 3, 0), beams).output
     assert_same_bits(y, np.repeat(layer(x, is_causal=True)[:, 6:], 3, 0))
     assert_same_bits(cache.to_arrays(0)[0], before[0])

@@ -15,6 +15,6 @@ from pyattn.models._ids import as_tokens
 )
 def test_ids_in_rows_of_different_lengths_are_told_what_to_do(read, name):
     with pytest.raises(
-        ValueError, match=rf"^{name} has rows of different lengths, .*: pyattn\.pad_sequences makes an "
+        ValueError, match=rf"^{name} has rows of different lengths, .*: pyattn\.generation\.pad_sequences makes an "
     ):
         read([[1, 2], [3]])

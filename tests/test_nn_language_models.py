@@ -51,7 +51,7 @@ def draw_model(kind, rng, dtype):
     flags = {name: bool(rng.integers(2)) for name in ("batch_first", "norm_first", "bias", "learned_positions")}
     flags |= {"tie_weights": bool(rng.integers(2)), "activation": str(rng.choice(["relu", "gelu"]))}
     flags |= {"padding_idx": PAD if rng.integers(2) else None, "layer_norm_eps": float(rng.choice([1e-5, 1e-3]))}
-    model = make(kind, d_model=24, nhead=4, dim_feedforward=40, max_len=9, **flags, dtype=dtype, rng=rng)
+    model = make(kind, d_model=24, nhead=4, dim_feedforward=40, max_length=9, **flags, dtype=dtype, rng=rng)
     for array in model.parameters():
         array += 0.1 * rng.standard_normal(array.shape)
     return model
@@ -127,15 +127,15 @@ def test_padding_changes_nothing(kind):
 def test_a_step_takes_no_padding_for_tokens(kind):
     """It has the logits that forward gives the last token before padding, as with lengths."""
     model = make(kind, padding_idx=PAD)
-    memory = {"memory_cache": model.remember(SRC_PADDED)} if model.is_encoder_decoder else {}
+    memory = {"memory_cache": model.encode_memory(SRC_PADDED)} if model.is_encoder_decoder else {}
     caches = [model.new_cache(len(PADDED)) for _ in range(2)]
-    found = model.step(PADDED, caches[0], **memory).logits
-    assert_same_bits(found, model.step(PADDED, caches[1], lengths=LENGTHS, **memory).logits)
+    found = model.decode_step(PADDED, caches[0], **memory).logits
+    assert_same_bits(found, model.decode_step(PADDED, caches[1], lengths=LENGTHS, **memory).logits)
     assert_same_bits(found, call(model, PADDED, SRC_PADDED)[np.arange(len(PADDED)), np.array(LENGTHS) - 1])
     assert caches[0].lengths.tolist() == list(LENGTHS)
     with pytest.raises(ValueError, match=r"^input has padding, id \d+, before other tokens, and a cache holds what is"):
-        model.step([[PAD, 3]] * len(PADDED), caches[0], **memory)
-    model.step([[PAD]] * len(PADDED), caches[0], **memory)  # as rows are filled that have ended
+        model.decode_step([[PAD, 3]] * len(PADDED), caches[0], **memory)
+    model.decode_step([[PAD]] * len(PADDED), caches[0], **memory)  # as rows are filled that have ended
     assert caches[0].lengths.tolist() == [length + 1 for length in LENGTHS]
 
 
@@ -288,7 +288,7 @@ def test_first_numbers(kind, dtype):
 
 @kinds
 def test_what_they_say_of_themselves(kind):
-    model = make(kind, max_len=20, padding_idx=-1)
+    model = make(kind, max_length=20, padding_idx=-1)
     assert (model.vocab_size, model.max_length, model.padding_idx) == (WORDS, 20, 16 if kind == "Seq2Seq" else 12)
     assert model.is_encoder_decoder == (kind == "Seq2Seq")
     assert (model.d_model, model.batch_first) == (8, True)
@@ -366,7 +366,7 @@ def test_dropout_of_what_goes_in(kind):
 )
 def test_mistakes_of_a_call_are_named(kind, ids, options, error, message):
     with pytest.raises(error, match=message):
-        call(make(kind, max_len=9), ids, **options)
+        call(make(kind, max_length=9), ids, **options)
 
 
 def test_mistakes_with_memory_are_named():
@@ -378,8 +378,8 @@ def test_mistakes_with_memory_are_named():
         model.decode(IDS, memory, memory_lengths=SRC_LENGTHS, memory_key_padding_mask=SRC_HIDDEN)
     with pytest.raises(ValueError, match=r"^src holds 17 at index \(0,\), expected 0 <= id < 17$"):
         model.encode([17])
-    with pytest.raises(ValueError, match=r"^src has 10 tokens in a row, and the model has 9 positions; .* max_len$"):
-        make("Seq2Seq", max_len=9, batch_first=False).encode(np.ones((10, 2), int))
+    with pytest.raises(ValueError, match=r"^src has 10 tokens in a row, and the model has 9 positions; .* max_length$"):
+        make("Seq2Seq", max_length=9, batch_first=False).encode(np.ones((10, 2), int))
 
 
 @pytest.mark.parametrize(

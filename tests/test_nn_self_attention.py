@@ -21,9 +21,9 @@ def normal(*shape, dtype="float64", seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def make(d_x=7, key_dim=5, v_dim=3, *, dtype="float64", **options):
+def make(embed_dim=7, key_dim=5, v_dim=3, *, dtype="float64", **options):
     """A module all of whose parameters are drawn."""
-    module = nn.SelfAttention(d_x, key_dim, v_dim, dtype=dtype, rng=0, **options)
+    module = nn.SelfAttention(embed_dim, key_dim, v_dim, dtype=dtype, rng=0, **options)
     for n, array in enumerate(module.parameters()):
         array[...] = normal(*array.shape, seed=n) / 2
     return module
@@ -32,7 +32,7 @@ def make(d_x=7, key_dim=5, v_dim=3, *, dtype="float64", **options):
 def function_of(module, x, **options):
     """The same by the function, with the module's parameters."""
     weights, biases = ([getattr(module, name) for name in names] for names in (NAMES[:3], NAMES[3:]))
-    options |= {"scale": module.scale, "columns": module.columns}
+    options |= {"scale": module.scale, "convention": module.convention}
     return pyattn.self_attention(x, *weights, bias=biases, **options)
 
 
@@ -48,7 +48,11 @@ def article_module(request, article, dtype):
     x, *weights = (article[name].astype(dtype) for name in ("x", "w_query", "w_key", "w_value"))
     if request.param:
         x, *weights = (array.T for array in (x, *weights))
-    return nn.SelfAttention.from_arrays(*weights, scale=1, columns=request.param), x, request.param
+    return (
+        nn.SelfAttention.from_arrays(*weights, scale=1, convention="column" if request.param else "row"),
+        x,
+        request.param,
+    )
 
 
 def test_the_article(article, article_module, level):
@@ -82,7 +86,7 @@ def test_rows_equal_the_formula(bias, scale, dtype, level):
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("bias", [False, True])
 def test_columns_equal_the_formula(bias, scale, dtype, level):
-    module = make(bias=bias, scale=scale, dtype=dtype, columns=True, context_dim=6)
+    module = make(bias=bias, scale=scale, dtype=dtype, convention="column", context_dim=6)
     weights, biases = ([getattr(module, name) for name in names] for names in (NAMES[:3], NAMES[3:]))
     x, context = X.astype(dtype).mT, CONTEXT.astype(dtype).mT
     result = module(x, context, need_weights=True)
@@ -113,7 +117,7 @@ def test_a_context_may_have_features_of_its_own(dtype):
     ids=lambda options: ", ".join(options),
 )
 def test_options_are_those_of_the_function(options, columns):
-    module = make(bias=True, columns=columns)
+    module = make(bias=True, convention="column" if columns else "row")
     x = X.mT if columns else X
     assert_same_bits(module(x, **options), function_of(module, x, **options))
     assert not np.array_equal(module(x), getattr(module(x, **options), "output", module(x, **options)))
@@ -136,7 +140,7 @@ def test_parameters_are_those_of_the_article():
     module = nn.SelfAttention(7, 5, 3, True, context_dim=6)
     assert {name: array.shape for name, array in module.named_parameters()} == sizes
     assert list(module.state_dict()) == NAMES
-    turned = nn.SelfAttention(7, 5, 3, True, context_dim=6, columns=True)
+    turned = nn.SelfAttention(7, 5, 3, True, context_dim=6, convention="column")
     assert [weight.shape for weight in turned.parameters()] == [shape[::-1] for shape in sizes.values()]
     assert list(nn.SelfAttention(7, 5).state_dict()) == NAMES[:3]
     assert nn.SelfAttention(7, 5).w_value.shape == (7, 5)
@@ -144,10 +148,10 @@ def test_parameters_are_those_of_the_article():
 
 
 def test_the_repr_says_what_differs_from_the_usual():
-    assert repr(nn.SelfAttention(4, 3)) == "SelfAttention(d_x=4, key_dim=3, v_dim=3, bias=False)"
-    module = nn.SelfAttention(4, 3, 2, True, context_dim=5, scale=1, columns=True)
-    sizes = "d_x=4, key_dim=3, v_dim=2, context_dim=5"
-    assert repr(module) == f"SelfAttention({sizes}, bias=True, scale=1.0, columns=True)"
+    assert repr(nn.SelfAttention(4, 3)) == "SelfAttention(embed_dim=4, key_dim=3, v_dim=3, bias=False)"
+    module = nn.SelfAttention(4, 3, 2, True, context_dim=5, scale=1, convention="column")
+    sizes = "embed_dim=4, key_dim=3, v_dim=2, context_dim=5"
+    assert repr(module) == f"SelfAttention({sizes}, bias=True, scale=1.0, convention=column)"
 
 
 def test_the_first_weights_are_uniform_as_xavier_says(dtype):
@@ -172,7 +176,7 @@ def test_the_first_weights_are_those_of_multi_head_attention():
 
 def test_rng_draws_the_same_in_both_conventions_and_dtypes():
     module = nn.SelfAttention(7, 5, 3, rng=4)
-    turned = nn.SelfAttention(7, 5, 3, columns=True, dtype="float64", rng=np.random.default_rng(4))
+    turned = nn.SelfAttention(7, 5, 3, convention="column", dtype="float64", rng=np.random.default_rng(4))
     for one, other in zip(module.parameters(), turned.float().parameters(), strict=True):
         assert_same_bits(one, other.T)
     assert not np.array_equal(nn.SelfAttention(7, 5).w_key, nn.SelfAttention(7, 5).w_key)
@@ -193,8 +197,10 @@ def test_reset_parameters_draws_into_the_arrays_that_are_there():
 
 def test_from_arrays_takes_the_arrays_themselves():
     for columns in (False, True):
-        module = make(bias=True, context_dim=6, scale=0.5, columns=columns)
-        other = nn.SelfAttention.from_arrays(**module.state_dict(), scale=0.5, columns=columns)
+        module = make(bias=True, context_dim=6, scale=0.5, convention="column" if columns else "row")
+        other = nn.SelfAttention.from_arrays(
+            **module.state_dict(), scale=0.5, convention="column" if columns else "row"
+        )
         assert all(array is module.state_dict()[name] for name, array in other.state_dict().items())
         assert repr(other) == repr(module)
         inputs = [array.mT if columns else array for array in (X, CONTEXT)]
@@ -229,8 +235,12 @@ def arrays(**change):
         ({"w_query": [[1.0]]}, TypeError, "w_query is a parameter and takes an array .* not one of type list"),
         ({"w_value": normal(6, 3).astype(int)}, TypeError, "w_value has dtype int64, and a parameter has float32"),
         ({"b_value": [1.0, 2.0, 3.0]}, TypeError, "b_value is a parameter and takes an array"),
-        ({"w_query": normal(7)}, ValueError, r"w_query has shape \(7,\), expected \(d_x, dim\)"),
-        ({"w_query": normal(7), "columns": True}, ValueError, r"w_query has shape \(7,\), expected \(dim, d_x\)"),
+        ({"w_query": normal(7)}, ValueError, r"w_query has shape \(7,\), expected \(embed_dim, dim\)"),
+        (
+            {"w_query": normal(7), "convention": "column"},
+            ValueError,
+            r"w_query has shape \(7,\), expected \(dim, embed_dim\)",
+        ),
         ({"w_key": normal(6, 4)}, ValueError, r"w_key has shape \(6, 4\), expected \(6, 5\)"),
         ({"w_value": normal(7, 3)}, ValueError, r"w_value has shape \(7, 3\), expected \(6, 3\)"),
         ({"b_query": normal(3)}, ValueError, r"b_query has shape \(3,\), expected \(5,\)"),
@@ -282,10 +292,10 @@ def test_what_is_written_to_a_weight_counts_in_the_next_call(write):
     assert_same_bits(after, nn.SelfAttention.from_arrays(**{k: v.copy() for k, v in module.state_dict().items()})(X))
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": True, "scale": 1, "columns": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bias": True, "scale": 1, "convention": "column"}], ids=str)
 def test_copies_are_equal_and_independent(options, tmp_path):
     module = make(**options)
-    x = X.mT if module.columns else X
+    x = X.mT if module.convention == "column" else X
     expected = module(x)
     nn.save(module, tmp_path / "head.npz")
     loaded = nn.SelfAttention(7, 5, 3, **options, dtype="float64")
@@ -328,7 +338,7 @@ def test_a_batch_has_the_bits_of_its_entries_and_any_number_of_threads(dtype):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"d_x": 2.0}, TypeError, "d_x is of type float, expected an int"),
+        ({"embed_dim": 2.0}, TypeError, "embed_dim is of type float, expected an int"),
         ({"key_dim": 0}, ValueError, "key_dim is 0, expected 1 or more"),
         ({"v_dim": -1}, ValueError, "v_dim is -1, expected 1 or more"),
         ({"context_dim": "6"}, TypeError, "context_dim is of type str, expected an int"),
@@ -337,14 +347,14 @@ def test_a_batch_has_the_bits_of_its_entries_and_any_number_of_threads(dtype):
         ({"scale": math.nan}, ValueError, "scale is nan, expected a finite number"),
         ({"dtype": np.float16}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
         ({"bias": "no"}, TypeError, "^bias is of type str, expected True or False"),
-        ({"columns": 1}, TypeError, "^columns is of type int, expected True or False"),
+        ({"convention": 1}, ValueError, "^convention is of type int; it must be 'row' or 'column'$"),
         ({"rng": "x"}, TypeError, "^rng is 'x', expected None, an int of 0 or more"),
         ({"rng": 1.5}, TypeError, "SeedSequence"),
     ],
 )
 def test_mistakes_in_the_constructor_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        nn.SelfAttention(**{"d_x": 7, "key_dim": 5, **arguments})
+        nn.SelfAttention(**{"embed_dim": 7, "key_dim": 5, **arguments})
 
 
 def test_a_scale_may_be_any_number():
@@ -366,7 +376,7 @@ def test_a_scale_may_be_any_number():
         ),
         ({"x": [[1] * 7]}, TypeError, r"^x has dtype int64, .*; pass numpy.asarray\(x, numpy.float64\)$"),
         ({"context": CONTEXT.astype("f4")}, TypeError, r"^context has dtype float32, expected float64"),
-        ({"x": X[0, 0]}, ValueError, r"^x has shape \(7,\), expected \(..., length, d_x\)$"),
+        ({"x": X[0, 0]}, ValueError, r"^x has shape \(7,\), expected \(..., length, embed_dim\)$"),
         (
             {"x": X[..., 1:]},
             ValueError,

@@ -17,14 +17,16 @@ PACKED = ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]
 SEPARATE = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]
 
 
-def draw(*, d_x=D_X, d_k=D_K, d_v=D_V, d_out=D_OUT, kdim=None, vdim=None, heads=HEADS, kv_heads=None, dtype="float64"):
+def draw(
+    *, embed_dim=D_X, d_k=D_K, d_v=D_V, d_out=D_OUT, kdim=None, vdim=None, heads=HEADS, kv_heads=None, dtype="float64"
+):
     """What from_heads is given, in its order and the row convention; small, so that a query attends to many keys."""
     rng, kv_heads = np.random.default_rng(0), kv_heads or heads
 
     def some(*shape):
         return (rng.standard_normal(shape) / 2).astype(dtype)
 
-    weights = [(heads, d_x, d_k), (kv_heads, kdim or d_x, d_k), (kv_heads, vdim or d_x, d_v)]
+    weights = [(heads, embed_dim, d_k), (kv_heads, kdim or embed_dim, d_k), (kv_heads, vdim or embed_dim, d_v)]
     biases = [(count, dim) for count, _, dim in weights]
     given = [[some(*shape[1:]) for _ in range(shape[0])] for shape in weights]
     return [*given, some(heads * d_v, d_out), *([some(n) for _ in range(count)] for count, n in biases), some(d_out)]
@@ -55,8 +57,8 @@ SIZES = [
     {"kv_heads": 2},
     {"kv_heads": 1, "heads": 3},
     {"kdim": 6, "vdim": 8},
-    {"d_x": 8, "d_k": 2, "d_v": 2, "d_out": 8},
-    {"d_x": 8, "d_k": 2, "d_v": 2, "d_out": 8, "kdim": 3},
+    {"embed_dim": 8, "d_k": 2, "d_v": 2, "d_out": 8},
+    {"embed_dim": 8, "d_k": 2, "d_v": 2, "d_out": 8, "kdim": 3},
 ]
 
 
@@ -80,7 +82,7 @@ def test_columns_equal_the_papers_formula(sizes, biases, dtype):
     given = draw(**sizes, dtype=dtype)
     inputs = inputs_of(given, dtype)
     given = turned(given if biases else [*given[:4], None, None, None, None])
-    output, weights = nn.from_heads(*given, columns=True, batch_first=True)(*inputs, average_attn_weights=False)
+    output, weights = nn.from_heads(*given, convention="column", batch_first=True)(*inputs, average_attn_weights=False)
     expected, by_head = Papers(dtype).multi_head([x.mT for x in inputs], given, columns=True)
     assert_near(output, expected.turned())
     for n, one in enumerate(by_head):
@@ -89,7 +91,7 @@ def test_columns_equal_the_papers_formula(sizes, biases, dtype):
 
 def test_both_conventions_give_one_module():
     given = draw(kv_heads=2, kdim=6)
-    rows, columns = nn.from_heads(*given), nn.from_heads(*turned(given), columns=True)
+    rows, columns = nn.from_heads(*given), nn.from_heads(*turned(given), convention="column")
     for name, array in rows.state_dict().items():
         assert_same_bits(columns.state_dict()[name], array)
         assert array.flags.c_contiguous
@@ -111,12 +113,12 @@ def test_one_head_without_an_output_is_self_attention():
 def test_sizes_are_those_of_the_arrays(sizes):
     given = draw(**sizes)
     module = nn.from_heads(*given)
-    (d_x, d_k), (kdim, _), (vdim, d_v) = (matrices[0].shape for matrices in given[:3])
-    assert (module.embed_dim, module.kdim, module.vdim, module.out_dim) == (d_x, kdim, vdim, given[3].shape[1])
+    (embed_dim, d_k), (kdim, _), (vdim, d_v) = (matrices[0].shape for matrices in given[:3])
+    assert (module.embed_dim, module.kdim, module.vdim, module.out_dim) == (embed_dim, kdim, vdim, given[3].shape[1])
     assert (module.num_heads, module.head_dim, module.v_head_dim) == (len(given[0]), d_k, d_v)
     assert module.num_kv_heads == len(given[1])
     options = {"kdim": kdim, "vdim": vdim, "head_dim": d_k, "v_head_dim": d_v, "num_kv_heads": len(given[1])}
-    made = nn.MultiheadAttention(d_x, len(given[0]), **options, out_dim=module.out_dim, dtype="float64")
+    made = nn.MultiheadAttention(embed_dim, len(given[0]), **options, out_dim=module.out_dim, dtype="float64")
     assert {name: array.shape for name, array in module.state_dict().items()} == {
         name: array.shape for name, array in made.state_dict().items()
     }
@@ -124,15 +126,15 @@ def test_sizes_are_those_of_the_arrays(sizes):
 
 
 def test_torchs_sizes_give_torchs_state_and_others_separate_weights():
-    usual = {"d_x": 8, "d_k": 2, "d_v": 2, "d_out": 8}
+    usual = {"embed_dim": 8, "d_k": 2, "d_v": 2, "d_out": 8}
     assert list(nn.from_heads(*draw(**usual)).state_dict()) == PACKED
-    for change in ({"d_x": 9}, {"d_k": 3}, {"d_v": 3}, {"d_out": 7}, {"kdim": 7}, {"vdim": 7}, {"kv_heads": 2}):
+    for change in ({"embed_dim": 9}, {"d_k": 3}, {"d_v": 3}, {"d_out": 7}, {"kdim": 7}, {"vdim": 7}, {"kv_heads": 2}):
         assert list(nn.from_heads(*draw(**{**usual, **change})).state_dict()) == SEPARATE
 
 
 @pytest.mark.peers
 def test_heads_go_to_torch_and_come_back(torch):
-    given = draw(d_x=8, d_k=2, d_v=2, d_out=8)
+    given = draw(embed_dim=8, d_k=2, d_v=2, d_out=8)
     theirs = pyattn.interop.torch.to_torch(nn.from_heads(*given, batch_first=True)).eval()
     inputs = inputs_of(given)
     with torch.no_grad():
@@ -211,7 +213,9 @@ def test_what_is_given_comes_back_bit_by_bit(sizes, biases, columns, dtype):
     given = draw(**sizes, dtype=dtype)
     given = given if biases else [*given[:4], None, None, None, None]
     given = turned(given) if columns else given
-    heads = nn.to_heads(nn.from_heads(*given, columns=columns), columns)
+    heads = nn.to_heads(
+        nn.from_heads(*given, convention="column" if columns else "row"), "column" if columns else "row"
+    )
     for one, other in zip(heads, given, strict=True):
         assert (one is None) == (other is None)
         assert not isinstance(other, list) or len(one) == len(other)
@@ -223,18 +227,20 @@ def test_what_is_given_comes_back_bit_by_bit(sizes, biases, columns, dtype):
 def test_a_module_comes_back_bit_by_bit(options, dtype):
     module = nn.MultiheadAttention(8, 2, **options, dtype=dtype, rng=0)
     for columns in (False, True):
-        again = nn.from_heads(*nn.to_heads(module, columns), columns=columns)
+        again = nn.from_heads(
+            *nn.to_heads(module, "column" if columns else "row"), convention="column" if columns else "row"
+        )
         assert repr(again) == repr(module)
         for name, array in module.state_dict().items():
             assert_same_bits(again.state_dict()[name], array, name)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"d_x": 8, "d_k": 2, "d_v": 2, "d_out": 8}], ids=["separate", "packed"])
+@pytest.mark.parametrize("sizes", [{}, {"embed_dim": 8, "d_k": 2, "d_v": 2, "d_out": 8}], ids=["separate", "packed"])
 def test_what_is_written_to_a_head_counts_in_the_next_call(sizes):
     given = draw(**sizes)
     module, inputs = nn.from_heads(*given, batch_first=True), inputs_of(given)
     for columns in (False, True):
-        heads = nn.to_heads(module, columns)
+        heads = nn.to_heads(module, "column" if columns else "row")
         for array in flat(heads):
             before = module(*inputs)[0]
             array += 0.25
@@ -267,15 +273,20 @@ def zeros(*shape):
 @pytest.mark.parametrize(
     ("part", "entry", "array", "message"),
     [
-        ("w_query", 0, zeros(7), r"w_query[0] has shape (7,), expected (d_x, dim), a matrix for each head"),
-        ("w_query", 3, zeros(4, 7, 5), r"w_query[3] has shape (4, 7, 5), expected (d_x, dim), a matrix for each head"),
-        ("w_query", 2, zeros(7, 0), r"w_query[2] has shape (7, 0), expected (d_x, dim), a matrix for each head"),
+        ("w_query", 0, zeros(7), r"w_query[0] has shape (7,), expected (embed_dim, dim), a matrix for each head"),
+        (
+            "w_query",
+            3,
+            zeros(4, 7, 5),
+            r"w_query[3] has shape (4, 7, 5), expected (embed_dim, dim), a matrix for each head",
+        ),
+        ("w_query", 2, zeros(7, 0), r"w_query[2] has shape (7, 0), expected (embed_dim, dim), a matrix for each head"),
         ("w_query", 2, zeros(5, 7), "w_query[2] has shape (5, 7), expected (7, 5) as w_query[0]"),
         ("w_key", 1, zeros(7, 5), "w_key[1] has shape (7, 5), expected (6, 5) as w_key[0]"),
         ("w_key", None, zeros(4, 6, 3), "w_key[0] has shape (6, 3), expected (6, 5): w_query[0] has shape (7, 5)"),
         ("w_value", 3, zeros(7, 4), "w_value[3] has shape (7, 4), expected (7, 3) as w_value[0]"),
         ("w_query", None, [], "w_query is empty, expected a matrix for each head"),
-        ("w_query", None, zeros(7, 5), "w_query[0] has shape (5,), expected (d_x, dim), a matrix for each head"),
+        ("w_query", None, zeros(7, 5), "w_query[0] has shape (5,), expected (embed_dim, dim), a matrix for each head"),
         ("w_key", None, zeros(3, 6, 5), "w_key has 3 entries, expected 4 as w_query, or a divisor of that"),
         ("w_key", None, zeros(8, 6, 5), "w_key has 8 entries, expected 4 as w_query, or a divisor of that"),
         ("w_value", None, zeros(2, 7, 3), "w_value has 2 entries, expected 4 as w_key"),
@@ -310,7 +321,7 @@ def test_a_shape_that_does_not_fit_names_the_argument_and_the_head(part, entry, 
     ("part", "entry", "array", "message"),
     [
         ("w_query", 1, zeros(7, 5), "w_query[1] has shape (7, 5), expected (5, 7) as w_query[0]"),
-        ("w_value", 0, zeros(3), "w_value[0] has shape (3,), expected (dim, d_x), a matrix for each head"),
+        ("w_value", 0, zeros(3), "w_value[0] has shape (3,), expected (dim, embed_dim), a matrix for each head"),
         ("w_key", None, zeros(4, 3, 6), "w_key[0] has shape (3, 6), expected (5, 6): w_query[0] has shape (5, 7)"),
         ("w_out", None, zeros(12, 9), "w_out has shape (12, 9), expected (d_out, 12): there are 4 heads of 3 values"),
     ],
@@ -322,16 +333,18 @@ def test_messages_tell_shapes_as_they_are_written(part, entry, array, message):
     else:
         given[part][entry] = array
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (compared below)
-        nn.from_heads(**given, columns=True)
+        nn.from_heads(**given, convention="column")
     assert str(caught.value) == message
 
 
 def test_weights_of_the_other_convention_are_told():
     for columns in (False, True):
         given = draw() if columns else turned(draw())
-        with pytest.raises(ValueError, match=rf"; columns={not columns} reads all matrices the other way round$"):
-            nn.from_heads(*given, columns=columns)
-        nn.from_heads(*given, columns=not columns)
+        with pytest.raises(
+            ValueError, match=f"; convention='{'row' if columns else 'column'}' reads all matrices transposed$"
+        ):
+            nn.from_heads(*given, convention="column" if columns else "row")
+        nn.from_heads(*given, convention="row" if columns else "column")
 
 
 @pytest.mark.parametrize(

@@ -168,16 +168,18 @@ def test_copies_and_pickles_compute_the_same(learned):
 
 
 def test_it_tells_its_sizes():
-    assert repr(nn.PositionalEncoding(6)) == "PositionalEncoding(6, max_len=5000, dropout=0.1)"
+    assert repr(nn.PositionalEncoding(6)) == "PositionalEncoding(6, max_length=5000, dropout=0.1)"
     module = nn.PositionalEncoding(6, 9, 0.25, True, False, base=7)
-    assert repr(module) == "PositionalEncoding(6, max_len=9, dropout=0.25, learned=True, batch_first=False, base=7.0)"
+    assert (
+        repr(module) == "PositionalEncoding(6, max_length=9, dropout=0.25, learned=True, batch_first=False, base=7.0)"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
         ({"d_model": -1}, ValueError, "d_model is -1, expected 0 or more"),
-        ({"max_len": 2.0}, TypeError, "max_len is of type float, expected an int"),
+        ({"max_length": 2.0}, TypeError, "max_length is of type float, expected an int"),
         ({"dropout": 2}, ValueError, "dropout is 2, expected a probability from 0 to 1"),
         ({"dropout": True}, TypeError, "dropout is of type bool, expected a number"),
         ({"base": -1}, ValueError, "base is -1, expected a finite number above 0"),
@@ -199,7 +201,7 @@ X = np.zeros((2, 5, 6), np.float32)
             X,
             {"start": 8},
             ValueError,
-            "^a length of 5 from position 8 on needs 13 positions, and max_len is 12; make the",
+            "^a length of 5 from position 8 on needs 13 positions, and max_length is 12; make the",
         ),
         (X, {"start": -1}, ValueError, "^start is -1, expected 0 or more"),
         (X, {"start": 1.0}, TypeError, "^start is of type float, expected an int"),

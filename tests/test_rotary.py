@@ -298,7 +298,10 @@ def test_what_numpy_can_read():
 
 def test_a_multiple_of_cosines_and_sines(dtype):
     x = draw((9, 8), dtype)
-    plain, doubled = (rotary.turn(x, rotary.rotary_frequencies(8)._replace(attention_factor=f)) for f in (1.0, 2.0))
+    plain, doubled = (
+        rotary.rotary_embedding(x, frequencies=rotary.rotary_frequencies(8)._replace(attention_factor=f))
+        for f in (1.0, 2.0)
+    )
     assert_same_bits(doubled, 2 * plain)
 
 
@@ -385,9 +388,9 @@ def test_frequencies_that_x_has_no_room_for():
     with pytest.raises(
         ValueError, match=r"inv_freq is of 4 pairs, but x has dim 4, which is 2 pairs. Given: x \(2, 4\)"
     ):
-        rotary.turn(X, wide)
+        rotary.rotary_embedding(X, frequencies=wide)
     with pytest.raises(ValueError, match=r"inv_freq has shape \(1, 4\), expected \(pairs,\)"):
-        rotary.turn(X, wide._replace(inv_freq=wide.inv_freq[None]))
+        rotary.rotary_embedding(X, frequencies=wide._replace(inv_freq=wide.inv_freq[None]))
 
 
 def test_a_result_that_no_memory_holds():

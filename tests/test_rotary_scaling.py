@@ -186,13 +186,13 @@ def test_the_length_is_the_largest_position_and_one_unless_it_is_said(scaling):
     options = {"scaling": scaling, "max_position_embeddings": 20}
     long = rotary.rotary_frequencies(64, **options, seq_len=36)
     assert not np.array_equal(long.inv_freq, rotary.rotary_frequencies(64, **options, seq_len=20).inv_freq)
-    expected = rotary.turn(x, long, offset=30)
+    expected = rotary.rotary_embedding(x, frequencies=long, offset=30)
     module = nn.RotaryEmbedding(64, **options)
     for call in (lambda x, **more: pyattn.functional.rotary_embedding(x, **options, **more), module):
         assert_same_bits(call(x, offset=30), expected)
         assert_same_bits(call(x, position_ids=range(30, 36)), expected)
-        assert_same_bits(call(x, seq_len=36), rotary.turn(x, long))
-        short = rotary.turn(x, rotary.rotary_frequencies(64, **options))
+        assert_same_bits(call(x, seq_len=36), rotary.rotary_embedding(x, frequencies=long))
+        short = rotary.rotary_embedding(x, frequencies=rotary.rotary_frequencies(64, **options))
         assert_same_bits(call(x), short)
         assert_same_bits(call(x, position_ids=np.arange(6)), short)
     turned = pyattn.functional.rotary_embedding(x[:, :, None], **options, offset=30, layout="bshd")

@@ -18,12 +18,12 @@ def matrices(article, dtype):
     return [article[name].astype(dtype) for name in ("x", "w_query", "w_key", "w_value")]
 
 
-def draw(rng, dtype, *, inputs=(2, 9), contexts=(2, 13), d_x=10, d_c=10, key_dim=6, v_dim=4):
+def draw(rng, dtype, *, inputs=(2, 9), contexts=(2, 13), embed_dim=10, d_c=10, key_dim=6, v_dim=4):
     def normal(*shape):
         return rng.standard_normal(shape).astype(dtype)
 
-    x, context = normal(*inputs, d_x), normal(*contexts, d_c)
-    return x, context, [normal(d_x, key_dim), normal(d_c, key_dim), normal(d_c, v_dim)]
+    x, context = normal(*inputs, embed_dim), normal(*contexts, d_c)
+    return x, context, [normal(embed_dim, key_dim), normal(d_c, key_dim), normal(d_c, v_dim)]
 
 
 def formula(x, context, weights, bias=(0, 0, 0), scale=None, **same):
@@ -78,7 +78,7 @@ def test_the_column_convention_is_the_transpose(dtype):
     x, context, weights = draw(np.random.default_rng(1), dtype)
     rows = pyattn.self_attention(x, *weights, context=context, need_weights=True)
     turned = [x.swapaxes(-1, -2), *(w.T for w in weights)]
-    result = pyattn.self_attention(*turned, context=context.swapaxes(-1, -2), columns=True, need_weights=True)
+    result = pyattn.self_attention(*turned, context=context.swapaxes(-1, -2), convention="column", need_weights=True)
     assert_same_bits(result.output, rows.output.swapaxes(-1, -2))
     assert_same_bits(result.weights, rows.weights.swapaxes(-1, -2))
     np.testing.assert_allclose(result.weights.sum(axis=-2), 1, rtol=1e-6)
@@ -115,9 +115,11 @@ def test_inputs_without_entries(inputs, contexts, columns, dtype):
     pair = (inputs[-1], (contexts or inputs)[-1])
     for attend in (
         functools.partial(pyattn.self_attention, w_query=weights[0], w_key=weights[1], w_value=weights[2]),
-        nn.SelfAttention.from_arrays(*weights, columns=columns),
+        nn.SelfAttention.from_arrays(*weights, convention="column" if columns else "row"),
     ):
-        options = {"context": context} | ({"columns": columns} if isinstance(attend, functools.partial) else {})
+        options = {"context": context} | (
+            {"convention": "column" if columns else "row"} if isinstance(attend, functools.partial) else {}
+        )
         output, attended, _ = attend(x, **options, need_weights=True)
         assert (output.swapaxes(-1, -2) if columns else output).shape == (*inputs, 4)
         assert attended.shape == (*inputs[:-1], *(pair[::-1] if columns else pair))
@@ -132,15 +134,15 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"x": X[0, 0]}, r"x has shape \(10,\), expected \(..., length, d_x\)"),
-        ({"x": X[0, 0], "columns": True}, r"x has shape \(10,\), expected \(..., d_x, length\)"),
+        ({"x": X[0, 0]}, r"x has shape \(10,\), expected \(..., length, embed_dim\)"),
+        ({"x": X[0, 0], "convention": "column"}, r"x has shape \(10,\), expected \(..., embed_dim, length\)"),
         (
             {"w_key": WEIGHTS[1].T},
             r"^x has shape \(2, 9, 10\) and w_key has shape \(6, 10\), "
             r"expected x \(..., length, 6\) or w_key \(10, dim\)$",
         ),
         (
-            {"columns": True},
+            {"convention": "column"},
             r"^x has shape \(2, 9, 10\) and w_query has shape \(10, 6\), "
             r"expected x \(..., 6, length\) or w_query \(dim, 9\)$",
         ),
@@ -149,7 +151,7 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
             r"^context has shape \(2, 13, 7\) and w_key has shape \(10, 6\), "
             r"expected context \(..., length, 10\) or w_key \(7, dim\)$",
         ),
-        ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(d_x, dim\)"),
+        ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(embed_dim, dim\)"),
         ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
         ({"bias": (None, None)}, "bias has 2 entries, expected three"),
         ({"bias": (None, X[0, 0], None)}, r"^bias\[1\] has shape \(10,\), expected \(6,\): w_key gives 6 numbers$"),
@@ -213,7 +215,7 @@ def test_an_argument_of_another_dtype_is_named_as_its_caller_does(name, dtype, m
         pyattn.self_attention(**{**call, name: call[name].astype(dtype)})
 
 
-@pytest.mark.parametrize("name", ["columns", "need_weights", "is_causal"])
+@pytest.mark.parametrize("name", ["need_weights", "is_causal"])
 def test_a_flag_that_is_text_is_refused(name):
     with pytest.raises(TypeError, match=f"^{name} is of type str, expected True or False$"):
         pyattn.self_attention(X, *WEIGHTS, **{name: "no"})

@@ -9,6 +9,7 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
+from pyattn import functional
 from pyattn import reference
 from pyattn.testing import bounds
 
@@ -22,7 +23,7 @@ def name(request):
 
 @pytest.fixture
 def function(name):
-    return getattr(pyattn, name)
+    return getattr(functional, name)
 
 
 def exact(name, x, axis=-1):

@@ -123,9 +123,7 @@ def test_masks_of_trace_are_those_of_self_attention(convention, turned, mask):
     x, w_query, w_key, w_value = (turned(RNG.standard_normal(shape)) for shape in ((5, 4), (4, 3), (4, 3), (4, 2)))
     masks = {"is_causal": True} if mask == "causal" else {"attn_mask": RNG.random((5, 5)) < 0.5}
     trace = pyattn.trace(x, w_query, w_key, w_value, convention=convention, **masks)
-    core = pyattn.self_attention(
-        x, w_query, w_key, w_value, columns=convention == "column", scale=1, need_weights=True, **masks
-    )
+    core = pyattn.self_attention(x, w_query, w_key, w_value, convention=convention, scale=1, need_weights=True, **masks)
     np.testing.assert_array_equal(trace.weights == 0, core.weights == 0)
 
 

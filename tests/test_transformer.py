@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import transformer_twin as twin
 from mask_draws import draw_mask, with_triangle
-from module_bounds import Distances, Hidden, Near, distance
+from module_bounds import Distances, Masking, Near, distance
 
 import pyattn
 from pyattn import nn
@@ -95,7 +95,7 @@ class Draw:
         rows = (self.batch * case["heads"],) if "3-D" in case[f"{name}mask"] else ()
         mask = draw_mask(self.rng, case[f"{name}mask"], (*rows, q_len, kv_len), case["dtype"])
         padding = draw_mask(self.rng, case[f"{name}padding"], (self.batch, kv_len), case["dtype"])
-        return Hidden(mask, padding, case[f"{name}is_causal"])
+        return Masking(mask, padding, case[f"{name}is_causal"])
 
     def given(self, x):
         """As the module takes it."""

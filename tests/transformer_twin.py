@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from module_bounds import Hidden, added_to_scores
+from module_bounds import Masking, added_to_scores
 
 from pyattn import reference
 
-NOTHING = Hidden()
+NOTHING = Masking()
 
 
 def attend(module, x, source, hidden, dtype):

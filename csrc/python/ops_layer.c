@@ -21,6 +21,7 @@ enum {
     NORM_FIRST,
     RMS,
     EPS,
+    SCALE, /* of the scores, for both attentions */
     BLOCKED, /* True in a bool mask means blocked */
     ATTN_MASK,
     KEY_PADDING_MASK,
@@ -53,6 +54,7 @@ static const char *const argument_names[ARGUMENTS] = {"x",
                                                       "norm_first",
                                                       "rms",
                                                       "eps",
+                                                      "scale",
                                                       "blocked",
                                                       "attn_mask",
                                                       "key_padding_mask",
@@ -166,6 +168,7 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     options[PYATTN_IS_CAUSAL] = values[causal[which]];
     options[PYATTN_QUERY_LENGTHS] = which == SELF ? values[QUERY_LENGTHS] : NULL;
     options[PYATTN_WINDOW] = which == SELF ? values[WINDOW] : NULL;
+    options[PYATTN_SCALE] = values[SCALE];
     options[PYATTN_EMPTY_ROWS] = values[EMPTY_ROWS];
     options[PYATTN_NUM_THREADS] = values[NUM_THREADS];
     args->attention.mask_blocked = args->attention.padding_blocked = blocked;

@@ -11,12 +11,25 @@ import numpy.typing as npt
 if TYPE_CHECKING:  # numpy.random is imported by the first draw
     from numpy.random import Generator, SeedSequence
 
-__all__ = ["RNG", "Align", "CacheUse", "EmptyRows", "FloatArray", "IntArray", "Layout", "Rotation", "Score", "Window"]
+__all__ = [
+    "RNG",
+    "Align",
+    "CacheUse",
+    "Convention",
+    "EmptyRows",
+    "FloatArray",
+    "IntArray",
+    "Layout",
+    "Rotation",
+    "Score",
+    "Window",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Align: TypeAlias = Literal["upper_left", "lower_right"]
+Convention: TypeAlias = Literal["row", "column"]
 EmptyRows: TypeAlias = Literal["zero", "nan"]
 Layout: TypeAlias = Literal["bhsd", "bshd"]
 RNG: TypeAlias = "int | SeedSequence | Generator | None"

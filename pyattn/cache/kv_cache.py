@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Literal, SupportsFloat, SupportsIndex
+from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -210,6 +210,98 @@ class KVCache:
         """
         return pages.gather(self._layer(layer), self._sizes)
 
+    @overload
+    def attend(
+        self,
+        layer: SupportsIndex,
+        query: npt.ArrayLike,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        scale: SupportsFloat | None = None,
+        score: Score = "dot",
+        score_weight: npt.ArrayLike | None = None,
+        window: Window = None,
+        query_lengths: npt.ArrayLike | None = None,
+        dropout_p: SupportsFloat = 0.0,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        need_weights: Literal[False] = False,
+        need_lse: Literal[False] = False,
+        empty_rows: Literal["zero", "nan"] = "zero",
+        layout: Layout = "bhsd",
+        num_threads: SupportsIndex | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> FloatArray: ...
+    @overload
+    def attend(
+        self,
+        layer: SupportsIndex,
+        query: npt.ArrayLike,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        scale: SupportsFloat | None = None,
+        score: Score = "dot",
+        score_weight: npt.ArrayLike | None = None,
+        window: Window = None,
+        query_lengths: npt.ArrayLike | None = None,
+        dropout_p: SupportsFloat = 0.0,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        need_weights: Literal[True],
+        need_lse: bool = False,
+        empty_rows: Literal["zero", "nan"] = "zero",
+        layout: Layout = "bhsd",
+        num_threads: SupportsIndex | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> AttentionResult: ...
+    @overload
+    def attend(
+        self,
+        layer: SupportsIndex,
+        query: npt.ArrayLike,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        scale: SupportsFloat | None = None,
+        score: Score = "dot",
+        score_weight: npt.ArrayLike | None = None,
+        window: Window = None,
+        query_lengths: npt.ArrayLike | None = None,
+        dropout_p: SupportsFloat = 0.0,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        need_lse: Literal[True],
+        empty_rows: Literal["zero", "nan"] = "zero",
+        layout: Layout = "bhsd",
+        num_threads: SupportsIndex | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> AttentionResult: ...
+    @overload
+    def attend(
+        self,
+        layer: SupportsIndex,
+        query: npt.ArrayLike,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        scale: SupportsFloat | None = None,
+        score: Score = "dot",
+        score_weight: npt.ArrayLike | None = None,
+        window: Window = None,
+        query_lengths: npt.ArrayLike | None = None,
+        dropout_p: SupportsFloat = 0.0,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        need_lse: bool = False,
+        empty_rows: Literal["zero", "nan"] = "zero",
+        layout: Layout = "bhsd",
+        num_threads: SupportsIndex | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> FloatArray | AttentionResult: ...
     def attend(
         self,
         layer: SupportsIndex,
@@ -263,7 +355,7 @@ class KVCache:
         dropout_p : float
             Probability that a weight becomes 0. Default: 0.0.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from. Default: None, others each time.
+            Draws dropout's mask. Default: None, fresh entropy, so each call differs.
         keep_mask : array_like of bool, optional
             Broadcasts to (batch_size, heads, L, S): True = kept. Default: None.
         need_weights : bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, SupportsFloat, SupportsIndex
+from typing import Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy.typing as npt
 
@@ -15,6 +15,118 @@ from pyattn.functional._self_attention import check_inner, read_rows, read_weigh
 __all__ = ["additive_attention"]
 
 
+@overload
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    need_weights: Literal[False] = False,
+    need_lse: Literal[False] = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: FloatArray | None = None,
+) -> FloatArray: ...
+@overload
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    need_weights: Literal[True],
+    need_lse: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: FloatArray | None = None,
+) -> AttentionResult: ...
+@overload
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_lse: Literal[True],
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: FloatArray | None = None,
+) -> AttentionResult: ...
+@overload
+def additive_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    w_query: npt.ArrayLike | None,
+    w_key: npt.ArrayLike | None,
+    w_score: npt.ArrayLike,
+    bias: npt.ArrayLike | None = None,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    scale: SupportsFloat | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    dropout_p: SupportsFloat = 0.0,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    need_weights: bool = False,
+    need_lse: bool = False,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    layout: Layout = "bhsd",
+    num_threads: SupportsIndex | None = None,
+    out: FloatArray | None = None,
+) -> FloatArray | AttentionResult: ...
 def additive_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -80,7 +192,7 @@ def additive_attention(
     dropout_p : float
         Probability that a weight becomes 0; the others are divided by ``1 - dropout_p``. Default: 0.0.
     rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from. Default: None, others each time.
+        Draws dropout's mask. Default: None, fresh entropy, so each call differs.
     keep_mask : array_like of bool, optional
         Broadcasts to (..., heads, L, S): True = kept, in place of numbers drawn here. Default: None.
     enable_gqa : bool
@@ -104,7 +216,7 @@ def additive_attention(
     Raises
     ------
     ValueError
-        Shapes do not go together, or a rule of `attention` is broken.
+        Shapes disagree, or a rule of `attention` is broken.
     TypeError
         An argument is not an array of real numbers.
 

@@ -34,7 +34,7 @@ def dropout(
     training : bool
         Unless it is, nothing is dropped. Default: True.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyattn._core as _core
 from pyattn._util.typing import CacheUse, FloatArray, Rotation
-from pyattn.functional._multihead_masks import Hidden
+from pyattn.functional._multihead_masks import Masking
 
 __all__ = ["LayerCaches", "LayerOptions", "LayerResult", "LayerWeights", "compute_layer"]
 
@@ -32,6 +32,7 @@ class LayerOptions(NamedTuple):
 
     heads: int
     kv_heads: int
+    scale: float | None
     activation: str
     norm_first: bool
     eps: float
@@ -39,7 +40,7 @@ class LayerOptions(NamedTuple):
 
 
 class LayerCaches(NamedTuple):
-    """What keys and values of the self-attention go to, and what those of memory are read from; how the former turn."""
+    """KV caches of the self-attention and of the memory, and the rotation of the former's queries and keys."""
 
     cache: CacheUse | None = None
     memory_cache: CacheUse | None = None
@@ -62,8 +63,8 @@ def compute_layer(
     memory: FloatArray | None,
     weights: LayerWeights,
     options: LayerOptions,
-    own: Hidden,
-    cross: Hidden,
+    own: Masking,
+    cross: Masking,
     caches: LayerCaches = NO_CACHES,
     *,
     need_weights: bool = False,
@@ -75,6 +76,7 @@ def compute_layer(
         *weights,
         heads=options.heads,
         kv_heads=options.kv_heads,
+        scale=options.scale,
         activation=options.activation,
         norm_first=options.norm_first,
         eps=options.eps,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias
+from typing import Any, Literal, NamedTuple, SupportsFloat, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag, as_probability
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Rotation
-from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core, with_batch_first
+from pyattn.functional._multihead_masks import Masking, Sizes, to_core, with_batch_first
 
 __all__ = ["NO_DROPOUT", "Dropout", "EmptyRows", "Parameters", "compute", "multi_head_attention_forward"]
 
@@ -23,6 +23,102 @@ __all__ = ["NO_DROPOUT", "Dropout", "EmptyRows", "Parameters", "compute", "multi
 Array: TypeAlias = npt.NDArray[Any]
 
 
+@overload
+def multi_head_attention_forward(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
+    in_proj_weight: npt.ArrayLike | None,
+    in_proj_bias: npt.ArrayLike | None,
+    bias_k: npt.ArrayLike | None,
+    bias_v: npt.ArrayLike | None,
+    add_zero_attn: bool,
+    dropout_p: SupportsFloat,
+    out_proj_weight: npt.ArrayLike,
+    out_proj_bias: npt.ArrayLike | None,
+    training: bool = True,
+    key_padding_mask: npt.ArrayLike | None = None,
+    need_weights: Literal[True] = True,
+    attn_mask: npt.ArrayLike | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: npt.ArrayLike | None = None,
+    k_proj_weight: npt.ArrayLike | None = None,
+    v_proj_weight: npt.ArrayLike | None = None,
+    static_k: npt.ArrayLike | None = None,
+    static_v: npt.ArrayLike | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, FloatArray]: ...
+@overload
+def multi_head_attention_forward(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
+    in_proj_weight: npt.ArrayLike | None,
+    in_proj_bias: npt.ArrayLike | None,
+    bias_k: npt.ArrayLike | None,
+    bias_v: npt.ArrayLike | None,
+    add_zero_attn: bool,
+    dropout_p: SupportsFloat,
+    out_proj_weight: npt.ArrayLike,
+    out_proj_bias: npt.ArrayLike | None,
+    training: bool = True,
+    key_padding_mask: npt.ArrayLike | None = None,
+    *,
+    need_weights: Literal[False],
+    attn_mask: npt.ArrayLike | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: npt.ArrayLike | None = None,
+    k_proj_weight: npt.ArrayLike | None = None,
+    v_proj_weight: npt.ArrayLike | None = None,
+    static_k: npt.ArrayLike | None = None,
+    static_v: npt.ArrayLike | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, None]: ...
+@overload
+def multi_head_attention_forward(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
+    in_proj_weight: npt.ArrayLike | None,
+    in_proj_bias: npt.ArrayLike | None,
+    bias_k: npt.ArrayLike | None,
+    bias_v: npt.ArrayLike | None,
+    add_zero_attn: bool,
+    dropout_p: SupportsFloat,
+    out_proj_weight: npt.ArrayLike,
+    out_proj_bias: npt.ArrayLike | None,
+    training: bool = True,
+    key_padding_mask: npt.ArrayLike | None = None,
+    need_weights: bool = True,
+    attn_mask: npt.ArrayLike | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: npt.ArrayLike | None = None,
+    k_proj_weight: npt.ArrayLike | None = None,
+    v_proj_weight: npt.ArrayLike | None = None,
+    static_k: npt.ArrayLike | None = None,
+    static_v: npt.ArrayLike | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    *,
+    rng: RNG = None,
+    keep_mask: npt.ArrayLike | None = None,
+    empty_rows: EmptyRows = "zero",
+) -> tuple[FloatArray, FloatArray | None]: ...
 def multi_head_attention_forward(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -134,7 +230,7 @@ def multi_head_attention_forward(
     TypeError
         Dtypes differ or are not float32 or float64; a mask is neither bool nor of floats.
     ValueError
-        Shapes do not go together; the message names the argument.
+        Shapes disagree; the message names the argument.
 
     Examples
     --------
@@ -165,7 +261,7 @@ def multi_head_attention_forward(
     output, attended = compute(
         *inputs,
         parameters,
-        Hidden(attn_mask, key_padding_mask, is_causal),
+        Masking(attn_mask, key_padding_mask, is_causal),
         Dropout(dropped, rng, keep_mask) if training else NO_DROPOUT,
         heads=heads,
         add_zero=add_zero_attn,
@@ -299,22 +395,23 @@ def compute(
     key: FloatArray | None,
     value: FloatArray | None,
     parameters: Parameters,
-    hidden: Hidden,
+    hidden: Masking,
     dropout: Dropout = NO_DROPOUT,
     *,
     heads: int,
     kv_heads: int | None = None,
+    scale: float | None = None,
     add_zero: bool = False,
     need_weights: bool = True,
     average_weights: bool = True,
     empty_rows: EmptyRows = "zero",
     cache: CacheUse | None = None,
-    turning: Rotation | None = None,
+    rotation: Rotation | None = None,
 ) -> tuple[FloatArray, FloatArray | None]:
     """Call the core with torch's masks."""
     if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
         kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
-        hidden = for_the_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], kv_len))
+        hidden = to_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], kv_len))
     # named one by one: a starred argument would make a tuple and a dict of all of them
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
@@ -333,12 +430,13 @@ def compute(
         extra_value,
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
+        scale=scale,
         add_zero=_flag(add_zero, "add_zero_attn"),
         average_weights=_flag(average_weights, "average_attn_weights"),
         key_padding_mask=hidden.key_padding_mask,
         blocked=True,
         cache=cache,
-        rotary=turning,
+        rotary=rotation,
         attn_mask=hidden.attn_mask,
         is_causal=hidden.is_causal,
         align="upper_left" if cache is None else "lower_right",

@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.typing import Window
 
-__all__ = ["Hidden", "Sizes", "Window", "for_the_core", "lengths_of", "with_batch_first"]
+__all__ = ["Masking", "Sizes", "Window", "lengths_of", "to_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class Hidden(NamedTuple):
+class Masking(NamedTuple):
     """What hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths.
 
     query_lengths, where some queries are padding, come with a cache alone.
@@ -92,7 +92,7 @@ def _refuse_shapes(
         length = x.shape[place]
 
 
-def for_the_core(hidden: Hidden, sizes: Sizes, names: tuple[str, str] = ("attn_mask", "key_padding_mask")) -> Hidden:
+def to_core(hidden: Masking, sizes: Sizes, names: tuple[str, str] = ("attn_mask", "key_padding_mask")) -> Masking:
     """Say what is hidden in shapes that the core broadcasts."""
     mask = _read_mask(hidden.attn_mask, sizes, names[0])
     padding = _read_padding(hidden.key_padding_mask, sizes, names[1])

@@ -80,7 +80,7 @@ def layer_norm(
     TypeError
         An array has no real numbers.
     ValueError
-        Shapes do not go together; eps is negative; need_sum without residual.
+        Shapes disagree; eps is negative; need_sum without residual.
 
     Notes
     -----
@@ -154,7 +154,7 @@ def rms_norm(
     TypeError
         An array has no real numbers.
     ValueError
-        Shapes do not go together; eps is negative; need_sum without residual.
+        Shapes disagree; eps is negative; need_sum without residual.
 
     Notes
     -----

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, SupportsFloat, SupportsIndex
+from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_flag
-from pyattn._util.typing import FloatArray, Window
+from pyattn._util.arguments import as_choice
+from pyattn._util.typing import Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
@@ -18,6 +18,7 @@ __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
 Array = npt.NDArray[Any]
 
 
+@overload
 def self_attention(
     x: npt.ArrayLike,
     w_query: npt.ArrayLike,
@@ -27,7 +28,66 @@ def self_attention(
     bias: Sequence[npt.ArrayLike | None] | None = None,
     scale: SupportsFloat | None = None,
     context: npt.ArrayLike | None = None,
-    columns: bool = False,
+    convention: Convention = "row",
+    need_weights: Literal[False] = False,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    num_threads: SupportsIndex | None = None,
+) -> FloatArray: ...
+@overload
+def self_attention(
+    x: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    *,
+    bias: Sequence[npt.ArrayLike | None] | None = None,
+    scale: SupportsFloat | None = None,
+    context: npt.ArrayLike | None = None,
+    convention: Convention = "row",
+    need_weights: Literal[True],
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    num_threads: SupportsIndex | None = None,
+) -> AttentionResult: ...
+@overload
+def self_attention(
+    x: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    *,
+    bias: Sequence[npt.ArrayLike | None] | None = None,
+    scale: SupportsFloat | None = None,
+    context: npt.ArrayLike | None = None,
+    convention: Convention = "row",
+    need_weights: bool = False,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Literal["upper_left", "lower_right"] | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    empty_rows: Literal["zero", "nan"] = "zero",
+    num_threads: SupportsIndex | None = None,
+) -> FloatArray | AttentionResult: ...
+def self_attention(
+    x: npt.ArrayLike,
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    *,
+    bias: Sequence[npt.ArrayLike | None] | None = None,
+    scale: SupportsFloat | None = None,
+    context: npt.ArrayLike | None = None,
+    convention: Convention = "row",
     need_weights: bool = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
@@ -44,21 +104,21 @@ def self_attention(
 
     Parameters
     ----------
-    x : array_like, (..., L, d_x)
+    x : array_like, (..., L, embed_dim)
         One input per row. Lists, bools and integers are read as float64; a list of float32 arrays stays float32.
-    w_query, w_key : array_like, (d_x, key_dim)
+    w_query, w_key : array_like, (embed_dim, key_dim)
         Weights, one input per row and one output per column.
-    w_value : array_like, (d_x, v_dim)
+    w_value : array_like, (embed_dim, v_dim)
         v_dim may differ from key_dim.
     bias : sequence of three array_like or None, optional
         Added to queries, keys and values. Default: None, no bias.
     scale : float, optional
         Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example mean 1.
-    context : array_like, (..., S, d_x), optional
+    context : array_like, (..., S, embed_dim), optional
         What keys and values are taken from. Default: x.
-    columns : bool
-        The column convention, ``K = W_key X``: inputs (..., d_x, L) are columns, weights are (key_dim, d_x), the output
-        is (..., v_dim, L), and the weights returned are (..., S, L), whose columns sum to 1. Default: False.
+    convention : {'row', 'column'}
+        'column': ``K = W_key X``. Inputs (..., embed_dim, L) are columns, weights are (key_dim, embed_dim), the output
+        is (..., v_dim, L), and the weights returned are (..., S, L), whose columns sum to 1. Default: 'row'.
     need_weights : bool
         Whether to return the weights, too. Default: False.
     attn_mask : array_like, optional
@@ -85,7 +145,7 @@ def self_attention(
     Raises
     ------
     ValueError
-        Shapes do not go together, or a rule of `attention` is broken.
+        Shapes disagree, or a rule of `attention` is broken.
     TypeError
         An argument is not an array of real numbers.
 
@@ -105,7 +165,7 @@ def self_attention(
            [2.    , 7.964 , 0.054 ],
            [1.9997, 7.7599, 0.3584]])
     """
-    columns = as_flag(columns, "columns")
+    columns = as_choice(convention, "convention", ("row", "column")) == "column"
     inputs = _inputs_of(x, context, columns)
     given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
     weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
@@ -142,10 +202,12 @@ def self_attention(
 
 
 def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
-    """Read a weight as (dim, d_x), the core's own layout."""
+    """Read a weight as (dim, embed_dim), the core's own layout."""
     array = _core.as_real(weight, name)
     if array.ndim != 2:
-        raise ValueError(f"{name} has shape {array.shape}, expected {'(dim, d_x)' if columns else '(d_x, dim)'}")
+        raise ValueError(
+            f"{name} has shape {array.shape}, expected {'(dim, embed_dim)' if columns else '(embed_dim, dim)'}"
+        )
     return array if columns else array.T
 
 
@@ -164,10 +226,10 @@ def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -
 
 
 def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
-    """Read inputs as (..., length, d_x)."""
+    """Read inputs as (..., length, embed_dim)."""
     array = _core.as_real(x, name)
     if array.ndim < 2:
-        expected = "(..., d_x, length)" if columns else "(..., length, d_x)"
+        expected = "(..., embed_dim, length)" if columns else "(..., length, embed_dim)"
         raise ValueError(f"{name} has shape {array.shape}, expected {expected}")
     return array.swapaxes(-1, -2) if columns else array
 
@@ -199,7 +261,7 @@ def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:
-    """Read one for each weight, (dim, d_x), by its name."""
+    """Read one for each weight, (dim, embed_dim), by its name."""
     if bias is None:
         return [None] * 3
     for_each = "expected three, for queries, keys and values; each may be None"

@@ -69,7 +69,7 @@ class Cached:
         self._source_length = 0
         if model.is_encoder_decoder:
             ids, counts = read_source(model, source, source_lengths)
-            memory = model.remember(ids.T if self._turned else ids, src_lengths=counts)
+            memory = model.encode_memory(ids.T if self._turned else ids, src_lengths=counts)
             self._caches = (model.new_cache(len(ids)), memory)
             self._source_length = ids.shape[1]
 
@@ -111,7 +111,7 @@ class Cached:
         options: dict[str, Any] = {} if memory is None else {"memory_cache": memory}
         given = new.T if self._turned else new
         with cache._restored_on_error():
-            found = self._model.step(given, cache, lengths=counts, need_weights=self._need_weights, **options)
+            found = self._model.decode_step(given, cache, lengths=counts, need_weights=self._need_weights, **options)
             found = self._with_all(found, counts, cache)
         self._caches = (cache, memory)
         return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyattn.nn as nn
 from pyattn.interop._fast_path import check_fast_path
 from pyattn.interop._hooks import run_hooks
-from pyattn.nn.feed_forward import name_in_the_core
+from pyattn.nn.feed_forward import core_activation
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -253,7 +253,7 @@ def _activation_from_torch(activation: Any) -> Any:
 def _activation_to_torch(activation: Any) -> Any:
     import torch
 
-    name, functions = name_in_the_core(activation), torch.nn.functional
+    name, functions = core_activation(activation), torch.nn.functional
     known: dict[Any, Any] = {"relu": functions.relu, "gelu": functions.gelu, "silu": functions.silu}
     if name == "gelu_tanh":
         return functools.partial(functions.gelu, approximate="tanh")

@@ -14,7 +14,7 @@ from pyattn._util.typing import FloatArray
 from pyattn.models._ids import as_padding, as_tokens
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.linear import Linear
-from pyattn.nn.transformer.decoding import Stepping
+from pyattn.nn.transformer.decoding import TokenModel
 from pyattn.nn.transformer.stack import TransformerEncoder
 from pyattn.nn.transformer.tokens import padding_of
 
@@ -42,7 +42,7 @@ class CausalOutput(NamedTuple):
     attentions: tuple[FloatArray, ...] | None
 
 
-class CausalLM(Stepping):
+class CausalLM(TokenModel):
     """Base of the published decoders.
 
     Attributes

@@ -74,6 +74,6 @@ def student() -> Student:
     step 5: <s> I am a student -> <end>
     """
     words = len(_SOURCE_WORDS), len(_TARGET_WORDS)
-    model = Seq2SeqTransformer(*words, **_SIZES, padding_idx=0, max_len=16).eval()
+    model = Seq2SeqTransformer(*words, **_SIZES, padding_idx=0, max_length=16).eval()
     model.load_state_dict({name: as_array(tensor) for name, tensor in open_tensors(_WEIGHTS).items()})
     return Student(model, _SOURCE_WORDS, _TARGET_WORDS)

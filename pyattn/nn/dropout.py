@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy.typing as npt
 
@@ -71,6 +71,9 @@ class Dropout(Module):
             input is not an array of real numbers.
         """
         return dropout(input, self.p, self.training, rng=rng)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the probability, as torch does.

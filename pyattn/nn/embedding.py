@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class Embedding(Module):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Embedding(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         init.normal_(self.weight, rng=rng)
         if self.padding_idx is not None:
@@ -174,6 +174,9 @@ class Embedding(Module):
             An id is out of range.
         """
         return functional.embedding(input, self.weight)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

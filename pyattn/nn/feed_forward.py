@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,11 @@ from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.functional._activations import gelu, silu
 from pyattn.functional._dropout import dropout as drop_numbers
-from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
-__all__ = ["Activation", "FeedForward", "as_activation", "drop", "feed", "name_in_the_core"]
+__all__ = ["Activation", "FeedForward", "as_activation", "core_activation", "drop", "feed"]
 
 Name: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Activation: TypeAlias = Name | Callable[[FloatArray], FloatArray]
@@ -64,7 +64,7 @@ class FeedForward(Module):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class FeedForward(Module):
         input : array_like, (..., d_model)
             Of the weights' dtype.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -140,7 +140,10 @@ class FeedForward(Module):
             raise ValueError(f"input has shape {x.shape}, expected (..., {weight.shape[-1]}): d_model is last")
         dropout = self.dropout if self.training else 0.0
         y = feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
-        return unpromoted(y, self, weight.dtype)
+        return check_dtype(y, self, weight.dtype)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell what the repr of its parts does not.
@@ -150,7 +153,7 @@ class FeedForward(Module):
         str
             Of one line.
         """
-        name = name_in_the_core(self.activation) or self.activation
+        name = core_activation(self.activation) or self.activation
         return f"activation={name}, dropout={self.dropout}"
 
 
@@ -165,7 +168,7 @@ def as_activation(activation: Activation) -> Activation:
     return activation
 
 
-def name_in_the_core(activation: Activation) -> Name | None:
+def core_activation(activation: Activation) -> Name | None:
     """Find an activation among those that the core computes on the way out of a product."""
     if isinstance(activation, str):
         return activation
@@ -188,7 +191,7 @@ def feed(
     rng: RNG,
 ) -> FloatArray:
     """Compute ``linear2(dropped(act(linear1(x))))``, or ``linear2(dropped(act(gate(x)) * linear1(x)))``."""
-    name = name_in_the_core(activation)
+    name = core_activation(activation)
     parts = (linear1, linear2) if gate is None else (linear1, linear2, gate)
     if name is not None and dropout == 0 and all(type(part) is Linear for part in parts):
         one, two, three = (cast(Linear, part) for part in (linear1, linear2, gate))

@@ -44,7 +44,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     a, b : float
         The bounds. Default: 0.0 and 1.0.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     std : float
         Standard deviation, 0 or more. Default: 1.0.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -
     gain : float
         A factor, 0 or more; see `calculate_gain`. Default: 1.0.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
@@ -227,7 +227,7 @@ def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) ->
     gain : float
         A factor, 0 or more; see `calculate_gain`. Default: 1.0.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
@@ -267,7 +267,7 @@ def kaiming_uniform_(
     nonlinearity : str
         What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
@@ -308,7 +308,7 @@ def kaiming_normal_(
     nonlinearity : str
         What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
     rng : None, int, SeedSequence or Generator
-        Where the numbers come from. Default: None, others each time.
+        Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------

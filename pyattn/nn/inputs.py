@@ -14,11 +14,11 @@ __all__ = [
     "as_count",
     "as_float_dtype",
     "as_input",
-    "check_dtypes",
+    "check_dtype",
     "check_multiple",
     "check_parameter",
+    "check_parameter_dtypes",
     "count_or",
-    "unpromoted",
 ]
 
 
@@ -46,14 +46,14 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
     raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted} as the module's weights; pass {fix}{other}")
 
 
-def unpromoted(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def check_dtype(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Refuse what the core has promoted, because a parameter that was assigned has a larger dtype than the module's."""
     if result.dtype != dtype:  # which may be the byte order alone
-        check_dtypes(module, dtype)
+        check_parameter_dtypes(module, dtype)
     return result
 
 
-def check_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
+def check_parameter_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
     """Name a parameter of a larger dtype than the module's."""
     wanted = dtype.newbyteorder("=")
     for name, array in module.named_parameters():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from pyattn._util.arguments import as_count, as_flag, as_float_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.module import Module
 
 __all__ = ["Linear"]
@@ -35,7 +35,7 @@ class Linear(Module):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Linear(Module):
         TypeError
             They are no arrays of float32 or float64, or their dtypes differ.
         ValueError
-            Their shapes do not go together.
+            Their shapes disagree.
 
         Examples
         --------
@@ -126,7 +126,7 @@ class Linear(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         generator = as_generator(rng)
         bound = 1 / math.sqrt(max(1, self.in_features))
@@ -157,7 +157,10 @@ class Linear(Module):
         x = as_input(input, "input", self.weight.dtype)
         if x.shape[-1:] != self.weight.shape[-1:]:
             raise ValueError(f"input has shape {x.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
-        return unpromoted(functional.linear(x, self.weight, self.bias), self, self.weight.dtype)
+        return check_dtype(functional.linear(x, self.weight, self.bias), self, self.weight.dtype)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from pyattn._util.arguments import as_finite, as_flag, as_float_dtype
 from pyattn._util.typing import FloatArray
 from pyattn.functional._norm import Shape, as_shape, layer_norm, rms_norm
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.module import Module
 
 __all__ = ["LayerNorm", "RMSNorm"]
@@ -103,7 +103,10 @@ class LayerNorm(Module):
             return layer_norm(input, self.normalized_shape, None, self.bias, self.eps)
         x = as_input(input, "input", self.weight.dtype)
         y = layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        return unpromoted(y, self, self.weight.dtype)
+        return check_dtype(y, self, self.weight.dtype)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.
@@ -192,6 +195,9 @@ class RMSNorm(Module):
         """
         x = input if self.weight is None else as_input(input, "input", self.weight.dtype)
         return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

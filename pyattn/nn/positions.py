@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class PositionalEncoding(Module):
     ----------
     d_model : int
         Size of an input.
-    max_len : int
+    max_length : int
         How many positions there are, from 0 on. Default: 5000. Sines and cosines are computed once for all of them, and
         for all modules of the same sizes.
     dropout : float
@@ -54,7 +54,7 @@ class PositionalEncoding(Module):
 
     Attributes
     ----------
-    weight : ndarray, (max_len, d_model), or None
+    weight : ndarray, (max_length, d_model), or None
         What is learned; at first drawn from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
         and GPT-2. None for sines and cosines, of which nothing is in the `Module.state_dict`.
 
@@ -77,7 +77,7 @@ class PositionalEncoding(Module):
     def __init__(
         self,
         d_model: SupportsIndex,
-        max_len: SupportsIndex = 5000,
+        max_length: SupportsIndex = 5000,
         dropout: SupportsFloat = 0.1,
         learned: bool = False,
         batch_first: bool = True,
@@ -88,13 +88,13 @@ class PositionalEncoding(Module):
     ) -> None:
         super().__init__()
         self.d_model = as_count(d_model, "d_model", least=0)
-        self.max_len = as_count(max_len, "max_len", least=0)
+        self.max_length = as_count(max_length, "max_length", least=0)
         self.dropout = as_probability(dropout, "dropout")
         self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
         positional_encoding(0, self.d_model, base=base)  # tells at once what is wrong with base
         self.base = float(base)
         kind = as_float_dtype(dtype)
-        self.register_parameter("weight", np.empty((self.max_len, self.d_model), kind) if learned else None)
+        self.register_parameter("weight", np.empty((self.max_length, self.d_model), kind) if learned else None)
         self.reset_parameters(rng)
 
     def reset_parameters(self, rng: RNG = None) -> None:
@@ -103,7 +103,7 @@ class PositionalEncoding(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         if self.weight is not None:
             init.normal_(self.weight, std=0.02, rng=rng)
@@ -142,14 +142,14 @@ class PositionalEncoding(Module):
         (2, 3, 4)
         """
         count, first = as_count(length, "length", least=0), as_count(start, "start", least=0)
-        if first + count > self.max_len:
+        if first + count > self.max_length:
             raise ValueError(
-                f"a length of {count} from position {first} on needs {first + count} positions, and max_len is "
-                f"{self.max_len}; make the module with a larger one"
+                f"a length of {count} from position {first} on needs {first + count} positions, and max_length is "
+                f"{self.max_length}; make the module with a larger one"
             )
         table = self.weight
         if table is None:
-            table = _sinusoids(self.max_len, self.d_model, self.base, as_float_dtype(dtype).name)
+            table = _sinusoids(self.max_length, self.d_model, self.base, as_float_dtype(dtype).name)
         return table[first : first + count]
 
     def forward(
@@ -168,7 +168,7 @@ class PositionalEncoding(Module):
         start : int
             The position of the first input, as in decoding with a cache. Default: 0.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -192,6 +192,9 @@ class PositionalEncoding(Module):
         y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
         return dropout(y, self.dropout, self.training, rng=rng)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def extra_repr(self) -> str:
         """Tell the sizes, and what is not as usual.
 
@@ -202,13 +205,13 @@ class PositionalEncoding(Module):
         """
         usual: dict[str, Any] = {"learned": False, "batch_first": True, "base": 10000.0}
         others = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
-        return ", ".join([str(self.d_model), f"max_len={self.max_len}", f"dropout={self.dropout:g}", *others])
+        return ", ".join([str(self.d_model), f"max_length={self.max_length}", f"dropout={self.dropout:g}", *others])
 
 
 @functools.lru_cache(maxsize=4)
-def _sinusoids(max_len: int, d_model: int, base: float, dtype: str) -> FloatArray:
+def _sinusoids(max_length: int, d_model: int, base: float, dtype: str) -> FloatArray:
     """Keep some tables for all modules together: a module holds no array but its parameters."""
-    table = positional_encoding(max_len, d_model, base=base, dtype=dtype)
+    table = positional_encoding(max_length, d_model, base=base, dtype=dtype)
     table.flags.writeable = False
     return table
 
@@ -340,7 +343,10 @@ class RotaryEmbedding(Module):
             out=out,
         )
 
-    def turning(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def rotation(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:
         """Tell the core how queries and keys turn.
 
         Parameters

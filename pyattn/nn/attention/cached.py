@@ -10,17 +10,17 @@ import numpy.typing as npt
 from pyattn._util.typing import CacheUse, FloatArray, Rotation
 from pyattn.cache.kv_cache import KVCache
 from pyattn.cache.pages import Growth
-from pyattn.functional._multihead_masks import Hidden
+from pyattn.functional._multihead_masks import Masking
 from pyattn.nn.positions import RotaryEmbedding
 
-__all__ = ["Opened", "check_cache", "open_cache", "turning_of"]
+__all__ = ["Opened", "check_cache", "open_cache", "rotation_of"]
 
 
 class Opened(NamedTuple):
     """A layer of a cache during one call."""
 
     use: CacheUse
-    hidden: Hidden
+    masking: Masking
     """With the lengths and the window of the cache."""
     starts: tuple[int, ...]
     """Position of each batch entry's first query."""
@@ -41,7 +41,7 @@ def open_cache(
     layer: SupportsIndex,
     x: FloatArray,
     name: str,
-    hidden: Hidden,
+    masking: Masking,
     lengths: npt.ArrayLike | None = None,
     *,
     stores: bool = True,
@@ -61,21 +61,21 @@ def open_cache(
         )
     if not stores:
         held, use = cache._read(layer)
-        hidden = hidden._replace(key_lengths=[length - use.start for length in held.lengths])
+        masking = masking._replace(key_lengths=[length - use.start for length in held.lengths])
         if cache.window is not None:
             raise ValueError(f"{cache_name} has window={cache.window}, and what is attended to here has no positions")
         if held.lengths and not any(held.lengths):
-            raise ValueError(f"{cache_name} is empty, expected a memory: see remember")
-        return Opened(use, hidden, held.lengths, held.lengths, cache, None)
+            raise ValueError(f"{cache_name} is empty, expected a memory: see encode_memory")
+        return Opened(use, masking, held.lengths, held.lengths, cache, None)
     if cache.window is not None:
-        if hidden.window is not None:
+        if masking.window is not None:
             raise ValueError(f"window was given, but the cache has its own, window={cache.window}: leave it out")
-        hidden = hidden._replace(window=(cache.window, None))
+        masking = masking._replace(window=(cache.window, None))
     growth = cache._begin(layer, x.shape[1], lengths)
-    hidden = hidden._replace(key_lengths=[length - growth.use.start for length in growth.after.lengths])
+    masking = masking._replace(key_lengths=[length - growth.use.start for length in growth.after.lengths])
     if any(count != x.shape[1] for count in growth.counts):
-        hidden = hidden._replace(query_lengths=growth.counts)
-    return Opened(growth.use, hidden, growth.before.lengths, growth.after.lengths, cache, growth)
+        masking = masking._replace(query_lengths=growth.counts)
+    return Opened(growth.use, masking, growth.before.lengths, growth.after.lengths, cache, growth)
 
 
 def check_cache(cache: KVCache, name: str = "cache") -> None:
@@ -86,7 +86,7 @@ def check_cache(cache: KVCache, name: str = "cache") -> None:
         raise TypeError(f"{name} is of type {type(cache).__name__}, expected pyattn.KVCache")
 
 
-def turning_of(
+def rotation_of(
     rotary: RotaryEmbedding | None, starts: tuple[int, ...], ends: tuple[int, ...], length: int
 ) -> Rotation | None:
     """Tell the core how rows turn that stand one after another."""
@@ -94,5 +94,5 @@ def turning_of(
         return None
     seq_len = max(ends, default=0)
     if all(start == starts[0] for start in starts):
-        return rotary.turning(starts[0] if starts else 0, None, seq_len)
-    return rotary.turning(0, np.array(starts)[:, None] + np.arange(length), seq_len)
+        return rotary.rotation(starts[0] if starts else 0, None, seq_len)
+    return rotary.rotation(0, np.array(starts)[:, None] + np.arange(length), seq_len)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_flag, as_float_dtype, as_probability
+from pyattn._util.arguments import as_finite, as_flag, as_float_dtype, as_probability
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead import NO_DROPOUT, Dropout, compute
-from pyattn.functional._multihead_masks import Hidden, with_batch_first
+from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
-from pyattn.nn.attention.cached import Opened, check_cache, open_cache, turning_of
+from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
 from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
-from pyattn.nn.inputs import as_input, check_multiple, count_or, unpromoted
+from pyattn.nn.inputs import as_input, check_dtype, check_multiple, count_or
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import RotaryEmbedding
@@ -37,9 +37,9 @@ class MultiheadAttention(Module):
     """attention:                    True = attend
     MultiheadAttention, as torch: True = blocked
 
-    `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and first numbers. ``head_h = softmax(q_h
-    k_h^T / sqrt(head_dim) + mask) v_h`` with q, k and v the projections of query, key and value, cut into heads; the
-    output is a projection of the heads side by side.
+    `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and initialisation. ``head_h =
+    softmax(scale * q_h k_h^T + mask) v_h`` with q, k and v the projections of query, key and value, cut into heads; the
+    output is a projection of the concatenated heads.
 
     Parameters
     ----------
@@ -70,11 +70,13 @@ class MultiheadAttention(Module):
     num_kv_heads : int, optional
         Heads of key and value, each shared by ``num_heads // num_kv_heads`` query heads. Default: num_heads.
     rotary : RotaryEmbedding, optional
-        Turns queries and keys with their positions, counted from 0, or from what a cache holds. Default: None.
+        Rotates queries and keys by their positions, counted from 0, or from the end of a cache. Default: None.
+    scale : float, optional
+        Factor on the scores. Default: None, ``1 / sqrt(head_dim)``; 1 leaves them unscaled.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -122,6 +124,7 @@ class MultiheadAttention(Module):
     add_zero_attn: bool
     batch_first: bool
     rotary: RotaryEmbedding | None
+    scale: float | None
     in_proj_weight: FloatArray | None
     q_proj_weight: FloatArray | None
     k_proj_weight: FloatArray | None
@@ -148,6 +151,7 @@ class MultiheadAttention(Module):
         out_dim: SupportsIndex | None = None,
         num_kv_heads: SupportsIndex | None = None,
         rotary: RotaryEmbedding | None = None,
+        scale: SupportsFloat | None = None,
         dtype: npt.DTypeLike = np.float32,
         rng: RNG = None,
     ) -> None:
@@ -161,7 +165,7 @@ class MultiheadAttention(Module):
         self.v_head_dim = count_or(v_head_dim, "v_head_dim", self.head_dim)
         self.kdim = count_or(kdim, "kdim", self.embed_dim)
         self.vdim = count_or(vdim, "vdim", self.embed_dim)
-        self._set_options(dropout, add_zero_attn, batch_first, rotary)
+        self._set_options(dropout, add_zero_attn, batch_first, rotary, scale)
         out = count_or(out_dim, "out_dim", self.embed_dim)
         flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
         shapes = shapes_of(self, out, *flags, is_packable(self, out))
@@ -180,6 +184,7 @@ class MultiheadAttention(Module):
         add_zero_attn: bool = False,
         batch_first: bool = False,
         rotary: RotaryEmbedding | None = None,
+        scale: SupportsFloat | None = None,
     ) -> _Self:
         """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
 
@@ -199,6 +204,8 @@ class MultiheadAttention(Module):
             As for the constructor. Default: False.
         rotary : RotaryEmbedding, optional
             As for the constructor. Default: None.
+        scale : float, optional
+            As for the constructor. Default: None.
 
         Returns
         -------
@@ -208,9 +215,9 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            They are no arrays of float32 or float64, or their dtypes differ.
+            An array is not float32 or float64, or dtypes differ.
         ValueError
-            One is missing or unexpected, or their shapes do not go together.
+            One is missing or unexpected, or their shapes disagree.
 
         Examples
         --------
@@ -230,20 +237,26 @@ class MultiheadAttention(Module):
         packed = "in_proj_weight" in state_dict
         if packed:
             self.head_dim = self.v_head_dim = self.embed_dim // self.num_heads
-        self._set_options(dropout, add_zero_attn, batch_first, rotary)
+        self._set_options(dropout, add_zero_attn, batch_first, rotary, scale)
         shapes = shapes_of(self, weights[3].shape[0], "in_proj_bias" in state_dict, "bias_k" in state_dict, packed)
         check_arrays(state_dict, shapes)
         self._set_parameters(state_dict)
         return self
 
     def _set_options(
-        self, dropout: SupportsFloat, add_zero_attn: bool, batch_first: bool, rotary: RotaryEmbedding | None
+        self,
+        dropout: SupportsFloat,
+        add_zero_attn: bool,
+        batch_first: bool,
+        rotary: RotaryEmbedding | None,
+        scale: SupportsFloat | None,
     ) -> None:
         check_multiple(("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads))
         self.dropout = as_probability(dropout, "dropout")
         self.add_zero_attn = as_flag(add_zero_attn, "add_zero_attn")
         self.batch_first = as_flag(batch_first, "batch_first")
         self.rotary = _as_rotary(rotary, self.head_dim)
+        self.scale = None if scale is None else as_finite(scale, "scale")
 
     def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
         for name in OWN:
@@ -256,7 +269,7 @@ class MultiheadAttention(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         generator = as_generator(rng)
         for name in ("in_proj_weight", *SEPARATE):
@@ -275,6 +288,60 @@ class MultiheadAttention(Module):
         """Size of the last axis of the output."""
         return self.out_proj.out_features
 
+    @overload
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: Literal[True] = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        *,
+        need_weights: Literal[False],
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> tuple[FloatArray, None]: ...
+    @overload
+    def forward(
+        self,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = True,
+        attn_mask: npt.ArrayLike | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        rng: RNG = None,
+        keep_mask: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> tuple[FloatArray, FloatArray | None]: ...
     def forward(
         self,
         query: npt.ArrayLike,
@@ -294,10 +361,10 @@ class MultiheadAttention(Module):
     ) -> tuple[FloatArray, FloatArray | None]:
         """Compute the attention of every head, and their projection.
 
-        On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises or, on its fast path in eval
-        mode without gradients, ignores it) and is combined with it (torch's replaces it in some cases); the keys of
-        add_bias_kv and add_zero_attn stay visible under it; a row with nothing to attend to gives 0 before the output's
-        projection.
+        Differences from torch, on purpose: `is_causal` works without `attn_mask` (torch raises or, on its fast path in
+        eval mode without gradients, ignores it) and is combined with it (torch replaces it in some cases); the keys of
+        add_bias_kv and add_zero_attn stay visible under it; a row with nothing to attend to gives 0 before the
+        output's projection.
 
         Parameters
         ----------
@@ -310,12 +377,12 @@ class MultiheadAttention(Module):
         key_padding_mask : array_like, (N, S) or (S,), optional
             bool: True = blocked; float: added to the scores. Default: None.
         need_weights : bool
-            Return weights, too; the default.
+            Return the weights too. Default: True.
         attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
             bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
             Default: None.
         average_attn_weights : bool
-            Weights are their mean over heads, the default.
+            Return the mean of the weights over heads. Default: True.
         is_causal : bool
             Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
         window : int or (left, right), optional
@@ -323,7 +390,7 @@ class MultiheadAttention(Module):
         key_lengths : array_like of int, (N,) or (), optional
             Batch entry b attends to its first ``key_lengths[b]`` keys. Default: None.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy.
         keep_mask : array_like of bool, optional
             Broadcasts to (N, num_heads, L, S), S as in the weights: True = kept, in training. Default: None, drawn.
         empty_rows : {'zero', 'nan'}
@@ -342,7 +409,7 @@ class MultiheadAttention(Module):
         TypeError
             An input has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
         dtype = self.out_proj.weight.dtype
         q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
@@ -353,26 +420,78 @@ class MultiheadAttention(Module):
                 k,
                 v,
                 parameters_of(self),
-                Hidden(attn_mask, key_padding_mask, is_causal, window, key_lengths),
+                Masking(attn_mask, key_padding_mask, is_causal, window, key_lengths),
                 Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
+                scale=self.scale,
                 add_zero=self.add_zero_attn,
                 need_weights=need_weights,
                 average_weights=average_attn_weights,
                 empty_rows=empty_rows,
-                turning=turning_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
+                rotation=rotation_of(self.rotary, (0,), (max(q.shape[-2], k.shape[-2]),), q.shape[-2]),
             )
         except (IndexError, TypeError, ValueError):
             check_fit(self)
             raise
-        unpromoted(output, self, dtype)
-        turn = output.ndim == 3 and not self.batch_first
-        return output.swapaxes(0, 1) if turn else output, weights
+        check_dtype(output, self, dtype)
+        swapped = output.ndim == 3 and not self.batch_first
+        return output.swapaxes(0, 1) if swapped else output, weights
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     # With a cache
 
-    def step(
+    @overload
+    def decode_step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        window: Window = None,
+        need_weights: Literal[False] = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, None]: ...
+    @overload
+    def decode_step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        window: Window = None,
+        need_weights: Literal[True],
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def decode_step(
+        self,
+        x: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        window: Window = None,
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray | None]: ...
+    def decode_step(
         self,
         x: npt.ArrayLike,
         cache: KVCache,
@@ -387,40 +506,41 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Attend to all tokens so far: keys and values of x go into the cache, behind those that it has.
+        """Attend to all tokens so far: append keys and values of x to the KV cache, then attend to all of it.
 
-        The output has the bits of `forward` over all tokens at once with is_causal, at these rows; not so with a rotary
-        whose frequencies depend on the length of the sequence (dynamic, longrope): keys stay as they were stored.
+        The output is bit-identical to these rows of `forward` over all tokens with is_causal, unless rotary's
+        frequencies depend on the length of the sequence (dynamic, longrope): stored keys are not rotated again.
 
         Parameters
         ----------
         x : array_like, (L, N, embed_dim)
             The next tokens; (N, L, embed_dim) with batch_first.
         cache : KVCache
-            Of N batch entries; it changes when the call succeeds.
+            With N batch entries. It changes only if the call succeeds.
         layer : int
-            Which layer of it. Default: 0.
+            Layer of the cache. Default: 0.
         lengths : array_like of int, (N,), optional
-            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+            Number of tokens of each batch entry; later ones are padding. Default: None, all.
         attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
-            bool: True = blocked; float: added to the scores. S is what the cache holds then. Default: None.
+            bool: True = blocked; float: added to the scores. S counts the keys of the cache after the call. Default:
+            None.
         key_padding_mask : array_like, (N, S), optional
             bool: True = blocked; float: added to the scores. Default: None.
         is_causal : bool
-            A token attends to none after it, the default.
+            No token attends to a later one. Default: True.
         window : int or (left, right), optional
-            As for `forward`, where the cache has no window of its own. Default: None.
+            As for `forward`; only for a cache without a window of its own. Default: None.
         need_weights : bool
-            Return weights, too. Default: False.
+            Return the weights too. Default: False.
         average_attn_weights : bool
-            Weights are their mean over heads, the default.
+            Return the mean of the weights over heads. Default: True.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy.
 
         Returns
         -------
         output : ndarray
-            Of x's axes; rows of padding mean nothing.
+            Of x's shape; padded rows are unspecified.
         weights : ndarray, (N, L, S) or (N, num_heads, L, S), or None
             As `forward` returns them.
 
@@ -429,50 +549,50 @@ class MultiheadAttention(Module):
         TypeError
             x has another dtype than the weights or the cache.
         ValueError
-            Shapes do not go together, or the cache is full.
+            Shapes disagree, or the cache is full.
         """
-        self._check_plain("step")
+        self._check_plain("decode_step")
         rows = as_input(x, "x", self.out_proj.weight.dtype)
         if not self.kdim == self.vdim == self.embed_dim:
             raise ValueError(
-                f"kdim is {self.kdim} and vdim {self.vdim}, and step needs embed_dim, {self.embed_dim}, for both"
+                f"kdim is {self.kdim} and vdim {self.vdim}; decode_step needs both to be embed_dim, {self.embed_dim}"
             )
         features = (self.embed_dim, self.kdim, self.vdim)
         rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("x",) * 3)
-        hidden = Hidden(attn_mask, key_padding_mask, is_causal, window)
-        opened = open_cache(cache, layer, rows, "x", hidden, lengths)
+        masking = Masking(attn_mask, key_padding_mask, is_causal, window)
+        opened = open_cache(cache, layer, rows, "x", masking, lengths)
         result = self._attend(rows, rows, opened, need_weights, average_attn_weights, rng)
         opened.close()
         return result
 
-    def remember(
+    def encode_memory(
         self, memory: npt.ArrayLike, cache: KVCache, layer: SupportsIndex = 0, *, lengths: npt.ArrayLike | None = None
     ) -> None:
-        """Put keys and values of a memory into a cache, for `recall`.
+        """Store the keys and values of a memory in a KV cache, for `attend_memory`.
 
         Parameters
         ----------
         memory : array_like, (S, N, kdim)
-            (N, S, kdim) with batch_first. Keys and values come from the same.
+            (N, S, kdim) with batch_first. Source of keys and values.
         cache : KVCache
-            Of N batch entries.
+            With N batch entries.
         layer : int
-            Which layer of it. Default: 0.
+            Layer of the cache. Default: 0.
         lengths : array_like of int, (N,), optional
-            How many rows of each batch entry count; those behind are padding. Default: None, all.
+            Number of rows of each batch entry; later ones are padding. Default: None, all.
 
         Raises
         ------
         TypeError
             memory has another dtype than the weights or the cache.
         ValueError
-            Shapes do not go together, or the cache is full.
+            Shapes disagree, or the cache is full.
         """
-        self._check_plain("remember")
+        self._check_plain("encode_memory")
         check_cache(cache)
         if self.rotary is not None or cache.window is not None:
             what = "the attention has rotary" if self.rotary is not None else f"the cache has window={cache.window}"
-            raise ValueError(f"{what}, and what recall attends to has no positions")
+            raise ValueError(f"{what}; attend_memory supports neither rotary positions nor windows")
         rows = as_input(memory, "memory", self.out_proj.weight.dtype)
         features = (self.kdim, self.kdim, self.vdim)
         rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("memory",) * 3)
@@ -488,7 +608,46 @@ class MultiheadAttention(Module):
             check_fit(self)
             raise
 
-    def recall(
+    @overload
+    def attend_memory(
+        self,
+        query: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: Literal[False] = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, None]: ...
+    @overload
+    def attend_memory(
+        self,
+        query: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: Literal[True],
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def attend_memory(
+        self,
+        query: npt.ArrayLike,
+        cache: KVCache,
+        layer: SupportsIndex = 0,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray | None]: ...
+    def attend_memory(
         self,
         query: npt.ArrayLike,
         cache: KVCache,
@@ -500,31 +659,31 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Attend to what a cache holds, which stays as it is: `forward` over a memory whose keys and values are there.
+        """Attend to a memory whose keys and values `encode_memory` stored; the cache stays as it is.
 
         Parameters
         ----------
         query : array_like, (L, N, embed_dim)
             (N, L, embed_dim) with batch_first.
         cache : KVCache
-            Of N batch entries.
+            With N batch entries.
         layer : int
-            Which layer of it. Default: 0.
+            Layer of the cache. Default: 0.
         attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
-            bool: True = blocked; float: added to the scores. S is what the cache holds. Default: None.
+            bool: True = blocked; float: added to the scores. S counts the keys of the cache. Default: None.
         key_padding_mask : array_like, (N, S), optional
             bool: True = blocked; float: added to the scores. Default: None.
         need_weights : bool
-            Return weights, too. Default: False.
+            Return the weights too. Default: False.
         average_attn_weights : bool
-            Weights are their mean over heads, the default.
+            Return the mean of the weights over heads. Default: True.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy.
 
         Returns
         -------
         output : ndarray
-            Of query's axes.
+            Of query's shape.
         weights : ndarray, (N, L, S) or (N, num_heads, L, S), or None
             As `forward` returns them.
 
@@ -533,20 +692,22 @@ class MultiheadAttention(Module):
         TypeError
             query has another dtype than the weights or the cache.
         ValueError
-            Shapes do not go together.
+            Shapes disagree.
         """
-        self._check_plain("recall")
+        self._check_plain("attend_memory")
         if self.rotary is not None:
-            raise ValueError("rotary turns queries with their positions, and those of recall's are not known")
+            raise ValueError("the attention has rotary; attend_memory supports neither rotary positions nor windows")
         rows = as_input(query, "query", self.out_proj.weight.dtype)
         rows, _, _ = with_batch_first(rows, rows, rows, (self.embed_dim,) * 3, batch_first=self.batch_first)
-        opened = open_cache(cache, layer, rows, "query", Hidden(attn_mask, key_padding_mask), stores=False)
+        opened = open_cache(cache, layer, rows, "query", Masking(attn_mask, key_padding_mask), stores=False)
         return self._attend(rows, None, opened, need_weights, average_attn_weights, rng)
 
     def _check_plain(self, name: str) -> None:
         """Refuse keys that no cache holds."""
         if self.bias_k is not None or self.add_zero_attn:
-            raise ValueError(f"the attention has add_bias_kv or add_zero_attn, and {name} has keys of tokens alone")
+            raise ValueError(
+                f"the attention has add_bias_kv or add_zero_attn, which a KV cache cannot hold; {name} needs neither"
+            )
 
     def _attend(
         self, query: FloatArray, new: FloatArray | None, opened: Opened, need_weights: bool, average: bool, rng: RNG
@@ -557,14 +718,15 @@ class MultiheadAttention(Module):
                 new,
                 new,
                 parameters_of(self),
-                opened.hidden,
+                opened.masking,
                 Dropout(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
+                scale=self.scale,
                 need_weights=need_weights,
                 average_weights=average,
                 cache=opened.use,
-                turning=turning_of(self.rotary, opened.starts, opened.ends, query.shape[1]),
+                rotation=rotation_of(self.rotary, opened.starts, opened.ends, query.shape[1]),
             )
         except (IndexError, TypeError, ValueError):
             check_fit(self)
@@ -630,16 +792,14 @@ class MultiheadAttention(Module):
         """
         usual = {"embed_dim": None, "num_heads": None, "num_kv_heads": self.num_heads, "kdim": self.embed_dim}
         usual |= {"vdim": self.embed_dim, "head_dim": self.embed_dim // self.num_heads, "v_head_dim": self.head_dim}
-        usual |= {"dropout": 0, "add_zero_attn": False, "batch_first": False}
+        usual |= {"dropout": 0, "add_zero_attn": False, "batch_first": False, "scale": None}
         return ", ".join(f"{name}={getattr(self, name)}" for name, x in usual.items() if getattr(self, name) != x)
 
 
 def _as_rotary(rotary: RotaryEmbedding | None, head_dim: int) -> RotaryEmbedding | None:
-    """Refuse what does not turn the heads of an attention."""
-    from pyattn.nn.positions import RotaryEmbedding
-
+    """Check that rotary rotates heads of this size."""
     if rotary is not None and not isinstance(rotary, RotaryEmbedding):
         raise TypeError(f"rotary is of type {type(rotary).__name__}, expected pyattn.nn.RotaryEmbedding")
     if rotary is not None and rotary.dim != head_dim:
-        raise ValueError(f"rotary turns rows of {rotary.dim} features, expected {head_dim}, the head_dim")
+        raise ValueError(f"rotary has dim {rotary.dim}; it must be the head_dim, {head_dim}")
     return rotary

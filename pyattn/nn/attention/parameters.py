@@ -7,7 +7,7 @@ from typing import Any
 
 from pyattn._util.typing import FloatArray
 from pyattn.functional._multihead import Parameters
-from pyattn.nn.inputs import check_dtypes, check_parameter
+from pyattn.nn.inputs import check_parameter, check_parameter_dtypes
 
 __all__ = ["OWN", "SEPARATE", "check_fit", "is_packable", "parameters_of", "shapes_of", "weights_of"]
 
@@ -67,7 +67,7 @@ def parameters_of(module: Any) -> Parameters:
 
 def check_fit(module: Any) -> None:
     """Name the parameter that does not fit the module. Where the core has refused a call, it has other names."""
-    check_dtypes(module, module.out_proj.weight.dtype)
+    check_parameter_dtypes(module, module.out_proj.weight.dtype)
     state = module.state_dict()
     packed, bias_kv = not any(name in state for name in SEPARATE), "bias_k" in state or "bias_v" in state
     for name, shape in shapes_of(module, module.out_dim, True, bias_kv, packed).items():

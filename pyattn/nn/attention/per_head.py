@@ -1,7 +1,7 @@
-"""Multi-head attention's weights as papers write them: matrices for each head, and one for the heads side by side.
+"""Multi-head attention's weights as papers write them: matrices for each head, and one for the concatenated heads.
 
-A module keeps the heads' matrices on top of one another, as (out, in). Here, a matrix is (d_x, dim), or (dim, d_x) with
-columns; inside, all are (dim, d_x).
+A module stacks the heads' matrices, as (out, in). Here a matrix is (embed_dim, dim), or (dim, embed_dim) in the column
+convention; inside, all are (dim, embed_dim).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.arguments import as_choice
 from pyattn._util.in_proj import in_projections
-from pyattn._util.typing import FloatArray
+from pyattn._util.typing import Convention, FloatArray
 from pyattn.nn.attention.multihead import MultiheadAttention
 
 __all__ = ["Heads", "from_heads", "to_heads"]
@@ -27,12 +28,12 @@ class Heads(NamedTuple):
 
     Attributes
     ----------
-    w_query : list of ndarray, (d_x, d_k)
-        ``W_Q^i``. In the column convention (d_k, d_x), and so on.
+    w_query : list of ndarray, (embed_dim, d_k)
+        ``W_Q^i``. In the column convention (d_k, embed_dim), and so on.
     w_key : list of ndarray, (kdim, d_k)
-        ``W_K^i``, of each key head; kdim is d_x in papers.
+        ``W_K^i``, of each key head; kdim is embed_dim in papers.
     w_value : list of ndarray, (vdim, d_v)
-        ``W_V^i``, of each value head; vdim is d_x in papers.
+        ``W_V^i``, of each value head; vdim is embed_dim in papers.
     w_out : ndarray, (heads * d_v, d_out)
         ``W_O``.
     b_query : list of ndarray, (d_k,), or None
@@ -65,10 +66,11 @@ def from_heads(
     b_value: Iterable[npt.ArrayLike | None] | None = None,
     b_out: npt.ArrayLike | None = None,
     *,
-    columns: bool = False,
+    convention: Convention = "row",
     dropout: SupportsFloat = 0.0,
     add_zero_attn: bool = False,
     batch_first: bool = False,
+    scale: SupportsFloat | None = None,
 ) -> MultiheadAttention:
     """Make the multi-head attention of a paper's weights.
 
@@ -78,12 +80,12 @@ def from_heads(
 
     Parameters
     ----------
-    w_query : sequence of array_like, (d_x, d_k)
-        A matrix for each head, or one array of all, (heads, d_x, d_k). (d_k, d_x) with columns, and so on. Lists and
-        integers are read as float64; where dtypes differ, the wider one is taken for all.
+    w_query : sequence of array_like, (embed_dim, d_k)
+        A matrix for each head, or one array of all, (heads, embed_dim, d_k). In the column convention (d_k, embed_dim),
+        and so on. Lists and integers are read as float64; where dtypes differ, all become the wider one.
     w_key : sequence of array_like, (kdim, d_k)
-        kdim may be another than d_x. Fewer than of w_query, a divisor of their number, are each shared by as many query
-        heads, one after another.
+        kdim may differ from embed_dim. Their number may be a divisor of w_query's: each is then shared by that many
+        consecutive query heads.
     w_value : sequence of array_like, (vdim, d_v)
         As many as of w_key.
     w_out : array_like, (heads * d_v, d_out)
@@ -97,14 +99,16 @@ def from_heads(
         A bias for each value head. Default: None, as b_query.
     b_out : array_like, (d_out,), optional
         Bias of the output. Default: None, as b_query.
-    columns : bool
-        The column convention: every matrix is turned. Default: False.
+    convention : {'row', 'column'}
+        'column': matrices multiply from the left, ``q_i = W_Q^i x``; inputs of the module stay rows. Default: 'row'.
     dropout : float
         As for `MultiheadAttention`. Default: 0.0.
     add_zero_attn : bool
         As for `MultiheadAttention`. Default: False.
     batch_first : bool
         As for `MultiheadAttention`. Default: False.
+    scale : float, optional
+        Factor on the scores; 1 for heads that are not scaled. Default: None, ``1 / sqrt(d_k)``.
 
     Returns
     -------
@@ -114,23 +118,24 @@ def from_heads(
     Raises
     ------
     TypeError
-        An argument is no sequence, or an entry no array of real numbers.
+        An argument is not a sequence, or an entry not an array of real numbers.
     ValueError
-        Shapes do not go together; the message names the argument and the head.
+        Shapes disagree; the message names the argument and the head.
 
     Examples
     --------
     >>> import numpy as np
     >>> from pyattn import nn
-    >>> d_x, d_k, d_v, d_out = 6, 4, 3, 5
-    >>> w_query, w_key = np.ones((2, 2, d_x, d_k))  # two heads
-    >>> w_value, w_out = np.ones((2, d_x, d_v)), np.ones((2 * d_v, d_out))
+    >>> embed_dim, d_k, d_v, d_out = 6, 4, 3, 5
+    >>> w_query, w_key = np.ones((2, 2, embed_dim, d_k))  # two heads
+    >>> w_value, w_out = np.ones((2, embed_dim, d_v)), np.ones((2 * d_v, d_out))
     >>> mha = nn.from_heads(w_query, w_key, w_value, w_out)
     >>> mha.num_heads, mha.head_dim, mha.v_head_dim, mha.out_dim
     (2, 4, 3, 5)
     >>> nn.to_heads(mha).w_value[1].shape
     (6, 3)
     """
+    columns = as_choice(convention, "convention", ("row", "column")) == "column"
     query, key, value = (
         _matrices(matrices, name, columns)
         for matrices, name in ((w_query, "w_query"), (w_key, "w_key"), (w_value, "w_value"))
@@ -155,24 +160,25 @@ def from_heads(
         dropout=dropout,
         add_zero_attn=add_zero_attn,
         batch_first=batch_first,
+        scale=scale,
     )
 
 
-def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
+def to_heads(module: MultiheadAttention, convention: Convention = "row") -> Heads:
     """Cut a module's parameters into those of its heads, as papers write them.
 
     Parameters
     ----------
     module : MultiheadAttention
         Without add_bias_kv, for which papers have no name.
-    columns : bool
-        The column convention: every matrix is turned. Default: False.
+    convention : {'row', 'column'}
+        'column': matrices multiply from the left, ``q_i = W_Q^i x``; inputs of the module stay rows. Default: 'row'.
 
     Returns
     -------
     Heads
         Views of the parameters: what is written to one counts in the module's next call. ``from_heads(*heads)`` makes
-        a module with equal parameters of them; options, such as batch_first and columns, have to be said again.
+        a module with equal parameters of them; pass options such as batch_first, scale and convention again.
 
     Raises
     ------
@@ -203,7 +209,7 @@ def to_heads(module: MultiheadAttention, columns: bool = False) -> Heads:
     query, key, value = (np.split(projection.weight, count) for projection, count in pairs)
     b_query, b_key, b_value = (None if one.bias is None else np.split(one.bias, count) for one, count in pairs)
     out = module.out_proj.weight
-    if not columns:
+    if as_choice(convention, "convention", ("row", "column")) == "row":
         query, key, value = ([matrix.T for matrix in matrices] for matrices in (query, key, value))
         out = out.T
     return Heads(query, key, value, out, b_query, b_key, b_value, module.out_proj.bias)
@@ -218,13 +224,13 @@ def _entries(given: Iterable[Any], name: str) -> list[Any]:
 
 
 def _matrices(given: Iterable[npt.ArrayLike], name: str, columns: bool) -> Arrays:
-    """Read them as (dim, d_x), of one shape."""
+    """Read them as (dim, embed_dim), of one shape."""
     matrices = [_core.as_real(entry, f"{name}[{n}]") for n, entry in enumerate(_entries(given, name))]
     if not matrices:
         raise ValueError(f"{name} is empty, expected a matrix for each head")
     for n, matrix in enumerate(matrices):
         if matrix.ndim != 2 or matrix.size == 0:
-            expected = "(dim, d_x)" if columns else "(d_x, dim)"
+            expected = "(dim, embed_dim)" if columns else "(embed_dim, dim)"
             raise ValueError(f"{name}[{n}] has shape {matrix.shape}, expected {expected}, a matrix for each head")
         if matrix.shape != matrices[0].shape:
             raise ValueError(f"{name}[{n}] has shape {matrix.shape}, expected {matrices[0].shape} as {name}[0]")
@@ -252,7 +258,7 @@ def _out_matrix(w_out: npt.ArrayLike, heads: int, value: npt.NDArray[Any], colum
     expected = f"(d_out, {wide})" if columns else f"({wide}, d_out)"
     message = f"w_out has shape {given.shape}, expected {expected}: there are {heads} heads of {len(value)} values"
     if out.ndim == 2 and len(out) == heads * value.shape[1]:
-        message += f"; columns={not columns} reads all matrices the other way round"
+        message += f"; convention={'row' if columns else 'column'!r} reads all matrices transposed"
     raise ValueError(message)
 
 

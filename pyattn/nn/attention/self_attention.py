@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_count, as_finite, as_flag, as_float_dtype
+from pyattn._util.arguments import as_choice, as_count, as_finite, as_flag, as_float_dtype
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray, Window
+from pyattn._util.typing import RNG, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, check_parameter, unpromoted
+from pyattn.nn.inputs import as_input, check_dtype, check_parameter
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
 
@@ -33,7 +33,7 @@ class SelfAttention(Module):
 
     Parameters
     ----------
-    d_x : int
+    embed_dim : int
         Features of an input.
     key_dim : int
         Features of a query and of a key.
@@ -42,23 +42,22 @@ class SelfAttention(Module):
     bias : bool
         Queries, keys and values have biases. Default: False.
     context_dim : int, optional
-        Features of what keys and values are taken from. Default: d_x.
+        Features of what keys and values are taken from. Default: embed_dim.
     scale : float, optional
         What scores are multiplied by. Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example
         mean 1.
-    columns : bool
-        The column convention, ``K = W_key X``: inputs and outputs are columns, and the weights are turned. Default:
-        False.
+    convention : {'row', 'column'}
+        'column': ``K = W_key X``. Inputs and outputs are columns, and the weights are transposed. Default: 'row'.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
-    w_query : ndarray, (d_x, key_dim)
-        (key_dim, d_x) with columns, and so on. At first drawn by `init.xavier_uniform_`, as MultiheadAttention's and as
-        the next two; the same rng draws the same numbers in both conventions. (torch has no such module.)
+    w_query : ndarray, (embed_dim, key_dim)
+        (key_dim, embed_dim) in the column convention, and so on. Initialised by `init.xavier_uniform_`, as the next two;
+        the same rng gives the same numbers in both conventions.
     w_key : ndarray, (context_dim, key_dim)
         Weight of keys.
     w_value : ndarray, (context_dim, v_dim)
@@ -76,7 +75,7 @@ class SelfAttention(Module):
     >>> from pyattn import nn
     >>> head = nn.SelfAttention(4, 3, v_dim=2, scale=1, rng=0)
     >>> head
-    SelfAttention(d_x=4, key_dim=3, v_dim=2, bias=False, scale=1.0)
+    SelfAttention(embed_dim=4, key_dim=3, v_dim=2, bias=False, scale=1.0)
     >>> output, weights, _ = head(np.ones((5, 4), np.float32), need_weights=True)
     >>> output.shape, weights.shape
     ((5, 2), (5, 5))
@@ -91,24 +90,24 @@ class SelfAttention(Module):
 
     def __init__(
         self,
-        d_x: SupportsIndex,
+        embed_dim: SupportsIndex,
         key_dim: SupportsIndex,
         v_dim: SupportsIndex | None = None,
         bias: bool = False,
         *,
         context_dim: SupportsIndex | None = None,
         scale: SupportsFloat | None = None,
-        columns: bool = False,
+        convention: Convention = "row",
         dtype: npt.DTypeLike = np.float32,
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        self.d_x = as_count(d_x, "d_x", least=1)
+        self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = self.key_dim if v_dim is None else as_count(v_dim, "v_dim", least=1)
-        self.context_dim = self.d_x if context_dim is None else as_count(context_dim, "context_dim", least=1)
+        self.context_dim = self.embed_dim if context_dim is None else as_count(context_dim, "context_dim", least=1)
         self.scale = None if scale is None else as_finite(scale, "scale")
-        self.columns = as_flag(columns, "columns")
+        self.convention: Convention = as_choice(convention, "convention", ("row", "column"))
         biases = _BIASES if as_flag(bias, "bias") else ()
         kind = as_float_dtype(dtype)
         shapes = self._shapes()
@@ -126,14 +125,15 @@ class SelfAttention(Module):
         b_value: FloatArray | None = None,
         *,
         scale: SupportsFloat | None = None,
-        columns: bool = False,
+        convention: Convention = "row",
     ) -> _Self:
         """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
 
         Parameters
         ----------
-        w_query : ndarray, (d_x, key_dim)
-            float32 or float64, and all others of the same dtype. (key_dim, d_x) with columns, and so on.
+        w_query : ndarray, (embed_dim, key_dim)
+            float32 or float64, and all others of the same dtype. In the column convention (key_dim, embed_dim), and so
+            on.
         w_key : ndarray, (context_dim, key_dim)
             Weight of keys.
         w_value : ndarray, (context_dim, v_dim)
@@ -146,8 +146,8 @@ class SelfAttention(Module):
             Bias of values. Default: None, without one.
         scale : float, optional
             As for the constructor. Default: ``1 / sqrt(key_dim)``.
-        columns : bool
-            The column convention. Default: False.
+        convention : {'row', 'column'}
+            As for the constructor. Default: 'row'.
 
         Returns
         -------
@@ -159,7 +159,7 @@ class SelfAttention(Module):
         TypeError
             They are no arrays of float32 or float64, or their dtypes differ.
         ValueError
-            Their shapes do not go together.
+            Their shapes disagree.
 
         Examples
         --------
@@ -182,9 +182,9 @@ class SelfAttention(Module):
             check_parameter(weight, name)
         self = cls.__new__(cls)
         self.scale = None if scale is None else as_finite(scale, "scale")
-        self.columns = as_flag(columns, "columns")
-        query, key, value = (read_weight(weight, name, self.columns) for name, weight in weights.items())
-        (self.key_dim, self.d_x), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
+        self.convention: Convention = as_choice(convention, "convention", ("row", "column"))
+        query, key, value = (read_weight(weight, name, self.convention == "column") for name, weight in weights.items())
+        (self.key_dim, self.embed_dim), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
         arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}
         shapes = self._shapes()
         check_arrays(arrays, {name: shapes[name] for name in reversed(arrays)})  # the last one's dtype is the module's
@@ -193,9 +193,9 @@ class SelfAttention(Module):
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all parameters that there can be, in their order."""
-        weights = (self.d_x, self.key_dim), (self.context_dim, self.key_dim), (self.context_dim, self.v_dim)
+        weights = (self.embed_dim, self.key_dim), (self.context_dim, self.key_dim), (self.context_dim, self.v_dim)
         shapes: dict[str, tuple[int, ...]] = dict(zip(_WEIGHTS, weights, strict=True))
-        if self.columns:
+        if self.convention == "column":
             shapes = {name: shape[::-1] for name, shape in shapes.items()}
         return shapes | {"b_query": (self.key_dim,), "b_key": (self.key_dim,), "b_value": (self.v_dim,)}
 
@@ -212,15 +212,59 @@ class SelfAttention(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         generator = as_generator(rng)
         for weight in (self.w_query, self.w_key, self.w_value):
-            init.xavier_uniform_(weight if self.columns else weight.T, rng=generator)  # as (fan_out, fan_in)
+            init.xavier_uniform_(
+                weight if self.convention == "column" else weight.T, rng=generator
+            )  # as (fan_out, fan_in)
         for bias in self._biases():
             if bias is not None:
                 init.zeros_(bias)
 
+    @overload
+    def forward(
+        self,
+        x: npt.ArrayLike,
+        context: npt.ArrayLike | None = None,
+        *,
+        need_weights: Literal[False] = False,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        align: Literal["upper_left", "lower_right"] | None = None,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        x: npt.ArrayLike,
+        context: npt.ArrayLike | None = None,
+        *,
+        need_weights: Literal[True],
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        align: Literal["upper_left", "lower_right"] | None = None,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> AttentionResult: ...
+    @overload
+    def forward(
+        self,
+        x: npt.ArrayLike,
+        context: npt.ArrayLike | None = None,
+        *,
+        need_weights: bool = False,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        align: Literal["upper_left", "lower_right"] | None = None,
+        window: Window = None,
+        key_lengths: npt.ArrayLike | None = None,
+        empty_rows: Literal["zero", "nan"] = "zero",
+    ) -> FloatArray | AttentionResult: ...
     def forward(
         self,
         x: npt.ArrayLike,
@@ -238,8 +282,8 @@ class SelfAttention(Module):
 
         Parameters
         ----------
-        x : array_like, (..., L, d_x)
-            Of the weights' dtype. (..., d_x, L) with columns, and so on.
+        x : array_like, (..., L, embed_dim)
+            Of the weights' dtype. (..., embed_dim, L) in the column convention, and so on.
         context : array_like, (..., S, context_dim), optional
             What keys and values are taken from, in the same dtype. Default: x.
         need_weights : bool
@@ -268,7 +312,7 @@ class SelfAttention(Module):
         TypeError
             x or context has another dtype than the weights, or the mask's is none for masks.
         ValueError
-            Shapes do not go together, or a rule of `pyattn.attention` is broken.
+            Shapes disagree, or a rule of `pyattn.attention` is broken.
         """
         dtype = self.w_query.dtype
         result = self_attention(
@@ -279,7 +323,7 @@ class SelfAttention(Module):
             bias=self._biases(),
             scale=self.scale,
             context=None if context is None else as_input(context, "context", dtype),
-            columns=self.columns,
+            convention=self.convention,
             need_weights=need_weights,
             attn_mask=attn_mask,
             is_causal=is_causal,
@@ -288,8 +332,11 @@ class SelfAttention(Module):
             key_lengths=key_lengths,
             empty_rows=empty_rows,
         )
-        unpromoted(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
+        check_dtype(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
         return result
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, and what differs from the usual.
@@ -299,9 +346,9 @@ class SelfAttention(Module):
         str
             Of one line.
         """
-        names = ["d_x", "key_dim", "v_dim", *(["context_dim"] if self.context_dim != self.d_x else [])]
+        names = ["embed_dim", "key_dim", "v_dim", *(["context_dim"] if self.context_dim != self.embed_dim else [])]
         told = {name: getattr(self, name) for name in names}
         told |= {"bias": any(bias is not None for bias in self._biases())}
         told |= {} if self.scale is None else {"scale": self.scale}
-        told |= {"columns": True} if self.columns else {}
+        told |= {} if self.convention == "row" else {"convention": self.convention}
         return ", ".join(f"{name}={x}" for name, x in told.items())

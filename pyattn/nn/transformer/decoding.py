@@ -26,7 +26,7 @@ from pyattn.nn.positions import PositionalEncoding
 from pyattn.nn.transformer.stack import Stack
 from pyattn.nn.transformer.tokens import embed
 
-__all__ = ["Step", "Stepping", "as_stack", "embed_next", "read_counts", "rows_at"]
+__all__ = ["Step", "TokenModel", "as_stack", "embed_next", "read_counts", "rows_at"]
 
 
 class Step(NamedTuple):
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     cross_weights: FloatArray | None = None
 
 
-class Stepping(Module):
+class TokenModel(Module):
     """What a model of tokens does with a cache. It says which layers it has, and what is before and behind them."""
 
     generator: Module
@@ -86,7 +86,7 @@ class Stepping(Module):
         return scores
 
     def new_cache(self, batch_size: SupportsIndex = 1, *, max_length: SupportsIndex | None = None) -> KVCache:
-        """Make an empty cache for `step`.
+        """Make an empty cache for `decode_step`.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Stepping(Module):
         """
         return self._layers_with_cache().new_cache(batch_size, window=self.window, max_length=max_length)
 
-    def step(
+    def decode_step(
         self,
         input: npt.ArrayLike,  # noqa: A002 (as forward's)
         cache: KVCache,
@@ -125,14 +125,14 @@ class Stepping(Module):
         cache : KVCache
             As `new_cache` makes it, of N batch entries.
         memory_cache : KVCache, optional
-            What an encoder-decoder's `remember` returned. Default: None.
+            What an encoder-decoder's `encode_memory` returned. Default: None.
         lengths : array_like of int, (N,), optional
             How many of each row's tokens count, 1 or more; those behind are padding. Default: None, the first and all
             others but padding at the end, if the model has an id of it.
         need_weights : bool
             Return weights, too. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -144,7 +144,7 @@ class Stepping(Module):
         TypeError
             input holds no integers.
         ValueError
-            An id or a length is out of range, there are too many tokens, or shapes do not go together.
+            An id or a length is out of range, there are too many tokens, or shapes disagree.
         """
         check_cache(cache)
         if cache.window != self.window:
@@ -157,7 +157,7 @@ class Stepping(Module):
         with cache._restored_on_error():
             x = self._embed_next(ids, cache.lengths, options.get("rng"))
             known = None if (counts == n).all() else counts
-            output, own, cross = self._layers_with_cache().step(x, cache, lengths=known, **options)
+            output, own, cross = self._layers_with_cache().decode_step(x, cache, lengths=known, **options)
             logits = self._score(_last(output if self.batch_first else output.swapaxes(0, 1), counts))
             return Step(logits, None if own is None else np.stack(own), None if cross is None else np.stack(cross))
 
@@ -223,7 +223,7 @@ def embed_next(
     """Do as `pyattn.nn.tokens.embed` does, with a first position for each row."""
     rows = ids if batch_first else ids.T
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
-        table = positions.rows(positions.max_len, 0, embedding.weight.dtype)
+        table = positions.rows(positions.max_length, 0, embedding.weight.dtype)
         found = rows_at(table, starts, rows.shape[1])
         x = functional.embedding(rows, embedding.weight, scale=math.sqrt(d_model), residual=found)
         x = drop(x, positions.dropout if positions.training else 0.0, rng)

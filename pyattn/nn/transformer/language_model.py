@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,12 @@ from pyattn._util.arguments import as_count
 from pyattn._util.ids import IntArray
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
-from pyattn.functional._multihead_masks import Hidden
+from pyattn.functional._multihead_masks import Masking
 from pyattn.nn.feed_forward import Activation
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
 from pyattn.nn.positions import PositionalEncoding
-from pyattn.nn.transformer.decoding import Stepping, as_stack, embed_next
+from pyattn.nn.transformer.decoding import TokenModel, as_stack, embed_next
 from pyattn.nn.transformer.layer import TransformerEncoderLayer, check_parts
 from pyattn.nn.transformer.stack import Stack, TransformerEncoder
 from pyattn.nn.transformer.tokens import (
@@ -35,7 +35,7 @@ __all__ = ["TransformerLM"]
 _Self = TypeVar("_Self", bound="TransformerLM")
 
 
-class TransformerLM(Stepping):
+class TransformerLM(TokenModel):
     """A decoder-only language model, which PyTorch leaves to its users: it gives each token's successors their scores.
 
     ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and those before it.
@@ -67,7 +67,7 @@ class TransformerLM(Stepping):
         Normalise what goes into a part, not the sum; what the last layer gives is normalised, too. Default: False.
     bias : bool
         All parts have biases, the default.
-    max_len : int
+    max_length : int
         The longest sequence. Default: 5000.
     learned_positions : bool
         Positions are parameters, not sines and cosines. Default: False.
@@ -78,7 +78,7 @@ class TransformerLM(Stepping):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class TransformerLM(Stepping):
         norm_first: bool = False,
         bias: bool = True,
         *,
-        max_len: SupportsIndex = 5000,
+        max_length: SupportsIndex = 5000,
         learned_positions: bool = False,
         padding_idx: SupportsIndex | None = None,
         tie_weights: bool = False,
@@ -137,7 +137,7 @@ class TransformerLM(Stepping):
         options: dict[str, Any] = {"batch_first": batch_first, "dtype": dtype, "rng": draws}
         parts = {
             "embedding": embedding,
-            "positions": PositionalEncoding(d_model, max_len, dropout, learned_positions, **options),
+            "positions": PositionalEncoding(d_model, max_length, dropout, learned_positions, **options),
             "encoder": TransformerEncoder(layer, num_layers, norm),
             "generator": make_generator(embedding, bias, tie_weights),
         }
@@ -187,7 +187,7 @@ class TransformerLM(Stepping):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         draw_weights(self, rng)
 
@@ -199,7 +199,7 @@ class TransformerLM(Stepping):
     @property
     def max_length(self) -> int | None:
         """How many positions there are; None where they do not say."""
-        return getattr(self.positions, "max_len", None)
+        return getattr(self.positions, "max_length", None)
 
     @property
     def padding_idx(self) -> int | None:
@@ -235,7 +235,7 @@ class TransformerLM(Stepping):
         lengths : array_like of int, (N,), optional
             In place of key_padding_mask: how many tokens of each row are no padding. Default: None.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -247,12 +247,15 @@ class TransformerLM(Stepping):
         TypeError
             input holds no integers; a mask is neither bool nor of floats.
         ValueError
-            An id is out of range, input is too long, or shapes do not go together; the message names the argument.
+            An id is out of range, input is too long, or shapes disagree; the message names the argument.
         """
         output: FloatArray = self.generator(
             self.decode(input, mask, key_padding_mask, is_causal, lengths=lengths, rng=rng)
         )
         return output
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def decode(
         self,
@@ -283,7 +286,7 @@ class TransformerLM(Stepping):
         -------
         ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
         """
-        return self._run(input, Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths), rng, False)[0]
+        return self._run(input, Masking(mask, key_padding_mask, is_causal, key_lengths=lengths), rng, False)[0]
 
     def forward_with_weights(
         self,
@@ -319,13 +322,13 @@ class TransformerLM(Stepping):
         cross_weights : None
             There is nothing else to attend to.
         """
-        hidden = Hidden(mask, key_padding_mask, is_causal, key_lengths=lengths)
+        hidden = Masking(mask, key_padding_mask, is_causal, key_lengths=lengths)
         output, weights = self._run(input, hidden, rng, True)
         assert weights is not None
         return self.generator(output), weights, None
 
     def _run(
-        self, ids: npt.ArrayLike, hidden: Hidden, rng: RNG, need_weights: bool
+        self, ids: npt.ArrayLike, hidden: Masking, rng: RNG, need_weights: bool
     ) -> tuple[FloatArray, FloatArray | None]:
         """Embed, and go through the layers."""
         drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once

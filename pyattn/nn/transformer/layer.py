@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,42 +14,33 @@ from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
-from pyattn.functional._multihead_masks import Hidden, Sizes, for_the_core, with_batch_first
-from pyattn.nn.attention.cached import check_cache, open_cache, turning_of
-from pyattn.nn.attention.multihead import MultiheadAttention, parameters_of
+from pyattn.functional._multihead_masks import Masking, Sizes, to_core, with_batch_first
+from pyattn.nn.attention.cached import check_cache, open_cache, rotation_of
+from pyattn.nn.attention.multihead import MultiheadAttention
+from pyattn.nn.attention.parameters import parameters_of
 from pyattn.nn.containers import check_module
-from pyattn.nn.feed_forward import Activation, as_activation, drop, feed, name_in_the_core
-from pyattn.nn.inputs import as_input, unpromoted
+from pyattn.nn.feed_forward import Activation, as_activation, core_activation, drop, feed
+from pyattn.nn.inputs import as_input, check_dtype, check_multiple
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm, RMSNorm
+from pyattn.nn.positions import RotaryEmbedding
 
 __all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer", "TransformerLayer", "check_parts"]
 
 
 _Self = TypeVar("_Self", bound="TransformerLayer")
-NOTHING = Hidden()
+NOTHING = Masking()
 _FEED = ("linear1", "linear2", "gate")
 
 Attend: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray | None]]
 
 
 class TransformerLayer(Module):
-    """Attentions and a feed-forward part, each with what it works on added, and a normalisation before or after.
+    """Base of both kinds of layer: attentions and a feed-forward part, each with Add & Norm.
 
-    A layer is one call of the core. Where dropout is at work, where the activation is a function of the caller's, and
-    where other modules have taken the place of its parts, it calls its parts one by one.
-
-    Attributes
-    ----------
-    self_attn : MultiheadAttention
-        Of x to itself.
-    linear1, linear2 : Linear
-        The feed-forward part.
-    gate : Linear or None
-        What is activated, where the feed-forward part has a gate: SwiGLU and its like; from `from_parts` alone.
-    norm1, norm2 : LayerNorm or RMSNorm
-        One of each part.
+    A layer is one call of the core. It calls its parts one by one where dropout is active, where the activation is the
+    caller's function, or where other modules have replaced its parts.
     """
 
     attentions: ClassVar[tuple[str, ...]]  # names of the parts, in the order of the layer; each has a norm, as the last
@@ -60,35 +51,47 @@ class TransformerLayer(Module):
     norm1: LayerNorm | RMSNorm
     norm2: LayerNorm | RMSNorm
 
-    def _make(
+    def __init__(
         self,
-        sizes: tuple[SupportsIndex, SupportsIndex, SupportsIndex],
-        options: tuple[SupportsFloat, Activation, bool],
-        layer_norm_eps: SupportsFloat,
-        batch_first: bool,
-        bias: bool,
-        dtype: npt.DTypeLike,
-        rng: RNG,
+        d_model: SupportsIndex,
+        nhead: SupportsIndex,
+        dim_feedforward: SupportsIndex = 2048,
+        dropout: SupportsFloat = 0.1,
+        activation: Activation = "relu",
+        layer_norm_eps: SupportsFloat = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        num_kv_heads: SupportsIndex | None = None,
+        rotary: RotaryEmbedding | None = None,
+        scale: SupportsFloat | None = None,
+        gated: bool = False,
+        rms_norm: bool = False,
+        dtype: npt.DTypeLike = np.float32,
+        rng: RNG = None,
     ) -> None:
-        """For a constructor: make all parts."""
-        d_model = as_count(sizes[0], "d_model", least=1)
-        heads = as_count(sizes[1], "nhead", least=1)
-        if d_model % heads:
-            raise ValueError(f"d_model is {d_model} and nhead is {heads}, expected a multiple")
-        hidden = as_count(sizes[2], "dim_feedforward", least=1)
-        dropout = as_probability(options[0], "dropout")
+        super().__init__()
+        size = as_count(d_model, "d_model", least=1)
+        heads = as_count(nhead, "nhead", least=1)
+        check_multiple(("d_model", size), ("nhead", heads))
+        inner = as_count(dim_feedforward, "dim_feedforward", least=1)
         generator = as_generator(rng)
-        parts: dict[str, Module] = {
-            name: MultiheadAttention(
-                d_model, heads, dropout, bias=bias, batch_first=batch_first, dtype=dtype, rng=generator
-            )
-            for name in self.attentions
-        }
-        parts["linear1"] = Linear(d_model, hidden, bias, dtype=dtype, rng=generator)
-        parts["linear2"] = Linear(hidden, d_model, bias, dtype=dtype, rng=generator)
+        options: dict[str, Any] = {"bias": bias, "dtype": dtype, "rng": generator}
+        heads_options: dict[str, Any] = {"batch_first": batch_first, "num_kv_heads": num_kv_heads, "scale": scale}
+        parts: dict[str, Module] = {}
+        for name in self.attentions:  # a memory has no positions
+            rotated = {"rotary": rotary if name == "self_attn" else None}
+            parts[name] = MultiheadAttention(size, heads, dropout, **heads_options, **rotated, **options)
+        parts["linear1"] = Linear(size, inner, **options)
+        parts["linear2"] = Linear(inner, size, **options)
+        if as_flag(gated, "gated"):
+            parts["gate"] = Linear(size, inner, **options)
+        rms = as_flag(rms_norm, "rms_norm")
         for name in self._norms():
-            parts[name] = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self._set(parts, dropout, *options[1:])
+            norm = RMSNorm(size, layer_norm_eps, dtype=dtype) if rms else None
+            parts[name] = norm or LayerNorm(size, layer_norm_eps, bias=bias, dtype=dtype)
+        self._set(parts, dropout, activation, norm_first)
 
     def _set(
         self, parts: Mapping[str, Module], dropout: SupportsFloat, activation: Activation, norm_first: bool
@@ -152,31 +155,31 @@ class TransformerLayer(Module):
     def _compute(
         self,
         inputs: tuple[tuple[str, npt.ArrayLike], ...],
-        hidden: tuple[Hidden, ...],
+        masking: tuple[Masking, ...],
         names: tuple[tuple[str, str, str], ...],
         rng: RNG,
         need_weights: bool = False,
     ) -> LayerResult:
-        """Take x, and memory for a decoder, with their names; for each attention what is hidden, with its names."""
+        """Compute x, and memory for a decoder; names are those of the inputs and of each attention's masks."""
         first = self.self_attn
         if type(first) is not MultiheadAttention:  # it reads them as it likes
-            return self._call_parts([_core.as_real(x, name) for name, x in inputs], hidden, rng, need_weights)
+            return self._call_parts([_core.as_real(x, name) for name, x in inputs], masking, rng, need_weights)
         given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
         (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
         sizes = (first.embed_dim,) * 3
         x, memory, _ = with_batch_first(x, memory, memory, sizes, batch_first=self.batch_first, names=who)
         read = []
-        for masks, about, source in zip(hidden, names, (x, memory), strict=False):
+        for masks, about, source in zip(masking, names, (x, memory), strict=False):
             as_flag(masks.is_causal, about[2])
             lengths = Sizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
-            read.append(for_the_core(masks, lengths, about[:2]))
+            read.append(to_core(masks, lengths, about[:2]))
         if not self._is_one_call():
-            return self._call_parts(given, hidden, rng, need_weights)
-        turning = turning_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])
+            return self._call_parts(given, masking, rng, need_weights)
+        rotation = rotation_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])
         cross = memory if len(inputs) == 2 else None
-        return self._call_core(x, cross, read, LayerCaches(rotary=turning), need_weights)
+        return self._call_core(x, cross, read, LayerCaches(rotary=rotation), need_weights)
 
-    def step(
+    def decode_step(
         self,
         x: npt.ArrayLike,
         cache: KVCache,
@@ -200,13 +203,13 @@ class TransformerLayer(Module):
         layer : int
             Which layer of the caches. Default: 0.
         memory_cache : KVCache, optional
-            What a decoder's layer attends to, as `remember` filled it; an encoder's has none. Default: None.
+            What a decoder's layer attends to, as `encode_memory` filled it; an encoder's has none. Default: None.
         lengths : array_like of int, (N,), optional
             How many of each batch entry's tokens count; those behind are padding. Default: None, all.
         need_weights : bool
             Return weights, too. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -222,9 +225,13 @@ class TransformerLayer(Module):
         TypeError
             x has another dtype than the weights or the cache.
         ValueError
-            Shapes do not go together, the cache is full, or a decoder's layer has no memory_cache.
+            Shapes disagree, the cache is full, or a decoder's layer has no memory_cache.
         """
-        what = "has no memory to attend to" if len(self.attentions) == 1 else "attends to a memory_cache: see remember"
+        what = (
+            "has no memory to attend to"
+            if len(self.attentions) == 1
+            else "attends to a memory_cache: see encode_memory"
+        )
         if (memory_cache is None) != (len(self.attentions) == 1):
             raise ValueError(f"memory_cache is {type(memory_cache).__name__}, and this layer {what}")
         check_cache(cache)
@@ -238,26 +245,26 @@ class TransformerLayer(Module):
         if not self._is_one_call():
             with cache._restored_on_error():
                 return self._step_parts(rows, cache, layer, memory_cache, lengths, need_weights, rng)
-        own = open_cache(cache, layer, rows, "x", Hidden(is_causal=True), lengths)
+        own = open_cache(cache, layer, rows, "x", Masking(is_causal=True), lengths)
         options: Any = {"stores": False, "cache_name": "memory_cache"}
         cross = None if memory_cache is None else open_cache(memory_cache, layer, rows, "x", NOTHING, **options)
-        turning = turning_of(first.rotary, own.starts, own.ends, rows.shape[-2])
-        caches = LayerCaches(own.use, None if cross is None else cross.use, turning)
-        hidden = [own.hidden, NOTHING if cross is None else cross.hidden]
-        result = self._call_core(rows, None, hidden, caches, need_weights)
+        rotation = rotation_of(first.rotary, own.starts, own.ends, rows.shape[-2])
+        caches = LayerCaches(own.use, None if cross is None else cross.use, rotation)
+        masking = [own.masking, NOTHING if cross is None else cross.masking]
+        result = self._call_core(rows, None, masking, caches, need_weights)
         own.close()
         return result
 
     # One call of the core
 
     def _call_core(
-        self, x: FloatArray, memory: FloatArray | None, hidden: list[Hidden], caches: LayerCaches, need_weights: bool
+        self, x: FloatArray, memory: FloatArray | None, masking: list[Masking], caches: LayerCaches, need_weights: bool
     ) -> LayerResult:
         """Take inputs with batch first and masks as the core does; give the output as the caller has inputs."""
-        cross = hidden[1] if len(hidden) == 2 else NOTHING
+        cross = masking[1] if len(masking) == 2 else NOTHING
         weights, options = self._weights(), self._options()
-        result = compute_layer(x, memory, weights, options, hidden[0], cross, caches, need_weights=need_weights)
-        unpromoted(result.output, self, x.dtype)
+        result = compute_layer(x, memory, weights, options, masking[0], cross, caches, need_weights=need_weights)
+        check_dtype(result.output, self, x.dtype)
         turn = x.ndim == 3 and not self.batch_first
         return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
 
@@ -271,13 +278,13 @@ class TransformerLayer(Module):
             return False
         if type(norms[0]) not in (LayerNorm, RMSNorm):
             return False
-        first, one = attentions[0], norms[0]
-        same_heads = all((a.num_heads, a.num_kv_heads) == (first.num_heads, first.num_kv_heads) for a in attentions)
+        one = norms[0]
+        same_heads = len({(a.num_heads, a.num_kv_heads, a.scale) for a in attentions}) == 1
         plain = all(a.bias_k is None and not a.add_zero_attn for a in attentions)
         plain &= all(a.rotary is None for a in attentions[1:])
         dropping = (self.training and self.dropout) or any(a.training and a.dropout for a in attentions)
         alike = all(norm.eps == one.eps and len(norm.normalized_shape) == 1 for norm in norms)
-        known = name_in_the_core(self.activation) is not None
+        known = core_activation(self.activation) is not None
         return bool(same_heads and plain and not dropping and alike and known)
 
     def _weights(self) -> LayerWeights:
@@ -295,18 +302,18 @@ class TransformerLayer(Module):
 
     def _options(self) -> LayerOptions:
         heads, kv_heads = self.self_attn.num_heads, self.self_attn.num_kv_heads
-        name, rms = str(name_in_the_core(self.activation)), type(self.norm1) is RMSNorm
+        name, rms = str(core_activation(self.activation)), type(self.norm1) is RMSNorm
         eps = np.finfo(self.linear1.weight.dtype).eps if self.norm1.eps is None else self.norm1.eps
-        return LayerOptions(heads, kv_heads, name, self.norm_first, float(eps), rms)
+        return LayerOptions(heads, kv_heads, self.self_attn.scale, name, self.norm_first, float(eps), rms)
 
     # Its parts, one by one
 
     def _call_parts(
-        self, given: list[FloatArray], hidden: tuple[Hidden, ...], rng: RNG, need_weights: bool
+        self, given: list[FloatArray], masking: tuple[Masking, ...], rng: RNG, need_weights: bool
     ) -> LayerResult:
         generator = None if rng is None else as_generator(rng)  # the same numbers are drawn once
 
-        def attention(name: str, masks: Hidden) -> Attend:
+        def attention(name: str, masks: Masking) -> Attend:
             part = getattr(self, name)
             options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False} | masks._asdict()
             known = {name: x for name, x in options.items() if name.endswith("mask") or x is not None}
@@ -315,7 +322,7 @@ class TransformerLayer(Module):
                 return lambda x: part(x, x, x, **options)
             return lambda x: part(x, given[1], given[1], **options)
 
-        attends = [attention(name, masks) for name, masks in zip(self.attentions, hidden, strict=True)]
+        attends = [attention(name, masks) for name, masks in zip(self.attentions, masking, strict=True)]
         return self._through_parts(given[0], attends, generator)
 
     def _step_parts(
@@ -330,9 +337,9 @@ class TransformerLayer(Module):
     ) -> LayerResult:
         generator = None if rng is None else as_generator(rng)
         options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False, "rng": generator}
-        attends: list[Attend] = [lambda x: self.self_attn.step(x, cache, layer, lengths=lengths, **options)]
+        attends: list[Attend] = [lambda x: self.self_attn.decode_step(x, cache, layer, lengths=lengths, **options)]
         if memory_cache is not None:
-            attends.append(lambda x: getattr(self, self.attentions[1]).recall(x, memory_cache, layer, **options))
+            attends.append(lambda x: getattr(self, self.attentions[1]).attend_memory(x, memory_cache, layer, **options))
         x = rows if self.batch_first else rows.swapaxes(0, 1)
         return self._through_parts(x, attends, generator)
 
@@ -366,7 +373,7 @@ class TransformerLayer(Module):
         str
             Of one line.
         """
-        activation = name_in_the_core(self.activation) or self.activation
+        activation = core_activation(self.activation) or self.activation
         return f"activation={activation}, dropout={self.dropout}, norm_first={self.norm_first}"
 
 
@@ -398,19 +405,31 @@ class TransformerEncoderLayer(TransformerLayer):
     norm_first : bool
         Normalise what goes into a part, not the sum. Default: False.
     bias : bool
-        All parts have biases, the default.
+        All parts have biases. Default: True.
+    num_kv_heads : int, optional
+        Heads of keys and values; divides nhead. Default: nhead.
+    rotary : RotaryEmbedding, optional
+        Rotates queries and keys of the self-attention by their positions. Default: None.
+    scale : float, optional
+        Factor on attention scores. Default: None, ``1 / sqrt(d_model / nhead)``.
+    gated : bool
+        The feed-forward part is ``linear2(act(gate(x)) * linear1(x))``: SwiGLU with activation 'silu'. Default: False.
+    rms_norm : bool
+        Normalise by `RMSNorm`, not `LayerNorm`. Default: False.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
     self_attn : MultiheadAttention
-        First numbers as in torch, of all parts.
+        Attention of the input to itself; all parts are initialised as in torch.
     linear1, linear2 : Linear
         d_model to dim_feedforward, and back.
-    norm1, norm2 : LayerNorm
+    gate : Linear or None
+        The gate of the feed-forward part, if it has one.
+    norm1, norm2 : LayerNorm or RMSNorm
         Of the attention and of the feed-forward part.
 
     Examples
@@ -424,25 +443,6 @@ class TransformerEncoderLayer(TransformerLayer):
     """
 
     attentions = ("self_attn",)
-
-    def __init__(
-        self,
-        d_model: SupportsIndex,
-        nhead: SupportsIndex,
-        dim_feedforward: SupportsIndex = 2048,
-        dropout: SupportsFloat = 0.1,
-        activation: Activation = "relu",
-        layer_norm_eps: SupportsFloat = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        dtype: npt.DTypeLike = np.float32,
-        rng: RNG = None,
-    ) -> None:
-        super().__init__()
-        sizes, options = (d_model, nhead, dim_feedforward), (dropout, activation, norm_first)
-        self._make(sizes, options, layer_norm_eps, batch_first, bias, dtype, rng)
 
     def forward(
         self,
@@ -474,7 +474,7 @@ class TransformerEncoderLayer(TransformerLayer):
         window : int or (left, right), optional
             Position i attends to i - left to i + right; None = unbounded. Default: None.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -486,9 +486,12 @@ class TransformerEncoderLayer(TransformerLayer):
         TypeError
             src has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
-        return self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
+        return self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def forward_with_weights(
         self,
@@ -524,15 +527,15 @@ class TransformerEncoderLayer(TransformerLayer):
         cross_weights : None
             An encoder attends to nothing else.
         """
-        output, weights, _ = self._call(src, Hidden(src_mask, src_key_padding_mask, is_causal, window), rng, True)
+        output, weights, _ = self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng, True)
         assert weights is not None
         return output, weights, None
 
     def _call(
-        self, src: npt.ArrayLike, hidden: Hidden, rng: RNG, need_weights: bool = False
+        self, src: npt.ArrayLike, masking: Masking, rng: RNG, need_weights: bool = False
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
         names = ("src_mask", "src_key_padding_mask", "is_causal")
-        return self._compute((("src", src),), (hidden,), (names,), rng, need_weights)
+        return self._compute((("src", src),), (masking,), (names,), rng, need_weights)
 
 
 class TransformerDecoderLayer(TransformerLayer):
@@ -561,11 +564,21 @@ class TransformerDecoderLayer(TransformerLayer):
     norm_first : bool
         Normalise what goes into a part, not the sum. Default: False.
     bias : bool
-        All parts have biases, the default.
+        All parts have biases. Default: True.
+    num_kv_heads : int, optional
+        Heads of keys and values; divides nhead. Default: nhead.
+    rotary : RotaryEmbedding, optional
+        Rotates queries and keys of the self-attention by their positions. Default: None.
+    scale : float, optional
+        Factor on attention scores. Default: None, ``1 / sqrt(d_model / nhead)``.
+    gated : bool
+        The feed-forward part is ``linear2(act(gate(x)) * linear1(x))``: SwiGLU with activation 'silu'. Default: False.
+    rms_norm : bool
+        Normalise by `RMSNorm`, not `LayerNorm`. Default: False.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -573,7 +586,9 @@ class TransformerDecoderLayer(TransformerLayer):
         Of tgt to itself, and to memory.
     linear1, linear2 : Linear
         d_model to dim_feedforward, and back.
-    norm1, norm2, norm3 : LayerNorm
+    gate : Linear or None
+        The gate of the feed-forward part, if it has one.
+    norm1, norm2, norm3 : LayerNorm or RMSNorm
         Of the two attentions and of the feed-forward part.
 
     Examples
@@ -588,26 +603,7 @@ class TransformerDecoderLayer(TransformerLayer):
 
     attentions = ("self_attn", "multihead_attn")
     multihead_attn: MultiheadAttention
-    norm3: LayerNorm
-
-    def __init__(
-        self,
-        d_model: SupportsIndex,
-        nhead: SupportsIndex,
-        dim_feedforward: SupportsIndex = 2048,
-        dropout: SupportsFloat = 0.1,
-        activation: Activation = "relu",
-        layer_norm_eps: SupportsFloat = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        dtype: npt.DTypeLike = np.float32,
-        rng: RNG = None,
-    ) -> None:
-        super().__init__()
-        sizes, options = (d_model, nhead, dim_feedforward), (dropout, activation, norm_first)
-        self._make(sizes, options, layer_norm_eps, batch_first, bias, dtype, rng)
+    norm3: LayerNorm | RMSNorm
 
     def forward(
         self,
@@ -643,7 +639,7 @@ class TransformerDecoderLayer(TransformerLayer):
         memory_is_causal : bool
             Position i attends to 0 to i of memory, and to no others. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -655,10 +651,13 @@ class TransformerDecoderLayer(TransformerLayer):
         TypeError
             tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
-        own = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-        return self._call(tgt, memory, own, Hidden(memory_mask, memory_key_padding_mask, memory_is_causal), rng)[0]
+        own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        return self._call(tgt, memory, own, Masking(memory_mask, memory_key_padding_mask, memory_is_causal), rng)[0]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def forward_with_weights(
         self,
@@ -695,8 +694,8 @@ class TransformerDecoderLayer(TransformerLayer):
         cross_weights : ndarray, (N, nhead, L, S) or (nhead, L, S)
             As self_weights, of the attention to memory.
         """
-        own = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal)
+        own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
         output, self_weights, cross_weights = self._call(tgt, memory, own, cross, rng, True)
         assert self_weights is not None
         assert cross_weights is not None
@@ -706,8 +705,8 @@ class TransformerDecoderLayer(TransformerLayer):
         self,
         tgt: npt.ArrayLike,
         memory: npt.ArrayLike,
-        own: Hidden,
-        cross: Hidden,
+        own: Masking,
+        cross: Masking,
         rng: RNG,
         need_weights: bool = False,
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,11 @@ from pyattn._util.ids import IntArray
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.cache.kv_cache import KVCache
-from pyattn.functional._multihead_masks import Hidden, lengths_of
+from pyattn.functional._multihead_masks import Masking, lengths_of
 from pyattn.nn.feed_forward import Activation
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
-from pyattn.nn.transformer.decoding import Stepping, as_stack, embed_next
+from pyattn.nn.transformer.decoding import TokenModel, as_stack, embed_next
 from pyattn.nn.transformer.layer import check_parts
 from pyattn.nn.transformer.stack import Stack, TransformerDecoder, bool_or
 from pyattn.nn.transformer.tokens import (
@@ -39,7 +39,7 @@ _Self = TypeVar("_Self", bound="Seq2SeqTransformer")
 PARTS = ("src_embedding", "tgt_embedding", "src_positions", "tgt_positions", "transformer", "generator")
 
 
-class Seq2SeqTransformer(Stepping):
+class Seq2SeqTransformer(TokenModel):
     """The whole of Vaswani et al. 2017, which PyTorch leaves to its users: tokens in, scores of the next tokens out.
 
     ``generator(transformer(src_embedding(src) * sqrt(d_model) + src_positions, tgt_embedding(tgt) * sqrt(d_model) +
@@ -73,7 +73,7 @@ class Seq2SeqTransformer(Stepping):
         Normalise what goes into a part, not the sum. Default: False.
     bias : bool
         All parts have biases, the default.
-    max_len : int
+    max_length : int
         The longest sequence. Default: 5000.
     learned_positions : bool
         Positions are parameters, not sines and cosines. Default: False.
@@ -86,7 +86,7 @@ class Seq2SeqTransformer(Stepping):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Seq2SeqTransformer(Stepping):
         norm_first: bool = False,
         bias: bool = True,
         *,
-        max_len: SupportsIndex = 5000,
+        max_length: SupportsIndex = 5000,
         learned_positions: bool = False,
         padding_idx: SupportsIndex | None = None,
         tie_weights: bool = False,
@@ -159,8 +159,8 @@ class Seq2SeqTransformer(Stepping):
         parts: dict[str, Module] = {
             "src_embedding": src,
             "tgt_embedding": tgt,
-            "src_positions": PositionalEncoding(d_model, max_len, dropout, **places, rng=draws),
-            "tgt_positions": PositionalEncoding(d_model, max_len, dropout, **places, rng=draws),
+            "src_positions": PositionalEncoding(d_model, max_length, dropout, **places, rng=draws),
+            "tgt_positions": PositionalEncoding(d_model, max_length, dropout, **places, rng=draws),
             "transformer": Transformer(
                 d_model, nhead, *layers, custom_encoder, custom_decoder, *options, dtype=dtype, rng=draws
             ),
@@ -208,7 +208,7 @@ class Seq2SeqTransformer(Stepping):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         draw_weights(self, rng)
 
@@ -235,7 +235,7 @@ class Seq2SeqTransformer(Stepping):
     @property
     def max_length(self) -> int | None:
         """How many positions the target has; None where they do not say."""
-        return getattr(self.tgt_positions, "max_len", None)
+        return getattr(self.tgt_positions, "max_length", None)
 
     @property
     def padding_idx(self) -> int | None:
@@ -283,7 +283,7 @@ class Seq2SeqTransformer(Stepping):
         src_lengths, tgt_lengths : array_like of int, (N,), optional
             In place of key padding masks: how many tokens of each row are no padding. Default: None.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -295,12 +295,15 @@ class Seq2SeqTransformer(Stepping):
         TypeError
             src or tgt hold no integers; a mask is neither bool nor of floats.
         ValueError
-            An id is out of range, src or tgt is too long, or shapes do not go together; the message names the argument.
+            An id is out of range, src or tgt is too long, or shapes disagree; the message names the argument.
         """
-        source = Hidden(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
-        target = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
-        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal)
+        source = Masking(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
+        cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
         return self._call(src, tgt, (source, target, cross), rng, False)[0]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def forward_with_weights(
         self,
@@ -335,9 +338,9 @@ class Seq2SeqTransformer(Stepping):
         cross_weights : ndarray, (layers, N, nhead, L, S) or (layers, nhead, L, S)
             The same of the attention to the source.
         """
-        source = Hidden(None, src_key_padding_mask, key_lengths=src_lengths)
-        target = Hidden(None, tgt_key_padding_mask, True, key_lengths=tgt_lengths)
-        output, self_weights, cross_weights = self._call(src, tgt, (source, target, Hidden()), rng, True)
+        source = Masking(None, src_key_padding_mask, key_lengths=src_lengths)
+        target = Masking(None, tgt_key_padding_mask, True, key_lengths=tgt_lengths)
+        output, self_weights, cross_weights = self._call(src, tgt, (source, target, Masking()), rng, True)
         assert self_weights is not None
         assert cross_weights is not None
         return output, self_weights, cross_weights
@@ -371,7 +374,7 @@ class Seq2SeqTransformer(Stepping):
         -------
         ndarray, (N, S, d_model), (S, N, d_model) or (S, d_model)
         """
-        hidden = Hidden(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        hidden = Masking(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
         return self._encode(src, hidden, rng)[0]
 
     def decode(
@@ -416,15 +419,15 @@ class Seq2SeqTransformer(Stepping):
         -------
         ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
         """
-        target = Hidden(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
-        cross = Hidden(memory_mask, memory_key_padding_mask, memory_is_causal, key_lengths=memory_lengths)
+        target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
+        cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal, key_lengths=memory_lengths)
         return self._decode(tgt, memory, target, cross, rng, False)[0]
 
     def _call(
         self,
         src: npt.ArrayLike,
         tgt: npt.ArrayLike,
-        hidden: tuple[Hidden, Hidden, Hidden],
+        hidden: tuple[Masking, Masking, Masking],
         rng: RNG,
         need_weights: bool,
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
@@ -437,7 +440,7 @@ class Seq2SeqTransformer(Stepping):
         output, *weights = self._decode(tgt, memory, hidden[1], cross, drawn, need_weights)
         return self.generator(output), weights[0], weights[1]
 
-    def _encode(self, src: npt.ArrayLike, hidden: Hidden, rng: RNG) -> tuple[FloatArray, npt.ArrayLike | None]:
+    def _encode(self, src: npt.ArrayLike, hidden: Masking, rng: RNG) -> tuple[FloatArray, npt.ArrayLike | None]:
         """Give the memory, and what of it is padding."""
         drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
@@ -452,8 +455,8 @@ class Seq2SeqTransformer(Stepping):
         self,
         tgt: npt.ArrayLike,
         memory: npt.ArrayLike,
-        hidden: Hidden,
-        cross: Hidden,
+        hidden: Masking,
+        cross: Masking,
         rng: RNG,
         need_weights: bool,
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
@@ -471,14 +474,14 @@ class Seq2SeqTransformer(Stepping):
             return run_with_weights(decoder, x, memory, masks=masks | drawn)
         return decoder(x, memory, **masks, **drawn), None, None
 
-    def _padding_of(self, memory: npt.ArrayLike, cross: Hidden) -> npt.ArrayLike | None:
+    def _padding_of(self, memory: npt.ArrayLike, cross: Masking) -> npt.ArrayLike | None:
         shape = np.shape(memory)[:-1]
         names = ("memory_lengths", "memory_key_padding_mask")
         return padding_of(cross.key_lengths, cross.key_padding_mask, shape if self.batch_first else shape[::-1], names)
 
     # With a cache
 
-    def remember(self, src: npt.ArrayLike, *, src_lengths: npt.ArrayLike | None = None) -> KVCache:
+    def encode_memory(self, src: npt.ArrayLike, *, src_lengths: npt.ArrayLike | None = None) -> KVCache:
         """Encode a source, and compute what all layers of the decoder attend to in it: once for all steps.
 
         Parameters
@@ -492,23 +495,23 @@ class Seq2SeqTransformer(Stepping):
         Returns
         -------
         KVCache
-            The memory_cache of `step`.
+            The memory_cache of `decode_step`.
 
         Raises
         ------
         TypeError
             src holds no integers.
         ValueError
-            An id or a length is out of range, shapes do not go together, or there is padding before other tokens.
+            An id or a length is out of range, shapes disagree, or there is padding before other tokens.
         """
-        memory, padding = self._encode(src, Hidden(key_lengths=src_lengths), None)
+        memory, padding = self._encode(src, Masking(key_lengths=src_lengths), None)
         lengths = None if padding is None else lengths_of(np.asarray(padding))
         if padding is not None and lengths is None:
             raise ValueError("src has padding before other tokens, and a cache holds what is not padding; put it last")
         decoder = self._layers_with_cache()
         if not isinstance(decoder, TransformerDecoder):
             raise TypeError(f"transformer.decoder is of type {type(decoder).__name__}, expected TransformerDecoder")
-        return decoder.remember(memory, lengths)
+        return decoder.encode_memory(memory, lengths)
 
     @property
     def _hidden_id(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from pyattn.cache.kv_cache import KVCache
 from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList, check_module, modules_of
-from pyattn.nn.feed_forward import name_in_the_core
+from pyattn.nn.feed_forward import core_activation
 from pyattn.nn.module import Module
 from pyattn.nn.transformer.layer import TransformerEncoderLayer
 
@@ -133,7 +133,7 @@ class Stack(Module):
         options: Any = {"batch_size": batch_size, "dtype": dtype, **limits}
         return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim, **options)
 
-    def step(
+    def decode_step(
         self,
         x: npt.ArrayLike,
         cache: KVCache,
@@ -161,7 +161,7 @@ class Stack(Module):
         need_weights : bool
             Return weights, too. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -177,7 +177,7 @@ class Stack(Module):
         TypeError
             x has another dtype than the weights or the cache.
         ValueError
-            Shapes do not go together, or the cache is full.
+            Shapes disagree, or the cache is full.
         """
         self._check_layers(cache, "cache")
         if memory_cache is not None:
@@ -190,7 +190,7 @@ class Stack(Module):
         with cache._restored_on_error():
             layer: Any
             for n, layer in enumerate(self.layers):
-                x, own_weights, cross_weights = layer.step(x, cache, n, **options)
+                x, own_weights, cross_weights = layer.decode_step(x, cache, n, **options)
                 own += [] if own_weights is None else [own_weights]
                 cross += [] if cross_weights is None else [cross_weights]
             output = np.asarray(x) if self.norm is None else self.norm(x)
@@ -339,7 +339,7 @@ class TransformerEncoder(Stack):
             Position i attends to 0 to i, and to no others, whatever mask says. Default: None, False: there is nothing
             to be detected in a mask that counts anyway.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -351,7 +351,7 @@ class TransformerEncoder(Stack):
         TypeError
             src has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
         causal = bool_or(is_causal)
         masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": causal}
@@ -362,6 +362,9 @@ class TransformerEncoder(Stack):
             if padding is not None:
                 output = np.where(padding[..., None], output.dtype.type(0), output)
         return output if self.norm is None else self.norm(output)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class TransformerDecoder(Stack):
@@ -428,7 +431,7 @@ class TransformerDecoder(Stack):
         memory_is_causal : bool
             Position i attends to 0 to i of memory, and to no others. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -440,7 +443,7 @@ class TransformerDecoder(Stack):
         TypeError
             tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
         masks = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
         masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
@@ -448,7 +451,10 @@ class TransformerDecoder(Stack):
         output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
         return output if self.norm is None else self.norm(output)
 
-    def remember(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def encode_memory(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
         """Compute what all layers attend to in a memory, once for all steps.
 
         Parameters
@@ -461,14 +467,14 @@ class TransformerDecoder(Stack):
         Returns
         -------
         KVCache
-            The memory_cache of `step`.
+            The memory_cache of `decode_step`.
 
         Raises
         ------
         TypeError
             memory has another dtype than the weights, or layers are none of pyattn's.
         ValueError
-            Shapes do not go together.
+            Shapes disagree.
         """
         rows = _core.as_array(memory, "memory")
         if rows.ndim != 3:
@@ -476,7 +482,7 @@ class TransformerDecoder(Stack):
         cache = self._cache_of("multihead_attn", rows.shape[0 if self.batch_first else 1])
         layer: Any
         for n, layer in enumerate(self.layers):
-            layer.multihead_attn.remember(rows, cache, n, lengths=lengths)
+            layer.multihead_attn.encode_memory(rows, cache, n, lengths=lengths)
         return cache
 
 
@@ -507,7 +513,7 @@ def _is_nestable(layer: Module) -> bool:
     attention = layer.self_attn
     biased = attention.in_proj_weight is not None and attention.in_proj_bias is not None
     even = attention.num_heads % 2 == 0 and attention.batch_first
-    known = name_in_the_core(layer.activation) in ("relu", "gelu")
+    known = core_activation(layer.activation) in ("relu", "gelu")
     return even and biased and known and not layer.norm_first and layer.norm1.eps == layer.norm2.eps
 
 

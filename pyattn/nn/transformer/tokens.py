@@ -61,11 +61,11 @@ def read_tokens(
         order = "(N, L)" if batch_first else "(L, N)"
         raise ValueError(f"{name} has shape {ids.shape}, expected {order} or, unbatched, (L,)")
     rows = ids if batch_first else ids.T
-    length, most = rows.shape[-1], getattr(positions, "max_len", None)
+    length, most = rows.shape[-1], getattr(positions, "max_length", None)
     if most is not None and length > most:
         raise ValueError(
             f"{name} has {length} tokens in a row, and the model has {most} positions; shorten it, or make the model "
-            "with a larger max_len"
+            "with a larger max_length"
         )
     index = getattr(embedding, "padding_idx", None)
     if lengths is None and key_padding_mask is None and index is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import SupportsFloat, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Transformer(Module):
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers come from. Default: None, others each time.
+        Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class Transformer(Module):
         Parameters
         ----------
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from. Default: None, others each time.
+            Draws the numbers. Default: None, fresh entropy, so each call differs.
         """
         generator = as_generator(rng)
         for array in self.parameters():
@@ -217,7 +217,7 @@ class Transformer(Module):
         memory_is_causal : bool
             Position i of tgt attends to 0 to i of src, and to no others. Default: False.
         rng : None, int, SeedSequence or Generator
-            Where dropout's numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
@@ -229,7 +229,7 @@ class Transformer(Module):
         TypeError
             src or tgt has another dtype than the weights; a mask is neither bool nor of floats.
         ValueError
-            Shapes do not go together; the message names the argument.
+            Shapes disagree; the message names the argument.
         """
         drawn = {} if rng is None else {"rng": as_generator(rng)}
         encoding = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": src_is_causal}
@@ -239,6 +239,9 @@ class Transformer(Module):
         hints = {"tgt_is_causal": tgt_is_causal, "memory_is_causal": memory_is_causal}
         output: FloatArray = self.decoder(tgt, memory, **masks, **hints, **drawn)
         return output
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     @staticmethod
     def generate_square_subsequent_mask(sz: SupportsIndex, dtype: npt.DTypeLike = np.float32) -> FloatArray:
