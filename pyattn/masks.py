@@ -14,8 +14,7 @@ array([[1, 0, 0, 0],
        [1, 1, 1, 1]])
 
 Every function and module takes them. A bare bool array is read as the library of the function's signature reads it:
-True = attend in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object cannot be read the wrong
-way round.
+True = attend in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object cannot be misread.
 """
 
 from __future__ import annotations
@@ -314,6 +313,11 @@ class _Interval(Mask):
         return visible
 
 
+def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> BoolArray:
+    """Compute which keys i + first to i + last each query i attends to."""
+    return _Interval(q_len, kv_len, first, last, "")._attend()
+
+
 class _Lengths(Mask):
     """Key j of batch entry b is attended to when j < lengths[b]."""
 
@@ -353,7 +357,8 @@ class _Document(Mask):
         return f"document({ids}{'' if self.kv_ids is self.q_ids else ', ...'})"
 
     def _attend(self) -> BoolArray:
-        return (self.q_ids[..., :, np.newaxis] == self.kv_ids[..., np.newaxis, :]).reshape(self.shape)
+        same: BoolArray = self.q_ids[..., :, np.newaxis] == self.kv_ids[..., np.newaxis, :]
+        return same.reshape(self.shape)
 
 
 class _Prefix(_Interval):
@@ -806,11 +811,16 @@ def offset_of(align: Align | SupportsIndex | None, q_len: int, kv_len: int) -> i
     return offset
 
 
+def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
+    """Return the lengths of a mask made by `padding`, None of others."""
+    return mask.lengths if isinstance(mask, _Lengths) else None
+
+
 # For the core, which has one interval, one length a batch entry and one array
 
 
 class Parts(NamedTuple):
-    """A mask as the core's arguments: keys i + first to i + last, lengths of batch entries, and an array for the rest."""
+    """A mask as the core's arguments: keys i + first to i + last, lengths of batch entries, an array for the rest."""
 
     first: int | None
     last: int | None

@@ -1,4 +1,4 @@
-"""Multi-head attention in one call of the core.
+"""Multi-head attention with torch's arguments, in one call of the core.
 
 Indices: N batch, H heads, L queries, S keys.
 """
@@ -395,7 +395,7 @@ def compute(
     key: FloatArray | None,
     value: FloatArray | None,
     parameters: Parameters,
-    hidden: Masking,
+    masking: Masking,
     dropout: Dropout = NO_DROPOUT,
     *,
     heads: int,
@@ -409,9 +409,10 @@ def compute(
     rotation: Rotation | None = None,
 ) -> tuple[FloatArray, FloatArray | None]:
     """Call the core with torch's masks."""
-    if hidden.attn_mask is not None or hidden.key_padding_mask is not None:
+    if masking.attn_mask is not None or masking.key_padding_mask is not None:
         kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
-        hidden = to_core(hidden, Sizes(query.shape[:-2], heads, query.shape[-2], kv_len))
+        sizes = Sizes(query.shape[:-2], heads, query.shape[-2], kv_len)
+        masking = to_core(masking, sizes, cached=cache is not None)
     # named one by one: a starred argument would make a tuple and a dict of all of them
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
@@ -433,16 +434,16 @@ def compute(
         scale=scale,
         add_zero=_flag(add_zero, "add_zero_attn"),
         average_weights=_flag(average_weights, "average_attn_weights"),
-        key_padding_mask=hidden.key_padding_mask,
+        key_padding_mask=masking.key_padding_mask,
         blocked=True,
         cache=cache,
         rotary=rotation,
-        attn_mask=hidden.attn_mask,
-        is_causal=hidden.is_causal,
+        attn_mask=masking.attn_mask,
+        is_causal=masking.is_causal,
         align="upper_left" if cache is None else "lower_right",
-        window=hidden.window,
-        key_lengths=hidden.key_lengths,
-        query_lengths=hidden.query_lengths,
+        window=masking.window,
+        key_lengths=masking.key_lengths,
+        query_lengths=masking.query_lengths,
         dropout_p=dropout.dropout_p,
         rng=dropout.rng,
         keep_mask=dropout.keep_mask,

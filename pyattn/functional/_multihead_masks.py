@@ -1,6 +1,6 @@
 """The rules on arguments of torch's multi-head attention, which its function, its module and layers of it share.
 
-True = blocked in all masks here, as in torch; the core can be told so.
+True = blocked in bare masks here, as in torch, and the core is told so; mask objects know what they mean.
 
 Indices: N batch, H heads, L queries, S keys.
 """
@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+import pyattn.masks as masks
 from pyattn._util.typing import Window
+from pyattn._util.warnings import MaskWarning, warn
 
-__all__ = ["Masking", "Sizes", "Window", "lengths_of", "to_core", "with_batch_first"]
+__all__ = ["Masking", "Sizes", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
 class Masking(NamedTuple):
-    """What hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths.
-
-    query_lengths, where some queries are padding, come with a cache alone.
-    """
+    """All that hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths."""
 
     attn_mask: npt.ArrayLike | None = None
     key_padding_mask: npt.ArrayLike | None = None
@@ -33,6 +32,7 @@ class Masking(NamedTuple):
     window: Window = None
     key_lengths: npt.ArrayLike | None = None
     query_lengths: npt.ArrayLike | None = None
+    """With a cache, where some queries are padding."""
 
 
 class Sizes(NamedTuple):
@@ -92,20 +92,56 @@ def _refuse_shapes(
         length = x.shape[place]
 
 
-def to_core(hidden: Masking, sizes: Sizes, names: tuple[str, str] = ("attn_mask", "key_padding_mask")) -> Masking:
-    """Say what is hidden in shapes that the core broadcasts."""
-    mask = _read_mask(hidden.attn_mask, sizes, names[0])
-    padding = _read_padding(hidden.key_padding_mask, sizes, names[1])
-    lengths = hidden.key_lengths
+def to_core(
+    masking: Masking,
+    sizes: Sizes,
+    names: tuple[str, str] = ("attn_mask", "key_padding_mask"),
+    *,
+    cached: bool = False,
+    has_window: bool = True,
+) -> Masking:
+    """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths, an array for the rest.
+
+    With a cache, query 0 stands at another key in each batch entry; attention to a memory has no window in the core.
+    """
+    if isinstance(masking.attn_mask, masks.Mask):
+        masking = _lower(masking, masking.attn_mask, sizes, names[0], cached, has_window)
+        mask = masking.attn_mask
+    else:
+        mask = _read_mask(masking.attn_mask, sizes, names[0])
+    padding = _read_padding(masking.key_padding_mask, sizes, names[1])
+    lengths = masking.key_lengths
     if padding is not None and lengths is None:
         lengths = lengths_of(padding)
         padding = padding if lengths is None else None
     over_queries = None if padding is None else padding[..., None, None, :]
-    return hidden._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
+    return masking._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
+
+
+def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: bool, has_window: bool) -> Masking:
+    """Replace a mask object by arguments that mean the same."""
+    parts = masks.parts_of(mask, (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len), True, name)
+    attend, first, last = parts.attend, parts.first, parts.last
+    if (first, last) != (None, None):
+        causal = first is None and last == 0
+        around_own = (first is None or first <= 0) and (last is None or last >= 0)
+        if causal and not cached:
+            masking = masking._replace(is_causal=True)
+        elif around_own and not cached and has_window and masking.window is None:
+            masking = masking._replace(window=(None if first is None else -first, last))
+        else:
+            band = masks.interval(sizes.q_len, sizes.kv_len, first, last)
+            attend = band if attend is None else attend & band
+    lengths = masking.key_lengths
+    if parts.lengths is not None:
+        lengths = (
+            parts.lengths if lengths is None else np.minimum(_core.as_array(lengths, "key_lengths"), parts.lengths)
+        )
+    return masking._replace(attn_mask=None if attend is None else ~attend, key_lengths=lengths)
 
 
 def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
-    """Bring a mask of pairs to (L, S) or (N, H, L, S)."""
+    """Bring a bare mask of pairs to (L, S) or (N, H, L, S)."""
     if x is None:
         return None
     mask = _flags_or_floats(x, name)
@@ -120,18 +156,60 @@ def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None
         if sizes.batch and mask.shape == (*sizes.batch, *pair):
             offer = f"; if heads share it, pass numpy.repeat({name}, {sizes.heads}, axis=0)"
         raise ValueError(f"{name} has shape {mask.shape}, expected {pair} or {(rows, *pair)}: {meaning}{offer}")
+    elif mask.dtype == np.bool_ and _looks_causal_inverted(mask):
+        warn(
+            MaskWarning,
+            f"{name} blocks each query's own key and all before it, since True = blocked here, as in torch.nn. If that "
+            f"is meant, pass pyattn.masks.from_blocked({name}); if True means attend, pyattn.masks.from_array({name})",
+        )
     return mask
+
+
+def _looks_causal_inverted(blocked: Array) -> bool:
+    """Tell whether queries attend to later keys alone; most masks are seen through by their diagonal."""
+    if not blocked.size or not blocked.diagonal().all() or not blocked[-1, : len(blocked)].all():
+        return False
+    return not blocked.all() and all(row[: i + 1].all() for i, row in enumerate(blocked))
 
 
 def _read_padding(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
     """Check a mask of keys."""
     if x is None:
         return None
-    mask = _flags_or_floats(x, name)
+    mask = read_padding_mask(x, name)
     if mask.shape != (*sizes.batch, sizes.kv_len):
         meaning = "(N, S)" if sizes.batch else "(S,), unbatched as query"
         raise ValueError(f"{name} has shape {mask.shape}, expected {(*sizes.batch, sizes.kv_len)}: {meaning}")
+    if not isinstance(x, masks.Mask) and mask.dtype == np.bool_ and _looks_padding_inverted(mask):
+        warn(
+            MaskWarning,
+            f"{name} blocks the first keys of its rows, since True = blocked here, as in torch.nn. If padding is on the "
+            f"left, pass pyattn.masks.from_blocked({name}); if True means attend, pyattn.masks.from_array({name})",
+        )
     return mask
+
+
+def _looks_padding_inverted(blocked: Array) -> bool:
+    """Tell whether all rows are blocked first and attended to behind, and one of them is mixed."""
+    if not blocked.size or not blocked[..., 0].any() or (~blocked[..., :-1] & blocked[..., 1:]).any():
+        return False
+    return bool((blocked[..., 0] & ~blocked[..., -1]).any())
+
+
+def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
+    """Read a mask of keys as (N, S) or (S,), True = blocked; a mask object says what it means."""
+    if not isinstance(x, masks.Mask):
+        return _flags_or_floats(x, name)
+    lengths = masks.padding_lengths(x)
+    if lengths is not None:
+        return np.asarray(np.arange(x.shape[-1]) >= lengths[..., np.newaxis])
+    blocked = x.blocked()
+    if blocked.ndim > 2:
+        raise ValueError(
+            f"{name} has shape {blocked.shape}; it takes pyattn.masks.padding(lengths, S) or a mask (N, S), and a mask "
+            "of pairs goes to attn_mask"
+        )
+    return blocked
 
 
 def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:

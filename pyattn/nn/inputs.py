@@ -34,10 +34,12 @@ def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = ""
 
 
 def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read an argument of a module, as strictly as torch: its dtype is that of the weights."""
+    """Read an input of a module: arrays have the weights' dtype; lists, bools and integers are converted to it."""
     array = _core.as_array(x, name)
     if array.dtype == dtype:
         return array
+    if array.dtype.kind in "biu" or (array.dtype == np.float64 and isinstance(x, (list, tuple, float))):
+        return array.astype(dtype)
     given, wanted = array.dtype.newbyteorder("="), dtype.newbyteorder("=")
     if given == wanted:
         return array

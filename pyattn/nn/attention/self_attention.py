@@ -56,8 +56,8 @@ class SelfAttention(Module):
     Attributes
     ----------
     w_query : ndarray, (embed_dim, key_dim)
-        (key_dim, embed_dim) in the column convention, and so on. Initialised by `init.xavier_uniform_`, as the next two;
-        the same rng gives the same numbers in both conventions.
+        In the column convention (key_dim, embed_dim), and so on. Initialised by `init.xavier_uniform_`, as the next
+        two; the same rng gives the same numbers in both conventions.
     w_key : ndarray, (context_dim, key_dim)
         Weight of keys.
     w_value : ndarray, (context_dim, v_dim)
@@ -182,7 +182,7 @@ class SelfAttention(Module):
             check_parameter(weight, name)
         self = cls.__new__(cls)
         self.scale = None if scale is None else as_finite(scale, "scale")
-        self.convention: Convention = as_choice(convention, "convention", ("row", "column"))
+        self.convention = as_choice(convention, "convention", ("row", "column"))
         query, key, value = (read_weight(weight, name, self.convention == "column") for name, weight in weights.items())
         (self.key_dim, self.embed_dim), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
         arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}

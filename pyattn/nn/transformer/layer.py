@@ -81,8 +81,8 @@ class TransformerLayer(Module):
         heads_options: dict[str, Any] = {"batch_first": batch_first, "num_kv_heads": num_kv_heads, "scale": scale}
         parts: dict[str, Module] = {}
         for name in self.attentions:  # a memory has no positions
-            rotated = {"rotary": rotary if name == "self_attn" else None}
-            parts[name] = MultiheadAttention(size, heads, dropout, **heads_options, **rotated, **options)
+            heads_options["rotary"] = rotary if name == "self_attn" else None
+            parts[name] = MultiheadAttention(size, heads, dropout, **heads_options, **options)
         parts["linear1"] = Linear(size, inner, **options)
         parts["linear2"] = Linear(inner, size, **options)
         if as_flag(gated, "gated"):
@@ -169,10 +169,10 @@ class TransformerLayer(Module):
         sizes = (first.embed_dim,) * 3
         x, memory, _ = with_batch_first(x, memory, memory, sizes, batch_first=self.batch_first, names=who)
         read = []
-        for masks, about, source in zip(masking, names, (x, memory), strict=False):
+        for n, (masks, about, source) in enumerate(zip(masking, names, (x, memory), strict=False)):
             as_flag(masks.is_causal, about[2])
             lengths = Sizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
-            read.append(to_core(masks, lengths, about[:2]))
+            read.append(to_core(masks, lengths, about[:2], has_window=n == 0))
         if not self._is_one_call():
             return self._call_parts(given, masking, rng, need_weights)
         rotation = rotation_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])

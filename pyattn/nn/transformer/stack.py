@@ -14,6 +14,7 @@ from pyattn._util.arguments import as_count, as_flag
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.cache.kv_cache import KVCache
+from pyattn.functional._multihead_masks import read_padding_mask
 from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList, check_module, modules_of
@@ -519,7 +520,7 @@ def _is_nestable(layer: Module) -> bool:
 
 def _padding_at_the_ends(given: npt.ArrayLike) -> npt.NDArray[np.bool_] | None:
     """Find what is blocked; None where that is not the ends of rows alone."""
-    mask = _core.as_array(given, "src_key_padding_mask")
+    mask = read_padding_mask(given, "src_key_padding_mask")
     blocked = mask if mask.dtype == np.bool_ else mask == -np.inf
     inside = (blocked[:, :-1] & ~blocked[:, 1:]).any() or not (blocked | (mask == 0)).all()
     return None if inside else blocked
