@@ -305,12 +305,15 @@ class _Interval(Mask):
         far = self.q_len + self.kv_len  # as good as unbounded
         keys, rows = np.arange(self.kv_len), np.arange(self.q_len)
         first, last = (side and max(-far, min(side, far)) for side in (self.first, self.last))
-        visible = np.ones(self.shape, np.bool_)
-        if last is not None:
-            visible &= np.greater_equal.outer(rows + last, keys)  # bools at once: distances take 8 bytes each
-        if first is not None:
-            visible &= np.less_equal.outer(rows + first, keys)
-        return visible
+        if first is None and last is None:
+            return np.ones(self.shape, np.bool_)
+        # bools at once: distances would take 8 bytes each
+        before = None if last is None else np.asarray(np.greater_equal.outer(rows + last, keys))
+        after = None if first is None else np.asarray(np.less_equal.outer(rows + first, keys))
+        if before is None or after is None:
+            return after if before is None else before  # type: ignore[return-value]
+        before &= after
+        return before
 
 
 def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> BoolArray:
@@ -564,7 +567,8 @@ def window(
       . . x x
     """
     q_len, kv_len, offset, text = _sizes(L, S, align, "window")
-    sides = [None if x is None else as_count(x, name, least=0) for x, name in ((left, "left"), (right, "right"))]
+    far = q_len + kv_len + abs(offset)  # as good as unbounded
+    sides = [_side(x, name, far) for x, name in ((left, "left"), (right, "right"))]
     first = None if sides[0] is None else offset - sides[0]
     last = None if sides[1] is None else offset + sides[1]
     return _Interval(q_len, kv_len, first, last, f"window({text}, left={sides[0]}, right={sides[1]})")
@@ -757,6 +761,14 @@ def from_blocked(array: npt.ArrayLike) -> Mask:
       x x
     """
     return _Given(~_flags(array), "from_blocked")
+
+
+def _side(x: SupportsIndex | None, name: str, far: int) -> int | None:
+    """Read one side of a window."""
+    if x is None:
+        return None
+    side = as_count(min(as_index(x, name), far), name, least=0)
+    return None if side == far else side
 
 
 def _flags(array: npt.ArrayLike) -> BoolArray:
