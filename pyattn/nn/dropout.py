@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import SupportsFloat
 
 import numpy.typing as npt
 
@@ -71,9 +71,6 @@ class Dropout(Module):
             input is not an array of real numbers.
         """
         return dropout(input, self.p, self.training, rng=rng)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the probability, as torch does.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -174,9 +174,6 @@ class Embedding(Module):
             An id is out of range.
         """
         return functional.embedding(input, self.weight)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -141,9 +141,6 @@ class FeedForward(Module):
         dropout = self.dropout if self.training else 0.0
         y = feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
         return check_dtype(y, self, weight.dtype)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell what the repr of its parts does not.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -158,9 +158,6 @@ class Linear(Module):
         if x.shape[-1:] != self.weight.shape[-1:]:
             raise ValueError(f"input has shape {x.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
         return check_dtype(functional.linear(x, self.weight, self.bias), self, self.weight.dtype)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

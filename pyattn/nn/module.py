@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,20 @@ from pyattn.nn.state import IncompatibleKeys, write_state
 
 __all__ = ["Module"]
 
+_Forward = TypeVar("_Forward", bound=Callable[..., Any], covariant=True)
 _Self = TypeVar("_Self", bound="Module")  # typing.Self begins with Python 3.11
+
+
+class _HasForward(Protocol[_Forward]):
+    @property
+    def forward(self) -> _Forward: ...
+
+
+class _CallsForward:
+    """Gives type checkers the signature of a module's own forward, overloads included, for its calls."""
+
+    def __get__(self, module: _HasForward[_Forward], owner: Any = None) -> _Forward:
+        return module.forward
 
 
 class Module:
@@ -56,9 +69,13 @@ class Module:
     _parameter_names: tuple[str, ...] = ()
     _module_names: tuple[str, ...] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call `forward`."""
-        return self.forward(*args, **kwargs)
+    if TYPE_CHECKING:
+        __call__ = _CallsForward()
+    else:
+
+        def __call__(self, *args, **kwargs):
+            """Call `forward`."""
+            return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output: to be defined by each kind of module."""

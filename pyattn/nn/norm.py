@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -105,9 +105,6 @@ class LayerNorm(Module):
         y = layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return check_dtype(y, self, self.weight.dtype)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.
 
@@ -195,9 +192,6 @@ class RMSNorm(Module):
         """
         x = input if self.weight is None else as_input(input, "input", self.weight.dtype)
         return rms_norm(x, self.normalized_shape, self.weight, self.eps)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

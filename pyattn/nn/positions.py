@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -192,9 +192,6 @@ class PositionalEncoding(Module):
         y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
         return dropout(y, self.dropout, self.training, rng=rng)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
     def extra_repr(self) -> str:
         """Tell the sizes, and what is not as usual.
 
@@ -342,9 +339,6 @@ class RotaryEmbedding(Module):
             layout=self.layout,
             out=out,
         )
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def rotation(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:
         """Tell the core how queries and keys turn.

@@ -438,9 +438,6 @@ class MultiheadAttention(Module):
         swapped = output.ndim == 3 and not self.batch_first
         return output.swapaxes(0, 1) if swapped else output, weights
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
     # With a cache
 
     @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
+from typing import Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -334,9 +334,6 @@ class SelfAttention(Module):
         )
         check_dtype(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
         return result
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def extra_repr(self) -> str:
         """Tell the sizes, and what differs from the usual.

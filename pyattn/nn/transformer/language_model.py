@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -253,9 +253,6 @@ class TransformerLM(TokenModel):
             self.decode(input, mask, key_padding_mask, is_causal, lengths=lengths, rng=rng)
         )
         return output
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def decode(
         self,

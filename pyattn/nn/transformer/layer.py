@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -490,9 +490,6 @@ class TransformerEncoderLayer(TransformerLayer):
         """
         return self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
     def forward_with_weights(
         self,
         src: npt.ArrayLike,
@@ -655,9 +652,6 @@ class TransformerDecoderLayer(TransformerLayer):
         """
         own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
         return self._call(tgt, memory, own, Masking(memory_mask, memory_key_padding_mask, memory_is_causal), rng)[0]
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def forward_with_weights(
         self,

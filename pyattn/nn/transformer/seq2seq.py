@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -301,9 +301,6 @@ class Seq2SeqTransformer(TokenModel):
         target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
         cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
         return self._call(src, tgt, (source, target, cross), rng, False)[0]
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def forward_with_weights(
         self,

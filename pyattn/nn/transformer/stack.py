@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -364,9 +364,6 @@ class TransformerEncoder(Stack):
                 output = np.where(padding[..., None], output.dtype.type(0), output)
         return output if self.norm is None else self.norm(output)
 
-    if TYPE_CHECKING:
-        __call__ = forward
-
 
 class TransformerDecoder(Stack):
     """A Transformer's decoder, layers in a row: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
@@ -451,9 +448,6 @@ class TransformerDecoder(Stack):
         hints = {"tgt_is_causal": bool_or(tgt_is_causal), "memory_is_causal": memory_is_causal}
         output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
         return output if self.norm is None else self.norm(output)
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     def encode_memory(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
         """Compute what all layers attend to in a memory, once for all steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, TypeVar
+from typing import SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -239,9 +239,6 @@ class Transformer(Module):
         hints = {"tgt_is_causal": tgt_is_causal, "memory_is_causal": memory_is_causal}
         output: FloatArray = self.decoder(tgt, memory, **masks, **hints, **drawn)
         return output
-
-    if TYPE_CHECKING:
-        __call__ = forward
 
     @staticmethod
     def generate_square_subsequent_mask(sz: SupportsIndex, dtype: npt.DTypeLike = np.float32) -> FloatArray:
