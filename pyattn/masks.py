@@ -859,6 +859,75 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
     return Parts(*bounds, lengths, attend)
 
 
+def as_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
+    """Compute a mask as one array, where the core has other uses for its own interval and lengths."""
+    _check_shape(mask, scores, name)
+    for leaf in _leaves(mask):
+        if isinstance(leaf, _Lengths):
+            _check_heads(leaf, heads, name)
+    return mask._attend()
+
+
+def as_arguments(
+    mask: Mask,
+    scores: tuple[int, ...],
+    heads: bool,
+    is_causal: bool,
+    align: Any,
+    window: Any,
+    key_lengths: Any,
+    query_lengths: Any,
+) -> tuple[BoolArray | None, bool, Any, Any, Any]:
+    """Lower a mask to attn_mask, is_causal, align, window and key_lengths, combined with those of the call."""
+    parts = parts_of(mask, scores, heads, "attn_mask")
+    attend, lengths, bounds = parts.attend, parts.lengths, (parts.first, parts.last)
+    own = bool(is_causal) or window is not None
+    if lengths is not None:
+        if own and align == "lower_right":  # lengths of the call's own would move its corner
+            attend = _and(attend, _Lengths(lengths, scores[-1], heads)._attend())
+        else:
+            given = None if key_lengths is None else _core.as_array(key_lengths, "key_lengths")
+            key_lengths = lengths if given is None else np.minimum(given, lengths)
+    if bounds == (None, None):
+        return attend, is_causal, align, window, key_lengths
+    if own or (bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]):
+        attend = _and(attend, interval(scores[-2], scores[-1], *bounds))
+        return attend, is_causal, align, window, key_lengths
+    far = sum(scores[-2:])
+    first, last = (side and max(-far, min(side, far)) for side in bounds)
+    if last is None:
+        return attend, False, first, (0, None), key_lengths
+    return attend, True, last, None if first is None else (last - first, 0), key_lengths
+
+
+def for_attention(
+    mask: Mask,
+    query: tuple[int, ...],
+    key: tuple[int, ...],
+    layout: str | None,
+    enable_gqa: bool | None,
+    *options: Any,
+) -> tuple[Any, ...]:
+    """Lower a mask for `pyattn.attention` of these shapes; what is wrong with the shapes the core says."""
+    length, head = (-3, -2) if layout == "bshd" else (-2, -3)
+    axes = max(len(query), len(key))
+    heads = axes > 3 or (axes == 3 and bool(enable_gqa))
+    least = 3 if heads else 2
+    if min(len(query), len(key)) < least:
+        return (np.asarray(mask), *options[:-1])
+    length = length if heads else -2
+    try:
+        batch = np.broadcast_shapes(query[:-least], key[:-least])
+    except ValueError:
+        return (np.asarray(mask), *options[:-1])
+    scores = (*batch, *((max(query[head], key[head]),) if heads else ()), query[length], key[length])
+    return as_arguments(mask, scores, heads, *options)
+
+
+def _and(one: BoolArray | None, other: BoolArray) -> BoolArray:
+    return other if one is None else one & other
+
+
 def _leaves(mask: Mask) -> Iterator[Mask]:
     """Go through what is intersected."""
     stack = [mask]

@@ -210,7 +210,7 @@ WORKING = {
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),
     "masks.window": lambda: pyattn.masks.window(3, left=1, right=None),
     "masks.padding": lambda: pyattn.masks.padding([1, 2], 3),
-    "masks.from_ones": lambda: pyattn.masks.from_ones(ZEROS_AND_ONES),
+    "masks.from_array": lambda: pyattn.masks.from_array(ZEROS_AND_ONES),
     "get_num_threads": pyattn.get_num_threads,
     "set_num_threads": lambda: pyattn.set_num_threads(None),
     "isa": pyattn.runtime.isa,

@@ -206,7 +206,7 @@ MISTAKES = {
     "masks align": lambda: pyattn.masks.causal(3, 5),
     "masks size": lambda: pyattn.masks.window(3, left=-1, right=0),
     "masks padding": lambda: pyattn.masks.padding([3], 2),
-    "masks ones": lambda: pyattn.masks.from_ones([2.0]),
+    "masks ones": lambda: pyattn.masks.from_array([2.0]),
     "set_num_threads": lambda: pyattn.set_num_threads(0),
     "set_isa": lambda: _core._set_isa("no such level"),
     "set_isa type": lambda: _core._set_isa(3),

@@ -19,7 +19,7 @@ COUNTS = {
     "length": lambda n: pyattn.functional.positional_encoding(n, 4),
     "dim": lambda n: pyattn.functional.positional_encoding(3, n),
     "start": lambda n: pyattn.functional.positional_encoding(3, 4, n),
-    "q_len": masks.causal,
+    "L": masks.causal,
     "in_features": lambda n: nn.Linear(n, 3),
     "num_embeddings": lambda n: nn.Embedding(n, 3),
     "normalized_shape": nn.LayerNorm,

@@ -280,9 +280,9 @@ def test_sparse_arrays_are_made_dense_by_their_owner():
         pyattn.softmax,
         pyattn.functional.log_softmax,
         lambda x: pyattn.merge_states([x], [QUERY[:, 0]]),
-        pyattn.masks.from_ones,
+        pyattn.masks.from_array,
     ],
-    ids=["query", "mask", "softmax", "log_softmax", "merge_states", "from_ones"],
+    ids=["query", "mask", "softmax", "log_softmax", "merge_states", "from_array"],
 )
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_no_function_loses_a_meaning(call, make):

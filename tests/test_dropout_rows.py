@@ -243,9 +243,6 @@ def test_the_module_there_and_back(p, torch):
     [
         ({"p": -0.1}, ValueError, "^p is -0.1, expected a probability from 0 to 1"),
         ({"p": "a"}, TypeError, "^p is of type str, expected a number"),
-        ({"inplace": 0}, TypeError, "^inplace is of type int, expected True or False"),
-        ({"inplace": "no"}, TypeError, "^inplace is of type str, expected True or False"),
-        ({"inplace": True}, ValueError, "^inplace is True, expected False: a call returns a new array"),
     ],
 )
 def test_mistakes_with_the_module_are_named(arguments, kind, message):

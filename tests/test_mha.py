@@ -21,7 +21,7 @@ from module_bounds import Distances, Masking, distance, expect_module
 import pyattn
 from pyattn import nn
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")]
 
 BLOCKS, CASES = 20, 85
 VALUES = {

@@ -17,6 +17,8 @@ from module_bounds import NO_FURTHER, Masking, distance, expect_module
 import pyattn
 from pyattn import _core, nn
 
+pytestmark = pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")  # drawn masks may look inverted
+
 
 @pytest.fixture(autouse=True)
 def _restore_threads():

@@ -42,16 +42,14 @@ def test_the_row_of_padding_begins_as_zeros(index):
 @pytest.mark.peers
 @pytest.mark.parametrize("seed", range(100))
 def test_torch_says_the_same(seed, dtype, torch):
-    """All arguments drawn, those with one value here given or left out; ids of any shape, sizes of 0, too."""
+    """All arguments drawn; ids of any shape, sizes of 0, too."""
     rng = np.random.default_rng(seed)
     words, dim = int(rng.integers(9)), int(rng.integers(40))
     padding_idx = int(rng.integers(-words, words)) if words and rng.random() < 0.7 else None
-    usual = {"max_norm": None, "norm_type": 2.0, "scale_grad_by_freq": False, "sparse": False}
-    options = {name: value for name, value in usual.items() if rng.random() < 0.5}
-    theirs = torch.nn.Embedding(words, dim, padding_idx, **options, dtype=getattr(torch, dtype))
+    theirs = torch.nn.Embedding(words, dim, padding_idx, dtype=getattr(torch, dtype))
     if rng.random() < 0.5:
         torch.nn.init.normal_(theirs.weight)  # padding's, too: it is looked up as any other
-    ours = nn.Embedding(words, dim, padding_idx, **options, dtype=dtype)
+    ours = nn.Embedding(words, dim, padding_idx, dtype=dtype)
     assert [not row.any() for row in ours.weight] == [n == ours.padding_idx or not dim for n in range(words)]
     ours.load_state_dict(theirs.state_dict())
     shape = tuple(rng.integers(6, size=rng.integers(4))) if words else (2, 0)
@@ -95,7 +93,7 @@ def test_from_pretrained_takes_the_array_itself(dtype):
     assert embedding.weight is weight
     assert repr(embedding) == "Embedding(2, 3, padding_idx=1)"
     assert (embedding(1) == 1).all()
-    assert nn.Embedding.from_pretrained(weight, freeze=False).padding_idx is None
+    assert nn.Embedding.from_pretrained(weight).padding_idx is None
 
 
 def test_copies_and_pickles_are_equal_and_apart():
@@ -122,11 +120,6 @@ def test_a_weight_may_be_shared_with_a_linear_layer():
         ({"padding_idx": 3}, ValueError, "padding_idx is 3, expected -3 <= padding_idx < 3: num_embeddings is 3"),
         ({"padding_idx": -4}, ValueError, "padding_idx is -4, expected -3 <= padding_idx < 3: num_embeddings"),
         ({"padding_idx": 1.0}, TypeError, "padding_idx is of type float, expected an int"),
-        ({"max_norm": 1.0}, ValueError, "max_norm is 1.0, expected None: pyattn has no max_norm; leave it out"),
-        ({"norm_type": np.ones(2)}, ValueError, r"norm_type is array\(.*\), expected 2.0: pyattn has no norm_type"),
-        ({"norm_type": 1.0}, ValueError, "norm_type is 1.0, expected 2.0: pyattn has no norm_type; leave it out"),
-        ({"scale_grad_by_freq": True}, ValueError, "scale_grad_by_freq is True, expected False: pyattn has no"),
-        ({"sparse": True}, ValueError, "sparse is True, expected False: pyattn has no sparse; leave it out"),
         ({"dtype": np.float16}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
     ],
 )
@@ -148,7 +141,6 @@ def test_mistakes_are_named(arguments, kind, message):
         (np.eye(3, dtype=int), {}, TypeError, r"^embeddings has dtype int64, .*; use embeddings.astype\(numpy.float32"),
         (np.ma.ones((3, 3)), {}, TypeError, "^embeddings is a masked array"),
         (np.ones(3), {}, ValueError, r"^embeddings has shape \(3,\), expected 2 axes"),
-        (np.eye(3), {"freeze": "no"}, TypeError, "^freeze is of type str, expected True or False"),
         (np.ones((1, 3)), {"padding_idx": 1}, ValueError, "^padding_idx is 1, expected -1 <= padding_idx < 1"),
         (np.ones((1, 3)), {"padding_idx": False}, TypeError, "^padding_idx is of type bool, expected an int"),
     ],

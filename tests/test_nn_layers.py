@@ -14,6 +14,8 @@ from helpers import assert_same_bits
 import pyattn
 from pyattn import _core, nn
 
+pytestmark = pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")  # drawn masks may look inverted
+
 KINDS = [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer]
 E, HEADS = 8, 2
 every_kind = pytest.mark.parametrize("kind", KINDS)

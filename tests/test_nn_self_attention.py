@@ -374,7 +374,6 @@ def test_a_scale_may_be_any_number():
             r"^x has dtype float32, expected float64 as the module's weights; pass x.astype\(numpy.float64\), "
             r"or make the module with dtype=numpy.float32$",
         ),
-        ({"x": [[1] * 7]}, TypeError, r"^x has dtype int64, .*; pass numpy.asarray\(x, numpy.float64\)$"),
         ({"context": CONTEXT.astype("f4")}, TypeError, r"^context has dtype float32, expected float64"),
         ({"x": X[0, 0]}, ValueError, r"^x has shape \(7,\), expected \(..., length, embed_dim\)$"),
         (

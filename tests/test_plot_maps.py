@@ -287,7 +287,7 @@ def test_subfigures_are_drawn_on():
         (
             lambda: plot.mask(np.eye(3, dtype=int)),
             TypeError,
-            "mask has dtype int64, expected bool (True = attend) or float (added); pass masks.from_ones(mask) if",
+            "mask has dtype int64, expected bool (True = attend) or float (added); pass masks.from_array(mask) if",
         ),
         (lambda: plot.mask([["a"]]), TypeError, "mask has dtype <U1, expected bool (True = attend) or float (added)"),
         (

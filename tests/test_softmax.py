@@ -9,8 +9,7 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
-from pyattn import functional
-from pyattn import reference
+from pyattn import functional, reference
 from pyattn.testing import bounds
 
 FUNCTIONS = {"softmax": False, "log_softmax": True}

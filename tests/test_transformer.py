@@ -23,7 +23,7 @@ import pyattn
 from pyattn import nn
 from pyattn.testing.bounds import WIDER
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")]
 
 BLOCKS, CASES = 20, 50
 JUDGED = 8  # features and more: among fewer, the luck of one case would decide for all
@@ -42,7 +42,6 @@ VALUES = {
     "num_layers": [1, 2, 3],
     "norm": [False, True],
     "enable_nested_tensor": [False, True],
-    "mask_check": [False, True],
     "mask": MASKS,
     "padding": PADDINGS,
     "is_causal": [False, True],
@@ -158,15 +157,13 @@ def twins(torch, case, draw):
 def stacks(torch, case, one, other):
     """Of a layer of ours, and one of torch's."""
     name = f"Transformer{case['kind'].capitalize()}"
-    options = {name: case[name] for name in ("enable_nested_tensor", "mask_check") if case["kind"] == "encoder"}
+    options = {name: case[name] for name in ("enable_nested_tensor",) if case["kind"] == "encoder"}
     sizes, made = one.norm1.normalized_shape, []
     for lib, layer, dtype in ((nn, one, case["dtype"]), (torch.nn, other, getattr(torch, case["dtype"]))):
         norm = lib.LayerNorm(sizes, case["layer_norm_eps"], dtype=dtype) if case["norm"] else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of why there are to be no nested tensors
             made.append(getattr(lib, name)(layer, case["num_layers"], norm, **options))
-    if case["kind"] == "encoder" and "ends" not in case["padding"]:
-        made[1].mask_check = True  # without, torch takes the first positions of a row for what is not padding
     return made
 
 

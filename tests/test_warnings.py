@@ -12,7 +12,7 @@ import pyattn
 
 MASK_MESSAGE = (
     "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, and "
-    "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_ones(attn_mask)"
+    "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_array(attn_mask)"
 )
 
 
@@ -42,7 +42,7 @@ def test_a_float_mask_of_zeros_and_ones_warns_and_is_added(mask, dtype, arrays):
 def test_the_call_that_the_warning_ends_with_is_right(arrays):
     zeros_and_ones = np.tri(6, 9, dtype=np.float32)
     np.testing.assert_array_equal(
-        pyattn.attention(*arrays, attn_mask=pyattn.masks.from_ones(zeros_and_ones)),
+        pyattn.attention(*arrays, attn_mask=pyattn.masks.from_array(zeros_and_ones)),
         pyattn.attention(*arrays, is_causal=True, align="upper_left"),
     )
 

@@ -138,6 +138,8 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
     if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
         FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
              args->key_start, FAR);
+    if (args->align == ATTN_ALIGN_OFFSET && (args->align_offset < -FAR || args->align_offset > FAR))
+        FAIL("align is %td, expected positions from %td to %td", args->align_offset, -FAR, FAR);
     if (args->key_start % ATTN_BLOCK_KEYS != 0)
         FAIL("key_start is %td, expected a multiple of %d", args->key_start, (int)ATTN_BLOCK_KEYS);
 
@@ -148,6 +150,7 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
     p->query_start = args->query_start;
     p->key_start = args->key_start;
     p->offset = args->query_start - args->key_start;
+    if (args->align == ATTN_ALIGN_OFFSET) p->offset += args->align_offset;
     return ATTN_OK;
 }
 

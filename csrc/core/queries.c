@@ -64,5 +64,5 @@ void attn_take_queries(const attn_multihead_plan *m, attn_view output, attn_view
         *views[n].view = attn_cut_view(*views[n].view, views[n].axes, cut, part->shapes[n]);
     if (args->rotary.inv_freq.data && !args->rotary.position_ids.data) args->rotary.offset += cut.first;
     attention->query_start += cut.first;
-    attention->align = ATTN_ALIGN_UPPER_LEFT;
+    if (attention->align != ATTN_ALIGN_OFFSET) attention->align = ATTN_ALIGN_UPPER_LEFT;
 }

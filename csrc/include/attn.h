@@ -39,7 +39,7 @@ typedef struct {
 } attn_view;
 
 /* Which corner the diagonal of a causal mask, or the centre of a window, starts from when q_len != kv_len. */
-typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT } attn_align;
+typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT, ATTN_ALIGN_OFFSET } attn_align;
 
 /* Axes of query, key, value and output: (..., heads, length, dim) or (..., length, heads, dim). */
 typedef enum { ATTN_LAYOUT_BHSD, ATTN_LAYOUT_BSHD } attn_layout;
@@ -99,6 +99,7 @@ typedef struct {
     attn_view score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
     int is_causal;
     attn_align align;
+    ptrdiff_t align_offset; /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
     ptrdiff_t window_left, window_right; /* inclusive */
     ptrdiff_t query_start, key_start;
     attn_layout layout;

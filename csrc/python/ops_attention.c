@@ -27,12 +27,14 @@ typedef struct {
     PyArrayObject *product; /* of query and a bilinear score's weight */
     pyattn_option_arrays options;
     pyattn_cache_use cache;
+    PyObject *lowered; /* what a mask object became: values of the options that it replaces */
 } owned;
 
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->inputs[n]);
     Py_XDECREF(o->product);
+    Py_XDECREF(o->lowered);
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
     Py_XDECREF(o->lse);
@@ -174,6 +176,39 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
     return result;
 }
 
+static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString((PyObject *)array, "shape"); }
+
+/* Replaces a mask object by the arguments that mean the same, in `values`; an array stays. Returns -1 with an exception. */
+static int lower_mask(PyObject **values, owned *o)
+{
+    static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW,
+                                   PYATTN_KEY_LENGTHS};
+    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[10] = {NULL};
+    if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
+    PyObject *module = PyImport_ImportModule("pyattn.masks");
+    PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
+    const int is_object = class ? PyObject_IsInstance(mask, class) : -1;
+    Py_XDECREF(class);
+    if (is_object > 0) {
+        static const int options[] = {PYATTN_LAYOUT, PYATTN_ENABLE_GQA,  PYATTN_IS_CAUSAL,    PYATTN_ALIGN,
+                                      PYATTN_WINDOW, PYATTN_KEY_LENGTHS, PYATTN_QUERY_LENGTHS};
+        PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]);
+        given[0] = mask, given[1] = query, given[2] = key;
+        for (int n = 0; n < 7; n++) given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
+        if (given[5] == Py_None) given[5] = Py_False; /* is_causal */
+        PyObject *function = query && key ? PyObject_GetAttrString(module, "for_attention") : NULL;
+        o->lowered = function ? PyObject_Vectorcall(function, given, 10, NULL) : NULL;
+        Py_XDECREF(function);
+        Py_XDECREF(query);
+        Py_XDECREF(key);
+    }
+    Py_XDECREF(module);
+    if (is_object <= 0) return is_object;
+    if (o->lowered == NULL) return -1;
+    for (int n = 0; n < 5; n++) values[OPTIONS + replaced[n]] = PyTuple_GetItem(o->lowered, n);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* All that follows when keys and values are read: o's inputs and pages, and what args has of them. `values` is laid out
  * as those of `attention`. */
 static PyObject *attend(PyObject **values, attn_args *args, owned *o)
@@ -187,6 +222,7 @@ static PyObject *attend(PyObject **values, attn_args *args, owned *o)
     PyObject *const score = values[OPTIONS + PYATTN_SCORE];
     const int bilinear = score && PyUnicode_Check(score) && PyUnicode_CompareWithASCIIString(score, "bilinear") == 0;
     if (bilinear) values[OPTIONS + PYATTN_SCORE] = NULL;
+    if (args->cache == NULL && lower_mask(values, o) < 0) return NULL;
     if (pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return NULL;
     args->query = pyattn_view(o->inputs[QUERY]);
     if (args->cache == NULL) {

@@ -63,7 +63,7 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
                   "scores, and masks nothing. If 1 means blocked, pass %s=numpy.equal(%s, 1); if it means "
                   "attend, pass %s=numpy.equal(%s, 0)"
                 : "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
-                  "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_ones(%s)",
+                  "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_array(%s)",
         mask, mask, mask, mask, mask);
 }
 
@@ -189,13 +189,22 @@ static int convert_score(PyObject *object, attn_args *args)
     return -1;
 }
 
+static int convert_align(PyObject *object, attn_args *args)
+{
+    if (!pyattn_given(object)) return 0;
+    if (!PyUnicode_Check(object)) {
+        args->align = ATTN_ALIGN_OFFSET;
+        return pyattn_integer(object, "align", "'upper_left', 'lower_right' or an int", &args->align_offset);
+    }
+    const int n = pyattn_choice(object, "align", "upper_left", "lower_right");
+    args->align = n > 0 ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
+    return n < 0 ? -1 : 0;
+}
+
 static int convert_words(PyObject *const *values, attn_args *args)
 {
     int n;
-    if (pyattn_given(values[PYATTN_ALIGN])) {
-        if ((n = pyattn_choice(values[PYATTN_ALIGN], "align", "upper_left", "lower_right")) < 0) return -1;
-        args->align = n ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
-    }
+    if (convert_align(values[PYATTN_ALIGN], args) < 0) return -1;
     if ((n = pyattn_choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
     args->empty = n ? Py_NAN : 0;
     if ((n = pyattn_choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.io as io
+import pyattn.masks as masks
 from pyattn._util.arguments import as_count, as_float_dtype
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Layout, Score, Window
 from pyattn.cache import files, pages
@@ -385,6 +386,9 @@ class KVCache:
         """
         held, use = self._read(layer)
         queries, length = as_query(query, self.batch_size, self._sizes, layout)
+        if isinstance(attn_mask, masks.Mask):
+            heads = queries.shape[2 if layout == "bshd" else 1]
+            attn_mask = masks.as_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
         if self.window is not None:
             if window is not None:
                 raise ValueError(f"window was given, but the cache has its own, window={self.window}: leave it out")

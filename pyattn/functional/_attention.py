@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._core import attention
 from pyattn._util.typing import RNG, FloatArray, Layout
+from pyattn.masks import Mask
 
 __all__ = [
     "AttentionResult",
@@ -109,8 +110,10 @@ def scaled_dot_product_attention(
             wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
             fix = _core.cast(x, name, f"numpy.{wanted}")
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
-    mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
-    if mask is not None and mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
+    is_object = attn_mask is None or isinstance(attn_mask, Mask)
+    bare: Any = attn_mask
+    mask = bare if is_object else _core.as_array(bare, "attn_mask")
+    if not is_object and mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
         flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
         raise TypeError(
             f"attn_mask has dtype {mask.dtype}, expected bool or {dtype}; pass {flags} (True = attend) or {numbers}"

@@ -120,14 +120,17 @@ def to_core(
 
 def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: bool, has_window: bool) -> Masking:
     """Replace a mask object by arguments that mean the same."""
-    parts = masks.parts_of(mask, (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len), True, name)
+    scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
+    if cached:
+        return masking._replace(attn_mask=~masks.as_array(mask, scores, True, name))
+    parts = masks.parts_of(mask, scores, True, name)
     attend, first, last = parts.attend, parts.first, parts.last
     if (first, last) != (None, None):
         causal = first is None and last == 0
         around_own = (first is None or first <= 0) and (last is None or last >= 0)
-        if causal and not cached:
+        if causal:
             masking = masking._replace(is_causal=True)
-        elif around_own and not cached and has_window and masking.window is None:
+        elif around_own and has_window and masking.window is None:
             masking = masking._replace(window=(None if first is None else -first, last))
         else:
             band = masks.interval(sizes.q_len, sizes.kv_len, first, last)
@@ -167,7 +170,7 @@ def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None
 
 def _looks_causal_inverted(blocked: Array) -> bool:
     """Tell whether queries attend to later keys alone; most masks are seen through by their diagonal."""
-    if not blocked.size or not blocked.diagonal().all() or not blocked[-1, : len(blocked)].all():
+    if len(blocked) < 2 or not blocked.diagonal().all() or not blocked[-1, : len(blocked)].all():
         return False
     return not blocked.all() and all(row[: i + 1].all() for i, row in enumerate(blocked))
 
@@ -183,8 +186,8 @@ def _read_padding(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | N
     if not isinstance(x, masks.Mask) and mask.dtype == np.bool_ and _looks_padding_inverted(mask):
         warn(
             MaskWarning,
-            f"{name} blocks the first keys of its rows, since True = blocked here, as in torch.nn. If padding is on the "
-            f"left, pass pyattn.masks.from_blocked({name}); if True means attend, pyattn.masks.from_array({name})",
+            f"{name} blocks the first keys of its rows, since True = blocked here, as in torch.nn. If padding is on "
+            f"the left, pass pyattn.masks.from_blocked({name}); if True means attend, pyattn.masks.from_array({name})",
         )
     return mask
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+import pyattn.masks as masks
 from pyattn._util.arguments import as_choice
 from pyattn._util.typing import Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
@@ -176,8 +177,13 @@ def self_attention(
     if key_dim != other:
         raise ValueError(f"w_query gives {key_dim} numbers a query but w_key {other} a key")
     biases = _biases_of(bias, weights)
+    pairs = (*inputs[0].shape[:-1], inputs[1].shape[-2])
+    if isinstance(attn_mask, masks.Mask):
+        options = (is_causal, align, window, key_lengths)
+        attn_mask, *lowered = masks.as_arguments(attn_mask, pairs, False, *options, None)
+        is_causal, align, window, key_lengths = lowered
     if attn_mask is not None:
-        attn_mask = _mask_of(attn_mask, (*inputs[0].shape[:-1], inputs[1].shape[-2]))
+        attn_mask = _mask_of(attn_mask, pairs)
     output, attended = _core.multi_head(
         *inputs,
         *weights.values(),

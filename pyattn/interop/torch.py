@@ -297,7 +297,7 @@ def _stack_from_torch(stack: Any, share: bool) -> nn.Module:
     norm = None if norm is None else from_torch(norm, share)
     if not hasattr(stack, "use_nested_tensor"):
         return nn.TransformerDecoder.from_layers(layers, norm)
-    options = {name: getattr(stack, name) for name in ("enable_nested_tensor", "mask_check")}
+    options = {name: getattr(stack, name) for name in ("enable_nested_tensor",)}
     encoder = nn.TransformerEncoder.from_layers(layers, norm, **options)
     encoder.use_nested_tensor = stack.use_nested_tensor
     return encoder
@@ -311,7 +311,7 @@ def _stack_to_torch(stack: Any, share: bool) -> Any:
     if isinstance(stack, nn.TransformerDecoder):
         theirs = torch.nn.TransformerDecoder(layers[0], 0, norm)
     else:
-        theirs = torch.nn.TransformerEncoder(layers[0], 0, norm, False, stack.mask_check)
+        theirs = torch.nn.TransformerEncoder(layers[0], 0, norm, False)
         theirs.enable_nested_tensor, theirs.use_nested_tensor = stack.enable_nested_tensor, stack.use_nested_tensor
     theirs.layers, theirs.num_layers = torch.nn.ModuleList(layers), len(layers)
     return theirs

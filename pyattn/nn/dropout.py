@@ -6,7 +6,7 @@ from typing import SupportsFloat
 
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_flag, as_probability
+from pyattn._util.arguments import as_probability
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.functional._dropout import dropout
 from pyattn.nn.module import Module
@@ -21,15 +21,13 @@ class Dropout(Module):
     ----------
     p : float
         Probability that an element becomes 0; the others are divided by ``1 - p``. Default: 0.5.
-    inplace : bool
-        torch's, which writes into the input. Not here: it takes its default alone. Default: False.
 
     Raises
     ------
     TypeError
-        p is no number, or inplace neither True nor False.
+        p is not a number.
     ValueError
-        p is no probability, or inplace is True.
+        p is not a probability.
 
     Examples
     --------
@@ -43,12 +41,9 @@ class Dropout(Module):
     array([1., 1., 1.])
     """
 
-    def __init__(self, p: SupportsFloat = 0.5, inplace: bool = False) -> None:
+    def __init__(self, p: SupportsFloat = 0.5) -> None:
         super().__init__()
         self.p = as_probability(p, "p")
-        self.inplace = as_flag(inplace, "inplace")
-        if self.inplace:
-            raise ValueError("inplace is True, expected False: a call returns a new array; write x = dropout(x)")
 
     def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (torch's name)
         """Drop in training, as `pyattn.functional.dropout` does.
@@ -80,4 +75,4 @@ class Dropout(Module):
         str
             Of one line.
         """
-        return f"p={self.p:g}, inplace={self.inplace}"
+        return f"p={self.p:g}, inplace=False"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_index
+from pyattn._util.arguments import as_count, as_float_dtype, as_index
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
 from pyattn.nn.inputs import check_parameter
@@ -30,14 +30,6 @@ class Embedding(Module):
         Size of a vector.
     padding_idx : int, optional
         The id of padding, whose vector begins as zeros; a negative one counts from the end. Default: None.
-    max_norm : None
-        torch's, which rewrites the weight in every call. Not here: it takes its default alone.
-    norm_type : float
-        Goes with max_norm; its default, 2.0, alone.
-    scale_grad_by_freq : bool
-        It changes gradients alone; its default alone. Default: False.
-    sparse : bool
-        It changes gradients alone; its default alone. Default: False.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -75,19 +67,11 @@ class Embedding(Module):
         num_embeddings: SupportsIndex,
         embedding_dim: SupportsIndex,
         padding_idx: SupportsIndex | None = None,
-        max_norm: None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
         *,
         dtype: npt.DTypeLike = np.float32,
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        _require_default("max_norm", max_norm, None)
-        _require_default("norm_type", norm_type, 2.0)
-        _require_default("scale_grad_by_freq", scale_grad_by_freq, False)
-        _require_default("sparse", sparse, False)
         self.num_embeddings = as_count(num_embeddings, "num_embeddings", least=0)
         self.embedding_dim = as_count(embedding_dim, "embedding_dim", least=0)
         self.padding_idx = _as_padding_idx(padding_idx, self.num_embeddings)
@@ -95,17 +79,13 @@ class Embedding(Module):
         self.reset_parameters(rng)
 
     @classmethod
-    def from_pretrained(
-        cls: type[_Self], embeddings: FloatArray, freeze: bool = True, padding_idx: SupportsIndex | None = None
-    ) -> _Self:
+    def from_pretrained(cls: type[_Self], embeddings: FloatArray, padding_idx: SupportsIndex | None = None) -> _Self:
         """Make a layer whose weight is this array: nothing is copied, and nothing drawn or set to zero.
 
         Parameters
         ----------
         embeddings : ndarray, (num_embeddings, embedding_dim)
             float32 or float64.
-        freeze : bool
-            Taken as torch takes it, and without effect: no call here changes a weight. Default: True.
         padding_idx : int, optional
             The id of padding. Default: None.
 
@@ -117,7 +97,7 @@ class Embedding(Module):
         Raises
         ------
         TypeError
-            embeddings is no array of float32 or float64, freeze neither True nor False, or padding_idx no int.
+            embeddings is not an array of float32 or float64, or padding_idx no int.
         ValueError
             It has not two axes, or padding_idx is no id.
 
@@ -130,7 +110,6 @@ class Embedding(Module):
                [1., 0., 0.]])
         """
         check_parameter(embeddings, "embeddings")
-        as_flag(freeze, "freeze")
         if embeddings.ndim != 2:
             raise ValueError(
                 f"embeddings has shape {embeddings.shape}, expected 2 axes: (num_embeddings, embedding_dim)"
@@ -185,13 +164,6 @@ class Embedding(Module):
         """
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
-
-
-def _require_default(name: str, value: Any, default: Any) -> None:
-    """Take the options of torch's that are not here, as long as they ask for nothing."""
-    alike = isinstance(value, (bool, int, float, np.generic)) and value == default
-    if value is not default and not alike:
-        raise ValueError(f"{name} is {value!r}, expected {default!r}: pyattn has no {name}; leave it out")
 
 
 def _as_padding_idx(index: SupportsIndex | None, num_embeddings: int) -> int | None:

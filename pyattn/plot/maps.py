@@ -230,7 +230,7 @@ def mask(
     """
     array = _core.as_array(mask, "mask")
     if array.dtype.kind not in "bf":
-        fix = "; pass masks.from_ones(mask) if 1 = attend" if array.dtype.kind in "iu" else ""
+        fix = "; pass masks.from_array(mask) if 1 = attend" if array.dtype.kind in "iu" else ""
         raise TypeError(f"mask has dtype {array.dtype}, expected bool (True = attend) or float (added){fix}")
     with np.errstate(over="ignore"):  # of a long double, which is infinite then
         added = np.where(array, 0, -np.inf) if array.dtype.kind == "b" else array.astype(np.float64)

@@ -88,4 +88,3 @@ mha(1, bogus=3)  # type: ignore[call-overload]
 nn.Linear(8, 4)(x, scale=2)  # type: ignore[call-arg]
 pyattn.attention(x, x, x, is_casual=True)  # type: ignore[call-overload]
 nn.TransformerEncoderLayer(8, 2)(x, src_padding_mask=None)  # type: ignore[call-arg]
-

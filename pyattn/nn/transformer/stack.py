@@ -234,8 +234,6 @@ class TransformerEncoder(Stack):
     enable_nested_tensor : bool
         There are no nested tensors here, and nothing to gain from them. All that is left of it is what torch does with
         padding, see `forward`; the default.
-    mask_check : bool
-        Without effect: the padding is always looked at. Default: True.
 
     Attributes
     ----------
@@ -263,15 +261,13 @@ class TransformerEncoder(Stack):
         num_layers: SupportsIndex,
         norm: Module | None = None,
         enable_nested_tensor: bool = True,
-        mask_check: bool = True,
     ) -> None:
         super().__init__()
         self._clone(encoder_layer, num_layers, norm, "encoder_layer")
-        self._set_options(enable_nested_tensor, mask_check)
+        self._set_options(enable_nested_tensor)
 
-    def _set_options(self, enable_nested_tensor: bool, mask_check: bool) -> None:
+    def _set_options(self, enable_nested_tensor: bool) -> None:
         self.enable_nested_tensor = as_flag(enable_nested_tensor, "enable_nested_tensor")
-        self.mask_check = as_flag(mask_check, "mask_check")
         self.use_nested_tensor = self.enable_nested_tensor and _is_nestable(self.layers[0])
 
     @classmethod
@@ -280,7 +276,6 @@ class TransformerEncoder(Stack):
         layers: Iterable[Module],
         norm: Module | None = None,
         enable_nested_tensor: bool = True,
-        mask_check: bool = True,
     ) -> _Encoder:
         """Make an encoder of these layers, which may differ: nothing is copied.
 
@@ -291,8 +286,6 @@ class TransformerEncoder(Stack):
         norm : Module, optional
             Applied to what the last layer gives. Default: None.
         enable_nested_tensor : bool
-            As for the constructor. Default: True.
-        mask_check : bool
             As for the constructor. Default: True.
 
         Returns
@@ -308,7 +301,7 @@ class TransformerEncoder(Stack):
             There is no layer, or batch_first of one is another than that of the first.
         """
         encoder = super().from_layers(layers, norm)
-        encoder._set_options(enable_nested_tensor, mask_check)
+        encoder._set_options(enable_nested_tensor)
         return encoder
 
     def forward(
