@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(text)
         return 0 if right else 1
     if options.command == "explain":
-        from pyattn.tracing.files import explain as write_explanation
+        from pyattn.tracing.command import explain as write_explanation
 
         return write_explanation(options.file, options.output, options.text)
     if options.command == "check":
