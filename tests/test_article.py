@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT
 
 import pyattn
 import pyattn.tracing.article as _article
@@ -98,18 +93,3 @@ def test_the_demo_fails_when_a_number_differs(wrong, monkeypatch, capsys):
         monkeypatch.setattr(_article, "SCORES", [[2, 4, 5], [4, 16, 12], [4, 12, 10]])
     assert demo.main(["demo"]) == 1
     assert "WRONG: not every number is as expected." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("options", [["info"], ["-u", "info"], ["info", "--json"]], ids=str)
-def test_a_reader_who_has_seen_enough_ends_it_quietly(options):
-    """As in `python -m pyattn | head -1`, and whether lines leave one by one or all at once."""
-    unbuffered, *arguments = options if options[0] == "-u" else ["-B", *options]
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        command = [sys.executable, unbuffered, "-m", "pyattn", *arguments]
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, timeout=60, check=False)
-    finally:
-        os.close(writer)
-    assert done.stderr == b""
-    assert done.returncode == 128 + signal.SIGPIPE

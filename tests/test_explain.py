@@ -78,7 +78,7 @@ def traced(kind, convention):
         "causal and added": {"is_causal": True, "attn_mask": rng.standard_normal((4, 4))},
         "bool": {"attn_mask": rng.random((4, 4)) < 0.6, "tokens": ["我", "<b>", "c", "d"]},
         "bilinear": {"score": "bilinear", "score_weight": rng.standard_normal((2, 2)), "round_weights": 2},
-        "not finite": {"scale": None, "normalise": "sparsemax"},
+        "not finite": {"scale": None, "normalize": "sparsemax"},
     }
     if kind == "heads":
         module = pyattn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True, rng=0)
@@ -130,14 +130,15 @@ def test_an_input_that_is_changed_in_a_dict_changes_all_that_follows(explain, tm
 @pytest.mark.parametrize(
     ("kind", "entry", "value", "message"),
     [
-        ("bool", "visible", [[True]], "visible has shape (1, 1), expected (4, 4)"),
-        ("cross", "values", [[1.0]], "there are 1 values, expected 5: one for each key"),
-        ("cross", "keys", "some", "keys is no matrix of numbers: could not convert string to float: 'some'"),
-        ("cross", "score", "dots", "score is 'dots', expected 'dot', "),
-        ("cross", "empty_rows", "inf", "empty_rows is 'inf', expected 'zero' or 'nan'"),
-        ("heads", "heads", [{}], "heads is no list of traces, expected what to_dict() returns"),
-        ("heads", "w_out", [[1.0]], "w_out has shape (1, 1), expected (6, out_dim): the heads have 6 outputs"),
-        ("heads", "b_out", [[1.0]], "b_out has shape (1, 1), expected (1, 6) as w_out"),
+        ("bool", "visible", [[True]], "visible has shape (1, 1); it must be (4, 4)"),
+        ("cross", "values", [[1.0]], "values has 1 row, keys has 5: each key needs one value"),
+        ("cross", "keys", "some", "keys must be a matrix of numbers: could not convert string to float: 'some'"),
+        ("cross", "score", "dots", "score is 'dots'"),
+        ("cross", "empty_rows", "inf", "empty_rows is 'inf'"),
+        ("heads", "heads", [{}], "entries lacks x, w_key, "),
+        ("heads", "heads", [], "heads must be a list of traces: pass what to_dict() returned"),
+        ("heads", "w_out", [[1.0]], "w_out has shape (1, 1); it must be (6, out_dim), as heads have 6 outputs"),
+        ("heads", "b_out", [[1.0]], "b_out has shape (1, 1); it must be (1, 6), as w_out"),
     ],
 )
 def test_a_dict_that_was_spoilt_is_told_why(explain, tmp_path, kind, entry, value, message):
@@ -156,15 +157,15 @@ def test_names_that_are_not_used_are_told(explain):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", '{"x": [[1]]}', "a.json has no w_query, w_key, w_value: expected x, w_query, w_key and w_value, or "
+        ("a.json", '{"x": [[1]]}', "a.json lacks w_query, w_key, w_value: it needs x, w_query, w_key and w_value, or "
                                    "query, key and value; it has x"),
-        ("a.json", "[1]", "a.json holds a list, expected an object of names and matrices"),
+        ("a.json", "[1]", "a.json holds a list; it must hold an object of names and matrices"),
         ("a.json", "hm", "a.json is not a JSON file: "),
-        ("a.npz", "hm", "a.npz is not an .npz file of numbers and strings"),
-        ("a.txt", "hm", "a.txt has an unknown ending, expected .npz or .json"),
+        ("a.npz", "hm", "a.npz is damaged"),
+        ("a.txt", "hm", "a.txt has an unknown ending: it must be .npz or .json"),
         ("a.json", None, "[Errno 2] No such file or directory: 'a.json'"),
         ("a.npz", None, "[Errno 2] No such file or directory: 'a.npz'"),
-        ("a.json", '{"query": [1], "key": [[1]], "value": [[1]]}', "query has shape (1,), expected (length, key_dim)"),
+        ("a.json", '{"query": [1], "key": [[1]], "value": [[1]]}', "query has shape (1,); it must be (length, "),
         ("a.json", '{"query": [["x"]], "key": [[1]], "value": [[1]]}', "query has dtype <U1, expected float32"),
     ],
 )  # fmt: skip
@@ -175,6 +176,35 @@ def test_a_file_that_cannot_be_explained_is_told_why(explain, tmp_path, name, co
     assert (status, out, page) == (2, "", None)
     assert err.startswith(f"python -m pyattn explain: {message}")
     assert err.count("\n") == 1
+
+
+def test_a_byte_order_mark_is_accepted(explain, tmp_path):
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + b'{"query": [[1]], "key": [[1]], "value": [[1]]}')
+    assert explain("a.json")[0] == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, f'{{"query": {"[" * 900}1{"]" * 900}, "key": [[1]], "value": [[1]]}}'])
+def test_deep_nesting_gets_a_line(explain, tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    status, out, err, page = explain("a.json")
+    assert (status, out, err.count("\n"), page) == (2, "", 1, None)
+
+
+def test_an_output_without_a_name_gets_a_line(explain):
+    status, out, err, page = explain("-o", "")
+    assert (status, out, err, page) == (2, "", "python -m pyattn explain: -o needs the name of a file\n", None)
+
+
+def test_a_trace_comes_back_from_its_dict():
+    """Field by field; files are tested above."""
+    trace = traced("causal and added", "column")
+    again = pyattn.tracing.Trace.from_dict(trace.to_dict())
+    for name, entry in trace.to_dict().items():
+        assert again.to_dict()[name] == entry, name
+    heads = traced("heads", "row")
+    assert pyattn.tracing.HeadTraces.from_dict(heads.to_dict()).to_dict() == heads.to_dict()
+    with pytest.raises(ValueError, match=r"^entries lacks x, .*: pass what to_dict"):
+        pyattn.tracing.Trace.from_dict({"keys": [[1]]})
 
 
 def test_objects_in_a_file_are_never_unpickled(explain, tmp_path):

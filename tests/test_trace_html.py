@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import pyattn
-from pyattn.tracing.colours import COLOURS, DARK_EDGES, HEAT, KINDS
-from pyattn.tracing.page import STYLE, class_of
+from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT, KINDS
+from pyattn.tracing.render.html import heat_map
+from pyattn.tracing.render.page import STYLE, class_of
 
 VOID = {"img", "meta"}
 EVIL = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;<b>", "'];alert(1)//"]
@@ -138,7 +139,7 @@ def test_large_weights_are_a_picture_of_all_of_them():
 def test_the_picture_of_many_weights_keeps_the_largest_of_each_block():
     weights = np.zeros((600, 300))
     weights[599, 0], weights[3, 299] = 1, 0.5
-    png = base64.b64decode(re.search(r"base64,([^\"]+)", pyattn.tracing.html.heat_map(weights))[1])
+    png = base64.b64decode(re.search(r"base64,([^\"]+)", heat_map(weights))[1])
     levels = levels_of(png)
     assert levels.shape == (200, 150)
     assert levels[199, 0] == 255

@@ -21,28 +21,28 @@ def peak_of(call):
         tracemalloc.stop()
 
 
-def large_trace(score="dot", normalise="softmax", features=8, **options):
+def large_trace(score="dot", normalize="softmax", features=8, **options):
     x, weight = np.ones((2048, features)), np.eye(features)
     weights = {"bilinear": np.eye(features), "additive": np.ones(features)}
     return pyattn.trace(
-        x, weight, weight, weight, score=score, score_weight=weights.get(score), normalise=normalise, **options
+        x, weight, weight, weight, score=score, score_weight=weights.get(score), normalize=normalize, **options
     )
 
 
 @pytest.mark.parametrize(
-    ("score", "normalise"),
+    ("score", "normalize"),
     [
         *((score, "softmax") for score in ("dot", "cosine", "distance", "bilinear", "additive")),
         ("dot", "sigmoid"),
         ("dot", "sparsemax"),
     ],
 )
-def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalise):
+def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalize):
     """With both masks, rounded, and with text and page made of it."""
     mask = np.full((2048, 2048), 0.5)
 
     def make():
-        trace = large_trace(score, normalise, is_causal=True, attn_mask=mask, round_weights=3)
+        trace = large_trace(score, normalize, is_causal=True, attn_mask=mask, round_weights=3)
         return trace, (str(trace), trace.to_markdown(), trace._repr_html_())
 
     (trace, texts), most = peak_of(make)

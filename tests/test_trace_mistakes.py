@@ -1,4 +1,4 @@
-"""What a trace says of arguments that do not go together."""
+"""Messages of a trace about arguments that do not match: the problem, then the fix."""
 
 from __future__ import annotations
 
@@ -14,146 +14,109 @@ QUERY, KEY, VALUE = np.ones((3, 2)), np.ones((5, 2)), np.ones((5, 1))
 
 
 def refuse(kind, message, call, *arrays, **arguments):
-    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+    """Messages that other modules write are given by their beginnings, which end in '...'."""
+    end = "" if message.endswith("...") else "$"
+    with pytest.raises(kind, match=f"^{re.escape(message.removesuffix('...'))}{end}"):
         call(*arrays, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (ValueError, {"x": np.ones(4)}, "x has shape (4,), expected (length, d_x)"),
+def test_trace_names_the_mistake():
+    mistakes = [
+        (ValueError, {"x": np.ones(4)}, "x has shape (4,); it must be (length, embed_dim)"),
         (
             ValueError,
             {"x": np.ones((2, 3, 4))},
-            "x has shape (2, 3, 4), expected (length, d_x): trace one of its matrices, such as x[0]",
+            "x has shape (2, 3, 4); it must be (length, embed_dim): trace one matrix, such as x[0]",
         ),
-        (ValueError, {"x": np.ones((0, 4))}, "x has shape (0, 4), expected something to look at in each axis"),
         (
-            TypeError,
-            {"x": X.astype(complex)},
-            "x has dtype complex128, expected float32 or float64; pass x.real.astype(numpy.float64)",
+            ValueError,
+            {"x": np.ones((1, 2, 3, 4))},
+            "x has shape (1, 2, 3, 4); it must be (length, embed_dim): trace one matrix, such as x[0, 0]",
         ),
-        (ValueError, {"w_key": np.ones((3, 2))}, "w_key has shape (3, 2), expected (4, dim): x has shape (3, 4)"),
+        (ValueError, {"x": np.ones((0, 4))}, "x has shape (0, 4); it must not be empty"),
+        (TypeError, {"x": X.astype(complex)}, "x has dtype complex128..."),
+        (ValueError, {"w_key": np.ones((3, 2))}, "w_key has shape (3, 2); it must be (4, dim), as x has shape (3, 4)"),
         (
             ValueError,
             {"w_key": np.ones((4, 3))},
-            "w_query gives 2 numbers a query but w_key 3 a key; "
-            "only score='bilinear' compares vectors of different sizes",
+            "queries (w_query) have size 2, keys (w_key) have size 3: make them equal, or pass score='bilinear'",
         ),
         (
             ValueError,
             {"bias": [None, None]},
-            "bias has 2 entries, expected three, for queries, keys and values; each may be None",
+            "bias has 2 entries; it needs three: for queries, keys and values, each an array or None",
         ),
         (
             TypeError,
             {"bias": 1.5},
-            "bias is of type float, expected three, for queries, keys and values; each may be None",
+            "bias is of type float; it needs three: for queries, keys and values, each an array or None",
         ),
         (
             TypeError,
             {"bias": np.array(1.5)},
-            "bias is of type ndarray, expected three, for queries, keys and values; each may be None",
+            "bias is of type ndarray; it needs three: for queries, keys and values, each an array or None",
         ),
-        (ValueError, {"bias": [None, [1], None]}, "bias[1] has shape (1,), expected (2,): w_key gives 2 numbers"),
-        (
-            ValueError,
-            {"x": np.ones((1, 2, 3, 4))},
-            "x has shape (1, 2, 3, 4), expected (length, d_x): trace one of its matrices, such as x[0, 0]",
-        ),
-        (
-            ValueError,
-            {"convention": np.array(["row", "a"])},
-            "convention is array(['row', 'a'], dtype='<U3'), expected 'row' or 'column'",
-        ),
-        (
-            ValueError,
-            {"score": np.array(["dot", "a"])},
-            "score is array(['dot', 'a'], dtype='<U3'), expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
-        ),
-        (ValueError, {"convention": "columns"}, "convention is 'columns', expected 'row' or 'column'"),
-        (
-            ValueError,
-            {"score": "dots"},
-            "score is 'dots', expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
-        ),
-        (ValueError, {"normalise": "max"}, "normalise is 'max', expected 'softmax', 'sigmoid' or 'sparsemax'"),
+        (ValueError, {"bias": [None, [1], None]}, "bias[1] has shape (1,); it must be (2,), as w_key gives 2"),
+        (ValueError, {"convention": np.array(["row", "a"])}, "convention is ..."),
+        (ValueError, {"score": np.array(["dot", "a"])}, "score is ..."),
+        (ValueError, {"convention": "columns"}, "convention is 'columns'..."),
+        (ValueError, {"score": "dots"}, "score is 'dots'..."),
+        (ValueError, {"normalize": "max"}, "normalize is 'max'..."),
         (ValueError, {"score": "bilinear"}, "score='bilinear' needs a score_weight of shape (2, 2)"),
         (ValueError, {"score_weight": [1, 2]}, "score='dot' takes no score_weight; 'bilinear' and 'additive' do"),
         (
             ValueError,
             {"score": "additive", "score_weight": [1, 2, 3]},
-            "score_weight has shape (3,), expected (2,) with score='additive'",
+            "score_weight has shape (3,); score='additive' needs (2,)",
         ),
-        (TypeError, {"scale": "1"}, "scale is of type str, expected a number"),
-        (TypeError, {"scale": np.ones(1)}, "scale is of type ndarray, expected a number"),
-        (ValueError, {"scale": np.nan}, "scale is nan, expected a finite number"),
-        (TypeError, {"round_weights": 1.5}, "round_weights is of type float, expected an int, the number of decimals"),
-        (TypeError, {"round_weights": True}, "round_weights is of type bool, expected an int, the number of decimals"),
-        (ValueError, {"round_weights": -1}, "round_weights is -1, expected 0 to 15 decimals"),
+        (TypeError, {"scale": "1"}, "scale is of type str..."),
+        (TypeError, {"scale": np.ones(1)}, "scale is of type ndarray..."),
+        (ValueError, {"scale": np.nan}, "scale is nan..."),
+        (TypeError, {"round_weights": 1.5}, "round_weights is of type float..."),
+        (TypeError, {"round_weights": True}, "round_weights is of type bool..."),
+        (ValueError, {"round_weights": -1}, "round_weights is -1..."),
+        (ValueError, {"round_weights": 16}, "round_weights is ..."),
         (
             TypeError,
             {"tokens": "abc"},
-            "tokens is one string, expected a sequence of 3; pass tokens.split() or list(tokens)",
+            "tokens is one string; it must be 3 strings: pass tokens.split() or list(tokens)",
         ),
-        (TypeError, {"tokens": ["a", 1, "c"]}, "tokens[1] is of type int, expected str"),
-        (TypeError, {"tokens": 3}, "tokens is of type int, expected a sequence of 3 strings"),
-        (ValueError, {"tokens": ["a"]}, "tokens has 1 entry, expected 3: one for each"),
-        (
-            ValueError,
-            {"attn_mask": np.ones((2, 3), bool)},
-            "attn_mask has shape (2, 3), which does not broadcast to (3, 3): (..., q_len, kv_len)",
-        ),
-    ],
-    ids=str,
-)
-def test_trace_names_the_mistake(kind, arguments, message):
-    given = {"x": X, "w_query": WEIGHT, "w_key": WEIGHT, "w_value": WEIGHT} | arguments
-    refuse(kind, message, pyattn.trace, **given)
+        (TypeError, {"tokens": ["a", 1, "c"]}, "tokens[1] is of type int; it must be a str"),
+        (TypeError, {"tokens": 3}, "tokens is of type int; it must be 3 strings"),
+        (ValueError, {"tokens": ["a"]}, "tokens has 1 entry; it must have 3"),
+        (ValueError, {"attn_mask": np.ones((2, 3), bool)}, "attn_mask has shape (2, 3)..."),
+    ]
+    for kind, arguments, message in mistakes:
+        given = {"x": X, "w_query": WEIGHT, "w_key": WEIGHT, "w_value": WEIGHT} | arguments
+        refuse(kind, message, pyattn.trace, **given)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ((X, WEIGHT.T, WEIGHT, WEIGHT), "w_query has shape (2, 4), expected (dim, 3): x has shape (3, 4)"),
-        ((np.ones(4), WEIGHT, WEIGHT, WEIGHT), "x has shape (4,), expected (d_x, length)"),
-    ],
-)
-def test_in_the_column_convention_shapes_are_told_as_given(arrays, message):
-    refuse(ValueError, message, pyattn.trace, *arrays, convention="column")
+def test_in_the_column_convention_shapes_are_told_as_given():
+    message = "w_query has shape (2, 4); it must be (dim, 3), as x has shape (3, 4)"
+    refuse(ValueError, message, pyattn.trace, X, WEIGHT.T, WEIGHT, WEIGHT, convention="column")
+    message = "x has shape (4,); it must be (embed_dim, length)"
+    refuse(ValueError, message, pyattn.trace, np.ones(4), WEIGHT, WEIGHT, WEIGHT, convention="column")
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ((QUERY, KEY, VALUE[:4]), "value has 4 rows, expected 5: one for each key"),
+def test_trace_attention_names_the_mistake():
+    mistakes = [
+        ((QUERY, KEY, VALUE[:4]), "value has 4 rows, key has 5: each key needs one value"),
         (
             (QUERY, np.ones((5, 3)), VALUE),
-            "query gives 2 numbers a query but key 3 a key; only score='bilinear' compares vectors of different sizes",
+            "queries (query) have size 2, keys (key) have size 3: make them equal, or pass score='bilinear'",
         ),
-        ((QUERY, KEY, np.ones(5)), "value has shape (5,), expected (length, v_dim)"),
-    ],
-)
-def test_trace_attention_names_the_mistake(arrays, message):
-    refuse(ValueError, message, pyattn.trace_attention, *arrays)
+        ((QUERY, KEY, np.ones(5)), "value has shape (5,); it must be (length, v_dim)"),
+    ]
+    for arrays, message in mistakes:
+        refuse(ValueError, message, pyattn.trace_attention, *arrays)
+    message = "key_tokens has 3 entries; it must have 5"
+    refuse(ValueError, message, pyattn.trace_attention, QUERY, KEY, VALUE, key_tokens=list("abc"))
 
 
 def test_the_number_of_an_input_is_an_int():
     trace = pyattn.trace_attention(QUERY, KEY, VALUE)
     assert trace.for_query(np.int64(1))[0].title == "Scores for input 2"
-    refuse(TypeError, "i is of type float, expected an int, the number of an input from 0", trace.for_query, 1.0)
-
-
-def test_key_tokens_are_as_many_as_keys():
-    refuse(
-        ValueError,
-        "key_tokens has 3 entries, expected 5: one for each",
-        pyattn.trace_attention,
-        QUERY,
-        KEY,
-        VALUE,
-        key_tokens=list("abc"),
-    )
+    refuse(TypeError, "i is of type float...", trace.for_query, 1.0)
 
 
 def test_a_causal_mask_of_different_lengths_needs_an_alignment():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pyattn
-from pyattn.tracing.digits import cut, matrix_texts, number_text, vector_text, width_of
+from pyattn.tracing.render.text import cut, matrix_lines, number_text, vector_text, width_of
 
 RNG = np.random.default_rng(7)
 
@@ -81,7 +81,7 @@ def test_a_number_has_the_digits_it_needs(number, text):
 
 
 def test_a_zero_that_is_exact_looks_so():
-    assert matrix_texts(np.array([[0.0, 1e-9, 0.98201]])) == [["0", "1.0e-09", "0.9820"]]
+    assert matrix_lines(np.array([[0.0, 1e-9, 0.98201]])) == ["0  1.0e-09  0.9820"]
 
 
 def test_a_long_vector_is_shown_by_its_beginning():
@@ -129,6 +129,6 @@ def test_tokens_are_not_markdown(article):
 def test_one_is_told_in_the_singular():
     trace = pyattn.trace([[1]], [[1]], [[1]], [[1]], round_weights=1)
     assert trace.steps[0].note == "1 input, one per row."
-    assert trace.steps[2].note == "A key has 1 number, as a query; a value has 1, as an output."
-    with pytest.raises(IndexError, match=r"^i is 1, expected -1 to 0: there is 1 input$"):
+    assert trace.steps[2].note == "Keys and queries share one size, 1; values have the size of the outputs, 1."
+    with pytest.raises(IndexError, match=r"^i is 1; it must be from -1 to 0, for 1 input$"):
         trace.for_query(1)

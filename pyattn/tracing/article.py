@@ -1,4 +1,4 @@
-"""The worked self-attention example that `python -m pyattn` reproduces: one input per row, scores not scaled."""
+"""The worked example of self-attention that `python -m pyattn` reproduces: one input per row, unscaled scores."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ SOFTMAX: Final[tuple[tuple[str, ...], ...]] = (
     ("6.0337e-06", "9.8201e-01", "1.7986e-02"),
     ("2.9539e-04", "8.8054e-01", "1.1917e-01"),
 )
-"""To the five digits that are given, as text: a number is right if it prints the same."""
+"""Text, because the example gives five digits: a number is right if it prints the same."""

@@ -23,8 +23,8 @@ KINDS = {
     "bilinear": {"score": "bilinear", "score_weight": WEIGHT},
     "additive": {"score": "additive", "score_weight": VECTOR, "scale": 1.5},
     "negative scale": {"scale": -1},
-    "sigmoid": {"normalise": "sigmoid", "scale": 0.25},
-    "sparsemax": {"normalise": "sparsemax", "scale": 0.125},
+    "sigmoid": {"normalize": "sigmoid", "scale": 0.25},
+    "sparsemax": {"normalize": "sparsemax", "scale": 0.125},
     "rounded": {"round_weights": 1},
     "mask that adds": {"attn_mask": MASK},
     "biases": {"bias": BIAS},
@@ -36,7 +36,7 @@ SHORT = {"rtol": 1e-3, "atol": 1e-3}  # made of numbers of four decimals
 class Exact:
     """The worked example with the options of a page, by the formulas."""
 
-    def __init__(self, article, score="dot", score_weight=None, scale=1, normalise="softmax", **options):
+    def __init__(self, article, score="dot", score_weight=None, scale=1, normalize="softmax", **options):
         x, *weights = (article[name].astype(float) for name in ("x", "w_query", "w_key", "w_value"))
         biases = options.get("bias", np.zeros((3, 3)))
         self.queries, self.keys, self.values = (x @ w + b for w, b in zip(weights, biases, strict=True))
@@ -53,7 +53,7 @@ class Exact:
         if "round_weights" in options:
             self.weights = article["softmax_rounded"]
         else:
-            self.weights = np.stack([NORMALISED[normalise](row) for row in self.scores])
+            self.weights = np.stack([NORMALISED[normalize](row) for row in self.scores])
         self.outputs = self.weights @ self.values
 
 
@@ -122,7 +122,7 @@ def test_hovering_over_a_weight_shows_where_it_comes_from(browser, hovered):
         np.testing.assert_allclose(shown, exact.scores[i], **CLOSE)
         if kind == "rounded":
             line, _, rest = line.partition(", ")
-            assert rest == "rounded to 1 decimals so that the sum stays"
+            assert rest == "rounded to 1 decimal"
             fraction, _, weight = line.rpartition(" = ")
             assert float(weight) == exact.weights[i, j]
             assert abs(value_of(fraction) - exact.weights[i, j]) < 0.1
@@ -130,7 +130,7 @@ def test_hovering_over_a_weight_shows_where_it_comes_from(browser, hovered):
             assert line == "hidden by the mask = 0"
         elif kind == "sparsemax":
             words, _, weight = line.rpartition(" = ")
-            score = float(re.fullmatch(r"what ([-\d.]+) has above the threshold that makes the sum 1", words)[1])
+            score = float(re.fullmatch(r"max\(([-\d.]+) - tau, 0\)", words)[1])
             np.testing.assert_allclose([score, float(weight)], [exact.scores[i, j], exact.weights[i, j]], **CLOSE)
         else:
             assert_true(line, exact.weights[i, j])

@@ -1,28 +1,14 @@
-"""What a page is made of besides its numbers: style, script and frame. Nothing is fetched from anywhere."""
+"""Style, script and frame of a page. A page loads nothing from elsewhere."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT
 
-from pyattn.tracing.colours import COLOURS, DARK_EDGES, HEAT
-
-__all__ = ["SCRIPT", "STYLE", "class_of", "write_page"]
+__all__ = ["SCRIPT", "STYLE", "class_of", "page_of"]
 
 
 def class_of(kind: str) -> str:
-    """Name the style of a kind of tensor.
-
-    Parameters
-    ----------
-    kind : str
-        As in `colours.COLOURS`.
-
-    Returns
-    -------
-    str
-        A class.
-    """
+    """Return the CSS class of a kind of tensor."""
     return "pa-" + kind.replace(" ", "-")
 
 
@@ -80,8 +66,8 @@ box-shadow:0 3px 12px rgba(0,0,0,.3);pointer-events:none}}
     )
 )
 
-# On hover: find the cell's place, list the products that made it, and mark where they come from. Matrices are those of
-# the row convention; r is a row of the matrix itself, whatever part of it the table shows.
+# On hover: find the cell, list the products that made it, and mark their operands. Matrices are in the row convention.
+# i and j are indices of the whole matrix, of which the table may show a part.
 SCRIPT = r"""
 const explain=function(root){
 if(root.dataset.on)return;
@@ -148,10 +134,10 @@ function weights(i){
   var A=M("weights"),s=scores(i),m,t=0,z,k;
   if(A)return row(A,i);
   if(!s)return null;
-  if(D.normalise==="sigmoid")return s.map(function(x){return 1/(1+Math.exp(-x));});
+  if(D.normalize==="sigmoid")return s.map(function(x){return 1/(1+Math.exp(-x));});
   m=Math.max.apply(null,s);
   if(m===-Infinity)return s.map(function(){return 0;});
-  if(D.normalise==="softmax"){
+  if(D.normalize==="softmax"){
     z=s.map(function(x){x=Math.exp(x-m);t+=x;return x;});
     return z.map(function(x,k){return s[k]===-Infinity?0:x/t;});
   }
@@ -175,13 +161,13 @@ function products(i,k){
   return h+t+" = "+N(between(row(M("queries"),i),K));
 }
 function about(n,i,j){
-  var A=M(n),big="The numbers behind it are too large for this page.",line=D.column?"row":"column",o,s,x,w,v,t;
+  var A=M(n),big="The matrices are too large to be embedded in this page.",line=D.column?"row":"column",o,s,x,w,v,t;
   if(n==="x")return["input "+name("q",i)+", number "+(j+1)+(A?" = "+N(A.a[i*A.c+j]):"")+"\ngiven",[]];
   if(n[1]==="_")return[n+(n[0]==="b"?", number "+(j+1):", from number "+(i+1)+" of x to number "+(j+1))+
     (A?" = "+N(A.a[i*A.c+j]):"")+"\ngiven",[]];
   if(n==="keys"||n==="queries"||n==="values"){
     s={keys:"key",queries:"query",values:"value"}[n];o=s+" "+name(n==="queries"?"q":"k",i)+", number "+(j+1);
-    if(M("x")&&i>=M("x").r)return[o+" = "+N(A.a[i*A.c+j])+"\nno input: a parameter, or zero",[]];
+    if(M("x")&&i>=M("x").r)return[o+" = "+N(A.a[i*A.c+j])+"\nnot projected from an input: a parameter or zero",[]];
     if(!M("x"))return[o+(A?" = "+N(A.a[i*A.c+j])+(D.given?"\ngiven":"\n"+big):"\n"+big),[]];
     x=row(M("x"),i);w=col(M("w_"+s),j);v=M("b_"+s);
     return[o+"\nx "+V(x)+"\n"+line+" "+(j+1)+" of w_"+s+" "+V(w)+"\n"+S(Z(x,w))+(v?" + bias "+B(v.a[j]):"")+" = "+
@@ -204,12 +190,12 @@ function about(n,i,j){
     if(!s)return[o+"\n"+big,[["scores",i,-1]]];
     o+="\nscores "+V(s)+"\n";
     if(!seen(i,j))o+="hidden by the mask";
-    else if(D.normalise==="softmax"){
+    else if(D.normalize==="softmax"){
       t=s.filter(function(y,k){return seen(i,k);});
       o+="exp("+N(s[j])+") / ("+S(t.map(function(y){return"exp("+N(y)+")";}))+")";
-    }else if(D.normalise==="sigmoid")o+="1 / (1 + exp("+N(-s[j])+"))";
-    else o+="what "+N(s[j])+" has above the threshold that makes the sum 1";
-    return[o+" = "+N(weights(i)[j])+(D.rounded===null?"":", rounded to "+D.rounded+" decimals so that the sum stays"),
+    }else if(D.normalize==="sigmoid")o+="1 / (1 + exp("+N(-s[j])+"))";
+    else o+="max("+N(s[j])+" - tau, 0)";
+    return[o+" = "+N(weights(i)[j])+(D.rounded===null?"":", rounded to "+D.rounded+" decimal"+(D.rounded===1?"":"s")),
       [["scores",i,-1]]];
   }
   w=weights(n==="outputs"?i:i[1]);v=M("values");
@@ -285,21 +271,12 @@ areas.forEach(function(a){
 """.strip()
 
 
-def write_page(fragment: str, path: str | os.PathLike[str]) -> None:
-    """Write a page around what a notebook shows.
-
-    Parameters
-    ----------
-    fragment : str
-        HTML.
-    path : str or path
-        Of the file, which is replaced.
-    """
-    head = (
+def page_of(fragment: str) -> str:
+    """Return a whole page around a fragment of HTML."""
+    return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n<meta name="color-scheme" content="light dark">\n'
         "<title>Attention, step by step</title>\n"
         "<style>body{margin:0 auto;max-width:1140px}@media(prefers-color-scheme:dark){body{background:#16181c}}"
-        "</style>\n</head>\n<body>\n"
+        f"</style>\n</head>\n<body>\n{fragment}\n</body>\n</html>\n"
     )
-    Path(path).write_text(f"{head}{fragment}\n</body>\n</html>\n", encoding="utf-8")

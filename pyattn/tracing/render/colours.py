@@ -1,8 +1,8 @@
-"""The example's colours: one for each kind of tensor, far enough apart for colour-blind readers.
+"""Colours of the example, one for each kind of tensor, which colour-blind readers can tell apart.
 
-Hues are the example's; lightness tells apart those that deuteranopia or protanopia bring together: red and green,
-green and dark green. On a page the edges of a matrix and of its caption have the colour. Its cells have a tint, on
-which numbers can be read, but too pale for all readers to tell kinds apart; the caption names the kind, too.
+Hues are the example's. Lightness separates pairs that deuteranopia or protanopia merge: red and green, green and dark
+green. On a page the edges of a matrix and of its caption have the full colour. Cells have a pale tint, on which numbers
+are legible; the caption names the kind, too, because tints are too pale for everybody to tell apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ COLOURS: Final[dict[str, str]] = {
     "weighted values": "#fbf07a",
     "outputs": "#0b4f3c",
 }
-"""Kind to colour: green, orange, red, purple, blue, yellow, dark green."""
+"""Colour of each kind: green, orange, red, purple, blue, yellow, dark green."""
 
 DARK_EDGES: Final[dict[str, str]] = COLOURS | {"scores": "#2587f4", "outputs": "#26735d"}
-"""Of edges on a dark page, on which dark green would be lost; blue is as far from a lighter one as it was."""
+"""Edges on a dark page: dark green is lighter there to be seen, and blue to stay as far from it."""
 
 KINDS: Final[dict[str, str]] = {
     "x": "inputs",
@@ -45,7 +45,7 @@ KINDS: Final[dict[str, str]] = {
     "w_out": "outputs",
     "b_out": "outputs",
 }
-"""Field of a trace to kind."""
+"""Kind of each array of a trace."""
 
 HEAT: Final = (31, 111, 200)
-"""Of weights: red, green and blue of the largest; smaller ones let the page through."""
+"""Red, green and blue of the largest weight; smaller ones are more transparent."""

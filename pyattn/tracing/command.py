@@ -1,0 +1,73 @@
+"""`python -m pyattn explain`: the worked example, or the matrices of a file, as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyattn.io as io
+import pyattn.tracing.article as article
+from pyattn.tracing._trace import Trace, trace, trace_attention
+from pyattn.tracing.heads import HeadTraces
+
+__all__ = ["explain"]
+
+
+def explain(file: str | None, output: str, as_text: bool) -> int:
+    """Write a page and say where; return 2 where the file cannot be read or the page not be written, else 0."""
+    try:
+        if not output:
+            raise ValueError("-o needs the name of a file")
+        traced = _trace_file(file) if file is not None else trace(
+            article.X, article.W_QUERY, article.W_KEY, article.W_VALUE)  # fmt: skip
+        traced.save_html(output)
+    except (OSError, ValueError, TypeError) as problem:
+        print("python -m pyattn explain:", " ".join(str(problem).split()), file=sys.stderr)
+        return 2
+    if as_text:
+        print(traced)
+    print(f"{output}: open it in a browser", file=sys.stderr if as_text else sys.stdout)
+    return 0
+
+
+def _trace_file(file: str) -> Trace | HeadTraces:
+    """Trace a file of arguments of `trace` or `trace_attention` by their names, or of what `to_dict` returned."""
+    given = _read(file)
+    if {"heads", "w_out", "b_out"} <= given.keys():
+        return HeadTraces.from_dict(given)
+    if {field.name for field in dataclasses.fields(Trace)} <= given.keys():
+        return Trace.from_dict(given)
+    function = trace_attention if {"query", "key", "value"} <= given.keys() else trace
+    parameters = inspect.signature(function).parameters
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
+    if missing:
+        raise ValueError(
+            f"{file} lacks {', '.join(missing)}: it needs x, w_query, w_key and w_value, or query, key and value; "
+            f"it has {', '.join(given) or 'nothing'}"
+        )
+    unused = [name for name in given if name not in parameters]
+    if unused:
+        print(f"{file}: not used: {', '.join(unused)}", file=sys.stderr)
+    traced: Trace = function(**{name: x for name, x in given.items() if name in parameters})
+    return traced
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    """Read names and values; numbers and strings are those of Python."""
+    if file.endswith(".npz"):
+        arrays = io.load(file)
+        return {name: x.tolist() if x.dtype.kind in "US" or x.ndim == 0 else x for name, x in arrays.items()}
+    if not file.endswith(".json"):
+        raise ValueError(f"{file} has an unknown ending: it must be .npz or .json")
+    try:
+        read = json.loads(Path(file).read_bytes())  # a byte-order mark is allowed
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"{file} is not a JSON file: {problem}") from problem
+    if not isinstance(read, dict):
+        raise ValueError(f"{file} holds a {type(read).__name__}; it must hold an object of names and matrices")
+    return read

@@ -1,0 +1,43 @@
+"""Fields of a trace as a dict for JSON, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["as_plain", "check_entries", "read_numbers"]
+
+
+def as_plain(x: Any) -> Any:
+    """Return an array as lists of numbers, or of strings where JSON has no number; all else as it is."""
+    if not isinstance(x, np.ndarray):
+        return list(x) if isinstance(x, list) else x
+    finite = x.dtype == np.bool_ or bool(np.isfinite(x).all())
+    return x.tolist() if finite else _spell(x.tolist())
+
+
+def _spell(x: Any) -> Any:
+    """Replace infinities and NaN by strings that `float` reads."""
+    if isinstance(x, list):
+        return [_spell(entry) for entry in x]
+    if math.isfinite(x):
+        return x
+    return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
+
+
+def check_entries(entries: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse a dict that lacks a field."""
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ValueError(f"entries lacks {', '.join(missing)}: pass what to_dict() returned")
+
+
+def read_numbers(entries: Mapping[str, Any], name: str) -> Any:
+    """Read an array of a dict, numbers that `as_plain` spelled included; None stays None."""
+    try:
+        return None if entries[name] is None else np.array(entries[name], np.float64)
+    except (OverflowError, RecursionError, TypeError, ValueError) as problem:
+        raise ValueError(f"{name} must be a matrix of numbers: {problem}") from None

@@ -1,0 +1,1 @@
+"""Text, Markdown and HTML of a trace. Nothing here computes attention."""
