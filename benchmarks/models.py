@@ -15,8 +15,7 @@ from benchmarks.cases import Bar, Case
 from pyattn import nn
 from pyattn.generation import Cached
 from pyattn.io.config import Config
-from pyattn.models._bert_like import plan_bert
-from pyattn.models.bert import Bert
+from pyattn.models.bert import plan_bert
 from pyattn.models.gpt2 import GPT2
 
 WAYS = ("eager", "sdpa")
@@ -236,7 +235,7 @@ class SentencesCase(Case):
 
 def our_encoder(case: SentencesCase, inputs: SentencesInputs) -> Callable[[], np.ndarray]:
     """A call of pyattn."""
-    model = Bert(*plan_bert(Config(case.config(), "config")).build(inputs.weights)).eval()
+    model = plan_bert(Config(case.config(), "config")).build(inputs.weights).eval()
     return lambda: model(inputs.ids).last_hidden_state
 
 

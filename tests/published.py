@@ -26,7 +26,7 @@ BERT = {
 
 
 def header_of(tensors, dtypes=None):
-    """What a file says of these arrays, one after another; dtypes: names that are not NumPy's."""
+    """The header of a file with these arrays, one after another; dtypes: names that NumPy lacks."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, array in tensors.items():
         dtype = (dtypes or {}).get(name, NAMES.get(array.dtype.str))
@@ -36,7 +36,7 @@ def header_of(tensors, dtypes=None):
 
 
 def file_of(header, data, padding=8):
-    """The bytes of a file; header is an object, or text. Numbers begin at a multiple of `padding`."""
+    """The bytes of a file; header is an object, or text. Data begins at a multiple of `padding`."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % padding)
     return struct.pack("<Q", len(text)) + text + data

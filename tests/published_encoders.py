@@ -6,7 +6,7 @@ from published import BERT, write_model
 from published_decoders import tensors_of
 
 from pyattn.io.config import Config
-from pyattn.models.bert import _FAMILIES
+from pyattn.models.loading import FAMILIES
 
 DISTILBERT = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "activation": "gelu"}
 ENCODERS = {
@@ -21,5 +21,5 @@ ENCODERS = {
 def write_encoder(folder, family, **changes):
     """A folder of config.json and model.safetensors."""
     config = {**ENCODERS[family], "model_type": family, **changes}
-    shapes = _FAMILIES[family][0](Config(config, "config.json")).shapes
+    shapes = FAMILIES[family](Config(config, "config.json")).shapes
     return write_model(folder, config, tensors_of(shapes))

@@ -12,7 +12,7 @@ import pytest
 import pyattn
 import pyattn.functional as rotary
 from pyattn import masks, nn
-from pyattn._util.arguments import as_probability
+from pyattn._util.arguments import as_choice, as_count, as_probability
 
 X = np.ones((2, 3))
 COUNTS = {
@@ -112,3 +112,10 @@ def test_a_probability_is_told_from_a_number():
 def test_the_others_are_named(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+def test_what_a_message_quotes_is_short():
+    for call in (lambda: as_choice("x" * 10_000, "a", ("b", "c")), lambda: as_count(-(10**4000), "n", least=0)):
+        with pytest.raises(ValueError, match=r"^(a|n) is ") as caught:
+            call()
+        assert len(str(caught.value)) < 150

@@ -22,8 +22,6 @@ def arrays(dtype):
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
 @pytest.mark.parametrize("window", [None, 30])
 def test_a_file_gives_the_cache_back(arrays, window, ending, tmp_path):
-    if ending == ".safetensors":
-        pytest.importorskip("safetensors")
     cache = cache_for(arrays, layers=2, window=window, max_length=1000)
     for at in (0, 100, 200):
         cache.append(0, *part(arrays[1:], at, at + 100), lengths=[100, 40])
@@ -136,5 +134,5 @@ def test_files_that_are_something_else(tmp_path):
     path = tmp_path / "pickled.npz"
     with zipfile.ZipFile(path, "w") as archive, archive.open("version.npy", "w") as file:
         np.lib.format.write_array(file, np.array([None]), allow_pickle=True)
-    with pytest.raises(ValueError, match="holds objects that are no numbers"):
+    with pytest.raises(ValueError, match="holds Python objects, which may run code"):
         KVCache.load(path)

@@ -59,7 +59,6 @@ OPTIONAL = {
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
     "models/sentences.py": {"tokenizers"},
-    "io/arrays.py": {"safetensors"},
 }
 # Room: what all of it needs, and imports when it is imported.
 OPTIONAL_ROOMS = {"plot": {"matplotlib", "PIL"}}

@@ -12,8 +12,7 @@ from test_rotary_frequencies import LLAMA3, LONGROPE, YARN
 import pyattn
 from pyattn import models, nn
 from pyattn.generation import Cached, Recomputing
-from pyattn.models.gpt2 import GPT2
-from pyattn.models.llama import Llama
+from pyattn.models import GPT2, Llama
 
 pytestmark = pytest.mark.peers
 
@@ -106,7 +105,7 @@ def loaded(transformers, torch, tmp_path_factory):
 
 
 def bound(name, dtype="float32"):
-    """As the issue asks, on numbers near 1; transformers' Llama normalises and weighs in float32, always."""
+    """Largest difference, relative to numbers above 1; transformers' Llama computes norms and softmax in float32."""
     return 1e-11 if dtype == "float64" and name.startswith("gpt2") else 1e-5
 
 
@@ -138,7 +137,7 @@ def test_all_that_a_model_gives(name, dtype, loaded, torch):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
 def test_a_new_model_is_transformers_within_the_bar_as_it_is(name, loaded, torch):
-    """With the weights that transformers draws: each number as it is, not in parts of the largest."""
+    """With the weights that transformers draws: absolute differences, not relative to the largest number."""
     theirs, ours = loaded(name, scale=USUAL)
     assert type(theirs.config)().initializer_range == USUAL
     ids = np.random.default_rng(0).integers(0, WORDS, (2, LENGTH))
@@ -212,7 +211,7 @@ def prompts_of(rng):
 
 
 def left_padded(torch, prompts):
-    """As transformers wants prompts of different lengths."""
+    """Prompts of different lengths as transformers takes them."""
     longest = max(map(len, prompts))
     ids = np.array([[PADDING] * (longest - len(one)) + one.tolist() for one in prompts])
     mask = np.array([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
@@ -255,7 +254,7 @@ VARIED = {"gpt2": 26, "llama": 17, "mistral, a window": 30}
 @pytest.mark.parametrize("name", VARIED)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_twenty_varied_tokens_are_those_of_transformers(name, search, loaded, torch):
-    """Of every row: nothing ends before."""
+    """No row ends early."""
     theirs, ours = loaded(name, scale=1.0)
     prompts = prompts_of(np.random.default_rng(VARIED[name]))
     options = {"max_new_tokens": 20, "min_new_tokens": 20, "eos_token_id": 2, **SEARCHES[search]}

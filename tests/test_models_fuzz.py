@@ -13,7 +13,7 @@ from published_encoders import ENCODERS, write_encoder
 from test_models_files import write_shards
 
 from pyattn import models
-from pyattn.models.bert import EncoderOutput
+from pyattn.models import EncoderOutput
 
 DRAWS = 300 if SANITIZED else 3_000
 FILES = ("model.safetensors", "config.json", "model.safetensors.index.json")

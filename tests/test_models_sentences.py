@@ -1,4 +1,4 @@
-"""Sentences to vectors, against the reference: transformers' model, the mean over tokens, and torch's normalize."""
+"""SentenceEncoder against transformers' model, the mean over tokens, and torch's normalize."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, assert_same_bits, run_python
 from published import BERT, bert_tensors, write_model
+from published_decoders import write_decoder
 
 from pyattn.models import SentenceEncoder, find_minilm
 from pyattn.models.command import embed
@@ -61,7 +62,7 @@ def write_modules(folder, kinds=("Transformer", "Pooling", "Normalize"), place="
 
 @pytest.fixture(scope="module")
 def reference(minilm, torch, transformers):
-    """As the model's own description computes it, a batch of all sentences."""
+    """All sentences in one batch, computed as the model's own description does."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     model = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     given = tokenizer(SENTENCES, padding=True, truncation=True, max_length=256, return_tensors="pt")
@@ -96,7 +97,7 @@ def test_a_batch_changes_no_bit(encoder):
     assert_same_bits(encoder.encode(SENTENCES[:20][::-1], batch_size=3), expected[::-1])
 
 
-def test_what_means_the_same_is_near(encoder):
+def test_similar_sentences_have_near_vectors(encoder):
     """Pairs of the list: each is nearer to its twin than to any other sentence."""
     vectors = encoder.encode(SENTENCES)
     similar = vectors @ vectors.T
@@ -151,35 +152,40 @@ WRONG = {
     "pooling": (
         {"pooling_mode_max_tokens": True},
         {},
-        "asks for pooling_mode_max_tokens, expected one of pooling_mode_me",
+        r"asks for \['pooling_mode_max_tokens'\], expected one of pooling_mode_me",
     ),
     "two poolings": (
         {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
         {},
-        "tokens and pooling_mode_cls",
+        "'pooling_mode_mean_tokens', 'pooling_mode_cls_token'|'pooling_mode_cls_token', 'pooling_mode_mean_tokens'",
     ),
-    "no pooling": ({}, {}, "asks for nothing"),
+    "no pooling": ({}, {}, r"asks for \[\], expected"),
     "another mode": ({"pooling_mode": "max"}, {}, "pooling_mode is 'max', expected one of 'mean', 'cls'"),
     "a dense module": (
         {"pooling_mode": "mean"},
         {"kinds": ("Transformer", "Pooling", "Dense")},
-        "has Dense of 'Dense' beh",
+        r"has the modules \[.*\('Dense', 'Dense'\)\], expected Transformer with path ''",
     ),
     "a path": ({"pooling_mode": "mean"}, {"place": "../tiny"}, "expected the name of a folder"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_modules_that_are_not_here_are_told_of(name, tiny):
-    pooling, options, words = WRONG[name]
-    write_modules(tiny, **options, **pooling)
-    with pytest.raises(ValueError, match=words):
+def test_unsupported_modules_are_named(tiny):
+    for pooling, options, words in WRONG.values():
+        write_modules(tiny, **options, **pooling)
+        with pytest.raises(ValueError, match=words):
+            SentenceEncoder.load(tiny)
+
+
+def test_a_decoder_in_place_of_an_encoder_is_named(tiny):
+    write_decoder(tiny, "gpt2")
+    with pytest.raises(ValueError, match="has a GPT2, expected an encoder of the BERT family"):
         SentenceEncoder.load(tiny)
 
 
-def test_files_that_are_wrong_are_told_of(tiny):
+def test_damaged_and_missing_files_are_named(tiny):
     (tiny / "config_sentence_transformers.json").write_text('{"prompts": {}, "default_prompt_name": "query"}')
-    with pytest.raises(ValueError, match="default_prompt_name is 'query', expected nothing"):
+    with pytest.raises(ValueError, match="default_prompt_name is 'query', expected no value"):
         SentenceEncoder.load(tiny)
     (tiny / "config_sentence_transformers.json").write_text('{"default_prompt_name": null}')
     (tiny / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
@@ -192,7 +198,7 @@ def test_files_that_are_wrong_are_told_of(tiny):
             SentenceEncoder.load(tiny)
     (tiny / "modules.json").unlink()
     (tiny / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged, or no tokenizer: "):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged or not a tokenizer: "):
         SentenceEncoder.load(tiny)
     (tiny / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match="sentences need the model's tokenizer"):
@@ -207,7 +213,7 @@ def test_mistakes_are_named(tiny):
         encoder.encode(["a", " "])
     with pytest.raises(ValueError, match="batch_size is 0, expected 1 or more"):
         encoder.encode("a", batch_size=0)
-    with pytest.raises(ValueError, match="pooling is 'max', expected 'mean' or 'cls'"):
+    with pytest.raises(ValueError, match="pooling is 'max'; it must be 'mean' or 'cls'"):
         SentenceEncoder(encoder.model, encoder.tokenizer, pooling="max")
     with pytest.raises(TypeError, match="normalize is of type str"):
         SentenceEncoder(encoder.model, encoder.tokenizer, normalize="no")
@@ -226,11 +232,11 @@ def test_the_command_prints_similarities(minilm, encoder, capsys):
     assert lines[0] == f"{one @ other:.4f}  {SENTENCES[0]} | {SENTENCES[1]}"
 
 
-def test_the_command_tells_what_is_wrong(tiny, capsys):
+def test_the_command_prints_errors(tiny, capsys):
     assert embed(["a"], str(tiny)) == 2
     assert "got 1 sentence, expected two or more" in capsys.readouterr().err
     assert embed(["a", "b"], str(tiny / "none")) == 2
-    assert "none is not there" in capsys.readouterr().err
+    assert "none does not exist" in capsys.readouterr().err
 
 
 def test_the_command_is_one_of_pyattns(tiny):

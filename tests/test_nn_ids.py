@@ -1,16 +1,16 @@
-"""Ids of tokens: what models of all kinds say of those that are no array."""
+"""Token ids: what models of all kinds say of rows that are not an array."""
 
 from __future__ import annotations
 
 import pytest
 
 from pyattn import nn
-from pyattn.models._ids import as_tokens
+from pyattn.models.inputs import as_tokens
 
 
 @pytest.mark.parametrize(
     ("read", "name"),
-    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (as_tokens, "input_ids")],
+    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (lambda ids: as_tokens(ids, 13), "input_ids")],
     ids=["language model", "published models"],
 )
 def test_ids_in_rows_of_different_lengths_are_told_what_to_do(read, name):

@@ -1,10 +1,9 @@
-"""save and load: both kinds of file, there and back, read by others, and no code in them."""
+"""save and load: round trips in both formats, other packages, damage, and no code in files."""
 
 from __future__ import annotations
 
 import io
 import re
-import sys
 import zipfile
 
 import numpy as np
@@ -12,7 +11,9 @@ import pytest
 from helpers import assert_same_bits
 from nets import KEYS, Net, X
 
+import pyattn.io.arrays as io_arrays
 from pyattn import nn
+from pyattn.io.safetensors import open_tensors
 
 ENDINGS = (".npz", ".safetensors")
 every_ending = pytest.mark.parametrize("ending", ENDINGS)
@@ -34,12 +35,12 @@ ARRAYS = {
 
 
 @every_ending
-def test_a_module_there_and_back(ending, tmp_path):
+def test_a_module_survives_the_round_trip(ending, tmp_path):
     source, target = Net(rng=1), Net(rng=2)
     path = tmp_path / f"net{ending}"
     nn.save(source, path)
     state = nn.load(str(path))
-    assert sorted(state) == sorted(KEYS)
+    assert list(state) == KEYS
     target.load_state_dict(state)
     assert_same_bits(target(X), source(X))
 
@@ -49,7 +50,7 @@ def test_arrays_keep_their_bits_shape_and_dtype(ending, tmp_path):
     path = tmp_path / f"arrays{ending}"
     nn.save(ARRAYS, path)
     loaded = nn.load(path)
-    assert set(loaded) == set(ARRAYS)
+    assert list(loaded) == list(ARRAYS)
     for key, array in ARRAYS.items():
         assert loaded[key].shape == array.shape, key
         assert loaded[key].dtype == array.dtype.newbyteorder("="), key
@@ -57,17 +58,32 @@ def test_arrays_keep_their_bits_shape_and_dtype(ending, tmp_path):
         assert loaded[key].flags.writeable
 
 
-def test_npz_keeps_the_order(tmp_path):
-    nn.save(ARRAYS, tmp_path / "arrays.npz")
-    assert list(nn.load(tmp_path / "arrays.npz")) == list(ARRAYS)
-
-
 @every_ending
-def test_a_file_that_is_there_is_replaced(ending, tmp_path):
-    path = tmp_path / f"net{ending}"
+def test_an_existing_file_is_replaced_when_the_new_one_is_complete(ending, tmp_path, monkeypatch):
+    path, link = tmp_path / f"net{ending}", tmp_path / f"link{ending}"
+    link.symlink_to(path)
     nn.save(ARRAYS, path)
-    nn.save({"one": [1.0]}, path)
+    nn.save({"one": [1.0]}, link)
     assert list(nn.load(path)) == ["one"]
+
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(io_arrays, "write_tensors" if ending == ".safetensors" else "_write_npz", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        nn.save(ARRAYS, path)
+    assert list(nn.load(path)) == ["one"]
+    assert sorted(tmp_path.iterdir()) == [link, path]
+
+
+def test_mapped_weights_are_saved_over_their_own_file(tmp_path):
+    """Writing into the file itself would cut off what is being read, which ends the process."""
+    path = tmp_path / "net.safetensors"
+    nn.save({"x": np.arange(1e5), "y": np.ones(3)}, path)
+    mapped = {name: tensor.to_array() for name, tensor in open_tensors(path).items()}
+    nn.save({"y": mapped["x"]}, path)
+    assert_same_bits(nn.load(path)["y"], np.arange(1e5))
+    assert_same_bits(mapped["y"], np.ones(3))
 
 
 def test_numpy_reads_and_writes_the_same_npz(tmp_path):
@@ -103,7 +119,7 @@ def test_tensors_can_be_saved(ending, tmp_path, torch):
 
 def test_pickled_objects_are_not_loaded(tmp_path):
     np.savez(tmp_path / "evil.npz", weight=np.array([print], object))
-    with pytest.raises(ValueError, match=r"evil.npz .*: weight.npy holds objects that are no numbers") as caught:
+    with pytest.raises(ValueError, match=r"evil.npz .*: weight.npy holds Python objects, which may run code") as caught:
         nn.load(tmp_path / "evil.npz")
     assert "allow_pickle" not in str(caught.value)
 
@@ -127,7 +143,7 @@ def test_a_damaged_file_is_named(ending, damage, tmp_path):
     path = tmp_path / f"net{ending}"
     nn.save(Net(), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged, or no {ending} file: "):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is damaged or not a {ending} file: "):
         nn.load(path)
 
 
@@ -142,7 +158,7 @@ def test_an_array_that_claims_more_than_there_is_takes_no_memory(tmp_path):
 
 
 def mutated(good, rng):
-    """Cut off, with some bits turned, or without some bytes."""
+    """Cut off, with some bits flipped, or without some bytes."""
     data = bytearray(good)
     place = int(rng.integers(len(data)))
     match rng.integers(3):
@@ -176,7 +192,7 @@ def test_a_damaged_npz_is_refused_or_right(write, tmp_path):
 
 
 def test_a_damaged_safetensors_is_refused_or_read(tmp_path):
-    """It has no checksum: what is turned among the numbers is read as other numbers."""
+    """It has no checksum: a flipped bit of a number gives another number."""
     rng, path = np.random.default_rng(0), tmp_path / "arrays.safetensors"
     nn.save({"a.weight": rng.standard_normal((3, 4)), "b": np.ones(5, np.float32)}, path)
     good, refused = path.read_bytes(), 0
@@ -209,7 +225,7 @@ def test_other_endings_are_refused(path, tmp_path):
     ],
     ids=["list", "objects", "text", "masked", "key"],
 )
-def test_what_cannot_be_saved_is_refused_and_no_file_begun(obj, message, ending, tmp_path):
+def test_objects_that_cannot_be_saved_are_refused_and_leave_no_file(obj, message, ending, tmp_path):
     with pytest.raises(TypeError, match=message):
         nn.save(obj, tmp_path / f"file{ending}")
     assert not list(tmp_path.iterdir())
@@ -225,7 +241,7 @@ def test_a_key_that_a_file_would_cut_off_is_refused(ending, tmp_path):
 @pytest.mark.parametrize(("dtype", "other"), [("longdouble", "float64"), ("complex128", "complex64")])
 def test_a_dtype_that_safetensors_lacks_is_refused_with_the_fix(dtype, other, tmp_path):
     weight = np.ones(2, dtype)
-    message = f"weight has dtype {weight.dtype}, which .safetensors cannot hold; pass weight.astype(numpy.{other})"
+    message = f"weight has dtype {weight.dtype}, which .safetensors lacks; pass weight.astype(numpy.{other})"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}, or save a .npz$"):
         nn.save({"weight": weight}, tmp_path / "file.safetensors")
     assert not list(tmp_path.iterdir())
@@ -242,7 +258,7 @@ def test_a_dtype_that_numpy_lacks_is_named_with_the_fix(tmp_path, torch):
 
     theirs, path = torch.nn.Linear(4, 3), tmp_path / "theirs.safetensors"
     save_file(theirs.bfloat16().state_dict(), path)
-    message = rf"^{re.escape(str(path))} holds (weight|bias) as BF16, and NumPy has no such dtype; .* module.float\(\)"
+    message = rf"^{re.escape(str(path))} holds (weight|bias) as BF16, a dtype that NumPy lacks: .* module.float\(\)"
     with pytest.raises(ValueError, match=message):
         nn.load(path)
     save_file(theirs.float().state_dict(), path)
@@ -255,9 +271,19 @@ def test_a_missing_file_is_an_oserror(ending, tmp_path):
         nn.load(tmp_path / f"missing{ending}")
 
 
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.delitem(sys.modules, "safetensors.numpy", raising=False)
-    for call in (lambda: nn.save({}, tmp_path / "x.safetensors"), lambda: nn.load(tmp_path / "x.safetensors")):
-        with pytest.raises(ImportError, match=r"need the package safetensors .*; pip install pyattn\[safetensors\]"):
-            call()
+def test_the_name_that_safetensors_reserves_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"key '__metadata__', which \.safetensors reserves; rename it, or save a \.npz"
+    ):
+        nn.save({"__metadata__": [1.0]}, tmp_path / "file.safetensors")
+    assert not list(tmp_path.iterdir())
+    nn.save({"__metadata__": [1.0]}, tmp_path / "file.npz")
+    assert list(nn.load(tmp_path / "file.npz")) == ["__metadata__"]
+
+
+def test_files_with_metadata_and_without_tensors_are_read(tmp_path):
+    nn.save({}, tmp_path / "none.safetensors")
+    assert nn.load(tmp_path / "none.safetensors") == {}
+    text = b'{"__metadata__":{"format":"pt"}}'
+    (tmp_path / "none.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert nn.load(tmp_path / "none.safetensors") == {}

@@ -197,3 +197,19 @@ def test_the_length_is_the_largest_position_and_one_unless_it_is_said(scaling):
         assert_same_bits(call(x, position_ids=np.arange(6)), short)
     turned = pyattn.functional.rotary_embedding(x[:, :, None], **options, offset=30, layout="bshd")
     assert_same_bits(turned[:, :, 0], expected)
+
+
+def test_what_a_message_quotes_is_short():
+    """A config.json is another's text: its words are not repeated at any length."""
+    long = "x" * 10_000
+    for scaling in (
+        {"rope_type": long},
+        {"rope_type": [long] * 9},
+        {"rope_type": "linear", "factor": 2.0, long: 1},
+        {"rope_type": "linear", "factor": 2.0} | {f"{n}": n for n in range(10_000)},
+        {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": -(10**4000)},
+    ):
+        with pytest.raises(ValueError, match=r"^scaling") as caught:
+            rotary.rotary_frequencies(8, scaling=scaling)
+        assert len(str(caught.value)) < 500

@@ -24,7 +24,6 @@ MODULES = [
     "pyattn.interop.torch",
     "pyattn.masks",
     "pyattn.models",
-    "pyattn.models.bert",
     "pyattn.models.examples",
     "pyattn.nn",
     "pyattn.nn.init",

@@ -11,6 +11,8 @@ from typing import Any, SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.messages import short_repr
+
 __all__ = [
     "FLOATS",
     "as_choice",
@@ -45,7 +47,7 @@ def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize
     if n > most:  # it may have more digits than a message
         raise ValueError(f"{name} is too large, expected at most {most}")
     if n < least:
-        raise ValueError(f"{name} is {n}, expected {least} or more")
+        raise ValueError(f"{name} is {short_repr(n)}, expected {least} or more")
     return n
 
 
@@ -98,6 +100,6 @@ def as_choice(x: object, name: str, choices: Iterable[Any]) -> Any:
     known = list(choices)
     if (x is None or isinstance(x, str)) and x in known:
         return x
-    given = repr(x) if x is None or isinstance(x, str) else f"of type {type(x).__name__}"
+    given = short_repr(x) if x is None or isinstance(x, str) else f"of type {type(x).__name__}"
     expected = ", ".join(map(repr, known[:-1])) + " or " + repr(known[-1])
     raise ValueError(f"{name} is {given}; it must be {expected}")

@@ -594,8 +594,7 @@ class KVCache:
         Parameters
         ----------
         path : str or path
-            Ends in ``.npz``, or in ``.safetensors``, which needs the package safetensors. A file that is there is
-            replaced.
+            Ends in ``.npz`` or ``.safetensors``. An existing file is replaced.
 
         Raises
         ------

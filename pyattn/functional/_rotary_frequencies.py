@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_finite, as_flag
+from pyattn._util.messages import short_repr
 from pyattn._util.typing import FloatArray, Layout
 
 __all__ = ["RotaryFrequencies", "depends_on_length", "rotary_frequencies", "sequence_length"]
@@ -257,7 +259,7 @@ def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any
     keys = {name: value for name, value in scaling.items() if value is not None}
     kinds = [keys[name] for name in ("rope_type", "type") if name in keys] or ["default"]
     if not isinstance(kinds[0], str) or kinds[0] not in _KEYS or kinds[-1] != kinds[0]:
-        names = " and ".join(map(repr, kinds))
+        names = " and ".join(map(short_repr, kinds))
         raise ValueError(f"scaling has rope_type {names}, expected one of {_listed(_KEYS)}")
     required, optional = _KEYS[kinds[0]]
     missing = [name for name in required if name not in keys]
@@ -271,8 +273,10 @@ def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any
     return kinds[0], keys
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, names))
+def _listed(names: Iterable[Any]) -> str:
+    """List names, a dozen at most."""
+    first = [short_repr(name) for name in itertools.islice(names, 13)]
+    return ", ".join(first if len(first) < 13 else [*first[:12], "..."])
 
 
 def _rotary_dim(dim: int, rotary_dim: SupportsIndex | None, keys: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Files: named arrays in .npz and .safetensors, and the config.json of a model. None of them can hold code."""
+"""Files: named arrays in .npz and .safetensors, and the config.json of a model. They cannot hold code."""
 
 from pyattn.io.arrays import load, save
 

@@ -1,16 +1,18 @@
-"""Parameters in files: `.npz` and `.safetensors`. Neither kind can hold code."""
+"""Named arrays in files: `.npz` and `.safetensors`. Neither kind can hold code."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn.io.safetensors import DTYPES, METADATA, NAMES, open_tensors, write_tensors
 
 __all__ = ["load", "save"]
 
@@ -28,22 +30,25 @@ class HasState(Protocol):
 def save(obj: HasState | Mapping[str, npt.ArrayLike], path: str | os.PathLike[str]) -> None:
     """Write a module's parameters, or other named arrays, to a file.
 
+    The file appears when it is complete: a failure leaves the old one, and a model that was loaded from the old one
+    keeps its weights.
+
     Parameters
     ----------
     obj : Module or mapping of str to array_like
-        A module is written as its `state_dict`.
+        The `state_dict` of a module, or the arrays themselves.
     path : str or path
-        Ends in ``.npz``, or in ``.safetensors``, which needs the package safetensors. A file that is there is replaced.
+        Ends in ``.npz`` or ``.safetensors``. An existing file is replaced.
 
     Raises
     ------
     ValueError
-        path has another ending, or a key the character NUL.
+        path has another ending, or a key has the character NUL or is reserved by the format.
     TypeError
-        obj is no module or mapping of str, or what it holds is no array of numbers, or of a dtype that such a file
-        cannot hold.
-    ImportError
-        The package safetensors is missing.
+        obj is neither a module nor a mapping of str, or one of its values is not an array of numbers, or has a dtype
+        that the format lacks.
+    OSError
+        The file cannot be written.
 
     Examples
     --------
@@ -55,13 +60,17 @@ def save(obj: HasState | Mapping[str, npt.ArrayLike], path: str | os.PathLike[st
     ...     other.load_state_dict(nn.load(pathlib.Path(folder, "linear.npz")))
     IncompatibleKeys(missing_keys=[], unexpected_keys=[])
     """
-    write = {".npz": _write_npz, ".safetensors": _write_safetensors}[_ending(path)]
+    ending = _ending(path)
     state = obj.state_dict() if isinstance(obj, HasState) else obj
     if not isinstance(state, Mapping):
         raise TypeError(f"obj is of type {type(obj).__name__}, expected a Module or a mapping of names to arrays")
     for key in state:
-        _check_key(key)
-    write({key: _array(value, key) for key, value in state.items()}, os.fspath(path))
+        _check_key(key, ending)
+    arrays = {key: _as_numbers(value, key) for key, value in state.items()}
+    if ending == ".safetensors":
+        _check_dtypes(arrays)
+    with _replacing(path) as file:
+        write_tensors(arrays, file) if ending == ".safetensors" else _write_npz(arrays, file)
 
 
 def load(path: str | os.PathLike[str]) -> State:
@@ -70,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> State:
     Parameters
     ----------
     path : str or path
-        Ends in ``.npz``, or in ``.safetensors``, which needs the package safetensors.
+        Ends in ``.npz`` or ``.safetensors``.
 
     Returns
     -------
@@ -80,15 +89,12 @@ def load(path: str | os.PathLike[str]) -> State:
     Raises
     ------
     ValueError
-        path has another ending, or the file is damaged, of another kind, or holds what is no array of NumPy's numbers,
-        such as bfloat16. A .safetensors file has no checksum: damage to the numbers themselves is not seen.
+        path has another ending; the file is damaged, of another kind, or holds a dtype that NumPy lacks, such as
+        bfloat16. A .safetensors file has no checksum: damage to the numbers themselves is not detected.
     OSError
         The file cannot be read.
-    ImportError
-        The package safetensors is missing.
     """
-    read: Callable[[str], State] = {".npz": _read_npz, ".safetensors": _read_safetensors}[_ending(path)]
-    return read(os.fspath(path))
+    return _read_npz(os.fspath(path)) if _ending(path) == ".npz" else _read_safetensors(os.fspath(path))
 
 
 def _ending(path: str | os.PathLike[str]) -> str:
@@ -98,55 +104,79 @@ def _ending(path: str | os.PathLike[str]) -> str:
     return ending
 
 
-def _check_key(key: object) -> None:
+def _check_key(key: object, ending: str) -> None:
     if not isinstance(key, str):
         raise TypeError(f"obj has the key {key!r} of type {type(key).__name__}, expected names of type str")
-    if "\0" in key:  # a .npz file would lose it, and what follows
+    if "\0" in key:  # a .npz file would cut it there
         raise ValueError(f"obj has the key {key!r}, expected names without NUL")
+    if key == METADATA and ending == ".safetensors":
+        raise ValueError(f"obj has the key {key!r}, which .safetensors reserves; rename it, or save a .npz")
 
 
-def _array(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
+def _as_numbers(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
     array = _core.as_array(value, key)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{key} has dtype {array.dtype}, expected numbers")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _write_npz(state: State, path: str) -> None:
-    """As numpy.savez, which has no place for a key such as 'file'."""
+def _check_dtypes(arrays: State) -> None:
+    for key, array in arrays.items():
+        if array.dtype.name not in NAMES:
+            fix = f"{key}.astype(numpy.{'complex64' if array.dtype.kind == 'c' else 'float64'})"
+            raise TypeError(f"{key} has dtype {array.dtype}, which .safetensors lacks; pass {fix}, or save a .npz")
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a new file that takes path's place once it is complete; a mapping of the old file stays as it is."""
+    target = os.path.realpath(path)
+    part = f"{target}.{os.urandom(4).hex()}.part"
+    try:
+        with open(part, "xb") as file:
+            yield file
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def _write_npz(arrays: State, file: BinaryIO) -> None:
+    """Do as numpy.savez, which cannot take a key such as 'file'."""
     import zipfile  # takes longer than all of this package
 
-    with zipfile.ZipFile(path, "w") as archive:
-        for key, array in state.items():
-            with archive.open(f"{key}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
+    with zipfile.ZipFile(file, "w") as archive:
+        for key, array in arrays.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def _read_npz(path: str) -> State:
-    """As numpy.load, whose words for a damaged file offer to load it unsafely."""
+    """Do as numpy.load, whose message for a damaged file offers to load it unsafely."""
     import zipfile
 
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-                if any(info.comment for info in entries):  # nobody writes one: entries that are read as one are lost
+                if any(info.comment for info in entries):  # no writer makes any: damage hides entries in them
                     raise ValueError("an entry has a comment")
                 return {info.filename.removesuffix(".npy"): _read_entry(archive, info) for info in entries}
         except MemoryError:
             raise
-        except Exception as error:  # what a damaged file makes of Python's parsers and unpackers is of any kind
-            raise _damaged(path, ".npz", error) from error
+        except Exception as error:  # parsers and unpackers raise errors of any kind
+            raise ValueError(f"{path} is damaged or not a .npz file: {error}") from error
 
 
 def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:
-    """Read one array, after a look at its header: what it says of the size decides how much memory is taken."""
+    """Read one array, after its header, which decides how much memory is taken, was checked."""
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if dtype.hasobject:
-            raise ValueError(f"{info.filename} holds objects that are no numbers, and these may run code")
+            raise ValueError(f"{info.filename} holds Python objects, which may run code, expected numbers")
         given, expected = info.file_size - file.tell(), math.prod(shape) * dtype.itemsize
         if given != expected:
             raise ValueError(
@@ -156,49 +186,12 @@ def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _damaged(path: str, ending: str, error: Exception) -> ValueError:
-    return ValueError(f"{path} is damaged, or no {ending} file: {error}")
-
-
-# What .safetensors calls the dtypes that NumPy has as well.
-_DTYPES = {"BOOL": "bool", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
-_DTYPES |= {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-
-
-def _write_safetensors(state: State, path: str) -> None:
-    package = _safetensors()
-    for key, array in state.items():
-        if array.dtype.name not in _DTYPES.values():
-            fix = f"{key}.astype(numpy.{'complex64' if array.dtype.kind == 'c' else 'float64'})"
-            raise TypeError(
-                f"{key} has dtype {array.dtype}, which .safetensors cannot hold; pass {fix}, or save a .npz"
-            )
-    package.save_file(state, path)
-
-
 def _read_safetensors(path: str) -> State:
-    package = _safetensors()
-    try:
-        with package.safe_open(path, framework="np") as file:
-            kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 (it is no mapping)
-            others = [key for key, kind in kinds.items() if kind not in _DTYPES]
-            if not others:
-                return {key: file.get_tensor(key) for key in kinds}
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise _damaged(path, ".safetensors", error) from error
-    raise ValueError(
-        f"{path} holds {others[0]} as {kinds[others[0]]}, and NumPy has no such dtype; "
-        "write the file anew from float32, as from module.float() in torch"
-    )
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as missing:
-        raise ImportError(
-            f"files that end in .safetensors need the package safetensors ({missing}); pip install pyattn[safetensors]"
-        ) from missing
-    return safetensors.numpy
+    tensors = open_tensors(path)
+    for key, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise ValueError(
+                f"{path} holds {key} as {tensor.dtype}, a dtype that NumPy lacks: "
+                "save it as float32, in torch with module.float()"
+            )
+    return {key: np.array(tensor.to_array()) for key, tensor in tensors.items()}

@@ -1,55 +1,65 @@
-"""A reader of `.safetensors` files: their tensors where they lie in the file, without a copy.
+"""The .safetensors format: 8 bytes with a header's length, the header in JSON, and the tensors' bytes.
 
-The package safetensors has a reader for NumPy that copies every tensor, so that a model would be held twice while it
-loads, and by every process that has loaded it. The format is simple: 8 bytes with the length of a header, the header,
-which is JSON, and the tensors' numbers, one after another.
+Tensors are read where they lie in the file. The package safetensors copies each one, so that a model would be in
+memory twice while it loads, and once in every process that has loaded it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.io.json import check_is_file, parse_object, shown
+from pyattn._util.messages import short_repr
+from pyattn.io.json import parse_object
 
-__all__ = ["Stored", "open_tensors"]
+__all__ = ["DTYPES", "METADATA", "NAMES", "StoredTensor", "open_tensors", "write_tensors"]
 
-MOST_HEADER_BYTES = 100_000_000  # the package's own limit
-MOST_AXES = 64  # of an array of NumPy
+MAX_HEADER_BYTES = 100_000_000  # the package's own limit
+MAX_AXES = 64  # of an array of NumPy
+MAX_SIZE = 2**63 - 1  # of an axis or a file
+METADATA = "__metadata__"
 
-# Bits of a number. The first ones are NumPy's; the others are known, so that what lies behind them is found.
-BITS = {"F32": 32, "F64": 64, "F16": 16, "BF16": 16, "BOOL": 8, "C64": 64}
-BITS |= {f"{kind}{bits}": bits for kind in "IU" for bits in (8, 16, 32, 64)}
+# The format's names of NumPy's dtypes, and the bits of all others, which are found but not read.
+_CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "C64": "<c8", "BOOL": "?"}
+_CODES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+DTYPES = {name: np.dtype(code) for name, code in _CODES.items()}
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}  # not by dtypes: their hash hides a MemoryError
+BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"BF16": 16}
 BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
 
-class Stored(NamedTuple):
-    """A tensor in a file.
-
-    Attributes
-    ----------
-    dtype : str
-        As the format calls it.
-    shape : tuple of int
-        Of the tensor.
-    raw : ndarray of uint8
-        Its bytes: a read-only view of the file.
-    """
+class StoredTensor(NamedTuple):
+    """A tensor in a file: its dtype by the format's name, its shape, and a read-only view of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     raw: npt.NDArray[np.uint8]
 
+    def to_array(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
+        """View the bytes as numbers; numbers of another dtype and unaligned ones are copied, bfloat16 as float32."""
+        if self.dtype == "BF16":  # the upper half of a float32
+            halves = self.raw.view("<u2").astype(np.uint32)
+            array: npt.NDArray[Any] = np.left_shift(halves, 16, out=halves).view(np.float32)
+        elif self.dtype in DTYPES:
+            array = self.raw.view(DTYPES[self.dtype])
+        else:
+            raise ValueError(f"a tensor has dtype {self.dtype}, expected one of {', '.join([*DTYPES, 'BF16'])}")
+        if not array.flags.aligned:
+            array = array.copy()
+        return array.astype(dtype or array.dtype, copy=False).reshape(self.shape)
+
 
 class _Entry(NamedTuple):
-    """What the header says of a tensor; start and stop count from the header's end."""
+    """The header's entry of a tensor; start and stop count from the header's end."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,98 +67,87 @@ class _Entry(NamedTuple):
     stop: int
 
 
-def open_tensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
-    """Find the tensors of a file. Nothing but its header is read.
-
-    Parameters
-    ----------
-    path : str or path
-        The file. It must not change as long as its tensors are in use.
-
-    Returns
-    -------
-    dict of str to Stored
-        In the header's order.
-
-    Raises
-    ------
-    ValueError
-        The file is truncated or damaged, or no such file: the message says where.
-    OSError
-        It cannot be opened.
-    """
+def open_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """Find a file's tensors, in the header's order; the file must not change while they are in use."""
     name = os.fspath(path)
-    check_is_file(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             entries, data = _read_header(file, size)
-            whole = _map(file, size)
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except ValueError as error:
-            raise ValueError(f"{name} is damaged, or no .safetensors file: {error}") from error
+            raise ValueError(f"{name} is damaged or not a .safetensors file: {error}") from error
+    whole = np.frombuffer(mapping, np.uint8)
     return {
-        key: Stored(entry.dtype, entry.shape, whole[data + entry.start : data + entry.stop])
+        key: StoredTensor(entry.dtype, entry.shape, whole[data + entry.start : data + entry.stop])
         for key, entry in entries.items()
     }
 
 
-def _map(file: BinaryIO, size: int) -> npt.NDArray[np.uint8]:
-    """View a file's bytes; the view keeps the mapping alive."""
-    return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+def write_tensors(arrays: Mapping[str, npt.NDArray[Any]], file: BinaryIO) -> None:
+    """Write contiguous arrays of dtypes in `DTYPES`; wide numbers come first, so that all are aligned."""
+    order = sorted(arrays, key=lambda key: arrays[key].itemsize, reverse=True)
+    header, end = {}, 0
+    for key in order:
+        dtype, stop = NAMES[arrays[key].dtype.name], end + arrays[key].nbytes
+        header[key] = {"dtype": dtype, "shape": arrays[key].shape, "data_offsets": (end, stop)}
+        end = stop
+    text = json.dumps({key: header[key] for key in arrays}).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for key in order:
+        file.write(arrays[key].astype(arrays[key].dtype.newbyteorder("<"), copy=False).data)
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, _Entry], int]:
-    """Return what it says, and where it ends; what it says of sizes holds for this file."""
+    """Read the entries, whose sizes hold for this file, and the header's end."""
     start = file.read(8)
     if len(start) < 8:
-        raise ValueError(f"it has {len(start)} bytes, and the length of the header takes 8")
+        raise ValueError(f"it has {len(start)} bytes; the header's length alone takes 8")
     (length,) = struct.unpack("<Q", start)
-    if length > min(size - 8, MOST_HEADER_BYTES):
-        raise ValueError(f"the header's length is {length}, expected {min(size - 8, MOST_HEADER_BYTES)} at most")
+    if length > min(size - 8, MAX_HEADER_BYTES):
+        raise ValueError(f"the header's length is {length}, expected at most {min(size - 8, MAX_HEADER_BYTES)}")
     text = file.read(length)
     if not text.startswith(b"{"):
         raise ValueError(f"the header begins with {text[:8]!r}, expected '{{'")
     header = parse_object(text, "its header")
-    _check_metadata(header.pop("__metadata__", {}))
-    entries = {key: _entry(key, value) for key, value in header.items()}
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"{METADATA} in its header must be an object of strings")
+    entries = {key: _read_entry(key, value) for key, value in header.items()}
     _check_places(entries, size - 8 - length)
     return entries, 8 + length
 
 
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("__metadata__ in its header is something else than an object of strings")
-
-
-def _entry(key: str, value: Any) -> _Entry:
+def _read_entry(key: str, value: Any) -> _Entry:
     """Check a tensor's entry by itself."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{shown(key)} in its header is no object of dtype, shape and data_offsets")
+        raise ValueError(f"{short_repr(key)} in its header must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise ValueError(f"{shown(key)} has dtype {shown(dtype)}, expected one of {', '.join(BITS)}")
-    if not _are_sizes(shape) or len(shape) > MOST_AXES:
-        raise ValueError(f"{shown(key)} has shape {shown(shape)}, expected a list of {MOST_AXES} sizes at most")
+        raise ValueError(f"{short_repr(key)} has dtype {short_repr(dtype)}, expected one of {', '.join(BITS)}")
+    if not _are_sizes(shape) or len(shape) > MAX_AXES:
+        raise ValueError(f"{short_repr(key)} has shape {short_repr(shape)}, expected a list of up to {MAX_AXES} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"{shown(key)} has data_offsets {shown(offsets)}, expected [start, stop]")
+        raise ValueError(f"{short_repr(key)} has data_offsets {short_repr(offsets)}, expected [start, stop]")
     bits, (start, stop) = math.prod(shape) * BITS[dtype], offsets
     if bits != 8 * (stop - start):
-        about = f"shape {shown(shape)} of {dtype}"
-        raise ValueError(f"{shown(key)} has data_offsets [{start}, {stop}], expected {bits / 8:g} bytes: {about}")
+        about = f"{short_repr(-(-bits // 8))} bytes: shape {short_repr(shape)} of {dtype}"
+        raise ValueError(f"{short_repr(key)} has data_offsets [{start}, {stop}], expected {about}")
     return _Entry(dtype, tuple(shape), start, stop)
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_SIZE for size in value)
 
 
 def _check_places(entries: dict[str, _Entry], size: int) -> None:
-    """Refuse overlaps, holes, and an end elsewhere than the file's."""
+    """Refuse overlaps, gaps, and data that does not end with the file."""
     end = 0
     for key, entry in sorted(entries.items(), key=lambda pair: pair[1][2:]):
         if entry.start != end:
-            what = "overlaps what lies before it" if entry.start < end else "begins behind a hole"
-            raise ValueError(f"{shown(key)} {what}: it is at {entry.start} to {entry.stop}, expected {end} first")
+            problem = "overlaps the tensor before it" if entry.start < end else "begins after a gap"
+            raise ValueError(f"{short_repr(key)} {problem}: it starts at {entry.start}, expected {end}")
         end = entry.stop
     if end != size:
-        raise ValueError(f"its header speaks of {end} bytes of numbers, and {size} are there")
+        raise ValueError(f"its header declares {end} data bytes; the file has {size}")

@@ -1,10 +1,24 @@
 """Published models, from files on disk: config.json and .safetensors, without a copy and without a network.
 
-`pyattn.models.examples` has a tiny one that comes with the package.
+`pyattn.models.examples` has a tiny model that comes with the package.
 """
 
-from pyattn.models import bert, examples, gpt2, llama
+from pyattn.models import examples
+from pyattn.models.bert import Bert, EncoderOutput
+from pyattn.models.decoder import CausalOutput
+from pyattn.models.gpt2 import GPT2
+from pyattn.models.llama import Llama
 from pyattn.models.loading import load
 from pyattn.models.sentences import SentenceEncoder, find_minilm
 
-__all__ = ["SentenceEncoder", "bert", "examples", "find_minilm", "gpt2", "llama", "load"]
+__all__ = [
+    "GPT2",
+    "Bert",
+    "CausalOutput",
+    "EncoderOutput",
+    "Llama",
+    "SentenceEncoder",
+    "examples",
+    "find_minilm",
+    "load",
+]

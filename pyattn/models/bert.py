@@ -1,57 +1,81 @@
-"""BERT and its relatives: encoders that turn ids of tokens into a vector for each.
-
-By the ``model_type`` of config.json: ``bert`` (as which MiniLM, SpanBERT and TinyBERT are published, too), ``roberta``,
-``camembert``, ``xlm-roberta``, ``distilbert``, ``albert`` and ``mobilebert``.
-"""
+"""BERT, RoBERTa, DistilBERT and ALBERT: encoders that turn token ids into a vector for each token."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
+import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
-from pyattn._util.typing import FloatArray
+from pyattn._util.typing import FloatArray, IntArray
 from pyattn.io.config import Config
-from pyattn.models._albert import plan_albert
-from pyattn.models._bert_like import plan_bert, plan_distilbert, plan_roberta
-from pyattn.models._files import open_model
-from pyattn.models._ids import as_padding
-from pyattn.models._mobilebert_plan import plan_mobilebert
-from pyattn.models._plan import Plan
-from pyattn.models._weights import fit, without_prefix
+from pyattn.models.inputs import as_padding, as_token_ids, as_tokens
+from pyattn.models.layers import (
+    ACTIVATIONS,
+    MAX_LAYERS,
+    LayerNames,
+    layer_shapes,
+    make_layer,
+    make_layer_norm,
+    make_linear,
+    parameter_shapes,
+    read_heads,
+    run_layers,
+)
+from pyattn.models.weights import Arrays, Plan, Shapes
 from pyattn.nn.containers import ModuleList
+from pyattn.nn.embedding import Embedding
+from pyattn.nn.feed_forward import Activation
+from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
-__all__ = ["Bert", "EncoderOutput", "load"]
+__all__ = [
+    "NORM",
+    "UNSUPPORTED",
+    "Bert",
+    "Embeddings",
+    "EncoderOutput",
+    "Pooler",
+    "embedding_shapes",
+    "embedding_tables",
+    "plan_albert",
+    "plan_bert",
+    "plan_distilbert",
+    "plan_roberta",
+]
 
-# Types to what plans them, and to the prefix that published names have where heads are in the same file.
-_FAMILIES: dict[str, tuple[Callable[[Config], Plan], str]] = {
-    "bert": (plan_bert, "bert."),
-    "roberta": (plan_roberta, "roberta."),
-    "camembert": (plan_roberta, "roberta."),
-    "xlm-roberta": (plan_roberta, "roberta."),
-    "distilbert": (plan_distilbert, "distilbert."),
-    "albert": (plan_albert, "albert."),
-    "mobilebert": (plan_mobilebert, "mobilebert."),
+WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type"))
+NORM = "embeddings.LayerNorm"
+
+# Names in config.json that ask for another computation, and the values that do not.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({}, []),
+    "rope_scaling": (),
+    "quantization_config": (),
+    "auto_map": (),  # code of the model's own
 }
 
 
 class EncoderOutput(NamedTuple):
-    """What `Bert` returns; the names are those of transformers, and None stands for what was not asked for.
+    """The result of a `Bert`, under the names of Hugging Face's transformers.
 
     Attributes
     ----------
     last_hidden_state : ndarray, (N, L, features)
-        A vector for each token; those of padding mean nothing.
+        A vector for each token; those of padding are unspecified.
     pooler_output : ndarray, (N, features), or None
-        A vector for each sequence, where the model has a pooler.
+        A vector for each sequence; None where the files have no pooler.
     hidden_states : tuple of ndarray, (N, L, features), or None
-        What the first layer takes, then what each layer gives.
+        The first layer's input and each layer's output; None unless requested.
     attentions : tuple of ndarray, (N, heads, L, L), or None
-        What each token gives to each, in each layer: rows sum to 1.
+        Each layer's attention weights, whose rows sum to 1; None unless requested.
     """
 
     last_hidden_state: FloatArray
@@ -61,33 +85,33 @@ class EncoderOutput(NamedTuple):
 
 
 class Bert(Module):
-    """An encoder of the BERT family; `load` makes one of files.
+    """An encoder of the BERT family, made by `pyattn.models.load`.
 
-    There is no dropout in it, as in evaluation elsewhere. Each of its layers is a module that can be called by itself,
-    and in most families a call of a layer is one call of the core.
+    It has no dropout. Its layers are modules that can be called by themselves; in most families a layer's call is one
+    call of the C core.
 
     Parameters
     ----------
     embeddings : Module
         Called with input_ids, token_type_ids and position_ids.
     layers : iterable of Module
-        Called as a `pyattn.nn.TransformerEncoderLayer` with batch_first. One may come several times, as in ALBERT.
+        Called as a `pyattn.nn.TransformerEncoderLayer` with batch_first. One may occur several times, as in ALBERT.
     pooler : Module, optional
-        Called with what the last layer gives. Default: None.
+        Called with the output of the last layer. Default: None.
     config : mapping of str to object, optional
-        What config.json says. Default: nothing.
+        The values of config.json. Default: none.
 
     Attributes
     ----------
     config : dict of str to object
         As given.
     missing_keys : list of str
-        Tensors of a pooler that the files do not have; then there is none.
+        Tensors of a pooler that the files lack; then `pooler` is None.
     unused_keys : list of str
-        Tensors in the files that the model has no use for, such as heads for other tasks.
+        Tensors in the files that the model does not use, such as heads for other tasks.
     """
 
-    embeddings: Module
+    embeddings: Any
     layers: ModuleList
     pooler: Module | None
 
@@ -104,6 +128,17 @@ class Bert(Module):
         self.missing_keys: list[str] = []
         self.unused_keys: list[str] = []
 
+    @property
+    def max_length(self) -> int:
+        """Number of tokens in the longest sequence."""
+        return int(self.embeddings.max_length)
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The id of padding where it takes no position, as in the families of RoBERTa, else None."""
+        found: int | None = self.embeddings.padding_idx
+        return found
+
     def forward(
         self,
         input_ids: npt.ArrayLike,
@@ -119,105 +154,305 @@ class Bert(Module):
         Parameters
         ----------
         input_ids : array_like of int, (N, L)
-            Ids of tokens, as the model's tokenizer gives them.
+            Token ids from the model's tokenizer.
         attention_mask : array_like, (N, L), optional
-            1 or True = attend, 0 or False = padding. Default: None, there is no padding.
+            1 or True = attend, 0 or False = padding. Default: None, no padding.
         token_type_ids : array_like of int, (N, L) or (L,), optional
-            In most families 0 for a first sentence and 1 for a second. Default: None, 0.
+            In most families 0 for a first sentence and 1 for a second. Default: None, all 0.
         position_ids : array_like of int, (N, L) or (L,), optional
-            Default: None, in their order; in the families of RoBERTa after the id of padding, which takes no position.
+            Default: None, 0, 1, 2 and so on; in the families of RoBERTa the id of padding comes first, and padding
+            takes no position.
         need_weights : bool
-            Return the weights of all attentions. Default: False.
+            Return the attention weights of all layers. Default: False.
         need_hidden_states : bool
-            Return what goes from layer to layer. Default: False.
+            Return the outputs of all layers. Default: False.
 
         Returns
         -------
         EncoderOutput
-            Of the weights' dtype. A sequence of padding alone attends to nothing, where others attend to the padding.
+            In the weights' dtype. A sequence of padding alone attends to nothing; transformers attends to the padding.
 
         Raises
         ------
         TypeError
-            Ids are no integers; attention_mask has no numbers.
+            Ids are not integers, or attention_mask does not hold numbers.
         ValueError
-            Ids are out of range; a sequence is too long; shapes do not go together; attention_mask holds other numbers
-            than 0 and 1.
+            An id is out of range, a sequence is too long, a shape does not match input_ids, or attention_mask holds
+            other numbers than 0 and 1.
         """
-        weighted, kept = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
+        weighted, states = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
         x: FloatArray = self.embeddings(input_ids, token_type_ids, position_ids)
         padding = as_padding(attention_mask, x.shape[:2])
-        states, attentions = [x] if kept else [], []
-        for layer in self.layers:
-            if weighted:
-                x, weights, _ = layer.forward_with_weights(x, src_key_padding_mask=padding)  # type: ignore[attr-defined]
-                attentions.append(weights)
-            else:
-                x = layer(x, src_key_padding_mask=padding)
-            if kept:
-                states.append(x)
-        pooled = None if self.pooler is None else self.pooler(x)
-        return EncoderOutput(x, pooled, tuple(states) if kept else None, tuple(attentions) if weighted else None)
+        found = run_layers(self.layers, x, weighted, states, src_key_padding_mask=padding)
+        pooled = None if self.pooler is None else self.pooler(found.x)
+        return EncoderOutput(found.x, pooled, found.hidden_states, found.attentions)
+
+    if TYPE_CHECKING:  # a call has the signature of forward
+        __call__ = forward
 
 
-def load(path: str | os.PathLike[str], *, strict: bool = True, dtype: npt.DTypeLike | None = None) -> Bert:
-    """Make a model of published files: config.json, and model.safetensors, whole or in parts. Nothing is downloaded.
+class Embeddings(Module):
+    """``projection(norm(words[input_ids] + positions[position_ids] + types[token_type_ids]))``."""
 
-    Parameters
-    ----------
-    path : str or path
-        Their folder, or a file in it.
-    strict : bool
-        Everything that config.json speaks of is there. False does without a pooler, which files that were trained to
-        fill in words often lack. Default: True.
-    dtype : dtype, optional
-        float32 or float64, to which weights are converted. Default: None, as they are in the files, and float32 for
-        float16 and bfloat16.
+    words: Embedding
+    positions: Embedding
+    types: Embedding | None
+    norm: Module
+    projection: Linear | None
 
-    Returns
-    -------
-    Bert
-        In evaluation mode. Its weights are read-only views of the file, which has to stay as it is; where they had to
-        be converted, and for the biases of queries, keys and values, copies. ``copy.deepcopy(model)`` is a model of
-        copies, which can be written to.
+    def __init__(
+        self,
+        words: Embedding,
+        positions: Embedding,
+        types: Embedding | None,
+        norm: Module,
+        padding_idx: int | None = None,
+        projection: Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.words, self.positions, self.types, self.norm = words, positions, types, norm
+        self.padding_idx = padding_idx  # RoBERTa's, after which positions begin
+        self.projection = projection
 
-    Raises
-    ------
-    OSError
-        A file is not there or cannot be read.
-    ValueError
-        A file is damaged; config.json is of another model, or asks for what is not here; tensors are missing or of
-        another shape, all of which the message lists.
-    TypeError
-        dtype is something else.
+    @property
+    def max_length(self) -> int:
+        """Length of the longest sequence."""
+        return self.positions.num_embeddings - (0 if self.padding_idx is None else self.padding_idx + 1)
 
-    Examples
-    --------
-    A tiny model, saved as published ones are:
+    def forward(
+        self,
+        input_ids: npt.ArrayLike,
+        token_type_ids: npt.ArrayLike | None = None,
+        position_ids: npt.ArrayLike | None = None,
+    ) -> FloatArray:
+        """Look up the vectors, and add them."""
+        ids = as_tokens(input_ids, self.words.num_embeddings)
+        types = self._read_types(token_type_ids, ids.shape)
+        x = self._embed_words(ids, self._position_rows(ids, position_ids))
+        if types is not None and self.types is not None:
+            x = functional.embedding(types, self.types.weight, residual=x)
+        elif self.types is not None:
+            x += self.types.weight[0]
+        y: FloatArray = self.norm(x)
+        return y if self.projection is None else self.projection.forward(y)
 
-    >>> import json, pathlib, tempfile
-    >>> import numpy as np, pyattn
-    >>> config = {"dim": 4, "n_layers": 1, "n_heads": 2, "hidden_dim": 4, "vocab_size": 9, "max_position_embeddings": 9}
-    >>> tables = {f"embeddings.{name}_embeddings.weight": np.eye(9, 4) for name in ("word", "position")}
-    >>> layer = ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"]
-    >>> norms = ["transformer.layer.0.sa_layer_norm", "transformer.layer.0.output_layer_norm", "embeddings.LayerNorm"]
-    >>> weights = {f"transformer.layer.0.{name}.weight": np.eye(4) for name in layer}
-    >>> weights |= {f"{name}.weight": np.ones(4) for name in norms}
-    >>> biases = {name.replace(".weight", ".bias"): np.zeros(4) for name in weights}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     text = json.dumps({"model_type": "distilbert", **config})
-    ...     _ = pathlib.Path(folder, "config.json").write_text(text)
-    ...     pyattn.nn.save({**tables, **weights, **biases}, pathlib.Path(folder, "model.safetensors"))
-    ...     model = pyattn.models.bert.load(folder)
-    >>> model([[1, 5, 3]]).last_hidden_state.shape
-    (1, 3, 4)
-    """
-    strict = as_flag(strict, "strict")
-    files = open_model(path)
-    make_plan, prefix = files.config.choice("model_type", "bert", _FAMILIES)  # the first published files have none
-    plan = make_plan(files.config)
-    weights = fit(files, plan.shapes, without_prefix(prefix), optional=plan.optional, strict=strict, dtype=dtype)
-    embeddings, layers, pooler = plan.build(weights.arrays)
-    model = Bert(embeddings, layers, pooler, files.config.values)
-    model.missing_keys, model.unused_keys = weights.missing, weights.unused
-    return model.eval()
+    def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
+        """Look up the tokens and add rows, into a new array."""
+        return functional.embedding(ids, self.words.weight, residual=rows)
+
+    def _read_types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IntArray | None:
+        if given is None:
+            return None
+        if self.types is None:
+            raise ValueError("token_type_ids is given, but this model has no token types; leave it out")
+        return as_token_ids(given, "token_type_ids", self.types.num_embeddings, shape)
+
+    def _position_rows(self, ids: IntArray, given: npt.ArrayLike | None) -> FloatArray:
+        """Find the vectors of positions: (L, features), or (N, L, features)."""
+        table, length = self.positions.weight, ids.shape[1]
+        if given is not None:
+            return functional.embedding(as_token_ids(given, "position_ids", len(table), ids.shape), table)
+        if self.padding_idx is None:
+            self._check_length(length, "")
+            return table[:length]
+        counted = ids != self.padding_idx
+        if counted.all():
+            self._check_length(length, "")
+            return table[self.padding_idx + 1 :][:length]
+        numbers = np.cumsum(counted, axis=1)
+        self._check_length(int(numbers.max()), f" that are not padding (id {self.padding_idx})")
+        return functional.embedding(np.where(counted, numbers, 0) + self.padding_idx, table)
+
+    def _check_length(self, length: int, which: str) -> None:
+        if length > self.max_length:
+            raise ValueError(
+                f"input_ids has sequences of {length} tokens{which}, expected at most {self.max_length}: "
+                f"the model has {self.positions.num_embeddings} positions"
+            )
+
+
+class Pooler(Module):
+    """``tanh(dense(x[:, 0]))``: a sequence's vector, from that of its first token; without dense, the latter itself."""
+
+    dense: Linear | None
+
+    def __init__(self, dense: Linear | None) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: FloatArray) -> FloatArray:
+        """Compute (N, features) from the last layer's (N, L, features)."""
+        first = x[:, 0]
+        if self.dense is None:
+            return first.copy()
+        return functional.linear(first, self.dense.weight, self.dense.bias, activation="tanh")
+
+
+def embedding_shapes(words: int, positions: int, types: int, dim: int, word_dim: int | None = None) -> Shapes:
+    """Shapes of the embeddings' parameters; 0 types for a family without them, word_dim where words have their own."""
+    shapes: Shapes = {f"{WORDS}.weight": (words, word_dim or dim), f"{POSITIONS}.weight": (positions, dim)}
+    return shapes | ({f"{TYPES}.weight": (types, dim)} if types else {}) | parameter_shapes(NORM, dim)
+
+
+def embedding_tables(arrays: Arrays) -> tuple[Embedding, Embedding, Embedding | None]:
+    """Make the tables of words, positions and token types; None for a family without types."""
+    words, positions = (Embedding.from_pretrained(arrays[f"{name}.weight"]) for name in (WORDS, POSITIONS))
+    types = arrays.get(f"{TYPES}.weight")
+    return words, positions, None if types is None else Embedding.from_pretrained(types)
+
+
+# Families: the same computation, with other names in config.json and in the file
+
+BERT_LAYER = LayerNames(
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    out="attention.output.dense",
+    norm1="attention.output.LayerNorm",
+    linear1="intermediate.dense",
+    linear2="output.dense",
+    norm2="output.LayerNorm",
+)
+DISTILBERT_LAYER = LayerNames(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    out="attention.out_lin",
+    norm1="sa_layer_norm",
+    linear1="ffn.lin1",
+    linear2="ffn.lin2",
+    norm2="output_layer_norm",
+)
+ALBERT_LAYER = LayerNames(
+    query="attention.query",
+    key="attention.key",
+    value="attention.value",
+    out="attention.dense",
+    norm1="attention.LayerNorm",
+    linear1="ffn",
+    linear2="ffn_output",
+    norm2="full_layer_layer_norm",
+)
+ALBERT_PROJECTION = "encoder.embedding_hidden_mapping_in"
+
+# Names in the first published ALBERT files, and the only values that anything ever computed with.
+UNSUPPORTED_BY_ALBERT = {
+    "net_structure_type": (0,),
+    "num_memory_blocks": (0,),
+    "gap_size": (0,),
+    "down_scale_factor": (1,),
+}
+
+
+class _Sizes(NamedTuple):
+    """Sizes and settings of an encoder."""
+
+    words: int
+    positions: int
+    types: int
+    dim: int
+    hidden: int
+    heads: int
+    activation: Activation
+    eps: float
+
+
+def plan_bert(config: Config) -> Plan:
+    """Plan a BERT: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018)."""
+    return _plan_layers_in_a_row(config, "bert.")
+
+
+def plan_roberta(config: Config) -> Plan:
+    """Plan a RoBERTa (Liu et al. 2019): a BERT whose positions begin after the id of padding."""
+    positions = config.count("max_position_embeddings", least=2)
+    padding_idx = config.count("pad_token_id", 1, least=0, most=positions - 2)
+    return _plan_layers_in_a_row(config, "roberta.", padding_idx)
+
+
+def plan_distilbert(config: Config) -> Plan:
+    """Plan a DistilBERT (Sanh et al. 2019): a BERT without token types and without a pooler."""
+    config.require(UNSUPPORTED)
+    dim = config.count("dim")
+    sizes = _Sizes(
+        words=config.count("vocab_size"),
+        positions=config.count("max_position_embeddings"),
+        types=0,
+        dim=dim,
+        hidden=config.count("hidden_dim"),
+        heads=read_heads(config, dim, "n_heads"),
+        activation=config.choice("activation", "gelu", ACTIVATIONS),
+        eps=1e-12,  # config.json has none
+    )
+    layers = config.count("n_layers", most=MAX_LAYERS)
+    names = [DISTILBERT_LAYER.within(f"transformer.layer.{n}.") for n in range(layers)]
+    return _plan(config, sizes, names, prefix="distilbert.")
+
+
+def plan_albert(config: Config) -> Plan:
+    """Plan an ALBERT (Lan et al. 2019): layers share weights, and words have smaller vectors than layers."""
+    config.require(UNSUPPORTED_BY_ALBERT)
+    sizes = _read_sizes(config, activation="gelu_new")
+    layers = config.count("num_hidden_layers", most=MAX_LAYERS)
+    groups = config.count("num_hidden_groups", 1, most=MAX_LAYERS)
+    inner = config.count("inner_group_num", 1, most=MAX_LAYERS // max(groups, layers))
+    names = [
+        ALBERT_LAYER.within(f"encoder.albert_layer_groups.{group}.albert_layers.{n}.")
+        for group in range(groups)
+        for n in range(inner)
+    ]
+    group_of_layer = [int(n / (layers / groups)) for n in range(layers)]  # the published rounding
+    order = [group * inner + n for group in group_of_layer for n in range(inner)]
+    word_dim = config.count("embedding_size")
+    return _plan(config, sizes, names, order, prefix="albert.", pooler="pooler", word_dim=word_dim)
+
+
+def _plan_layers_in_a_row(config: Config, prefix: str, padding_idx: int | None = None) -> Plan:
+    sizes = _read_sizes(config, activation="gelu")
+    layers = config.count("num_hidden_layers", most=MAX_LAYERS)
+    names = [BERT_LAYER.within(f"encoder.layer.{n}.") for n in range(layers)]
+    return _plan(config, sizes, names, prefix=prefix, pooler="pooler.dense", padding_idx=padding_idx)
+
+
+def _read_sizes(config: Config, activation: str) -> _Sizes:
+    config.require(UNSUPPORTED)
+    dim = config.count("hidden_size")
+    return _Sizes(
+        words=config.count("vocab_size"),
+        positions=config.count("max_position_embeddings"),
+        types=config.count("type_vocab_size", 2),
+        dim=dim,
+        hidden=config.count("intermediate_size"),
+        heads=read_heads(config, dim),
+        activation=config.choice("hidden_act", activation, ACTIVATIONS),
+        eps=config.number("layer_norm_eps", 1e-12),
+    )
+
+
+def _plan(
+    config: Config,
+    sizes: _Sizes,
+    names: list[LayerNames],
+    order: Iterable[int] | None = None,
+    *,
+    prefix: str,
+    pooler: str | None = None,
+    padding_idx: int | None = None,
+    word_dim: int | None = None,
+) -> Plan:
+    """Plan an encoder of these layers, run in this or another order; embeddings of word_dim are projected to dim."""
+    dim, eps = sizes.dim, sizes.eps
+    shapes = embedding_shapes(sizes.words, sizes.positions, sizes.types, word_dim or dim)
+    shapes |= parameter_shapes(ALBERT_PROJECTION, dim, word_dim) if word_dim else {}
+    for layer in names:
+        shapes |= layer_shapes(layer, dim, sizes.hidden)
+    pooling = parameter_shapes(pooler, dim, dim) if pooler else {}
+
+    def build(arrays: Arrays) -> Bert:
+        norm = make_layer_norm(arrays, NORM, eps)
+        projection = make_linear(arrays, ALBERT_PROJECTION) if word_dim else None
+        embeddings = Embeddings(*embedding_tables(arrays), norm, padding_idx, projection)
+        layers = [make_layer(arrays, layer, sizes.heads, sizes.activation, eps) for layer in names]
+        first = Pooler(make_linear(arrays, str(pooler))) if f"{pooler}.weight" in arrays else None
+        return Bert(embeddings, layers if order is None else [layers[n] for n in order], first, config.values)
+
+    return Plan(shapes | pooling, build, prefix, pooler=tuple(pooling))

@@ -1,4 +1,4 @@
-"""`python -m pyattn embed`: how near sentences are to one another."""
+"""`python -m pyattn embed`: how similar sentences are."""
 
 from __future__ import annotations
 
@@ -12,20 +12,7 @@ __all__ = ["embed"]
 
 
 def embed(sentences: Sequence[str], path: str | None) -> int:
-    """Print the similarity of each pair of sentences: the cosine of the angle between their vectors.
-
-    Parameters
-    ----------
-    sentences : sequence of str
-        Two or more.
-    path : str or None
-        Folder of a model; None is MiniLM.
-
-    Returns
-    -------
-    int
-        2 where there are fewer sentences, or the model cannot be read, else 0.
-    """
+    """Print the cosine between the vectors of each pair of sentences; 2 if there is a problem, which is printed."""
     try:
         if len(sentences) < 2:
             raise ValueError(f"got {len(sentences)} sentence, expected two or more")

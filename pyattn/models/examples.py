@@ -1,12 +1,11 @@
-"""A model so small that it comes with the package: it translates fifteen sentences, to show how decoding goes."""
+"""A model so small that it comes with the package: it translates fifteen sentences, to show decoding step by step."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyattn.io.safetensors import open_tensors
-from pyattn.models._weights import as_array
+import pyattn.io as io
 from pyattn.nn import Seq2SeqTransformer
 
 __all__ = ["Student", "student"]
@@ -26,16 +25,16 @@ _SIZES: dict[str, Any] = {
 
 
 class Student(NamedTuple):
-    """What `student` returns.
+    """The result of `student`: a model and its words.
 
     Attributes
     ----------
     model : Seq2SeqTransformer
-        In eval mode: one layer each, 2 heads, 8 features, 1,900 parameters in float32.
+        In evaluation mode: one encoder and one decoder layer, 2 heads, 8 features, 1,900 parameters in float32.
     source_words : tuple of str
-        What it reads; the id of a word is its place.
+        The words that it reads; a word's index is its token id.
     target_words : tuple of str
-        What it writes, with ``<s>``, which its sentences begin with, and ``<end>``.
+        The words that it writes, with ``<s>``, which begins each sentence, and ``<end>``.
     """
 
     model: Seq2SeqTransformer
@@ -44,16 +43,16 @@ class Student(NamedTuple):
 
 
 def student() -> Student:
-    """Read a tiny model that translates "je suis étudiant" into "I am a student".
+    """Load a tiny model that translates "je suis étudiant" into "I am a student".
 
-    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions: fifteen sentences, with all of
-    which it was trained, by PyTorch (``examples/train_student.py``). It is for looking at how decoding goes, and is no
-    translator. French has no article there: whether English has "a" or "an", the model must find out from the noun.
+    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions: fifteen sentences, on all of
+    which PyTorch trained it (``examples/train_student.py``). It shows how decoding works; it does not translate
+    anything else. French has no article there: the model must choose "a" or "an" by the noun.
 
     Returns
     -------
     Student
-        A model of its own each time, and its words.
+        A new model, and its words.
 
     Examples
     --------
@@ -75,5 +74,5 @@ def student() -> Student:
     """
     words = len(_SOURCE_WORDS), len(_TARGET_WORDS)
     model = Seq2SeqTransformer(*words, **_SIZES, padding_idx=0, max_length=16).eval()
-    model.load_state_dict({name: as_array(tensor) for name, tensor in open_tensors(_WEIGHTS).items()})
+    model.load_state_dict(io.load(_WEIGHTS))
     return Student(model, _SOURCE_WORDS, _TARGET_WORDS)

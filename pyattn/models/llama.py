@@ -1,51 +1,68 @@
-"""Llama and Mistral: decoders with rotary positions (Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023).
+"""Llama and Mistral: decoders with rotary positions, in a Mistral with a sliding window.
 
-By the ``model_type`` of config.json: ``llama``, as which many others are published, too, and ``mistral``, in which a
-token may see a window of those before it.
+Touvron et al., "LLaMA" (2023); Jiang et al., "Mistral 7B" (2023).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_flag
-from pyattn._util.ids import IntArray
-from pyattn._util.typing import RNG, FloatArray
-from pyattn.models._causal import CausalLM, CausalOutput
-from pyattn.models._causal_files import fit_decoder
-from pyattn.models._files import open_model
-from pyattn.models._llama_plan import NORM, PREFIX, WORDS, layer_of, norm_of, read_plan, shapes_of
+from pyattn._util.typing import RNG, FloatArray, IntArray
+from pyattn.io.config import Config
+from pyattn.models.decoder import UNSUPPORTED, CausalLM, CausalOutput, make_head
+from pyattn.models.layers import ACTIVATIONS, MAX_LAYERS, make_attention, make_linear, parameter_shapes
+from pyattn.models.weights import HEAD, Arrays, Plan, Shapes
 from pyattn.nn.embedding import Embedding
+from pyattn.nn.feed_forward import Activation
 from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.norm import RMSNorm
+from pyattn.nn.positions import RotaryEmbedding
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
 from pyattn.nn.transformer.stack import TransformerEncoder
 
-__all__ = ["Llama", "load"]
+__all__ = ["Llama", "plan_llama", "plan_mistral"]
+
+WORDS, NORM = "embed_tokens.weight", "norm"
+QUERY, KEY, VALUE, OUT = (f"self_attn.{part}_proj" for part in "qkvo")
+GATE, UP, DOWN = (f"mlp.{part}_proj" for part in ("gate", "up", "down"))
+NORM1, NORM2 = "input_layernorm", "post_attention_layernorm"
+
+# Names in config.json that ask for another computation, and the values that do not.
+UNSUPPORTED_IN_LLAMA: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1, 1.0), "sliding_window": ()}
+UNSUPPORTED_IN_MISTRAL: dict[str, tuple[Any, ...]] = {
+    "partial_rotary_factor": (1, 1.0),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+}
+
+# These read original_max_position_embeddings from outside rope_scaling, too, as in transformers.
+TRAINED = ("llama3", "yarn", "longrope")
 
 
 class Llama(CausalLM):
-    """A Llama or a Mistral; `load` makes one of files.
+    """A Llama or a Mistral: a decoder with rotary positions, made by `pyattn.models.load`.
 
-    Layers normalise what goes into their parts by its root mean square, turn queries and keys with their positions,
-    and have a gate in the feed-forward part: SwiGLU, mostly. `pyattn.generate` writes with it; `step`, with the cache
-    that `new_cache` makes, is what that stands on. There is no end to its positions, whatever it was trained with.
+    `pyattn.generate` continues sequences of tokens with it. Its layers normalise the input of each part by its root
+    mean square, rotate queries and keys by their positions, and have a gate in the feed-forward part, in most models
+    SwiGLU. It has no dropout. Sequences may be of any length, whatever length it was trained with.
 
     Parameters
     ----------
     embedding : Embedding
         Vectors of tokens.
     decoder : TransformerEncoder
-        The layers.
+        The layers, and the normalisation after the last one. They look back alone, and so they are an encoder's.
     head : Linear, optional
-        From vectors to scores. Default: None.
+        From vectors to scores of tokens. Default: None.
     window : int, optional
-        How many tokens before its own a token sees. Default: None, all.
+        The number of tokens before it that each token sees. Default: None, all of them.
     config : mapping of str to object, optional
-        What config.json says. Default: nothing.
+        The values of config.json. Default: none.
 
     Attributes
     ----------
@@ -54,9 +71,9 @@ class Llama(CausalLM):
     window : int or None
         As given.
     missing_keys : list of str
-        Tensors of a head that the files do not have; then there is none.
+        ``lm_head.weight`` where the files lack it; then `head` is None.
     unused_keys : list of str
-        Tensors in the files that the model has no use for.
+        Tensors in the files that the model does not use.
     """
 
     def __init__(
@@ -67,13 +84,12 @@ class Llama(CausalLM):
         window: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self._set(embedding, decoder, head, config)
+        super().__init__(embedding, decoder, head, config)
         self.window = window
 
     @property
     def max_length(self) -> None:
-        """None: there is no end to positions."""
+        """None: sequences may be of any length."""
 
     def forward(
         self,
@@ -89,72 +105,163 @@ class Llama(CausalLM):
         Parameters
         ----------
         input_ids : array_like of int, (N, L)
-            Ids of tokens, as the model's tokenizer gives them.
+            Token ids from the model's tokenizer.
         attention_mask : array_like, (N, L), optional
-            1 or True = attend, 0 or False = padding. Default: None, there is no padding.
+            1 or True = attend, 0 or False = padding. Default: None, no padding.
         lengths : array_like of int, (N,), optional
-            In place of attention_mask: how many tokens of each row are no padding. Default: None.
+            Instead of attention_mask: the number of tokens before each row's padding. Default: None.
         need_weights : bool
-            Return the weights of all attentions. Default: False.
+            Return the attention weights of all layers. Default: False.
         need_hidden_states : bool
-            Return what goes from layer to layer. Default: False.
+            Return the outputs of all layers. Default: False.
 
         Returns
         -------
         CausalOutput
-            Of the weights' dtype; rows of padding mean nothing.
+            In the weights' dtype; rows of padding are unspecified.
 
         Raises
         ------
         TypeError
-            Ids are no integers; attention_mask has no numbers.
+            Ids are not integers, or attention_mask does not hold numbers.
         ValueError
-            Ids are out of range; shapes do not go together; attention_mask holds other numbers than 0 and 1.
+            An id is out of range, a shape does not match input_ids, or attention_mask holds other numbers than 0 and 1.
         """
         ids, padding = self._read(input_ids, attention_mask, lengths)
         x = functional.embedding(ids, self.embedding.weight)
         return self._run(x, padding, need_weights, need_hidden_states)
 
+    if TYPE_CHECKING:  # a call has the signature of forward
+        __call__ = forward
+
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         return functional.embedding(ids, self.embedding.weight)
 
 
-def load(path: str | os.PathLike[str], *, strict: bool = True, dtype: npt.DTypeLike | None = None) -> Llama:
-    """Make a model of published files: config.json, and model.safetensors, whole or in parts. Nothing is downloaded.
+class _Sizes(NamedTuple):
+    """Sizes and settings of the layers."""
 
-    Parameters
-    ----------
-    path : str or path
-        Their folder, or a file in it.
-    strict : bool
-        Everything that config.json speaks of is there. False does without a head whose weight is not the embedding's.
-        Default: True.
-    dtype : dtype, optional
-        float32 or float64, to which weights are converted. Default: None, as they are in the files, and float32 for
-        float16 and bfloat16, as which most are published.
+    dim: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    attention_bias: bool
+    mlp_bias: bool
+    activation: Activation
+    eps: float
+    rotary: RotaryEmbedding
 
-    Returns
-    -------
-    Llama
-        In evaluation mode. Its weights are read-only views of the file, which has to stay as it is, unless they had to
-        be converted.
 
-    Raises
-    ------
-    OSError
-        A file is not there or cannot be read.
-    ValueError
-        A file is damaged; config.json is of another model, or asks for what is not here; tensors are missing or of
-        another shape, all of which the message lists.
-    TypeError
-        dtype is something else.
-    """
-    strict = as_flag(strict, "strict")
-    files = open_model(path)
-    plan = read_plan(files.config)
-    found = fit_decoder(files, shapes_of(plan), WORDS, PREFIX, tied=plan.tied, strict=strict, dtype=dtype)
-    layers = [layer_of(found.arrays, n, plan) for n in range(plan.layers)]
-    decoder = TransformerEncoder.from_layers(layers, norm_of(found.arrays, NORM, plan.eps))
-    model = Llama(found.embedding, decoder, found.head, plan.window, files.config.values)
-    model.missing_keys, model.unused_keys = found.missing, found.unused
-    return model.eval()
+def plan_llama(config: Config) -> Plan:
+    """Plan a Llama, as which many other models are published."""
+    config.require(UNSUPPORTED | UNSUPPORTED_IN_LLAMA)
+    return _plan(config, None)
+
+
+def plan_mistral(config: Config) -> Plan:
+    """Plan a Mistral: a Llama in which a token sees a window of those before it."""
+    config.require(UNSUPPORTED | UNSUPPORTED_IN_MISTRAL)
+    seen = _count_or(config, "sliding_window", None)
+    return _plan(config, None if seen is None else seen - 1)  # transformers counts the token itself
+
+
+def _plan(config: Config, window: int | None) -> Plan:
+    sizes = _read_sizes(config)
+    words, layers = config.count("vocab_size"), config.count("num_hidden_layers", most=MAX_LAYERS)
+    shapes: Shapes = {WORDS: (words, sizes.dim), HEAD: (words, sizes.dim)}
+    shapes |= parameter_shapes(NORM, sizes.dim, bias=False)
+    for n in range(layers):
+        shapes |= _layer_shapes(f"layers.{n}.", sizes)
+
+    def build(arrays: Arrays) -> Llama:
+        blocks = [_make_layer(arrays, f"layers.{n}.", sizes) for n in range(layers)]
+        decoder = TransformerEncoder.from_layers(blocks, _make_norm(arrays, NORM, sizes.eps))
+        embedding = Embedding.from_pretrained(arrays[WORDS])
+        return Llama(embedding, decoder, make_head(arrays), window, config.values)
+
+    return Plan(shapes, build, "model.", embedding=WORDS, tied=config.flag("tie_word_embeddings", False))
+
+
+def _read_sizes(config: Config) -> _Sizes:
+    dim, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    kv_heads = _count_or(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of {heads}, the number of heads")
+    head_dim = _count_or(config, "head_dim", None)
+    if head_dim is None and dim % heads:
+        raise config.error("num_attention_heads", f"a divisor of {dim}, the size of a layer; or add head_dim")
+    head_dim = dim // heads if head_dim is None else head_dim
+    return _Sizes(
+        dim=dim,
+        hidden=config.count("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        attention_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        activation=config.choice("hidden_act", "silu", ACTIVATIONS),
+        eps=config.number("rms_norm_eps", 1e-6),
+        rotary=_make_rotary(config, head_dim),
+    )
+
+
+def _count_or(config: Config, name: str, default: Any) -> Any:
+    """Read a size that may be null."""
+    return default if config.values.get(name) is None else config.count(name)
+
+
+def _make_rotary(config: Config, head_dim: int) -> RotaryEmbedding:
+    """Read ``rope_parameters``, or in older files ``rope_theta`` and ``rope_scaling``."""
+    values = config.values
+    names = [name for name in ("rope_scaling", "rope_parameters") if values.get(name)]
+    if len(names) == 2 and values[names[0]] != values[names[1]]:
+        raise config.error("rope_scaling", "the same as rope_parameters; leave out one of the two")
+    scaling = values[names[0]] if names else {}
+    if not isinstance(scaling, Mapping):
+        raise config.error(names[0], "an object with a rope_type")
+    if scaling.get("partial_rotary_factor") not in (None, 1):
+        raise config.error(names[0], "no partial_rotary_factor: only whole heads are rotated")
+    trained = "original_max_position_embeddings"
+    if values.get(trained) is not None and scaling.get("rope_type", scaling.get("type")) in TRAINED:
+        scaling = {**scaling, trained: values[trained]}
+    try:
+        return RotaryEmbedding(
+            head_dim,
+            theta=None if values.get("rope_theta") is None else config.number("rope_theta", 0.0),
+            scaling=scaling or None,
+            max_position_embeddings=_count_or(config, "max_position_embeddings", None),
+        )
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"{config.source}: {names[0] if names else 'rope_theta'} does not fit: {error}") from error
+
+
+def _layer_shapes(prefix: str, sizes: _Sizes) -> Shapes:
+    dim, queries, keys = sizes.dim, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    shapes: Shapes = {}
+    for part, out, into in ((QUERY, queries, dim), (KEY, keys, dim), (VALUE, keys, dim), (OUT, dim, queries)):
+        shapes |= parameter_shapes(prefix + part, out, into, bias=sizes.attention_bias)
+    for part, out, into in ((GATE, sizes.hidden, dim), (UP, sizes.hidden, dim), (DOWN, dim, sizes.hidden)):
+        shapes |= parameter_shapes(prefix + part, out, into, bias=sizes.mlp_bias)
+    return shapes | {f"{prefix}{norm}.weight": (dim,) for norm in (NORM1, NORM2)}
+
+
+def _make_layer(arrays: Arrays, prefix: str, sizes: _Sizes) -> TransformerEncoderLayer:
+    names = (prefix + QUERY, prefix + KEY, prefix + VALUE, prefix + OUT)
+    options = {"num_kv_heads": sizes.kv_heads, "rotary": sizes.rotary}
+    parts: dict[str, Module] = {
+        "self_attn": make_attention(arrays, names, sizes.heads, bias=sizes.attention_bias, **options),
+        "gate": make_linear(arrays, prefix + GATE),
+        "linear1": make_linear(arrays, prefix + UP),
+        "linear2": make_linear(arrays, prefix + DOWN),
+        "norm1": _make_norm(arrays, prefix + NORM1, sizes.eps),
+        "norm2": _make_norm(arrays, prefix + NORM2, sizes.eps),
+    }
+    return TransformerEncoderLayer.from_parts(parts, dropout=0.0, activation=sizes.activation, norm_first=True)
+
+
+def _make_norm(arrays: Arrays, name: str, eps: float) -> RMSNorm:
+    weight = arrays[f"{name}.weight"]
+    norm = RMSNorm(weight.shape, eps, dtype=weight.dtype)
+    norm.weight = weight
+    return norm

@@ -1,59 +1,120 @@
-"""Models by what their configuration calls them."""
+"""Published models by their family."""
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import Any
+from collections.abc import Callable
 
 import numpy.typing as npt
 
-from pyattn.models._files import read_config
+from pyattn._util.arguments import as_choice, as_flag
+from pyattn.io.config import Config
+from pyattn.models.bert import Bert, plan_albert, plan_bert, plan_distilbert, plan_roberta
+from pyattn.models.files import open_model
+from pyattn.models.gpt2 import GPT2, plan_gpt2
+from pyattn.models.llama import Llama, plan_llama, plan_mistral
+from pyattn.models.mobilebert import plan_mobilebert
+from pyattn.models.weights import Plan, find_weights
 
-__all__ = ["load"]
+__all__ = ["FAMILIES", "load"]
 
-# Of config.json's model_type to the module of pyattn.models that loads it.
-MODULES = dict.fromkeys(("bert", "roberta", "camembert", "xlm-roberta", "distilbert", "albert", "mobilebert"), "bert")
-MODULES |= {"gpt2": "gpt2", "llama": "llama", "mistral": "llama"}
+# By the model_type of config.json. MiniLM, SpanBERT and TinyBERT are published as bert, many models as llama.
+FAMILIES: dict[str, Callable[[Config], Plan]] = {
+    "bert": plan_bert,
+    "roberta": plan_roberta,
+    "camembert": plan_roberta,
+    "xlm-roberta": plan_roberta,
+    "distilbert": plan_distilbert,
+    "albert": plan_albert,
+    "mobilebert": plan_mobilebert,
+    "gpt2": plan_gpt2,
+    "llama": plan_llama,
+    "mistral": plan_mistral,
+}
 
 
-def load(path: str | os.PathLike[str], *, strict: bool = True, dtype: npt.DTypeLike | None = None) -> Any:
-    """Make a model of published files, by the ``model_type`` of config.json. Nothing is downloaded.
+def load(
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    dtype: npt.DTypeLike | None = None,
+    model_type: str | None = None,
+) -> Bert | GPT2 | Llama:
+    """Load a published model from its files: config.json and model.safetensors.
+
+    Families are ``bert`` (MiniLM, SpanBERT and TinyBERT, too), ``roberta``, ``camembert``, ``xlm-roberta``,
+    ``distilbert``, ``albert``, ``mobilebert``, ``gpt2``, ``llama`` and ``mistral``. Nothing is downloaded.
 
     Parameters
     ----------
     path : str or path
-        The folder of config.json and model.safetensors, or a file in it.
+        The folder of config.json and model.safetensors (one file, or several with an index), or a file in it.
     strict : bool
-        Everything that config.json speaks of is there; the default. See the ``load`` of the model's own module.
+        Require a decoder's head. False loads files without one: the model's `logits` are None then. A pooler may be
+        missing in any case. Default: True.
     dtype : dtype, optional
-        float32 or float64, to which weights are converted. Default: None, as they are in the files, and float32 for
-        float16 and bfloat16.
+        float32 or float64, to which weights are converted. Default: None, as they are in the files; float16 and
+        bfloat16 become float32.
+    model_type : str, optional
+        The family, for files from 2018 whose config.json has no ``model_type``. Default: None, what config.json says.
 
     Returns
     -------
-    pyattn.nn.Module
-        In evaluation mode: a `pyattn.models.bert.Bert`, `pyattn.models.gpt2.GPT2` or `pyattn.models.llama.Llama`. Its
-        unused_keys are tensors in the files that it has no use for, its missing_keys those that it does without.
+    Bert, GPT2 or Llama
+        In evaluation mode. Its `missing_keys` are the tensors of a pooler or head that the files lack, its
+        `unused_keys` the tensors that the model does not use. Weights are read-only views of the file, which must not
+        change while the model is in use. Copied are the weights of GPT-2's layers, which are published transposed,
+        biases of queries, keys and values, and all that has to be converted; ``copy.deepcopy(model)`` copies
+        everything, and its weights can be written to.
 
     Raises
     ------
     OSError
-        A file is not there or cannot be read.
+        A file does not exist or cannot be read.
     ValueError
-        A file is damaged, config.json is of another model, or they do not go together; the message names the file.
+        A file is damaged, config.json asks for something unsupported, or tensors are missing or have other shapes: the
+        message lists them.
     TypeError
-        dtype is something else.
+        An argument has another type.
 
     Examples
     --------
-    >>> import pyattn
-    >>> pyattn.models.load("no such folder")
-    Traceback (most recent call last):
-    FileNotFoundError: no such folder is not there, expected a folder with config.json and model.safetensors
+    A tiny model, saved as published ones are:
+
+    >>> import json, pathlib, tempfile
+    >>> import numpy as np, pyattn
+    >>> config = {"dim": 4, "n_layers": 1, "n_heads": 2, "hidden_dim": 4, "vocab_size": 9, "max_position_embeddings": 9}
+    >>> tables = {f"embeddings.{name}_embeddings.weight": np.eye(9, 4) for name in ("word", "position")}
+    >>> layer = ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"]
+    >>> norms = ["transformer.layer.0.sa_layer_norm", "transformer.layer.0.output_layer_norm", "embeddings.LayerNorm"]
+    >>> weights = {f"transformer.layer.0.{name}.weight": np.eye(4) for name in layer}
+    >>> weights |= {f"{name}.weight": np.ones(4) for name in norms}
+    >>> biases = {name.replace(".weight", ".bias"): np.zeros(4) for name in weights}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = json.dumps({"model_type": "distilbert", **config})
+    ...     _ = pathlib.Path(folder, "config.json").write_text(text)
+    ...     pyattn.nn.save({**tables, **weights, **biases}, pathlib.Path(folder, "model.safetensors"))
+    ...     model = pyattn.models.load(folder)
+    >>> model([[1, 5, 3]]).last_hidden_state.shape
+    (1, 3, 4)
     """
-    config = read_config(path)
+    strict = as_flag(strict, "strict")
+    files = open_model(path)
+    plan = _find_family(files.config, model_type)(files.config)
+    weights = find_weights(files, plan, strict=strict, dtype=dtype)
+    model: Bert | GPT2 | Llama = plan.build(weights.arrays)
+    model.missing_keys, model.unused_keys = weights.missing, weights.unused
+    model.eval()
+    return model
+
+
+def _find_family(config: Config, given: str | None) -> Callable[[Config], Plan]:
+    if given is not None:
+        name: str = as_choice(given, "model_type", FAMILIES)
+        if config.values.get("model_type", name) != name:
+            raise config.error("model_type", f"{name!r}, the argument model_type; leave the argument out")
+        return FAMILIES[name]
     if "model_type" not in config.values:
-        raise config.wrong("model_type", "a name; if it is a BERT's, pyattn.models.bert.load takes it as such")
-    module = importlib.import_module(f"pyattn.models.{config.choice('model_type', '', MODULES)}")
-    return module.load(path, strict=strict, dtype=dtype)
+        raise config.error("model_type", "the name of a family; if the model is a BERT, pass model_type='bert'")
+    family: Callable[[Config], Plan] = config.choice("model_type", None, FAMILIES)
+    return family

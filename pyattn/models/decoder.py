@@ -1,4 +1,4 @@
-"""What the published decoders have in common: tokens in, scores of the next tokens out, at once or with a cache."""
+"""The base of published decoders: token ids in, scores of the next tokens out, whole sequences or with a cache."""
 
 from __future__ import annotations
 
@@ -9,31 +9,43 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_flag
-from pyattn._util.ids import IntArray, check_range
-from pyattn._util.typing import FloatArray
-from pyattn.models._ids import as_padding, as_tokens
+from pyattn._util.typing import FloatArray, IntArray
+from pyattn.models.inputs import as_padding, as_tokens
+from pyattn.models.layers import run_layers
+from pyattn.models.weights import HEAD, Arrays
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.linear import Linear
 from pyattn.nn.transformer.decoding import TokenModel
 from pyattn.nn.transformer.stack import TransformerEncoder
 from pyattn.nn.transformer.tokens import padding_of
 
-__all__ = ["CausalLM", "CausalOutput"]
+__all__ = ["UNSUPPORTED", "CausalLM", "CausalOutput", "make_head"]
+
+# Names in config.json that ask for another computation, and the values that do not.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({}, []),
+    "layer_types": (),
+    "quantization_config": (),
+    "auto_map": (),  # code of the model's own
+}
 
 
 class CausalOutput(NamedTuple):
-    """What a decoder returns; the names are those of transformers, and None stands for what was not asked for.
+    """The result of a decoder, under the names of Hugging Face's transformers.
 
     Attributes
     ----------
-    logits : ndarray, (N, L, vocabulary), or None
-        Scores of what follows each token; None where the files have no language model's head.
+    logits : ndarray, (N, L, vocab_size), or None
+        Scores of what follows each token; None where the files have no head.
     last_hidden_state : ndarray, (N, L, features)
-        A vector for each token, which logits are made of.
+        The vector of each token from which the logits are computed.
     hidden_states : tuple of ndarray, (N, L, features), or None
-        What the first layer takes, then what each layer gives; the last of them normalised, as last_hidden_state.
+        The first layer's input and each layer's output, the last one normalised, as last_hidden_state; None unless
+        requested.
     attentions : tuple of ndarray, (N, heads, L, L), or None
-        What each token gives to each, in each layer: rows sum to 1.
+        Each layer's attention weights, whose rows sum to 1; None unless requested.
     """
 
     logits: FloatArray | None
@@ -43,22 +55,18 @@ class CausalOutput(NamedTuple):
 
 
 class CausalLM(TokenModel):
-    """Base of the published decoders.
+    """Base of `GPT2` and `Llama`: an embedding, causal layers and a head.
 
-    Attributes
+    Parameters
     ----------
     embedding : Embedding
         Vectors of tokens.
     decoder : TransformerEncoder
-        The layers, and the normalisation behind the last. They look back alone, and so they are an encoder's.
-    head : Linear or None
-        From vectors to scores of all tokens. Where weights are tied, its weight is that of `embedding`.
-    config : dict of str to object
-        What config.json says.
-    missing_keys : list of str
-        Tensors of a head that the files do not have; then there is none.
-    unused_keys : list of str
-        Tensors in the files that the model has no use for.
+        The layers, and the normalisation after the last one.
+    head : Linear, optional
+        From vectors to scores of tokens. Default: None.
+    config : mapping of str to object, optional
+        The values of config.json. Default: none.
     """
 
     is_encoder_decoder = False
@@ -67,13 +75,14 @@ class CausalLM(TokenModel):
     decoder: TransformerEncoder
     head: Linear | None
 
-    def _set(
+    def __init__(
         self,
         embedding: Embedding,
         decoder: TransformerEncoder,
-        head: Linear | None,
-        config: Mapping[str, Any] | None,
+        head: Linear | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         self.embedding, self.decoder, self.head = embedding, decoder, head
         self.config = dict(config or {})
         self.missing_keys: list[str] = []
@@ -81,7 +90,7 @@ class CausalLM(TokenModel):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens that the model knows."""
         return self.embedding.num_embeddings
 
     def _layers_with_cache(self) -> TransformerEncoder:
@@ -89,43 +98,31 @@ class CausalLM(TokenModel):
 
     def _score(self, x: FloatArray) -> FloatArray:
         if self.head is None:
-            raise ValueError("the model was loaded without lm_head.weight, which its files lack: it gives no scores")
+            raise ValueError(f"the model has no head, as its files lack {HEAD}: it gives no scores")
         scores: FloatArray = self.head(x)
         return scores
 
     def _read(
         self, input_ids: npt.ArrayLike, attention_mask: npt.ArrayLike | None, lengths: npt.ArrayLike | None
     ) -> tuple[IntArray, npt.NDArray[np.bool_] | None]:
-        """Read ids, and what of them is padding: True = blocked."""
-        ids = as_tokens(input_ids)
-        check_range(ids, "input_ids", self.vocab_size, "that is the size of the vocabulary")
-        given = as_padding(attention_mask, ids.shape)
+        """Read token ids, and which of them are padding: True = blocked."""
+        ids = as_tokens(input_ids, self.vocab_size)
         if lengths is None:
-            return ids, given
+            return ids, as_padding(attention_mask, ids.shape)
         padding = padding_of(lengths, attention_mask, ids.shape, ("lengths", "attention_mask"))
         return ids, np.asarray(padding)
 
     def _run(
         self, x: FloatArray, padding: npt.NDArray[np.bool_] | None, need_weights: bool, need_hidden_states: bool
     ) -> CausalOutput:
-        """Go through all layers at once."""
-        weighted, kept = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
+        """Compute all layers for whole sequences."""
+        weighted, states = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
         window = None if self.window is None else (self.window, None)
         options: dict[str, Any] = {"src_key_padding_mask": padding, "is_causal": True, "window": window}
-        states, attentions = [x] if kept else [], []
-        layer: Any
-        for layer in self.decoder.layers:
-            if weighted:
-                x, weights, _ = layer.forward_with_weights(x, **options)
-                attentions.append(weights)
-            else:
-                x = layer(x, **options)
-            if kept:
-                states.append(x)
-        x = x if self.decoder.norm is None else self.decoder.norm(x)
-        hidden = (*states[:-1], x) if kept else None
-        logits = None if self.head is None else self.head(x)
-        return CausalOutput(logits, x, hidden, tuple(attentions) if weighted else None)
+        found = run_layers(self.decoder.layers, x, weighted, states, **options)
+        x = found.x if self.decoder.norm is None else self.decoder.norm(found.x)
+        hidden = None if found.hidden_states is None else (*found.hidden_states[:-1], x)
+        return CausalOutput(None if self.head is None else self.head(x), x, hidden, found.attentions)
 
     def forward_with_weights(
         self,
@@ -134,7 +131,7 @@ class CausalLM(TokenModel):
         *,
         lengths: npt.ArrayLike | None = None,
     ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute logits, and weights in one array, as `pyattn.nn.TransformerLM` returns them.
+        """Compute logits, and the attention weights of all layers in one array.
 
         Parameters
         ----------
@@ -147,9 +144,14 @@ class CausalLM(TokenModel):
 
         Returns
         -------
-        logits : ndarray, (N, L, vocabulary)
+        logits : ndarray, (N, L, vocab_size)
         self_weights : ndarray, (layers, N, heads, L, L)
         cross_weights : None
         """
         output = self.forward(input_ids, attention_mask, lengths=lengths, need_weights=True)
         return output.logits, np.stack(output.attentions), None
+
+
+def make_head(arrays: Arrays) -> Linear | None:
+    """Make the layer from vectors to scores, where the file has one or the embedding stands for it."""
+    return Linear.from_arrays(arrays[HEAD]) if HEAD in arrays else None

@@ -1,0 +1,48 @@
+"""What published models are called with: ids of tokens, of their types and positions, and which tokens are padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.ids import as_ids
+from pyattn._util.typing import IntArray
+
+__all__ = ["as_padding", "as_token_ids", "as_tokens"]
+
+
+def as_tokens(x: npt.ArrayLike, vocab_size: int) -> IntArray:
+    """Read input_ids, (N, L) with L of 1 or more."""
+    ids = as_ids(x, "input_ids", vocab_size)
+    if ids.ndim != 2:
+        hint = "; for one sequence pass [input_ids]" if ids.ndim == 1 else ""
+        raise ValueError(f"input_ids has shape {ids.shape}, expected (batch, length){hint}")
+    if not ids.shape[1]:
+        raise ValueError(f"input_ids has shape {ids.shape}, expected at least one token in each sequence")
+    return ids
+
+
+def as_token_ids(x: npt.ArrayLike, name: str, count: int, shape: tuple[int, ...]) -> IntArray:
+    """Read an id below `count` for each token: (N, L), or (1, L) or (L,) for all rows."""
+    ids = as_ids(x, name, count)
+    if ids.shape != shape:
+        if ids.shape not in (shape[1:], (1, shape[1])):
+            raise ValueError(f"{name} has shape {ids.shape}, expected {shape} as input_ids, or {shape[1:]} for all")
+        ids = np.broadcast_to(ids, shape)
+    return ids
+
+
+def as_padding(x: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
+    """Turn an attention_mask, 1 or True = attend, into a padding mask, True = blocked; None where nothing is."""
+    if x is None:
+        return None
+    mask = _core.as_array(x, "attention_mask")
+    if mask.shape != shape:
+        raise ValueError(f"attention_mask has shape {mask.shape}, expected {shape} as input_ids")
+    if mask.dtype.kind not in "biuf":
+        raise TypeError(f"attention_mask has dtype {mask.dtype}, expected bool or integers: True or 1 = attend")
+    attended = mask != 0
+    if mask.dtype != np.bool_ and not np.array_equal(mask == 1, attended):
+        raise ValueError("attention_mask must hold 1 = attend and 0 = padding only")
+    return None if attended.all() else ~attended

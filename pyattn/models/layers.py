@@ -1,0 +1,153 @@
+"""Layers of `pyattn.nn` whose parameters are a file's tensors, and what config.json and files call their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyattn._util.typing import FloatArray
+from pyattn.io.config import Config
+from pyattn.models.weights import Arrays, Shapes
+from pyattn.nn.attention.multihead import MultiheadAttention
+from pyattn.nn.feed_forward import Activation
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+from pyattn.nn.norm import LayerNorm
+from pyattn.nn.transformer.layer import TransformerEncoderLayer
+
+__all__ = [
+    "ACTIVATIONS",
+    "MAX_LAYERS",
+    "LayerNames",
+    "LayerStates",
+    "layer_shapes",
+    "make_attention",
+    "make_layer",
+    "make_layer_norm",
+    "make_linear",
+    "parameter_shapes",
+    "read_heads",
+    "run_layers",
+]
+
+MAX_LAYERS = 10_000  # of a model; each has a dozen of tensors, whose names are made before the file is read
+
+# Activations by their names in config.json, which has five for the tanh form of gelu.
+ACTIVATIONS: dict[str, Activation | Callable[..., Any]] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": np.tanh,
+}
+
+
+def read_heads(config: Config, dim: int, name: str = "num_attention_heads") -> int:
+    """Read the number of heads, a divisor of the size of a layer."""
+    heads = config.count(name)
+    if dim % heads:
+        raise config.error(name, f"a divisor of {dim}, the size of a layer")
+    return heads
+
+
+class LayerNames(NamedTuple):
+    """What a family calls the parts of an encoder layer; each has a weight and a bias."""
+
+    query: str
+    key: str
+    value: str
+    out: str
+    norm1: str
+    linear1: str
+    linear2: str
+    norm2: str
+
+    def within(self, prefix: str) -> LayerNames:
+        """Name the parts of one of several layers."""
+        return LayerNames(*(prefix + name for name in self))
+
+
+def parameter_shapes(name: str, *shape: int, bias: bool = True) -> Shapes:
+    """Shapes of the weight and bias of a linear layer, (out, in), or of a normalisation, (size,)."""
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def layer_shapes(names: LayerNames, dim: int, hidden: int) -> Shapes:
+    """Shapes of all parameters of an encoder layer."""
+    shapes: Shapes = {}
+    for name in (names.query, names.key, names.value, names.out):
+        shapes |= parameter_shapes(name, dim, dim)
+    shapes |= parameter_shapes(names.linear1, hidden, dim) | parameter_shapes(names.linear2, dim, hidden)
+    return shapes | parameter_shapes(names.norm1, dim) | parameter_shapes(names.norm2, dim)
+
+
+def make_linear(arrays: Arrays, name: str) -> Linear:
+    """Make a linear layer, with a bias where the file has one."""
+    return Linear.from_arrays(arrays[f"{name}.weight"], arrays.get(f"{name}.bias"))
+
+
+def make_layer_norm(arrays: Arrays, name: str, eps: float) -> LayerNorm:
+    """Make a layer normalisation."""
+    weight = arrays[f"{name}.weight"]
+    norm = LayerNorm(weight.shape, eps, dtype=weight.dtype)
+    norm.weight, norm.bias = weight, arrays[f"{name}.bias"]
+    return norm
+
+
+def make_attention(
+    arrays: Arrays, names: tuple[str, str, str, str], heads: int, *, bias: bool = True, **options: Any
+) -> MultiheadAttention:
+    """Make an attention of the linear layers query, key, value and out; the first three biases become one array."""
+    *projections, out = names
+    state = {f"{x}_proj_weight": arrays[f"{name}.weight"] for x, name in zip("qkv", projections, strict=True)}
+    state["out_proj.weight"] = arrays[f"{out}.weight"]
+    if bias:
+        state["in_proj_bias"] = np.concatenate([arrays[f"{name}.bias"] for name in projections])
+        state["out_proj.bias"] = arrays[f"{out}.bias"]
+    return MultiheadAttention.from_arrays(state, heads, batch_first=True, **options)
+
+
+def make_layer(
+    arrays: Arrays, names: LayerNames, heads: int, activation: Activation, eps: float
+) -> TransformerEncoderLayer:
+    """Make an encoder layer that normalises after each part, as BERT's do."""
+    parts: dict[str, Module] = {
+        "self_attn": make_attention(arrays, (names.query, names.key, names.value, names.out), heads),
+        "linear1": make_linear(arrays, names.linear1),
+        "linear2": make_linear(arrays, names.linear2),
+        "norm1": make_layer_norm(arrays, names.norm1, eps),
+        "norm2": make_layer_norm(arrays, names.norm2, eps),
+    }
+    return TransformerEncoderLayer.from_parts(parts, dropout=0.0, activation=activation)
+
+
+class LayerStates(NamedTuple):
+    """What goes through a stack: the last layer's output, each layer's input and output, and each layer's weights."""
+
+    x: FloatArray
+    hidden_states: tuple[FloatArray, ...] | None
+    attentions: tuple[FloatArray, ...] | None
+
+
+def run_layers(
+    layers: Iterable[Any], x: FloatArray, need_weights: bool, need_hidden_states: bool, **options: Any
+) -> LayerStates:
+    """Call layers one after another, with the same options, and collect what is asked for."""
+    states, attentions = [x] if need_hidden_states else [], []
+    for layer in layers:
+        if need_weights:
+            x, weights, _ = layer.forward_with_weights(x, **options)
+            attentions.append(weights)
+        else:
+            x = layer(x, **options)
+        if need_hidden_states:
+            states.append(x)
+    return LayerStates(x, tuple(states) if need_hidden_states else None, tuple(attentions) if need_weights else None)

@@ -1,0 +1,288 @@
+"""MobileBERT: layers that compute in a narrow space, with several feed-forward networks each.
+
+Sun et al., "MobileBERT: a Compact Task-Agnostic BERT for Resource-Limited Devices" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.functional as functional
+from pyattn._util.typing import FloatArray, IntArray
+from pyattn.io.config import Config
+from pyattn.models.bert import NORM, UNSUPPORTED, Bert, Embeddings, Pooler, embedding_shapes, embedding_tables
+from pyattn.models.layers import (
+    ACTIVATIONS,
+    MAX_LAYERS,
+    make_attention,
+    make_layer_norm,
+    make_linear,
+    parameter_shapes,
+    read_heads,
+)
+from pyattn.models.weights import Arrays, Plan, Shapes
+from pyattn.nn.attention.multihead import MultiheadAttention
+from pyattn.nn.containers import ModuleList
+from pyattn.nn.feed_forward import Activation, feed
+from pyattn.nn.linear import Linear
+from pyattn.nn.module import Module
+
+__all__ = ["plan_mobilebert"]
+
+MIXING, POOLER = "embeddings.embedding_transformation", "pooler.dense"
+TORCH_EPS = 1e-5  # of two normalisations that do not use the one of config.json
+
+
+class NoNorm(Module):
+    """``weight * x + bias``, in place of a layer normalisation."""
+
+    weight: FloatArray
+    bias: FloatArray
+
+    def __init__(self, weight: FloatArray, bias: FloatArray) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: FloatArray) -> FloatArray:
+        """Compute it for (..., features)."""
+        y: FloatArray = self.weight * x
+        y += self.bias
+        return y
+
+
+class LinearNorm(Module):
+    """``norm(linear(x) + residual)``: the way into the narrow space, or out of it."""
+
+    linear: Linear
+    norm: Module
+
+    def __init__(self, linear: Linear, norm: Module) -> None:
+        super().__init__()
+        self.linear, self.norm = linear, norm
+
+    def forward(self, x: FloatArray, residual: FloatArray | None = None) -> FloatArray:
+        """Compute (..., out_features) from (..., in_features)."""
+        y = functional.linear(x, self.linear.weight, self.linear.bias, residual=residual)
+        result: FloatArray = self.norm(y)
+        return result
+
+
+class FeedForwardNorm(Module):
+    """``norm(linear2(activation(linear1(x))) + x)``."""
+
+    linear1: Linear
+    linear2: Linear
+    norm: Module
+
+    def __init__(self, linear1: Linear, linear2: Linear, norm: Module, activation: Activation) -> None:
+        super().__init__()
+        self.linear1, self.linear2, self.norm = linear1, linear2, norm
+        self.activation = activation
+
+    def forward(self, x: FloatArray) -> FloatArray:
+        """Compute it for (..., features)."""
+        y = feed(x, self.linear1, self.linear2, None, self.activation, 0.0, None)
+        y += x
+        result: FloatArray = self.norm(y)
+        return result
+
+
+class MobileBertLayer(Module):
+    """Attention and feed-forward networks in a narrow space.
+
+    Its input goes into the narrow space through `narrow_residual`, and through `narrow_attention` for queries and
+    keys, if it has these; values are narrow if `narrow_values`. `widen` leads out.
+    """
+
+    self_attn: MultiheadAttention
+    norm1: Module
+    feed_forwards: ModuleList
+    narrow_residual: LinearNorm | None
+    narrow_attention: LinearNorm | None
+    widen: LinearNorm | None
+
+    def __init__(
+        self,
+        self_attn: MultiheadAttention,
+        norm1: Module,
+        feed_forwards: Iterable[FeedForwardNorm],
+        *,
+        narrow_residual: LinearNorm | None = None,
+        narrow_attention: LinearNorm | None = None,
+        narrow_values: bool = False,
+        widen: LinearNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_attn, self.norm1 = self_attn, norm1
+        self.feed_forwards = ModuleList(feed_forwards)
+        self.narrow_residual, self.narrow_attention, self.widen = narrow_residual, narrow_attention, widen
+        self.narrow_values = narrow_values
+
+    def forward(self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None) -> FloatArray:
+        """Compute the layer, as a `pyattn.nn.TransformerEncoderLayer` does."""
+        return self._compute(src, src_key_padding_mask, False)[0]
+
+    def forward_with_weights(
+        self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None
+    ) -> tuple[FloatArray, FloatArray | None, None]:
+        """Compute output, attention weights (N, heads, L, L), and None for those of a cross-attention."""
+        output, weights = self._compute(src, src_key_padding_mask, True)
+        return output, weights, None
+
+    def _compute(
+        self, x: FloatArray, padding: npt.ArrayLike | None, need_weights: bool
+    ) -> tuple[FloatArray, FloatArray | None]:
+        residual = x if self.narrow_residual is None else self.narrow_residual(x)
+        values = residual if self.narrow_values else x
+        queries = values if self.narrow_attention is None else self.narrow_attention(x)
+        options = {"need_weights": need_weights, "average_attn_weights": False}
+        y, weights = self.self_attn(queries, queries, values, key_padding_mask=padding, **options)
+        y += residual
+        y = self.norm1(y)
+        for network in self.feed_forwards:
+            y = network(y)
+        return y if self.widen is None else self.widen(y, x), weights
+
+
+class MixedEmbeddings(Embeddings):
+    """Embeddings whose words go through a linear layer first, each alone or with its two neighbours."""
+
+    mixing: Linear
+
+    def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
+        words = self.words(ids)
+        dim = words.shape[-1]
+        if self.mixing.in_features == 3 * dim:
+            three = np.zeros((*ids.shape, 3 * dim), words.dtype)
+            three[:, :-1, :dim] = words[:, 1:]  # the next word comes first
+            three[..., dim : 2 * dim] = words
+            three[:, 1:, 2 * dim :] = words[:, :-1]
+            words = three
+        residual = np.broadcast_to(rows, (*ids.shape, rows.shape[-1]))
+        return functional.linear(words, self.mixing.weight, self.mixing.bias, residual=residual)
+
+
+class _Sizes(NamedTuple):
+    """Sizes and settings of the layers."""
+
+    dim: int
+    narrow: int  # dim in a model without a narrow space
+    hidden: int
+    heads: int
+    networks: int
+    bottleneck: bool
+    narrow_values: bool
+    shared: bool  # queries and keys have their own way into the narrow space
+    activation: Activation
+    eps: float
+    normalized: bool  # by layer normalisations
+
+
+def plan_mobilebert(config: Config) -> Plan:
+    """Plan a MobileBERT, whose pooler has no parameters where classifier_activation is false."""
+    config.require(UNSUPPORTED)
+    sizes = _read_sizes(config)
+    counts = config.count("vocab_size"), config.count("max_position_embeddings"), config.count("type_vocab_size", 2)
+    word_dim, trigram = config.count("embedding_size", 128), config.flag("trigram_input", True)
+    mixed = trigram or word_dim != sizes.dim
+    layers = config.count("num_hidden_layers", most=MAX_LAYERS // sizes.networks)
+
+    shapes = embedding_shapes(*counts, sizes.dim, word_dim)
+    shapes |= parameter_shapes(MIXING, sizes.dim, 3 * word_dim if trigram else word_dim) if mixed else {}
+    for n in range(layers):
+        shapes |= _layer_shapes(f"encoder.layer.{n}.", sizes)
+    dense = config.flag("classifier_activation", True)
+    pooling = parameter_shapes(POOLER, sizes.dim, sizes.dim) if dense else {}
+
+    def build(arrays: Arrays) -> Bert:
+        kind = MixedEmbeddings if mixed else Embeddings
+        embeddings = kind(*embedding_tables(arrays), _make_norm(arrays, NORM, sizes, TORCH_EPS))
+        if isinstance(embeddings, MixedEmbeddings):
+            embeddings.mixing = make_linear(arrays, MIXING)
+        blocks = [_make_layer(arrays, f"encoder.layer.{n}.", sizes) for n in range(layers)]
+        there = f"{POOLER}.weight" in arrays
+        pooler = Pooler(make_linear(arrays, POOLER) if dense else None) if there or not dense else None
+        return Bert(embeddings, blocks, pooler, config.values)
+
+    return Plan(shapes | pooling, build, "mobilebert.", pooler=tuple(pooling))
+
+
+def _read_sizes(config: Config) -> _Sizes:
+    dim, bottleneck = config.count("hidden_size"), config.flag("use_bottleneck", True)
+    narrow = config.count("intra_bottleneck_size", 128) if bottleneck else dim
+    narrow_values = bottleneck and config.flag("use_bottleneck_attention", False)
+    shared = bottleneck and not narrow_values and config.flag("key_query_shared_bottleneck", True)
+    if not narrow_values and not shared and narrow != dim:
+        raise config.error("intra_bottleneck_size", f"{dim}, the hidden_size, as queries have no bottleneck")
+    return _Sizes(
+        dim=dim,
+        narrow=narrow,
+        hidden=config.count("intermediate_size"),
+        heads=read_heads(config, narrow),
+        networks=config.count("num_feedforward_networks", 4, most=MAX_LAYERS),
+        bottleneck=bottleneck,
+        narrow_values=narrow_values,
+        shared=shared,
+        activation=config.choice("hidden_act", "relu", ACTIVATIONS),
+        eps=config.number("layer_norm_eps", 1e-12),
+        normalized=config.choice("normalization_type", "no_norm", {"no_norm": False, "layer_norm": True}),
+    )
+
+
+def _network_names(prefix: str, sizes: _Sizes) -> list[tuple[str, str, str, float]]:
+    """List the two linear layers, the normalisation and the eps of each feed-forward network, in their order."""
+    stacked = [f"{prefix}ffn.{n}." for n in range(sizes.networks - 1)]
+    names = [(f"{one}intermediate.dense", f"{one}output.dense", f"{one}output.LayerNorm", sizes.eps) for one in stacked]
+    return [*names, (f"{prefix}intermediate.dense", f"{prefix}output.dense", f"{prefix}output.LayerNorm", TORCH_EPS)]
+
+
+def _way_names(prefix: str, sizes: _Sizes) -> dict[str, tuple[str, int, int]]:
+    """Map arguments of `MobileBertLayer` to published names, with the sizes of outputs and inputs."""
+    ways = {"narrow_residual": (f"{prefix}bottleneck.input.", sizes.narrow, sizes.dim)} if sizes.bottleneck else {}
+    ways |= {"narrow_attention": (f"{prefix}bottleneck.attention.", sizes.narrow, sizes.dim)} if sizes.shared else {}
+    return ways | ({"widen": (f"{prefix}output.bottleneck.", sizes.dim, sizes.narrow)} if sizes.bottleneck else {})
+
+
+def _layer_shapes(prefix: str, sizes: _Sizes) -> Shapes:
+    narrow, hidden, own = sizes.narrow, sizes.hidden, f"{prefix}attention."
+    shapes = parameter_shapes(f"{own}self.query", narrow, narrow) | parameter_shapes(f"{own}self.key", narrow, narrow)
+    shapes |= parameter_shapes(f"{own}self.value", narrow, narrow if sizes.narrow_values else sizes.dim)
+    shapes |= parameter_shapes(f"{own}output.dense", narrow, narrow)
+    shapes |= parameter_shapes(f"{own}output.LayerNorm", narrow)
+    for linear1, linear2, norm, _ in _network_names(prefix, sizes):
+        shapes |= parameter_shapes(linear1, hidden, narrow) | parameter_shapes(linear2, narrow, hidden)
+        shapes |= parameter_shapes(norm, narrow)
+    for name, out, into in _way_names(prefix, sizes).values():
+        shapes |= parameter_shapes(f"{name}dense", out, into) | parameter_shapes(f"{name}LayerNorm", out)
+    return shapes
+
+
+def _make_layer(arrays: Arrays, prefix: str, sizes: _Sizes) -> MobileBertLayer:
+    own = f"{prefix}attention."
+    names = f"{own}self.query", f"{own}self.key", f"{own}self.value", f"{own}output.dense"
+    networks = [
+        FeedForwardNorm(
+            make_linear(arrays, linear1),
+            make_linear(arrays, linear2),
+            _make_norm(arrays, norm, sizes, eps),
+            sizes.activation,
+        )
+        for linear1, linear2, norm, eps in _network_names(prefix, sizes)
+    ]
+    ways = {
+        ours: LinearNorm(make_linear(arrays, f"{name}dense"), _make_norm(arrays, f"{name}LayerNorm", sizes, sizes.eps))
+        for ours, (name, _, _) in _way_names(prefix, sizes).items()
+    }
+    norm1 = _make_norm(arrays, f"{own}output.LayerNorm", sizes, sizes.eps)
+    attention = make_attention(arrays, names, sizes.heads)
+    return MobileBertLayer(attention, norm1, networks, narrow_values=sizes.narrow_values, **ways)
+
+
+def _make_norm(arrays: Arrays, name: str, sizes: _Sizes, eps: float) -> Module:
+    if sizes.normalized:
+        return make_layer_norm(arrays, name, eps)
+    return NoNorm(arrays[f"{name}.weight"], arrays[f"{name}.bias"])

@@ -1,0 +1,113 @@
+"""The tensors that a model needs, found among those of its files: by name, shape and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn._util.arguments import as_float_dtype
+from pyattn._util.messages import short_repr
+from pyattn._util.typing import FloatArray
+from pyattn.io.safetensors import StoredTensor
+from pyattn.models.files import ModelFiles
+
+__all__ = ["HEAD", "Arrays", "Plan", "Shapes", "Weights", "find_weights"]
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+Arrays: TypeAlias = Mapping[str, FloatArray]
+
+HEAD = "lm_head.weight"
+MOST_LISTED = 20
+FLOATS = ("F32", "F64", "F16", "BF16")
+OLDER_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of normalisations in files that TensorFlow wrote
+
+
+class Plan(NamedTuple):
+    """The model that a config.json describes: names and shapes of its tensors, and what makes it of them."""
+
+    shapes: Shapes
+    build: Callable[[Arrays], Any]
+    prefix: str
+    """What published names begin with where the model is part of a larger one."""
+    pooler: tuple[str, ...] = ()
+    """Names in `shapes` that a file may lack, all or none of them."""
+    embedding: str = ""
+    """A decoder's embedding, which has the shape of `HEAD`."""
+    tied: bool = False
+    """Embedding and head share one weight, unless a file has two that differ."""
+
+
+class Weights(NamedTuple):
+    """A model's arrays, all of one dtype; names that the files lack, and names in the files that are not used."""
+
+    arrays: dict[str, FloatArray]
+    missing: list[str]
+    unused: list[str]
+
+
+def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTypeLike | None) -> Weights:
+    """Find the tensors of a plan: views of the files, or copies where a dtype has to be converted."""
+    wanted = None if dtype is None else as_float_dtype(dtype)
+    names = _names(files, plan)
+    if plan.tied:
+        _tie(files, plan, names)
+    lacking = [name for name in plan.shapes if name not in names and not (name == HEAD and plan.tied)]
+    spared = set(plan.pooler) if all(name in lacking for name in plan.pooler) else set()
+    spared |= set() if strict else {HEAD}
+    problems = [f"{name} is missing" for name in lacking if name not in spared] + _misfits(files, plan, names)
+    if problems:
+        hint = "; strict=False loads it without a head" if problems == [f"{HEAD} is missing"] else ""
+        lines = problems[:MOST_LISTED]
+        lines += [f"and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []
+        raise ValueError("\n- ".join([f"{files.source} does not fit {files.config.source}{hint}:", *lines]))
+
+    tensors, used = {name: files.tensors[key] for name, key in names.items()}, set(names.values())
+    if wanted is None:
+        wanted = np.dtype(np.float64 if any(tensor.dtype == "F64" for tensor in tensors.values()) else np.float32)
+    arrays: dict[str, FloatArray] = {name: tensor.to_array(wanted) for name, tensor in tensors.items()}
+    if plan.tied:
+        arrays.setdefault(HEAD, arrays[plan.embedding])
+    return Weights(arrays, lacking, [key for key in files.tensors if key not in used])
+
+
+def _names(files: ModelFiles, plan: Plan) -> dict[str, str]:
+    """Map the names of a plan to those in the files."""
+    names: dict[str, str] = {}
+    for key in files.tensors:
+        name = key.removeprefix(plan.prefix)
+        stem, dot, last = name.rpartition(".")
+        name = stem + OLDER_ENDINGS.get(dot + last, dot + last)
+        if name in names:
+            raise ValueError(f"{files.source} has both {short_repr(names[name])} and {short_repr(key)}, expected one")
+        if name in plan.shapes:
+            names[name] = key
+    return names
+
+
+def _tie(files: ModelFiles, plan: Plan, names: dict[str, str]) -> None:
+    """Let one of two tied weights stand for both; where both are there and differ, each is used, as in transformers."""
+    if HEAD not in names:
+        return
+    names.setdefault(plan.embedding, names[HEAD])
+    one, other = (files.tensors[names[name]] for name in (plan.embedding, HEAD))
+    if _are_equal(one, other):
+        del names[HEAD]
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
+    return one[:2] == other[:2] and bool(np.array_equal(one.raw, other.raw))
+
+
+def _misfits(files: ModelFiles, plan: Plan, names: dict[str, str]) -> list[str]:
+    """List the tensors that have another shape or no floating-point numbers."""
+    misfits = []
+    for name, key in names.items():
+        tensor = files.tensors[key]
+        if tensor.shape != plan.shapes[name]:
+            misfits.append(f"{key} has shape {short_repr(tensor.shape)}, expected {plan.shapes[name]}")
+        elif tensor.dtype not in FLOATS:
+            misfits.append(f"{key} has dtype {tensor.dtype}, expected one of {', '.join(FLOATS)}")
+    return misfits
