@@ -139,8 +139,9 @@ class MobileBertLayer(Module):
         residual = x if self.narrow_residual is None else self.narrow_residual(x)
         values = residual if self.narrow_values else x
         queries = values if self.narrow_attention is None else self.narrow_attention(x)
-        options = {"need_weights": need_weights, "average_attn_weights": False}
-        y, weights = self.self_attn(queries, queries, values, key_padding_mask=padding, **options)
+        y, weights = self.self_attn(
+            queries, queries, values, padding, need_weights=need_weights, average_attn_weights=False
+        )
         y += residual
         y = self.norm1(y)
         for network in self.feed_forwards:

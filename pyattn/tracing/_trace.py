@@ -11,8 +11,8 @@ from typing import Any, SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.typing import Align, Score
-from pyattn.tracing.compute import GIVEN, Convention, Intermediates, as_rows, compute, project
+from pyattn._util.typing import Align, Convention, Score
+from pyattn.tracing.compute import GIVEN, Intermediates, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
 from pyattn.tracing.inputs import (
     check_pairs,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.reference as reference
-from pyattn._util.typing import EmptyRows, Score
+from pyattn._util.typing import Convention, EmptyRows, Score
 from pyattn.tracing.weights import Normalize, normalize, round_rows
 
-__all__ = ["GIVEN", "Convention", "Intermediates", "Options", "as_rows", "compute", "project", "weigh_values"]
+__all__ = ["GIVEN", "Intermediates", "Options", "as_rows", "compute", "project", "weigh_values"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-Convention: TypeAlias = Literal["row", "column"]
 
 _MAX_BYTES = 2**28  # of weighted_values: those of 4,096 tokens with 64 features would take 8 GiB
 GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 import pyattn.reference as reference
 from pyattn._util.in_proj import in_projections
+from pyattn.masks import Mask
 from pyattn.tracing._trace import Trace
 from pyattn.tracing.compute import Options, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
@@ -292,6 +293,18 @@ def _extra_keys(
     return keys, values, names
 
 
+def _blocked(given: npt.ArrayLike, name: str, q_len: int, kv_len: int) -> npt.NDArray[Any]:
+    """Read a mask as torch has it; a mask object says what it means."""
+    if not isinstance(given, Mask):
+        return _core.as_array(given, name)
+    blocked = given.blocked()
+    return (
+        blocked.reshape(kv_len)
+        if name == "key_padding_mask"
+        else np.broadcast_to(blocked, (*blocked.shape[:-2], q_len, kv_len))
+    )
+
+
 def _read_masks(
     masks: Mapping[str, Any], head: int, q_len: int, kv_len: int, extra: int
 ) -> tuple[Bools | None, Array | None]:
@@ -311,7 +324,7 @@ def _read_masks(
     for name in ("attn_mask", "key_padding_mask"):
         if masks[name] is None:
             continue
-        mask = _core.as_array(masks[name], name)
+        mask = _blocked(masks[name], name, q_len, kv_len)
         mask = mask[head] if mask.ndim == 3 else mask
         if mask.dtype == np.bool_:
             visible &= ~mask

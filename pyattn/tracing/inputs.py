@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyattn._core as _core
 import pyattn.reference as reference
 from pyattn._util.arguments import as_choice, as_count, as_finite
-from pyattn._util.typing import Align, EmptyRows, Score
-from pyattn.tracing.compute import Convention, Options
+from pyattn._util.typing import Align, Convention, EmptyRows, Score
+from pyattn.tracing.compute import Options
 from pyattn.tracing.weights import Normalize
 
 __all__ = [
