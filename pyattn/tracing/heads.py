@@ -298,11 +298,10 @@ def _blocked(given: npt.ArrayLike, name: str, q_len: int, kv_len: int) -> npt.ND
     if not isinstance(given, Mask):
         return _core.as_array(given, name)
     blocked = given.blocked()
-    return (
-        blocked.reshape(kv_len)
-        if name == "key_padding_mask"
-        else np.broadcast_to(blocked, (*blocked.shape[:-2], q_len, kv_len))
-    )
+    if name == "key_padding_mask":
+        return blocked.reshape(kv_len)
+    heads = () if blocked.ndim == 2 or blocked.shape[-3] == 1 else blocked.shape[-3:-2]
+    return np.broadcast_to(blocked.reshape(*heads, *blocked.shape[-2:]), (*heads, q_len, kv_len))
 
 
 def _read_masks(
