@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyattn.generation import Step
+from pyattn.generation import ModelStep
 
 # Scores of six tokens, and their logarithmic probabilities; and 0 -> 1 -> 2 -> 3 -> 4 -> END, which goes on with 0.
 END = 5
@@ -51,7 +51,7 @@ class MarkovState:
         shape = (3, len(ids), 2, ids.shape[1])  # layers, heads; every weight tells how many tokens its row has
         own = np.zeros((*shape, self.lengths.max())) + self.lengths[:, None, None, None]
         cross = None if self.source_length is None else np.ones((*shape, self.source_length))
-        return Step(logits, own, cross) if self.need_weights else Step(logits)
+        return ModelStep(logits, own, cross) if self.need_weights else ModelStep(logits)
 
     def reorder(self, index):
         self.rows = [list(self.rows[i]) for i in index]
@@ -95,7 +95,7 @@ class PeerState:
             options |= {"decoder_input_ids": padded, "decoder_attention_mask": mask}
         with torch.no_grad():
             logits = self.peer.model(**options, use_cache=False).logits.numpy()
-        return Step(logits[np.arange(len(logits)), self.lengths - 1])
+        return ModelStep(logits[np.arange(len(logits)), self.lengths - 1])
 
     def reorder(self, index):
         self.tokens = self.tokens and [self.tokens[i] for i in index]

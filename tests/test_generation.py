@@ -35,7 +35,7 @@ def test_the_likeliest_each_time():
 
 def test_each_row_stops_at_its_own_end():
     model = Markov(CHAIN)
-    generation = pyattn.generate(model, [[0], [3], [1, 2], [4]], max_new_tokens=9, eos_token_id=END, pad_token_id=0)
+    generation = pyattn.generate(model, [[0], [3], [1, 2], [4]], max_new_tokens=9, eos_token_id=END, padding_idx=0)
     assert generation.tokens.tolist() == [[1, 2, 3, 4, 5], [4, 5, 0, 0, 0], [3, 4, 5, 0, 0], [5, 0, 0, 0, 0]]
     assert generation.lengths.tolist() == [5, 2, 3, 1]
     assert model.steps == 5
@@ -46,7 +46,7 @@ def test_several_ends():
     assert generation.tokens.tolist() == [[1, 2], [4, 5]]
 
 
-@pytest.mark.parametrize(("options", "filling"), [({}, 5), ({"pad_token_id": 3}, 3)])
+@pytest.mark.parametrize(("options", "filling"), [({}, 5), ({"padding_idx": 3}, 3)])
 def test_padding_behind_rows(options, filling):
     generation = pyattn.generate(Markov(CHAIN), [[0], [4]], max_new_tokens=2, eos_token_id=END, **options)
     assert generation.tokens.tolist() == [[1, 2], [5, filling]]
@@ -66,8 +66,8 @@ def test_sources_of_all_forms_are_one():
         (rows, {}),
         (tuple(map(np.array, rows)), {}),
         (padded, {"source_lengths": lengths}),
-        (padded.astype("u1"), {"pad_token_id": 5}),
-        (left, {"pad_token_id": 5}),
+        (padded.astype("u1"), {"padding_idx": 5}),
+        (left, {"padding_idx": 5}),
     ]
     for encodes in (False, True):
         options = {"max_new_tokens": 4, "start_token_id": 0} if encodes else {"max_new_tokens": 4}
@@ -83,7 +83,7 @@ def test_one_row_needs_no_batch():
 
 def test_padding_that_ends_is_no_padding():
     """As in models whose padding is their end symbol."""
-    generation = pyattn.generate(Markov(CHAIN), [[4, 5]], max_new_tokens=2, eos_token_id=END, pad_token_id=END)
+    generation = pyattn.generate(Markov(CHAIN), [[4, 5]], max_new_tokens=2, eos_token_id=END, padding_idx=END)
     assert generation.tokens.tolist() == [[0, 1]]
 
 

@@ -7,9 +7,8 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
-from pyattn import _core, functional, generation, nn
-from pyattn.generation.cached import Cached
-from pyattn.generation.recomputing import Recomputing
+from pyattn import _core, functional, nn
+from pyattn.generation import CachedDecoding, UncachedDecoding
 
 WORDS, SRC_WORDS = 17, 13
 
@@ -58,7 +57,7 @@ def states(model, rng, rows, **options):
     if model.is_encoder_decoder:
         lengths = rng.integers(1, 9, rows)
         source = rng.integers(1, model.src_vocab_size, (rows, 8))
-    return [kind(model, source, lengths, **options) for kind in (Cached, Recomputing)]
+    return [kind(model, source, lengths, **options) for kind in (CachedDecoding, UncachedDecoding)]
 
 
 def assert_same_step(states, ids, lengths=None):
@@ -140,7 +139,7 @@ def test_the_source_is_computed_once(monkeypatch):
     """One call of the core for each layer and step, and keys and values of the source at the beginning."""
     model = translator()
     calls = counted(monkeypatch)
-    state = Cached(model, [[1, 2, 3], [4, 5, 6]])
+    state = CachedDecoding(model, [[1, 2, 3], [4, 5, 6]])
     assert calls == {"layer": 1, "linear": 4}  # the encoder's layer; key and value of the decoder's two
     calls.update(layer=0, linear=0)
     for _ in range(3):
@@ -153,14 +152,14 @@ def test_the_source_is_computed_once(monkeypatch):
 def test_a_step_scores_last_tokens_alone(monkeypatch):
     model, seen = language_model(), []
     monkeypatch.setattr(model.generator, "forward", lambda x: seen.append(x.shape) or x @ model.generator.weight.T)
-    state = Cached(model)
+    state = CachedDecoding(model)
     state.step(np.ones((2, 9), int), [9, 4])
     state.step([[1], [2]])
     assert seen == [(2, 16), (2, 16)]
 
 
 def test_rows_that_were_one_share_pages():
-    state = Cached(language_model())
+    state = CachedDecoding(language_model())
     state.step(np.ones((1, 128), int))
     before = state.cache.nbytes
     state.reorder([0] * 4)
@@ -179,17 +178,17 @@ def refused(state, ids, lengths=None, error=ValueError, words=""):
     assert state.lengths.tolist() == before
 
 
-@pytest.mark.parametrize("kind", [Cached, Recomputing])
+@pytest.mark.parametrize("kind", [CachedDecoding, UncachedDecoding])
 def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
     model = language_model(max_len=8)
-    pair = [kind(model), Recomputing(model)]
+    pair = [kind(model), UncachedDecoding(model)]
     refused(pair[0], [[WORDS]], words=f"ids holds {WORDS}")
     assert_same_step(pair, [[1, 2, 3], [4, 5, 0]], [3, 2])
     state = pair[0]
     refused(state, [[1.5], [2]], error=TypeError, words="expected integers")
     refused(state, [[1], [-2]], words="ids holds -2")
-    refused(state, [[1]], words="a row for each sequence")
-    refused(state, [1, 2], words="a row for each sequence")
+    refused(state, [[1]], words="one row per sequence")
+    refused(state, [1, 2], words="one row per sequence")
     refused(state, [[1, 2], [1, 2]], [0, 2], words="lengths holds 0")
     refused(state, [[1, 2], [1, 2]], [1], words="lengths has shape")
     refused(state, np.ones((2, 6), int), words="positions")
@@ -202,7 +201,7 @@ def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
 
 def test_padding_may_lie_behind_the_last_position():
     model = language_model(max_len=8)
-    pair = [Cached(model), Recomputing(model)]
+    pair = [CachedDecoding(model), UncachedDecoding(model)]
     assert_same_step(pair, [[1, 2, 3, 4, 5, 6], [4, 0, 0, 0, 0, 0]], [6, 1])
     assert_same_step(pair, [[7, 8, 0, 0, 0], [1, 2, 3, 4, 5]], [2, 5])
 
@@ -266,7 +265,7 @@ def test_a_source_is_padded_behind_alone():
         model.remember([[0, 1, 2]])
     assert model.remember([[1, 2, 0], [3, 0, 0]]).lengths.tolist() == [2, 1]
     with pytest.raises(ValueError, match=r"source has shape \(2,\)"):
-        generation.Cached(model, [1, 2])
+        CachedDecoding(model, [1, 2])
 
 
 def test_step_by_hand_is_forward():

@@ -9,7 +9,7 @@ import pytest
 from decoding import Peer, peer_of
 
 import pyattn
-from pyattn.generation import warping
+from pyattn.generation import logits as processors
 
 pytestmark = pytest.mark.peers
 PAD, START = 0, 1
@@ -52,7 +52,7 @@ def both(torch, transformers, kind, seed, **options):
     rng = np.random.default_rng([1, seed])
     model, prompts = peer_of(torch, transformers, kind, seed), prompts_of(rng)
     start = {"start_token_id": START} if kind == "bart" else {}
-    ours = pyattn.generate(Peer(torch, model), prompts, max_new_tokens=NEW, pad_token_id=PAD, **start, **options)
+    ours = pyattn.generate(Peer(torch, model), prompts, max_new_tokens=NEW, padding_idx=PAD, **start, **options)
     return ours, *ask(torch, model, prompts, **options)
 
 
@@ -134,7 +134,7 @@ def logits():
 @pytest.mark.parametrize("k", [1, 2, 7, 50, 499, 500, 1000])
 def test_top_k(k, logits, torch, transformers):
     theirs = transformers.TopKLogitsWarper(k)(None, torch.from_numpy(logits)).numpy()
-    np.testing.assert_array_equal(warping.keep_top_k(logits, k), theirs)
+    np.testing.assert_array_equal(processors.filter_top_k(logits, k), theirs)
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.99, 0.999])
@@ -142,7 +142,7 @@ def test_nucleus(p, logits, torch, transformers):
     """Of equals, which are kept is open: they are told apart here."""
     for x in (logits[[0, 2, 4, 5]], np.repeat(logits[:1], 3, axis=0) / 30):
         theirs = transformers.TopPLogitsWarper(p)(None, torch.from_numpy(x)).numpy()
-        np.testing.assert_array_equal(warping.keep_nucleus(x, p), theirs)
+        np.testing.assert_array_equal(processors.filter_top_p(x, p), theirs)
 
 
 @pytest.mark.parametrize(("temperature", "k", "p"), [(0.7, None, None), (2.5, 30, None), (0.3, 40, 0.8), (1.0, 3, 0.6)])
@@ -152,11 +152,11 @@ def test_one_after_the_other(temperature, k, p, logits, torch, transformers):
     theirs = transformers.TemperatureLogitsWarper(temperature)(None, theirs)
     theirs = theirs if k is None else transformers.TopKLogitsWarper(k)(None, theirs)
     theirs = theirs if p is None else transformers.TopPLogitsWarper(p)(None, theirs)
-    np.testing.assert_array_equal(warping.warp(x, temperature, k, p), theirs.numpy())
+    np.testing.assert_array_equal(processors.warp_logits(x, temperature, k, p), theirs.numpy())
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.2, 3.0])
 def test_penalty(penalty, logits, torch, transformers):
     seen = np.random.default_rng(1).integers(0, 500, (6, 9))
     theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(torch.from_numpy(seen), torch.from_numpy(logits))
-    np.testing.assert_array_equal(warping.penalise(logits, list(seen), penalty), theirs.numpy())
+    np.testing.assert_array_equal(processors.apply_repetition_penalty(logits, list(seen), penalty), theirs.numpy())

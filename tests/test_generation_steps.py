@@ -14,7 +14,7 @@ from pyattn import nn
 def test_steps_tell_how_it_came_about():
     generation = pyattn.generate(Markov(CHAIN), [[2, 3], [1]], max_new_tokens=9, eos_token_id=END, return_steps=True)
     assert len(generation.steps) == 4
-    assert [step.entries.tolist() for step in generation.steps] == [[0, 1], [0, 1], [1], [1]]
+    assert [step.batch_indices.tolist() for step in generation.steps] == [[0, 1], [0, 1], [1], [1]]
     rows = generation.row_steps(1)
     assert [step.decoder_input.tolist() for step in rows] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
     assert [step.token for step in rows] == [2, 3, 4, 5]
@@ -102,24 +102,24 @@ def test_a_table_can_be_read():
     assert max(map(len, long.splitlines())) < 150
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "kind", "message"),
-    [
-        (["a"], ValueError, r"^vocabulary has no word for the id \d$"),
-        ({0: "a"}, ValueError, r"^vocabulary has no word for the id \d$"),
-        ("abc", TypeError, "^vocabulary is of type str, expected a sequence of words or a mapping of ids to words$"),
-    ],
-)
-def test_words_that_are_missing_are_named(vocabulary, kind, message):
-    generation = pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=2, return_steps=True)
-    with pytest.raises(kind, match=message):
-        generation.table(vocabulary=vocabulary)
+MISSING_WORDS = [
+    (["a"], ValueError, r"^vocabulary has no word for the id \d$"),
+    ({0: "a"}, ValueError, r"^vocabulary has no word for the id \d$"),
+    ("abc", TypeError, "^vocabulary is of type str, expected a sequence of words or a mapping of ids to words$"),
+]
+
+
+def test_words_that_are_missing_are_named():
+    for vocabulary, kind, message in MISSING_WORDS:
+        generation = pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=2, return_steps=True)
+        with pytest.raises(kind, match=message):
+            generation.table(vocabulary=vocabulary)
 
 
 def test_steps_that_are_not_there():
     generation = pyattn.generate(Markov(CHAIN), [[0], [1]], max_new_tokens=2)
     assert str(generation) == "row 0, score -0.0000: 1 2\nrow 1, score -0.0000: 2 3"
-    with pytest.raises(ValueError, match="steps were not kept; call generate with return_steps=True"):
+    with pytest.raises(ValueError, match="steps were not recorded; call generate with return_steps=True"):
         generation.row_steps()
     with pytest.raises(ValueError, match="row is 2, expected 0 <= row < 2"):
         generation.row_steps(2)
@@ -163,10 +163,10 @@ def test_a_callback_may_fail():
         assert_same_bits(array, before[name])
 
 
-@pytest.mark.parametrize("answer", [1, "stop", 0])
-def test_a_callback_answers_in_bools(answer):
-    with pytest.raises(TypeError, match=f"callback returned {answer!r}, expected True to stop, False or None"):
-        pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=3, callback=lambda step: answer)
+def test_a_callback_answers_in_bools():
+    for answer in (1, "stop", 0):
+        with pytest.raises(TypeError, match=f"callback returned {answer!r}, expected True to stop, or False or None"):
+            pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=3, callback=lambda _, answer=answer: answer)
 
 
 def test_progress_is_shown(capsys):
@@ -186,6 +186,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run_python(script).stdout == (
-        "progress=True needs the package tqdm; install pyattn[progress], or leave it out\n"
-    )
+    assert run_python(script).stdout == "progress=True needs tqdm: pip install 'pyattn[progress]', or leave it out\n"

@@ -14,7 +14,5 @@ from pyattn.models._ids import as_tokens
     ids=["language model", "published models"],
 )
 def test_ids_in_rows_of_different_lengths_are_told_what_to_do(read, name):
-    with pytest.raises(
-        ValueError, match=rf"^{name} has rows of different lengths, .*: pyattn\.pad_sequences makes an "
-    ):
+    with pytest.raises(ValueError, match=rf"^{name} has rows of different lengths; pad them with pyattn\.generation\."):
         read([[1, 2], [3]])
