@@ -65,28 +65,56 @@ def test_torch_is_imported_for_tensors_alone(torch):
     run_python(lines + "'torch' in sys.modules and exit(1); give([[[[1.0]]]], tensors=True); sys.modules['torch']")
 
 
-@pytest.mark.parametrize(
-    ("weights", "kind", "message"),
-    [
-        ([], ValueError, "weights is empty, expected an array for each layer"),
-        (LAYERS[0], ValueError, "weights[0] has shape (5, 7), expected (heads, L, S); one layer alone is given as"),
-        ([np.ones((2, 4, 5, 5))], ValueError, "weights[0] has a batch of 2, expected (heads, L, S); choose an entry"),
-        ([np.ones(3)], ValueError, "weights[0] has shape (3,), expected (heads, L, S) or (1, heads, L, S)"),
-        (
-            [np.ones((4, 5, 5)), np.ones((2, 5, 5))],
-            ValueError,
-            "weights[1] has shape (2, 5, 5) but weights[0] (4, 5, 5); bertviz shows layers of one shape together",
-        ),
-        ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
-        (None, TypeError, "weights is of type NoneType, expected an array for each layer"),
-        (RESULT, TypeError, "weights is of type AttentionResult, expected an array for each layer; pass [weights.we"),
-        (
-            [RESULT],
-            TypeError,
-            "weights[0] is of type AttentionResult, expected an array (heads, L, S); pass weights[0].",
-        ),
-    ],
-)
-def test_mistakes_are_named(weights, kind, message):
-    with pytest.raises(kind, match=re.escape(message)):
-        attentions(weights)
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import pyattn
+from pyattn.interop import *
+assert hasattr(pyattn.interop, "torch") and hasattr(pyattn.interop, "bertviz") and not hasattr(pyattn.interop, "jax")
+for call in (
+    lambda: pyattn.interop.torch.to_torch(pyattn.nn.Linear(1, 1)),
+    lambda: pyattn.interop.torch.from_torch(None),
+    lambda: pyattn.interop.bertviz.attentions([[[[1.0]]]], tensors=True),
+):
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_interop_needs_torch_for_calls_alone():
+    """And says how to install it."""
+    needed = "pyattn.interop.torch needs", "pyattn.interop.torch needs", "tensors=True needs"
+    assert run_python(WITHOUT_TORCH).stdout.splitlines() == [f"{name} PyTorch: pip install torch" for name in needed]
+
+
+MISTAKES = [
+    ([], ValueError, "weights is empty, expected one array per layer"),
+    (LAYERS[0], ValueError, "weights[0] has shape (5, 7), expected (heads, L, S); pass a single layer as [weights]"),
+    (
+        [np.ones((2, 4, 5, 5))],
+        ValueError,
+        "weights[0] has a batch of 2, expected (heads, L, S); pass one entry, weights",
+    ),
+    ([np.ones(3)], ValueError, "weights[0] has shape (3,), expected (heads, L, S) or (1, heads, L, S)"),
+    (
+        [np.ones((4, 5, 5)), np.ones((2, 5, 5))],
+        ValueError,
+        "weights[1] has shape (2, 5, 5), weights[0] has (4, 5, 5); bertviz needs the same shape for all layers",
+    ),
+    ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
+    (None, TypeError, "weights is of type NoneType, expected one array per layer"),
+    (RESULT, TypeError, "weights is of type AttentionResult, expected one array per layer; pass [weights.we"),
+    (
+        [RESULT],
+        TypeError,
+        "weights[0] is of type AttentionResult, expected an array (heads, L, S); pass weights[0].",
+    ),
+]
+
+
+def test_mistakes_are_named():
+    for weights, kind, message in MISTAKES:
+        with pytest.raises(kind, match=re.escape(message)):
+            attentions(weights)
