@@ -1,4 +1,4 @@
-"""generate with modules: what they write, their weights, states by hand, and clear words for mistakes."""
+"""generate with modules: their tokens, their weights, decoding states by hand, and error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model_of(kind, **options):
     else:
         model = nn.Seq2SeqTransformer(13, 11, num_encoder_layers=2, num_decoder_layers=2, **options)
     for array in model.parameters():
-        array *= 2  # scores that are far apart
+        array *= 2  # so that scores differ clearly
     return model.eval()
 
 
@@ -33,8 +33,8 @@ kinds = pytest.mark.parametrize("kind", ["LM", "Seq2Seq"])
 
 @kinds
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_module_writes_what_it_says(kind, batch_first):
-    """Greedily, by hand: all of it, a row at a time."""
+def test_a_module_generates_its_most_likely_tokens(kind, batch_first):
+    """Compare with a greedy search by hand: one row at a time, the whole row in each step."""
     model = model_of(kind, batch_first=batch_first)
     generation = pyattn.generate(model, PROMPTS, max_new_tokens=8, use_cache=False, **arguments_of(kind))
     for prompt, row in zip(PROMPTS, generation.tokens, strict=True):
@@ -47,8 +47,7 @@ def test_a_module_writes_what_it_says(kind, batch_first):
 
 @kinds
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "rng": 1}], ids=str)
-def test_a_module_writes_the_same_in_any_batch(kind, options):
-    """In the same bits."""
+def test_the_batch_does_not_change_a_bit(kind, options):
     model, options = model_of(kind), {"max_new_tokens": 8, "eos_token_id": 3, **arguments_of(kind), **options}
     batch = pyattn.generate(model, PROMPTS, **options)
     alone = pyattn.generate(model, PROMPTS[:1], **options)
@@ -57,7 +56,7 @@ def test_a_module_writes_the_same_in_any_batch(kind, options):
 
 
 @kinds
-def test_weights_of_steps_are_those_of_the_model(kind):
+def test_steps_have_the_weights_of_the_model(kind):
     model = model_of(kind)
     generation = pyattn.generate(
         model, PROMPTS, max_new_tokens=4, return_steps=True, use_cache=False, **arguments_of(kind)
@@ -74,7 +73,7 @@ def test_weights_of_steps_are_those_of_the_model(kind):
                 assert_same_bits(step.cross_weights, cross[:, :, number : number + 1])
 
 
-def test_padding_idx_is_padding():
+def test_padding_idx_of_the_model_is_padding():
     model = model_of("Seq2Seq", padding_idx=0)
     padded, _ = pyattn.generation.pad_sequences(PROMPTS)
     options = {"max_new_tokens": 6, "start_token_id": 1, "eos_token_id": 3}
@@ -309,8 +308,8 @@ def test_mistakes_are_named():
 
 
 @kinds
-def test_padding_of_lists_is_that_of_arrays(kind):
-    """Where the model hides it anyway; else rows of a list are what they are."""
+def test_lists_may_be_padded_like_arrays(kind):
+    """Lists are stripped of the model's own padding_idx, and of no other token."""
     options = {"max_new_tokens": 5, **arguments_of(kind)}
     model = model_of(kind, padding_idx=0)
     padded = [[3, 5, 0], [3, 5, 7]]
@@ -325,14 +324,14 @@ def test_padding_of_lists_is_that_of_arrays(kind):
     assert_same_bits(pyattn.generate(plain, padded, padding_idx=0, **options).scores, said.scores)
 
 
-def test_a_model_in_training_writes_nothing():
+def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"^model is in training mode, .*; call model\.eval\(\) first$"):
         pyattn.generate(nn.TransformerLM(11, 8, 2, 1, 12, rng=0), [[1]], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "rng": 0}], ids=str)
-def test_scores_that_mean_nothing_are_named(wrong, options):
+def test_logits_with_nan_or_inf_are_refused(wrong, options):
     table = CHAIN.copy()
     table[3, 2] = wrong
     with pytest.raises(
@@ -342,6 +341,6 @@ def test_scores_that_mean_nothing_are_named(wrong, options):
         pyattn.generate(Markov(table), [[1]], max_new_tokens=9, **options)
 
 
-def test_no_token_is_left():
+def test_a_vocabulary_of_end_symbols_is_refused():
     with pytest.raises(ValueError, match="only eos_token_id can be chosen in step 0, but min_new_tokens is 2"):
         pyattn.generate(Markov(np.zeros((1, 1))), [[0]], max_new_tokens=3, eos_token_id=0, min_new_tokens=2)

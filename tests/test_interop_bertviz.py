@@ -1,4 +1,4 @@
-"""pyattn.interop.bertviz: weights in the shape and order that bertviz stacks them."""
+"""pyattn.interop.bertviz: weights in the shape and order that bertviz needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_weights_of_a_module_fit():
 
 @pytest.mark.peers
 def test_tensors_stack_as_bertviz_does(torch):
-    """Its format_attention: squeeze each layer's batch, then stack."""
+    """bertviz's format_attention squeezes the batch axis of each layer, then stacks the layers."""
     tensors = attentions(LAYERS[:1] * 2, tensors=True)
     stacked = torch.stack([tensor.squeeze(0) for tensor in tensors])
     np.testing.assert_array_equal(stacked.numpy(), np.stack(LAYERS[:1] * 2))
@@ -83,8 +83,7 @@ for call in (
 """
 
 
-def test_interop_needs_torch_for_calls_alone():
-    """And says how to install it."""
+def test_interop_without_torch_says_how_to_install_it():
     needed = "pyattn.interop.torch needs", "pyattn.interop.torch needs", "tensors=True needs"
     assert run_python(WITHOUT_TORCH).stdout.splitlines() == [f"{name} PyTorch: pip install torch" for name in needed]
 

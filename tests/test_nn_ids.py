@@ -1,4 +1,4 @@
-"""Ids of tokens: what models of all kinds say of those that are no array."""
+"""Token ids in rows of different lengths: the message of all models."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from pyattn.models._ids import as_tokens
     [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (as_tokens, "input_ids")],
     ids=["language model", "published models"],
 )
-def test_ids_in_rows_of_different_lengths_are_told_what_to_do(read, name):
+def test_rows_of_different_lengths_are_refused(read, name):
     with pytest.raises(ValueError, match=rf"^{name} has rows of different lengths; pad them with pyattn\.generation\."):
         read([[1, 2], [3]])

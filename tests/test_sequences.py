@@ -1,4 +1,4 @@
-"""pad_sequences, add_special_tokens and shift_right: token ids as models take them."""
+"""pad_sequences, add_special_tokens and shift_right: sequences of token ids."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_torch_pads_the_same(side, value, torch):
         assert lengths.tolist() == [len(ids) for ids in sequences]
 
 
-def test_padding_goes_behind_or_before():
+def test_padding_on_either_side():
     assert padded(RAGGED) == ([[5, 6, 7, 0], [8, 0, 0, 0], [0, 0, 0, 0], [9, 10, 11, 12]], [3, 1, 0, 4])
     assert padded(RAGGED, side="left")[0] == [[0, 5, 6, 7], [0, 0, 0, 8], [0, 0, 0, 0], [9, 10, 11, 12]]
     assert padded(RAGGED[:2], length=5, padding_value=-1) == ([[5, 6, 7, -1, -1], [8, -1, -1, -1, -1]], [3, 1])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_what_is_too_long_loses_one_end(side):
+def test_longer_sequences_are_cut_on_either_side(side):
     assert padded([[1, 2, 3]], length=2, truncate="right", side=side) == ([[1, 2]], [2])
     assert padded([[1, 2, 3]], length=2, truncate="left", side=side) == ([[2, 3]], [2])
     assert padded([[1, 2, 3]], length=0, truncate="left", side=side) == ([[]], [0])
@@ -51,7 +51,7 @@ def test_what_is_too_long_loses_one_end(side):
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("truncate", ["right", "left"])
 @pytest.mark.parametrize("length", [None, 0, 1, 5, 12])
-def test_lengths_tell_what_is_no_padding(length, truncate, side):
+def test_lengths_exclude_padding(length, truncate, side):
     rng = np.random.default_rng(0)
     for count in range(12):
         sequences = [rng.integers(-(2**63), 2**63, rng.integers(0, 10)).tolist() for _ in range(count % 6)]
@@ -71,7 +71,7 @@ def check_padded(sequences, length, truncate, side):
         assert row == (kept + rest if side == "right" else rest + kept)
 
 
-def test_the_masks_that_the_docstring_names():
+def test_the_masks_in_the_docstring():
     for side in ("right", "left"):
         array, lengths = pyattn.generation.pad_sequences(RAGGED, side=side)
         if side == "right":
@@ -81,7 +81,7 @@ def test_the_masks_that_the_docstring_names():
         np.testing.assert_array_equal(mask, array > 0)
 
 
-def test_other_numbers_and_dtypes():
+def test_other_dtypes():
     assert pyattn.generation.pad_sequences([[True], []], dtype=bool)[0].tolist() == [[True], [False]]
     array, _ = pyattn.generation.pad_sequences([np.array([0.1]), [1, 2]], padding_value=np.nan, dtype=np.float32)
     np.testing.assert_array_equal(array, np.array([[0.1, np.nan], [1, 2]], np.float32))
@@ -159,7 +159,7 @@ def test_mistakes_in_padding_are_named():
 # add_special_tokens
 
 
-def test_symbols_go_around():
+def test_symbols_surround_each_sequence():
     def added(**symbols):
         return [ids.tolist() for ids in pyattn.generation.add_special_tokens([[5, 6], []], **symbols)]
 
@@ -227,7 +227,7 @@ def test_a_shift_keeps_the_dtype(kind):
     assert pyattn.generation.shift_right(np.array([1, 2], kind), 7).dtype == np.dtype(kind).newbyteorder("=")
 
 
-def test_a_shift_of_nothing_is_nothing():
+def test_a_shift_of_an_empty_sequence_is_empty():
     assert pyattn.generation.shift_right([], 7).tolist() == []
     assert pyattn.generation.shift_right(np.ones((3, 0), int), 7).shape == (3, 0)
     assert pyattn.generation.shift_right([4], 7).tolist() == [7]
