@@ -13,7 +13,7 @@ import numpy as np
 import pyattn
 from benchmarks.cases import Bar, Case
 from pyattn import nn
-from pyattn.generation import Cached
+from pyattn.generation import CachedDecoding
 from pyattn.io.config import Config
 from pyattn.models.bert import plan_bert
 from pyattn.models.gpt2 import GPT2
@@ -88,7 +88,7 @@ class Timed:
         self.ends: list[float] = []
 
     def begin(self, source: None, source_lengths: None, *, need_weights: bool) -> Timed:
-        self.state = Cached(self.model, need_weights=need_weights)
+        self.state = CachedDecoding(self.model, need_weights=need_weights)
         self.reorder = self.state.reorder
         return self
 

@@ -124,8 +124,8 @@ WORKING = {
     "log_softmax": lambda: pyattn.functional.log_softmax(K, 0),
     "argmax": lambda: pyattn.functional.argmax(Q),
     "argmax, another axis": lambda: pyattn.functional.argmax(Q, 0),
-    "top_k": lambda: pyattn.functional.top_k(Q, 3),
-    "top_k, copied": lambda: pyattn.functional.top_k(Q.T, 2),
+    "top_k": lambda: pyattn.functional.topk(Q, 3),
+    "top_k, copied": lambda: pyattn.functional.topk(Q.T, 2),
     "linear": lambda: pyattn.functional.linear(Q, K),
     "linear, everything": lambda: pyattn.functional.linear(
         Q, K, LSE[[0] * 5], activation="relu", residual=BIAS, num_threads=2, out=np.empty_like(BIAS)

@@ -1,12 +1,12 @@
-"""Models to be decoded: a table of what follows what, and those of transformers behind pyattn's protocol."""
+"""Models to decode: a Markov chain, and models of transformers behind pyattn's protocol."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyattn.generation import Step
+from pyattn.generation import ModelStep
 
-# Scores of six tokens, and their logarithmic probabilities; and 0 -> 1 -> 2 -> 3 -> 4 -> END, which goes on with 0.
+# Logits of six tokens and their log-probabilities; and a chain 0 -> 1 -> 2 -> 3 -> 4 -> END -> 0.
 END = 5
 TABLE = np.random.default_rng(4).standard_normal((6, 6)) * 1.5
 LOG = TABLE - np.log(np.exp(TABLE).sum(-1, keepdims=True))
@@ -15,7 +15,7 @@ CHAIN[np.arange(6), (np.arange(6) + 1) % 6] = 9
 
 
 class Markov:
-    """What follows depends on the last token alone: row `last` of a table (V, V); with a source, on its first, too."""
+    """Row `last` of a table (V, V) has the logits after that token; an encoder adds half of the source's first row."""
 
     def __init__(self, table, *, encodes=False):
         self.table = np.asarray(table)
@@ -48,10 +48,10 @@ class MarkovState:
             row += new[:count]
         logits = self.model.table[[row[-1] for row in self.rows]]
         logits = logits if self.bias is None else logits + self.bias
-        shape = (3, len(ids), 2, ids.shape[1])  # layers, heads; every weight tells how many tokens its row has
+        shape = (3, len(ids), 2, ids.shape[1])  # layers, rows, heads, n; each weight is the number of tokens in its row
         own = np.zeros((*shape, self.lengths.max())) + self.lengths[:, None, None, None]
         cross = None if self.source_length is None else np.ones((*shape, self.source_length))
-        return Step(logits, own, cross) if self.need_weights else Step(logits)
+        return ModelStep(logits, own, cross) if self.need_weights else ModelStep(logits)
 
     def reorder(self, index):
         self.rows = [list(self.rows[i]) for i in index]
@@ -59,7 +59,7 @@ class MarkovState:
 
 
 class Peer:
-    """A model of transformers: its search is not asked, only its scores, without a cache."""
+    """A model of transformers, which gives its logits without a cache; its own search is not used."""
 
     def __init__(self, torch, model):
         self.torch, self.model = torch, model
@@ -95,7 +95,7 @@ class PeerState:
             options |= {"decoder_input_ids": padded, "decoder_attention_mask": mask}
         with torch.no_grad():
             logits = self.peer.model(**options, use_cache=False).logits.numpy()
-        return Step(logits[np.arange(len(logits)), self.lengths - 1])
+        return ModelStep(logits[np.arange(len(logits)), self.lengths - 1])
 
     def reorder(self, index):
         self.tokens = self.tokens and [self.tokens[i] for i in index]
@@ -103,7 +103,7 @@ class PeerState:
 
 
 def peer_of(torch, transformers, kind, seed, vocabulary=60):
-    """A tiny GPT-2 or BART of that package whose scores are far apart."""
+    """A tiny GPT-2 or BART of transformers, with logits that differ clearly."""
     torch.manual_seed(seed)
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
     if kind == "gpt2":

@@ -1,4 +1,4 @@
-"""Small modules with everything in them that a module can have, and their twin in torch."""
+"""Small modules with every kind of attribute that a module can have, and their counterpart in torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyattn import nn
 
 
 class Scale(nn.Module):
-    """One parameter, one that is left out, and things that are neither."""
+    """A parameter, a registered parameter that is None, and attributes that are not parameters."""
 
     def __init__(self, size, dtype=np.float32):
         super().__init__()
@@ -26,7 +26,7 @@ class Scale(nn.Module):
 
 
 class Net(nn.Module):
-    """A part of parts, one of them under two names."""
+    """A module of modules, one of them under two names."""
 
     def __init__(self, rng=0):
         super().__init__()
@@ -69,5 +69,5 @@ def torch_net(torch):
 
 
 def state_of(net):
-    """A copy of its state."""
+    """Copy the state_dict."""
     return {key: array.copy() for key, array in net.state_dict().items()}

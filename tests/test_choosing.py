@@ -29,7 +29,7 @@ def sorted_places(x):
 def test_top_k_is_the_beginning_of_a_stable_sort(n, dtype, level):
     x = draw((5, 3, n), dtype, n)
     for k in {0, 1, 2, 7, n // 2, n - 1, n} & set(range(n + 1)):
-        values, indices = pyattn.functional.top_k(x, k)
+        values, indices = pyattn.functional.topk(x, k)
         assert indices.dtype == np.int64
         np.testing.assert_array_equal(indices, sorted_places(x)[..., :k])
         assert_same_bits(values, np.take_along_axis(x, indices, -1))
@@ -63,27 +63,27 @@ def test_a_vocabulary_in_order(order, dtype, level):
     x = (order * np.arange(60001)).astype(dtype)
     assert pyattn.functional.argmax(x) == (60000 if order > 0 else 0)
     for k in (1, 50, 60001):
-        np.testing.assert_array_equal(pyattn.functional.top_k(x, k).indices, np.arange(60001)[::-order][:k])
+        np.testing.assert_array_equal(pyattn.functional.topk(x, k).indices, np.arange(60001)[::-order][:k])
 
 
 def test_equals_come_by_their_index(dtype, level):
     x = np.zeros(500, dtype)
     x[1::2] = -0.0
-    np.testing.assert_array_equal(pyattn.functional.top_k(x, 500).indices, np.arange(500))
-    assert_same_bits(pyattn.functional.top_k(x, 500).values, x)
+    np.testing.assert_array_equal(pyattn.functional.topk(x, 500).indices, np.arange(500))
+    assert_same_bits(pyattn.functional.topk(x, 500).values, x)
     assert pyattn.functional.argmax(x) == 0
 
 
 def test_denormals_are_told_apart(dtype, level):
     x = np.finfo(dtype).smallest_subnormal * np.arange(100).astype(dtype)
     assert pyattn.functional.argmax(x) == 99
-    np.testing.assert_array_equal(pyattn.functional.top_k(-x, 3).indices, [0, 1, 2])
+    np.testing.assert_array_equal(pyattn.functional.topk(-x, 3).indices, [0, 1, 2])
 
 
 def test_nan_is_the_largest(dtype, level):
     x = np.array([[1, np.nan, np.inf, np.nan, 3] * 20], dtype)
     assert pyattn.functional.argmax(x) == 1
-    values, indices = pyattn.functional.top_k(x, 42)
+    values, indices = pyattn.functional.topk(x, 42)
     np.testing.assert_array_equal(indices[0, :4], [1, 3, 6, 8])
     assert np.isnan(values[0, :40]).all()
     assert (values[0, 40:] == np.inf).all()
@@ -95,19 +95,19 @@ def test_values_are_torchs(dtype, torch, level):
     x = draw((6, 700), dtype)
     for k in (1, 5, 50, 700):
         theirs = torch.topk(torch.from_numpy(x), k)
-        np.testing.assert_array_equal(pyattn.functional.top_k(x, k).values, theirs.values.numpy())
+        np.testing.assert_array_equal(pyattn.functional.topk(x, k).values, theirs.values.numpy())
 
 
 def test_memory_does_not_matter(dtype, level):
     x = draw((6, 70), dtype)
-    expected, largest = pyattn.functional.top_k(x, 9), pyattn.functional.argmax(x)
+    expected, largest = pyattn.functional.topk(x, 9), pyattn.functional.argmax(x)
     wide = np.full((6, 140), np.nan, dtype)
     wide[:, ::2] = x
     raw = np.frombuffer(b"\0" + x.tobytes(), dtype, offset=1).reshape(x.shape)
     backwards = np.flip(np.flip(x).copy())
     for stored in (np.asfortranarray(x), wide[:, ::2], raw, x.astype(x.dtype.newbyteorder()), backwards, memoryview(x)):
-        assert_same_bits(pyattn.functional.top_k(stored, 9).values, expected.values)
-        np.testing.assert_array_equal(pyattn.functional.top_k(stored, 9).indices, expected.indices)
+        assert_same_bits(pyattn.functional.topk(stored, 9).values, expected.values)
+        np.testing.assert_array_equal(pyattn.functional.topk(stored, 9).indices, expected.indices)
         np.testing.assert_array_equal(pyattn.functional.argmax(stored), largest)
 
 
@@ -115,11 +115,11 @@ def test_memory_does_not_matter(dtype, level):
 def test_threads_change_nothing(dtype):
     x = draw((300, 2000), dtype)
     pyattn.set_num_threads(1)
-    expected, largest = pyattn.functional.top_k(x, 20), pyattn.functional.argmax(x)
+    expected, largest = pyattn.functional.topk(x, 20), pyattn.functional.argmax(x)
     try:
         for threads in (2, 5):
             pyattn.set_num_threads(threads)
-            np.testing.assert_array_equal(pyattn.functional.top_k(x, 20).indices, expected.indices)
+            np.testing.assert_array_equal(pyattn.functional.topk(x, 20).indices, expected.indices)
             np.testing.assert_array_equal(pyattn.functional.argmax(x), largest)
     finally:
         pyattn.set_num_threads(None)
@@ -129,12 +129,12 @@ def test_threads_change_nothing(dtype):
 def test_no_rows(shape, dtype):
     x = np.zeros(shape, dtype)
     assert pyattn.functional.argmax(x).shape == shape[:-1]
-    values, indices = pyattn.functional.top_k(x, 2)
+    values, indices = pyattn.functional.topk(x, 2)
     assert (values.shape, indices.shape, values.dtype) == ((*shape[:-1], 2), (*shape[:-1], 2), dtype)
 
 
 def test_nothing_of_nothing():
-    values, indices = pyattn.functional.top_k(np.zeros((3, 0)), 0)
+    values, indices = pyattn.functional.topk(np.zeros((3, 0)), 0)
     assert values.shape == indices.shape == (3, 0)
 
 
@@ -148,8 +148,8 @@ def test_a_scalar_is_a_row_of_one(axis):
 
 def test_lists_bools_and_integers_become_float64():
     for given in ([1, 4, 2], (1, 4, 2), np.array([1, 4, 2], np.int8), np.array([1, 4, 2], ">u4")):
-        assert pyattn.functional.top_k(given, 2).values.dtype == np.float64
-        assert pyattn.functional.top_k(given, 2).indices.tolist() == [1, 2]
+        assert pyattn.functional.topk(given, 2).values.dtype == np.float64
+        assert pyattn.functional.topk(given, 2).indices.tolist() == [1, 2]
         assert pyattn.functional.argmax(given) == 1
     assert pyattn.functional.argmax([False, True, True]) == 1
 
@@ -158,7 +158,7 @@ def test_input_is_left_alone(dtype):
     x = draw((6, 70), dtype)
     before = x.copy()
     x.flags.writeable = False
-    assert not np.shares_memory(pyattn.functional.top_k(x, 70).values, x)
+    assert not np.shares_memory(pyattn.functional.topk(x, 70).values, x)
     assert_same_bits(x, before)
 
 
@@ -186,20 +186,20 @@ def test_input_is_left_alone(dtype):
         ),
         (lambda: pyattn.functional.argmax(np.ones((3, 0, 2)), 1), ValueError, r"\(3, 0, 2\), and nothing along axis 1"),
         (
-            lambda: pyattn.functional.top_k([1.0, 2.0], 3),
+            lambda: pyattn.functional.topk([1.0, 2.0], 3),
             ValueError,
             r"^k is 3, expected 0 <= k <= 2: x has shape \(2,\)$",
         ),
-        (lambda: pyattn.functional.top_k([1.0, 2.0], -1), ValueError, "^k is -1, expected 0 or more$"),
-        (lambda: pyattn.functional.top_k([1.0, 2.0], 2**70), ValueError, "^k is too large, expected at most"),
-        (lambda: pyattn.functional.top_k([1.0, 2.0], 1.0), TypeError, "^k is of type float, expected an int$"),
+        (lambda: pyattn.functional.topk([1.0, 2.0], -1), ValueError, "^k is -1, expected 0 or more$"),
+        (lambda: pyattn.functional.topk([1.0, 2.0], 2**70), ValueError, "^k is too large, expected at most"),
+        (lambda: pyattn.functional.topk([1.0, 2.0], 1.0), TypeError, "^k is of type float, expected an int$"),
         (
-            lambda: pyattn.functional.top_k(1.0, 1),
+            lambda: pyattn.functional.topk(1.0, 1),
             ValueError,
             r"^x is a scalar, expected \(..., n\); for one row, pass \[x\]$",
         ),
-        (lambda: pyattn.functional.top_k([1j], 1), TypeError, "x has dtype complex128, expected float32 or float64"),
-        (lambda: pyattn.functional.top_k(None, 1), TypeError, "x is an object of type NoneType"),
+        (lambda: pyattn.functional.topk([1j], 1), TypeError, "x has dtype complex128, expected float32 or float64"),
+        (lambda: pyattn.functional.topk(None, 1), TypeError, "x is an object of type NoneType"),
     ],
 )
 def test_mistakes_are_named(call, kind, message):

@@ -80,7 +80,7 @@ def calls(arrays):
         *(partial(pyattn.functional.dropout, large, p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
         lambda: pyattn.functional.log_softmax(large),
         lambda: pyattn.functional.argmax(large),
-        lambda: pyattn.functional.top_k(np.full_like(query, np.nan), 3),
+        lambda: pyattn.functional.topk(np.full_like(query, np.nan), 3),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
         lambda: pyattn.functional.linear(far, large[0]),
         lambda: pyattn.functional.embedding([0, 1], large[0], scale=9.0, residual=large[0, 0]),

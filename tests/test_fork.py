@@ -129,7 +129,7 @@ calls = {{
     "spans": lambda: pyattn.attention(few, long, long, num_threads=2),
     "linear": lambda: functional.linear(query.reshape(-1, 64), query.reshape(-1, 64), num_threads=2),
     "embedding": lambda: functional.embedding(np.arange({50 * LENGTH}) % len(wide[0]), wide[0], scale=2, num_threads=2),
-    "top_k": lambda: functional.top_k(long[0, 0, :20000], 5).values,
+    "top_k": lambda: functional.topk(long[0, 0, :20000], 5).values,
     "dropout": lambda: functional.dropout(long[0, 0, :100000], 0.3, rng=0),
     "rotary": lambda: functional.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],

@@ -1,4 +1,4 @@
-"""generate: greedy search, beams and chance, on tables of what follows what."""
+"""generate: greedy search, beam search and sampling, on Markov chains."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def greedy(start, count, table=TABLE):
     return tokens
 
 
-# Greedy
+# Greedy search
 
 
-def test_the_likeliest_each_time():
+def test_greedy_search_takes_the_most_likely_token():
     generation = pyattn.generate(Markov(TABLE), [[3, 1], [2], [0, 4, 4]], max_new_tokens=7)
     for row, last in zip(generation.tokens, (1, 2, 4), strict=True):
         assert row.tolist() == greedy(last, 7)
@@ -33,32 +33,32 @@ def test_the_likeliest_each_time():
     ]
 
 
-def test_each_row_stops_at_its_own_end():
+def test_each_row_stops_at_its_own_end_symbol():
     model = Markov(CHAIN)
-    generation = pyattn.generate(model, [[0], [3], [1, 2], [4]], max_new_tokens=9, eos_token_id=END, pad_token_id=0)
+    generation = pyattn.generate(model, [[0], [3], [1, 2], [4]], max_new_tokens=9, eos_token_id=END, padding_idx=0)
     assert generation.tokens.tolist() == [[1, 2, 3, 4, 5], [4, 5, 0, 0, 0], [3, 4, 5, 0, 0], [5, 0, 0, 0, 0]]
     assert generation.lengths.tolist() == [5, 2, 3, 1]
     assert model.steps == 5
 
 
-def test_several_ends():
+def test_several_end_symbols():
     generation = pyattn.generate(Markov(CHAIN), [[0], [3]], max_new_tokens=9, eos_token_id=[END, 2])
     assert generation.tokens.tolist() == [[1, 2], [4, 5]]
 
 
-@pytest.mark.parametrize(("options", "filling"), [({}, 5), ({"pad_token_id": 3}, 3)])
-def test_padding_behind_rows(options, filling):
+@pytest.mark.parametrize(("options", "filling"), [({}, 5), ({"padding_idx": 3}, 3)])
+def test_shorter_rows_are_padded(options, filling):
     generation = pyattn.generate(Markov(CHAIN), [[0], [4]], max_new_tokens=2, eos_token_id=END, **options)
     assert generation.tokens.tolist() == [[1, 2], [5, filling]]
 
 
-def test_no_end_before_its_time():
+def test_no_end_symbol_before_min_new_tokens():
     generation = pyattn.generate(Markov(CHAIN), [[3]], max_new_tokens=5, eos_token_id=END, min_new_tokens=3)
     assert END not in generation.tokens[0, :3]
     assert generation.lengths[0] >= 3
 
 
-def test_sources_of_all_forms_are_one():
+def test_all_forms_of_source_give_the_same():
     rows = [[3, 1, 2], [2], [4, 4]]
     padded, lengths = pyattn.generation.pad_sequences(rows, padding_value=5)
     left, _ = pyattn.generation.pad_sequences(rows, padding_value=5, side="left")
@@ -66,8 +66,8 @@ def test_sources_of_all_forms_are_one():
         (rows, {}),
         (tuple(map(np.array, rows)), {}),
         (padded, {"source_lengths": lengths}),
-        (padded.astype("u1"), {"pad_token_id": 5}),
-        (left, {"pad_token_id": 5}),
+        (padded.astype("u1"), {"padding_idx": 5}),
+        (left, {"padding_idx": 5}),
     ]
     for encodes in (False, True):
         options = {"max_new_tokens": 4, "start_token_id": 0} if encodes else {"max_new_tokens": 4}
@@ -81,9 +81,9 @@ def test_one_row_needs_no_batch():
         assert pyattn.generate(Markov(TABLE), source, max_new_tokens=3).tokens.tolist() == [greedy(1, 3)]
 
 
-def test_padding_that_ends_is_no_padding():
-    """As in models whose padding is their end symbol."""
-    generation = pyattn.generate(Markov(CHAIN), [[4, 5]], max_new_tokens=2, eos_token_id=END, pad_token_id=END)
+def test_padding_that_is_an_end_symbol_is_not_stripped():
+    """Some models use the same token for padding and as their end symbol."""
+    generation = pyattn.generate(Markov(CHAIN), [[4, 5]], max_new_tokens=2, eos_token_id=END, padding_idx=END)
     assert generation.tokens.tolist() == [[0, 1]]
 
 
@@ -101,11 +101,11 @@ def test_an_encoder_sees_the_source():
         assert row.tolist() == greedy(2, 5, TABLE + 0.5 * TABLE[first])
 
 
-# Beams
+# Beam search
 
 
 def every_end(table, start, most, beams):
-    """All sequences that end, or are as long as may be, with their log-probabilities: what a beam search is after."""
+    """All sequences that end or reach the longest length, with their log-probabilities."""
     found = {}
     for count in range(1, most + 1):
         for tokens in itertools.product(range(len(table)), repeat=count):
@@ -137,7 +137,7 @@ def test_beams_find_what_greedy_search_misses():
 
 @pytest.mark.parametrize("encodes", [False, True])
 @pytest.mark.parametrize("stopping", [False, True, "never"])
-def test_beams_are_the_same_in_any_batch(encodes, stopping):
+def test_beams_do_not_depend_on_the_batch(encodes, stopping):
     prompts = [[0], [4, 1], [2], [3, 3]]
     options = {"max_new_tokens": 8, "num_beams": 3, "eos_token_id": END, "early_stopping": stopping}
     options |= {"start_token_id": 1} if encodes else {}
@@ -149,7 +149,7 @@ def test_beams_are_the_same_in_any_batch(encodes, stopping):
             assert alone.sequences[row].tolist() == batch.sequences[2 * n + row].tolist()
 
 
-def test_there_may_be_less_sequences_than_beams():
+def test_there_may_be_fewer_sequences_than_beams():
     generation = pyattn.generate(Markov(TABLE[:3, :3]), [[0]], max_new_tokens=1, num_beams=5, num_return_sequences=4)
     assert generation.lengths.tolist() == [1, 1, 1, 0]
     assert sorted(generation.tokens[:3, 0].tolist()) == [0, 1, 2]
@@ -157,7 +157,7 @@ def test_there_may_be_less_sequences_than_beams():
 
 
 def test_all_beams_may_end():
-    """Of two tokens one is the end: only one of them goes on at each step."""
+    """One of two tokens is the end symbol, so that only one continuation goes on in each step."""
     table = np.array([[0.0, 0.0], [0.0, 0.0]])
     generation = pyattn.generate(
         Markov(table), [[0]], max_new_tokens=3, num_beams=4, eos_token_id=1, num_return_sequences=4, length_penalty=0.0
@@ -174,7 +174,7 @@ def frequencies(found, words=6):
 
 
 def assert_drawn_from(shares, expected, count):
-    """Five standard deviations."""
+    """Allow five standard deviations."""
     assert (np.abs(shares - expected) <= 5 * np.sqrt(expected * (1 - expected) / count)).all(), (shares, expected)
 
 
@@ -188,13 +188,13 @@ def test_tokens_are_drawn_from_the_distribution(temperature):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-20])
-def test_without_any_heat_the_likeliest_is_drawn(temperature, dtype):
+def test_a_tiny_temperature_draws_the_most_likely_token(temperature, dtype):
     table = TABLE.astype(dtype) + 1000
     found = pyattn.generate(Markov(table), [[3]], max_new_tokens=7, do_sample=True, temperature=temperature, rng=0)
     assert found.tokens[0].tolist() == greedy(3, 7)
 
 
-def test_in_any_heat_all_are_as_likely():
+def test_a_huge_temperature_draws_all_tokens_equally():
     hot = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=1, do_sample=True, temperature=1e300,
                           num_return_sequences=6000, rng=0)  # fmt: skip
     counts = np.bincount(hot.tokens[:, 0], minlength=len(TABLE))
@@ -203,7 +203,7 @@ def test_in_any_heat_all_are_as_likely():
 
 
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8, "temperature": 2.0}])
-def test_what_is_left_out_is_never_drawn(options):
+def test_tokens_outside_top_k_and_top_p_are_never_drawn(options):
     found = pyattn.generate(
         Markov(TABLE), [[1]], max_new_tokens=1, do_sample=True, num_return_sequences=20000, rng=1, **options
     )
@@ -217,7 +217,7 @@ def test_what_is_left_out_is_never_drawn(options):
     assert_drawn_from(frequencies(found), expected, 20000)
 
 
-def test_a_later_token_is_drawn_by_what_was_drawn_before():
+def test_a_later_token_depends_on_those_drawn_before():
     found = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=2, do_sample=True, num_return_sequences=20000, rng=3)
     for first in range(6):
         rows = found.tokens[found.tokens[:, 0] == first]
@@ -225,7 +225,7 @@ def test_a_later_token_is_drawn_by_what_was_drawn_before():
         assert_drawn_from(shares, pyattn.softmax(TABLE[first]), len(rows))
 
 
-def test_what_a_row_draws_depends_on_nothing_beside_it():
+def test_a_row_does_not_depend_on_the_rows_beside_it():
     prompts, options = [[0], [4, 1], [2], [3, 3]], {"max_new_tokens": 9, "do_sample": True, "eos_token_id": END}
     batch = pyattn.generate(Markov(TABLE), prompts, **options, rng=7)
     for count in (1, 2, 3):
@@ -236,7 +236,7 @@ def test_what_a_row_draws_depends_on_nothing_beside_it():
     assert [row.tolist() for row in other.sequences] != [row.tolist() for row in batch.sequences]
 
 
-def test_where_chance_comes_from():
+def test_rng_sets_the_samples():
     def draw(rng):
         return pyattn.generate(Markov(TABLE), [[0]], max_new_tokens=20, do_sample=True, rng=rng).tokens.tolist()
 
@@ -247,7 +247,7 @@ def test_where_chance_comes_from():
 
 
 @pytest.mark.parametrize(("logits", "token"), [([0, -np.inf, -np.inf], 0), ([-np.inf, 500, -1e30], 1)])
-def test_a_token_without_a_share_is_never_drawn(logits, token):
+def test_a_token_of_probability_zero_is_never_drawn(logits, token):
     found = pyattn.generate(
         Markov([logits] * 3), [[0]], max_new_tokens=1, do_sample=True, num_return_sequences=500, rng=0
     )

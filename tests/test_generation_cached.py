@@ -1,4 +1,4 @@
-"""Decoding with a cache: what decoding without one gives, in the same bits, and a state that errors leave as it was."""
+"""CachedDecoding: bit-identical to UncachedDecoding, and unchanged by errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 from helpers import assert_same_bits
 
 import pyattn
-from pyattn import _core, functional, generation, nn
-from pyattn.generation.cached import Cached
-from pyattn.generation.recomputing import Recomputing
+from pyattn import _core, functional, nn
+from pyattn.generation import CachedDecoding, UncachedDecoding
 
 WORDS, SRC_WORDS = 17, 13
 
@@ -26,7 +25,7 @@ def translator(seed=0, dtype="float32", **options):
 
 
 def drawn(model, seed):
-    """Also what begins as 0 and 1, and with scores far enough apart for beams to part."""
+    """Perturb all parameters, those that begin as 0 or 1 too, so that scores differ enough for beams to separate."""
     rng = np.random.default_rng(seed + 100)
     for array in model.parameters():
         array += rng.standard_normal(array.shape).astype(array.dtype) * 0.3
@@ -34,17 +33,17 @@ def drawn(model, seed):
 
 
 MODELS = {
-    "after-normalised": lambda **o: language_model(**o),
+    "norm last": lambda **o: language_model(**o),
     "norm_first, tied, learned positions": lambda **o: language_model(
         norm_first=True, tie_weights=True, learned_positions=True, **o
     ),
     "gelu, no biases": lambda **o: language_model(activation="gelu", bias=False, **o),
-    "a function of the caller's": lambda **o: language_model(activation=lambda x: np.maximum(x, 0) ** 2, **o),
-    "batch behind": lambda **o: language_model(batch_first=False, **o),
+    "custom activation": lambda **o: language_model(activation=lambda x: np.maximum(x, 0) ** 2, **o),
+    "length first": lambda **o: language_model(batch_first=False, **o),
     "padding": lambda **o: language_model(padding_idx=3, **o),
     "translator": lambda **o: translator(**o),
     "translator, norm_first, tied": lambda **o: translator(norm_first=True, tie_weights=True, **o),
-    "translator, batch behind": lambda **o: translator(batch_first=False, **o),
+    "translator, length first": lambda **o: translator(batch_first=False, **o),
     "translator, padding, shared": lambda **o: drawn(
         nn.Seq2SeqTransformer(WORDS, WORDS, 16, 4, 1, 2, 24, padding_idx=0, share_embeddings=True, **o).eval(), 3
     ),
@@ -53,12 +52,12 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def states(model, rng, rows, **options):
-    """Of both kinds, with the same source of different lengths."""
+    """A state of both kinds with the same source, whose rows have different lengths."""
     source = lengths = None
     if model.is_encoder_decoder:
         lengths = rng.integers(1, 9, rows)
         source = rng.integers(1, model.src_vocab_size, (rows, 8))
-    return [kind(model, source, lengths, **options) for kind in (Cached, Recomputing)]
+    return [kind(model, source, lengths, **options) for kind in (CachedDecoding, UncachedDecoding)]
 
 
 def assert_same_step(states, ids, lengths=None):
@@ -68,7 +67,7 @@ def assert_same_step(states, ids, lengths=None):
 
 
 @every_model
-def test_steps_have_the_bits_of_those_without_a_cache(name, dtype, level):
+def test_steps_are_bit_identical_to_those_without_a_cache(name, dtype, level):
     rng = np.random.default_rng(0)
     pair = states(MODELS[name](dtype=dtype), rng, 4, need_weights=True)
     assert_same_step(pair, rng.integers(0, WORDS, (4, 70)), [70, 3, 1, 66])
@@ -117,11 +116,11 @@ def test_generation_is_the_same_without_a_cache(name, search, dtype):
             np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
-# What is computed how often
+# Number of computations
 
 
 def counted(monkeypatch):
-    """How often layers, and linear functions beside them, were called."""
+    """Count the calls of whole layers and of separate linear functions."""
     calls = {"layer": 0, "linear": 0}
 
     def count(name, function):
@@ -137,36 +136,36 @@ def counted(monkeypatch):
 
 
 def test_the_source_is_computed_once(monkeypatch):
-    """One call of the core for each layer and step, and keys and values of the source at the beginning."""
+    """The core is called once per layer and step; keys and values of the source are computed at the beginning."""
     model = translator()
     calls = counted(monkeypatch)
-    state = Cached(model, [[1, 2, 3], [4, 5, 6]])
-    assert calls == {"layer": 1, "linear": 4}  # the encoder's layer; key and value of the decoder's two
+    state = CachedDecoding(model, [[1, 2, 3], [4, 5, 6]])
+    assert calls == {"layer": 1, "linear": 4}  # the encoder's layer; keys and values for the decoder's two layers
     calls.update(layer=0, linear=0)
     for _ in range(3):
         state.step([[1], [2]])
     state.reorder([1, 0, 1])
     state.step([[1], [2], [3]])
-    assert calls == {"layer": 8, "linear": 4}  # the decoder's layers; the vocabulary
+    assert calls == {"layer": 8, "linear": 4}  # two decoder layers and one output projection, in each of 4 steps
 
 
 def test_a_step_scores_last_tokens_alone(monkeypatch):
     model, seen = language_model(), []
     monkeypatch.setattr(model.generator, "forward", lambda x: seen.append(x.shape) or x @ model.generator.weight.T)
-    state = Cached(model)
+    state = CachedDecoding(model)
     state.step(np.ones((2, 9), int), [9, 4])
     state.step([[1], [2]])
     assert seen == [(2, 16), (2, 16)]
 
 
-def test_rows_that_were_one_share_pages():
-    state = Cached(language_model())
+def test_rows_that_come_from_one_row_share_pages():
+    state = CachedDecoding(language_model())
     state.step(np.ones((1, 128), int))
     before = state.cache.nbytes
     state.reorder([0] * 4)
     assert state.cache.nbytes == before
     state.step(np.ones((4, 1), int))
-    assert 2.9 * before < state.cache.nbytes < 3.1 * before  # two pages of a layer, and one more for each row
+    assert 2.9 * before < state.cache.nbytes < 3.1 * before  # two shared pages per layer, and one more for each row
 
 
 # Errors
@@ -179,17 +178,17 @@ def refused(state, ids, lengths=None, error=ValueError, words=""):
     assert state.lengths.tolist() == before
 
 
-@pytest.mark.parametrize("kind", [Cached, Recomputing])
-def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
+@pytest.mark.parametrize("kind", [CachedDecoding, UncachedDecoding])
+def test_bad_steps_are_refused_and_leave_the_state_unchanged(kind):
     model = language_model(max_length=8)
-    pair = [kind(model), Recomputing(model)]
+    pair = [kind(model), UncachedDecoding(model)]
     refused(pair[0], [[WORDS]], words=f"ids holds {WORDS}")
     assert_same_step(pair, [[1, 2, 3], [4, 5, 0]], [3, 2])
     state = pair[0]
     refused(state, [[1.5], [2]], error=TypeError, words="expected integers")
     refused(state, [[1], [-2]], words="ids holds -2")
-    refused(state, [[1]], words="a row for each sequence")
-    refused(state, [1, 2], words="a row for each sequence")
+    refused(state, [[1]], words="one row per sequence")
+    refused(state, [1, 2], words="one row per sequence")
     refused(state, [[1, 2], [1, 2]], [0, 2], words="lengths holds 0")
     refused(state, [[1, 2], [1, 2]], [1], words="lengths has shape")
     refused(state, np.ones((2, 6), int), words="positions")
@@ -200,9 +199,9 @@ def test_bad_steps_are_refused_and_leave_the_state_as_it_was(kind):
     assert_same_step(pair, [[6], [7]])
 
 
-def test_padding_may_lie_behind_the_last_position():
+def test_padding_may_exceed_the_last_position():
     model = language_model(max_length=8)
-    pair = [Cached(model), Recomputing(model)]
+    pair = [CachedDecoding(model), UncachedDecoding(model)]
     assert_same_step(pair, [[1, 2, 3, 4, 5, 6], [4, 0, 0, 0, 0, 0]], [6, 1])
     assert_same_step(pair, [[7, 8, 0, 0, 0], [1, 2, 3, 4, 5]], [2, 5])
 
@@ -213,7 +212,7 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("where", ["layers", "head"])
 @pytest.mark.parametrize("error", [StopError, KeyboardInterrupt])
-def test_a_step_that_breaks_off_leaves_the_state_as_it_was(where, error, monkeypatch):
+def test_a_step_that_fails_leaves_the_state_unchanged(where, error, monkeypatch):
     model = translator()
     pair = states(model, np.random.default_rng(0), 2)
     assert_same_step(pair, [[1, 2], [3, 4]])
@@ -230,7 +229,7 @@ def test_a_step_that_breaks_off_leaves_the_state_as_it_was(where, error, monkeyp
     assert_same_step(pair, [[5], [6]])
 
 
-def test_a_reorder_that_breaks_off_leaves_the_state_as_it_was(monkeypatch):
+def test_a_reorder_that_fails_leaves_the_state_unchanged(monkeypatch):
     pair = states(translator(), np.random.default_rng(0), 2)
     assert_same_step(pair, [[1, 2], [3, 4]])
     pick, calls = pyattn.KVCache._pick, []
@@ -260,17 +259,17 @@ def test_layers_without_a_cache_are_named():
     pyattn.generate(model, [[1]], max_new_tokens=2, use_cache=False)
 
 
-def test_a_source_is_padded_behind_alone():
+def test_a_source_is_padded_on_the_right_only():
     model = translator(padding_idx=0)
     with pytest.raises(ValueError, match="padding before other tokens"):
         model.encode_memory([[0, 1, 2]])
     assert model.encode_memory([[1, 2, 0], [3, 0, 0]]).lengths.tolist() == [2, 1]
     with pytest.raises(ValueError, match=r"source has shape \(2,\)"):
-        generation.Cached(model, [1, 2])
+        CachedDecoding(model, [1, 2])
 
 
 def test_step_by_hand_is_forward():
-    """As in the docs: a cache of one's own."""
+    """With a cache of the caller's, as in the docs."""
     model, ids = language_model(), np.array([[1, 2, 3, 4, 5]])
     cache = model.new_cache()
     prompt = model.decode_step(ids[:, :3], cache)

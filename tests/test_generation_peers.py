@@ -1,4 +1,4 @@
-"""generate against that of transformers: the same model, whose own search is asked, and ours."""
+"""generate against transformers: the same model, with its own search and with ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from decoding import Peer, peer_of
 
 import pyattn
-from pyattn.generation import warping
+from pyattn.generation import logits as processors
 
 pytestmark = pytest.mark.peers
 PAD, START = 0, 1
@@ -17,12 +17,12 @@ NEW = 12
 
 
 def prompts_of(rng, vocabulary=60):
-    """Of different lengths, without padding."""
+    """Prompts of different lengths, without padding."""
     return [rng.integers(2, vocabulary, n).tolist() for n in rng.integers(1, 9, 3)]
 
 
 def ask(torch, model, prompts, **options):
-    """What that package's generate gives: new tokens without padding, and scores where there are beams."""
+    """Call transformers' generate: its new tokens, and the scores of a beam search."""
     longest = max(map(len, prompts))
     left = not model.config.is_encoder_decoder
     padding = [[PAD] * (longest - len(row)) for row in prompts]
@@ -42,7 +42,7 @@ def ask(torch, model, prompts, **options):
 
 
 def assert_same(generation, theirs, ends=()):
-    """Rows that end early are padded there to the longest; behind beams with an end symbol where padding is 0."""
+    """transformers pads rows that end early; after a beam search, with an end symbol where the padding token is 0."""
     for row, length, other in zip(generation.tokens, generation.lengths, theirs, strict=True):
         assert row[:length].tolist() == other[:length].tolist()
         assert np.isin(other[length:], [PAD, *ends]).all()
@@ -52,7 +52,7 @@ def both(torch, transformers, kind, seed, **options):
     rng = np.random.default_rng([1, seed])
     model, prompts = peer_of(torch, transformers, kind, seed), prompts_of(rng)
     start = {"start_token_id": START} if kind == "bart" else {}
-    ours = pyattn.generate(Peer(torch, model), prompts, max_new_tokens=NEW, pad_token_id=PAD, **start, **options)
+    ours = pyattn.generate(Peer(torch, model), prompts, max_new_tokens=NEW, padding_idx=PAD, **start, **options)
     return ours, *ask(torch, model, prompts, **options)
 
 
@@ -66,13 +66,13 @@ def test_greedy(kind, seed, torch, transformers):
     ours, theirs, _ = both(torch, transformers, kind, seed, do_sample=False)
     assert_same(ours, theirs)
     assert (ours.lengths == NEW).all()
-    assert len(np.unique(ours.tokens)) > 2, "a model that always says the same shows nothing"
+    assert len(np.unique(ours.tokens)) > 2, "a model that repeats one token proves nothing"
 
 
 @kinds
 @seeds
 def test_greedy_until_an_end(kind, seed, torch, transformers):
-    """End symbols that come up in different steps: those that the model would have said."""
+    """Take tokens that the model generates in different steps as end symbols."""
     free, *_ = both(torch, transformers, kind, seed, do_sample=False)
     ends = sorted({int(free.tokens[0, 3]), int(free.tokens[1, 6])} - {PAD})
     ours, theirs, _ = both(torch, transformers, kind, seed, eos_token_id=ends)
@@ -117,14 +117,14 @@ def test_beams(kind, seed, options, torch, transformers):
         np.testing.assert_allclose(ours.scores, scores.numpy(), rtol=1e-4)
 
 
-# What sampling is from
+# Logits processors
 
 
 @pytest.fixture
 def logits():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((6, 500)).astype(np.float32) * 3
-    x[1] = x[1].round()  # many equals
+    x[1] = x[1].round()  # with many ties
     x[2, 5:] = -np.inf
     x[3] = 0
     x[4] *= 10
@@ -134,29 +134,29 @@ def logits():
 @pytest.mark.parametrize("k", [1, 2, 7, 50, 499, 500, 1000])
 def test_top_k(k, logits, torch, transformers):
     theirs = transformers.TopKLogitsWarper(k)(None, torch.from_numpy(logits)).numpy()
-    np.testing.assert_array_equal(warping.keep_top_k(logits, k), theirs)
+    np.testing.assert_array_equal(processors.filter_top_k(logits, k), theirs)
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.99, 0.999])
-def test_nucleus(p, logits, torch, transformers):
-    """Of equals, which are kept is open: they are told apart here."""
+def test_top_p(p, logits, torch, transformers):
+    """Without ties: of equal tokens, either may be kept."""
     for x in (logits[[0, 2, 4, 5]], np.repeat(logits[:1], 3, axis=0) / 30):
         theirs = transformers.TopPLogitsWarper(p)(None, torch.from_numpy(x)).numpy()
-        np.testing.assert_array_equal(warping.keep_nucleus(x, p), theirs)
+        np.testing.assert_array_equal(processors.filter_top_p(x, p), theirs)
 
 
 @pytest.mark.parametrize(("temperature", "k", "p"), [(0.7, None, None), (2.5, 30, None), (0.3, 40, 0.8), (1.0, 3, 0.6)])
-def test_one_after_the_other(temperature, k, p, logits, torch, transformers):
-    """In the order of that package: a nucleus of what top-k left, at that temperature."""
+def test_all_of_them(temperature, k, p, logits, torch, transformers):
+    """In transformers' order: temperature, top-k, top-p."""
     x, theirs = logits[[0, 4, 5]], torch.from_numpy(logits[[0, 4, 5]])
     theirs = transformers.TemperatureLogitsWarper(temperature)(None, theirs)
     theirs = theirs if k is None else transformers.TopKLogitsWarper(k)(None, theirs)
     theirs = theirs if p is None else transformers.TopPLogitsWarper(p)(None, theirs)
-    np.testing.assert_array_equal(warping.warp(x, temperature, k, p), theirs.numpy())
+    np.testing.assert_array_equal(processors.warp_logits(x, temperature, k, p), theirs.numpy())
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.2, 3.0])
 def test_penalty(penalty, logits, torch, transformers):
     seen = np.random.default_rng(1).integers(0, 500, (6, 9))
     theirs = transformers.RepetitionPenaltyLogitsProcessor(penalty)(torch.from_numpy(seen), torch.from_numpy(logits))
-    np.testing.assert_array_equal(warping.penalise(logits, list(seen), penalty), theirs.numpy())
+    np.testing.assert_array_equal(processors.apply_repetition_penalty(logits, list(seen), penalty), theirs.numpy())

@@ -1,4 +1,4 @@
-"""generate shows its work: steps that are kept, a table, a callback, a bar."""
+"""generate shows its work: recorded steps, a table, a callback, a progress bar."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyattn
 from pyattn import nn
 
 
-def test_steps_tell_how_it_came_about():
+def test_steps_record_the_generation():
     generation = pyattn.generate(Markov(CHAIN), [[2, 3], [1]], max_new_tokens=9, eos_token_id=END, return_steps=True)
     assert len(generation.steps) == 4
-    assert [step.entries.tolist() for step in generation.steps] == [[0, 1], [0, 1], [1], [1]]
+    assert [step.batch_indices.tolist() for step in generation.steps] == [[0, 1], [0, 1], [1], [1]]
     rows = generation.row_steps(1)
     assert [step.decoder_input.tolist() for step in rows] == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
     assert [step.token for step in rows] == [2, 3, 4, 5]
@@ -42,7 +42,7 @@ def test_steps_of_an_encoder_decoder_have_both_weights():
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True, "rng": 0}], ids=str)
 def test_steps_lead_to_each_sequence(options):
-    """Whatever beam it was before: each step's input is what came of those before."""
+    """Whichever beam a sequence was before, each step's input is the result of the steps before it."""
     generation = pyattn.generate(
         Markov(TABLE),
         [[3], [1, 2]],
@@ -67,7 +67,7 @@ def test_steps_lead_to_each_sequence(options):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_beams_may_stop_where_nothing_ends(seed):
-    """With what has ended better than all that goes on, a step adds nothing; some of these tables have such a step."""
+    """A last step may add nothing, if finished beams beat all running ones; some of these tables have such a step."""
     table = np.random.default_rng(seed).standard_normal((6, 6)) * 3
     given = {"max_new_tokens": 8, "eos_token_id": END, "num_beams": 2, "length_penalty": 0.0}
     one = pyattn.generate(Markov(table), [[0]], **given, return_steps=True)
@@ -76,7 +76,7 @@ def test_beams_may_stop_where_nothing_ends(seed):
     assert len(one.row_steps()) == one.lengths[0] <= len(one.steps)
 
 
-def test_keeping_steps_changes_nothing():
+def test_recording_steps_changes_nothing():
     for options in ({}, {"num_beams": 3}, {"do_sample": True, "rng": 0}):
         given = {"max_new_tokens": 6, "eos_token_id": END, **options}
         one, other = (pyattn.generate(Markov(TABLE), [[3], [1]], **given, return_steps=keep) for keep in (False, True))
@@ -102,30 +102,30 @@ def test_a_table_can_be_read():
     assert max(map(len, long.splitlines())) < 150
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "kind", "message"),
-    [
-        (["a"], ValueError, r"^vocabulary has no word for the id \d$"),
-        ({0: "a"}, ValueError, r"^vocabulary has no word for the id \d$"),
-        ("abc", TypeError, "^vocabulary is of type str, expected a sequence of words or a mapping of ids to words$"),
-    ],
-)
-def test_words_that_are_missing_are_named(vocabulary, kind, message):
-    generation = pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=2, return_steps=True)
-    with pytest.raises(kind, match=message):
-        generation.table(vocabulary=vocabulary)
+MISSING_WORDS = [
+    (["a"], ValueError, r"^vocabulary has no word for the id \d$"),
+    ({0: "a"}, ValueError, r"^vocabulary has no word for the id \d$"),
+    ("abc", TypeError, "^vocabulary is of type str, expected a sequence of words or a mapping of ids to words$"),
+]
 
 
-def test_steps_that_are_not_there():
+def test_missing_words_are_named():
+    for vocabulary, kind, message in MISSING_WORDS:
+        generation = pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=2, return_steps=True)
+        with pytest.raises(kind, match=message):
+            generation.table(vocabulary=vocabulary)
+
+
+def test_missing_steps_are_named():
     generation = pyattn.generate(Markov(CHAIN), [[0], [1]], max_new_tokens=2)
     assert str(generation) == "row 0, score -0.0000: 1 2\nrow 1, score -0.0000: 2 3"
-    with pytest.raises(ValueError, match="steps were not kept; call generate with return_steps=True"):
+    with pytest.raises(ValueError, match="steps were not recorded; call generate with return_steps=True"):
         generation.row_steps()
     with pytest.raises(ValueError, match="row is 2, expected 0 <= row < 2"):
         generation.row_steps(2)
 
 
-# Who looks on
+# Callback and progress bar
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "rng": 0}], ids=str)
@@ -163,10 +163,10 @@ def test_a_callback_may_fail():
         assert_same_bits(array, before[name])
 
 
-@pytest.mark.parametrize("answer", [1, "stop", 0])
-def test_a_callback_answers_in_bools(answer):
-    with pytest.raises(TypeError, match=f"callback returned {answer!r}, expected True to stop, False or None"):
-        pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=3, callback=lambda step: answer)
+def test_a_callback_must_return_a_bool():
+    for answer in (1, "stop", 0):
+        with pytest.raises(TypeError, match=f"callback returned {answer!r}, expected True to stop, or False or None"):
+            pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=3, callback=lambda _, answer=answer: answer)
 
 
 def test_progress_is_shown(capsys):
@@ -186,6 +186,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run_python(script).stdout == (
-        "progress=True needs the package tqdm; install pyattn[progress], or leave it out\n"
-    )
+    assert run_python(script).stdout == "progress=True needs tqdm: pip install 'pyattn[progress]', or leave it out\n"

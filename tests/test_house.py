@@ -53,9 +53,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
     "testing/_comparing/calling.py": {"torch"},
-    "generation/watching.py": {"tqdm"},
-    "interop/_fast_path.py": {"torch"},
-    "interop/_hooks.py": {"torch"},
+    "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
     "models/sentences.py": {"tokenizers"},

@@ -1,4 +1,4 @@
-"""pyattn.interop.bertviz: weights in the shape and order that bertviz stacks them."""
+"""pyattn.interop.bertviz: weights in the shape and order that bertviz needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_weights_of_a_module_fit():
 
 @pytest.mark.peers
 def test_tensors_stack_as_bertviz_does(torch):
-    """Its format_attention: squeeze each layer's batch, then stack."""
+    """bertviz's format_attention squeezes the batch axis of each layer, then stacks the layers."""
     tensors = attentions(LAYERS[:1] * 2, tensors=True)
     stacked = torch.stack([tensor.squeeze(0) for tensor in tensors])
     np.testing.assert_array_equal(stacked.numpy(), np.stack(LAYERS[:1] * 2))
@@ -65,28 +65,55 @@ def test_torch_is_imported_for_tensors_alone(torch):
     run_python(lines + "'torch' in sys.modules and exit(1); give([[[[1.0]]]], tensors=True); sys.modules['torch']")
 
 
-@pytest.mark.parametrize(
-    ("weights", "kind", "message"),
-    [
-        ([], ValueError, "weights is empty, expected an array for each layer"),
-        (LAYERS[0], ValueError, "weights[0] has shape (5, 7), expected (heads, L, S); one layer alone is given as"),
-        ([np.ones((2, 4, 5, 5))], ValueError, "weights[0] has a batch of 2, expected (heads, L, S); choose an entry"),
-        ([np.ones(3)], ValueError, "weights[0] has shape (3,), expected (heads, L, S) or (1, heads, L, S)"),
-        (
-            [np.ones((4, 5, 5)), np.ones((2, 5, 5))],
-            ValueError,
-            "weights[1] has shape (2, 5, 5) but weights[0] (4, 5, 5); bertviz shows layers of one shape together",
-        ),
-        ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
-        (None, TypeError, "weights is of type NoneType, expected an array for each layer"),
-        (RESULT, TypeError, "weights is of type AttentionResult, expected an array for each layer; pass [weights.we"),
-        (
-            [RESULT],
-            TypeError,
-            "weights[0] is of type AttentionResult, expected an array (heads, L, S); pass weights[0].",
-        ),
-    ],
-)
-def test_mistakes_are_named(weights, kind, message):
-    with pytest.raises(kind, match=re.escape(message)):
-        attentions(weights)
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import pyattn
+from pyattn.interop import *
+assert hasattr(pyattn.interop, "torch") and hasattr(pyattn.interop, "bertviz") and not hasattr(pyattn.interop, "jax")
+for call in (
+    lambda: pyattn.interop.torch.to_torch(pyattn.nn.Linear(1, 1)),
+    lambda: pyattn.interop.torch.from_torch(None),
+    lambda: pyattn.interop.bertviz.attentions([[[[1.0]]]], tensors=True),
+):
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_interop_without_torch_says_how_to_install_it():
+    needed = "pyattn.interop.torch needs", "pyattn.interop.torch needs", "tensors=True needs"
+    assert run_python(WITHOUT_TORCH).stdout.splitlines() == [f"{name} PyTorch: pip install torch" for name in needed]
+
+
+MISTAKES = [
+    ([], ValueError, "weights is empty, expected one array per layer"),
+    (LAYERS[0], ValueError, "weights[0] has shape (5, 7), expected (heads, L, S); pass a single layer as [weights]"),
+    (
+        [np.ones((2, 4, 5, 5))],
+        ValueError,
+        "weights[0] has a batch of 2, expected (heads, L, S); pass one entry, weights",
+    ),
+    ([np.ones(3)], ValueError, "weights[0] has shape (3,), expected (heads, L, S) or (1, heads, L, S)"),
+    (
+        [np.ones((4, 5, 5)), np.ones((2, 5, 5))],
+        ValueError,
+        "weights[1] has shape (2, 5, 5), weights[0] has (4, 5, 5); bertviz needs the same shape for all layers",
+    ),
+    ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
+    (None, TypeError, "weights is of type NoneType, expected one array per layer"),
+    (RESULT, TypeError, "weights is of type AttentionResult, expected one array per layer; pass [weights.we"),
+    (
+        [RESULT],
+        TypeError,
+        "weights[0] is of type AttentionResult, expected an array (heads, L, S); pass weights[0].",
+    ),
+]
+
+
+def test_mistakes_are_named():
+    for weights, kind, message in MISTAKES:
+        with pytest.raises(kind, match=re.escape(message)):
+            attentions(weights)

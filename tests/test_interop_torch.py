@@ -1,4 +1,4 @@
-"""pyattn.interop.torch: modules there and back, with copies and without."""
+"""pyattn.interop.torch: modules to torch and back, copied and shared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_torch_is_imported_by_the_first_call(torch):
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_there_and_back(bias, share, dtype, x, torch, interop):
+def test_linear_to_torch_and_back(bias, share, dtype, x, torch, interop):
     theirs = torch.nn.Linear(4, 3, bias=bias, dtype=getattr(torch, dtype))
     ours = interop.from_torch(theirs, share=share)
     assert type(ours) is nn.Linear
@@ -111,18 +111,18 @@ def test_arrays_that_torch_cannot_view_are_copied_or_refused(kind, torch, intero
         weight.flags.writeable = False
     ours = nn.Linear.from_arrays({"byte-swapped": weight.astype(">f8"), "reversed": weight[::-1]}.get(kind, weight))
     np.testing.assert_array_equal(interop.to_torch(ours).weight.detach().numpy(), ours.weight)
-    with pytest.raises(ValueError, match=r"weight is read-only, byte-swapped or has negative strides: .*share=False"):
+    with pytest.raises(ValueError, match=r"weight is read-only, byte-swapped or has negative strides, .*share=False"):
         interop.to_torch(ours, share=True)
 
 
-def test_the_mode_is_kept(torch, interop):
+def test_the_mode_is_converted(torch, interop):
     for mode in (True, False):
         assert interop.from_torch(torch.nn.Linear(2, 2).train(mode)).training is mode
         assert interop.to_torch(nn.Linear(2, 2).train(mode)).training is mode
 
 
-def test_a_part_that_is_a_linear_layer_by_another_name(torch, interop):
-    """The output projection of torch's multi-head attention is of a subclass."""
+def test_a_subclass_of_linear_is_converted(torch, interop):
+    """The output projection of torch's multi-head attention is of a subclass of Linear."""
     part = torch.nn.MultiheadAttention(4, 2).out_proj
     assert type(part) is not torch.nn.Linear
     assert_same_bits(interop.from_torch(part).weight, part.weight.detach().numpy())
@@ -131,7 +131,7 @@ def test_a_part_that_is_a_linear_layer_by_another_name(torch, interop):
 def test_parametrizations_are_copied_and_not_shared(torch, interop):
     theirs = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3))
     assert_same_bits(interop.from_torch(theirs).weight, theirs.weight.detach().numpy())
-    with pytest.raises(ValueError, match=r"^weight is no torch.nn.Parameter: parametrizations .*; pass share=False$"):
+    with pytest.raises(ValueError, match=r"^weight is computed anew in each call .*: pass share=False"):
         interop.from_torch(theirs, share=True)
 
 
@@ -143,28 +143,28 @@ BY_HOOKS = {
 
 
 def pruned(module, amount):
-    from torch.nn.utils import prune  # import torch leaves it out
+    from torch.nn.utils import prune  # not imported by `import torch`
 
     return prune.l1_unstructured(module, "weight", amount)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", BY_HOOKS)
-def test_weights_that_hooks_compute_are_copied_as_of_now_and_not_shared(kind, x, dtype, torch, interop):
+def test_weights_that_hooks_compute_are_updated_copied_and_not_shared(kind, x, dtype, torch, interop):
     theirs = torch.nn.Linear(4, 3, dtype=getattr(torch, dtype))
     BY_HOOKS[kind](torch, theirs)
     theirs.eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter.mul_(-1.5)  # as an optimiser: what is there of the weight is older now
+            parameter.mul_(-1.5)  # as an optimiser would: the computed weight is out of date now
     ours = interop.from_torch(theirs)
     np.testing.assert_allclose(ours(x), call(theirs, torch, x), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match=r"^weight is no torch.nn.Parameter: .* hooks, .*; pass share=False$"):
+    with pytest.raises(ValueError, match=r"^weight is computed anew in each call .* hook .*: pass share=False"):
         interop.from_torch(theirs, share=True)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_what_spectral_norm_keeps_is_not_written_to(torch, interop):
+def test_the_vectors_of_spectral_norm_are_not_written_to(torch, interop):
     theirs = torch.nn.utils.spectral_norm(torch.nn.Linear(4, 3))
     kept = theirs.weight_u.clone()
     ours = interop.from_torch(theirs)
@@ -173,7 +173,7 @@ def test_what_spectral_norm_keeps_is_not_written_to(torch, interop):
     assert_same_bits(ours.weight, theirs.weight.detach().numpy())
 
 
-def test_a_pruned_norm_is_copied_with_the_weight_that_is_left(torch, interop):
+def test_a_pruned_norm_is_copied_with_its_pruned_weight(torch, interop):
     theirs = pruned(torch.nn.LayerNorm(4), 2)
     ours = interop.from_torch(theirs)
     assert list(ours.state_dict()) == ["weight", "bias"]
@@ -182,7 +182,7 @@ def test_a_pruned_norm_is_copied_with_the_weight_that_is_left(torch, interop):
 
 
 def test_nothing_is_drawn(torch, interop):
-    """Neither side's random numbers move on."""
+    """A conversion draws no random numbers."""
     state = torch.get_rng_state()
     interop.to_torch(nn.Linear(4, 3))
     interop.to_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True))
@@ -199,10 +199,10 @@ def test_other_modules_are_refused(torch, interop):
             return 2 * super().forward(x)
 
     for theirs in (Twice(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.ones(2), None):
-        with pytest.raises(TypeError, match=r"module is of type .*, and from_torch knows torch.nn's Linear"):
+        with pytest.raises(TypeError, match=r"module is of type .*; from_torch converts torch.nn's Linear"):
             interop.from_torch(theirs)
     for ours in (OurTwice(2, 2), nn.Module(), np.ones(2), torch.nn.Linear(2, 2)):
-        with pytest.raises(TypeError, match=r"module is of type .*, and to_torch knows pyattn.nn's Linear"):
+        with pytest.raises(TypeError, match=r"module is of type .*; to_torch converts pyattn.nn's Linear"):
             interop.to_torch(ours)
 
 
@@ -228,7 +228,7 @@ EVERY = [
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("options", EVERY, ids=str)
-def test_multi_head_attention_there_and_back(options, share, dtype, torch, interop):
+def test_multi_head_attention_to_torch_and_back(options, share, dtype, torch, interop):
     theirs = torch.nn.MultiheadAttention(6, 2, **options, dtype=getattr(torch, dtype)).eval()
     ours = interop.from_torch(theirs, share=share)
     assert type(ours) is nn.MultiheadAttention
@@ -273,34 +273,37 @@ def test_an_optimiser_of_torch_trains_a_shared_attention(dtype, torch, interop):
     np.testing.assert_allclose(after, expected, rtol=0, atol=1e-5)
 
 
-def test_attention_with_weights_of_their_own_is_packed_in_a_copy_alone(torch, interop):
+def test_separate_projections_are_packed_in_a_copy_only(torch, interop):
     packed = nn.MultiheadAttention(4, 2, rng=0)
     state = packed.state_dict()
     names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     weights = dict(zip(names, np.split(state.pop("in_proj_weight"), 3), strict=True))
     ours = nn.MultiheadAttention.from_arrays({**weights, **state}, 2)
     assert_same_bits(interop.to_torch(ours).in_proj_weight.detach().numpy(), packed.in_proj_weight)
-    with pytest.raises(ValueError, match="weights of their own for query, key and value: torch needs a copy"):
+    with pytest.raises(ValueError, match=r"separate weights for query, key and value, .*: pass share=False"):
         interop.to_torch(ours, share=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_kv_heads": 1}, "module has num_kv_heads=1, and torch.nn.MultiheadAttention always 2"),
-        ({"head_dim": 5}, "module has head_dim=5, .* always 2"),
-        ({"v_head_dim": 5}, "module has v_head_dim=5, .* always 2"),
-        ({"out_dim": 5}, "module has out_dim=5, .* always 4"),
-    ],
-)
-def test_sizes_that_torch_lacks_are_refused(options, message, torch, interop):
-    with pytest.raises(ValueError, match=message):
-        interop.to_torch(nn.MultiheadAttention(4, 2, **options))
+SIZES_THAT_TORCH_LACKS = [
+    (
+        {"num_kv_heads": 1},
+        "module has num_kv_heads=1, which torch.nn.MultiheadAttention cannot have",
+    ),
+    ({"head_dim": 5}, "module has head_dim=5, .* always 2"),
+    ({"v_head_dim": 5}, "module has v_head_dim=5, .* always 2"),
+    ({"out_dim": 5}, "module has out_dim=5, .* always 4"),
+]
+
+
+def test_sizes_that_torch_lacks_are_refused(torch, interop):
+    for options, message in SIZES_THAT_TORCH_LACKS:
+        with pytest.raises(ValueError, match=message):
+            interop.to_torch(nn.MultiheadAttention(4, 2, **options))
 
 
 def test_a_part_with_parametrizations_is_copied_and_not_shared(torch, interop):
     theirs = torch.nn.MultiheadAttention(4, 2)
     torch.nn.utils.parametrizations.weight_norm(theirs.out_proj)
     assert_same_bits(interop.from_torch(theirs).out_proj.weight, theirs.out_proj.weight.detach().numpy())
-    with pytest.raises(ValueError, match=r"^out_proj.weight is no torch.nn.Parameter: parametrizations"):
+    with pytest.raises(ValueError, match=r"^out_proj.weight is computed anew in each call .* parametrization"):
         interop.from_torch(theirs, share=True)

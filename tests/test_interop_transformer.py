@@ -1,4 +1,4 @@
-"""pyattn.interop.torch: normalisations, layers, stacks and Transformers there and back, with copies and without."""
+"""pyattn.interop.torch: norms, layers, stacks and Transformers to torch and back, copied and shared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {
 
 
 class Unhashable:
-    """A callable as a dataclass makes it."""
+    """A callable without a hash, as instances of dataclasses are."""
 
     __hash__ = None
 
@@ -64,7 +64,7 @@ def call(theirs, torch, inputs, masks):
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_and_back(kind, share, torch):
+def test_to_torch_and_back(kind, share, torch):
     torch.manual_seed(0)
     theirs = perturbed(KINDS[kind](torch.nn), torch)
     inputs, masks = inputs_of(kind)
@@ -87,7 +87,7 @@ def test_there_and_back(kind, share, torch):
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_the_mode_of_parts_is_kept_too(mode, torch):
+def test_the_mode_of_parts_is_converted_too(mode, torch):
     theirs = torch.nn.TransformerEncoderLayer(**LAYER).train(not mode)
     theirs.train(mode)
     ours = pyattn.interop.torch.from_torch(theirs)
@@ -95,7 +95,7 @@ def test_the_mode_of_parts_is_kept_too(mode, torch):
     assert {module.training for module in pyattn.interop.torch.to_torch(ours).modules()} == {mode}
 
 
-def test_every_activation_has_its_twin(torch):
+def test_every_activation_is_converted(torch):
     functions = torch.nn.functional
     pairs = [(functions.relu, "relu"), (torch.nn.ReLU(), "relu"), (functions.gelu, "gelu"), (torch.nn.GELU(), "gelu")]
     pairs += [(functions.silu, "silu"), (torch.nn.SiLU(), "silu"), (torch.nn.GELU(approximate="tanh"), "gelu_tanh")]
@@ -115,20 +115,18 @@ def test_every_activation_has_its_twin(torch):
         np.testing.assert_allclose(back.activation(x).numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_what_has_no_twin_is_refused(torch):
+def test_unknown_activations_and_dropouts_are_refused(torch):
     layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=torch.tanh)
-    with pytest.raises(
-        TypeError, match=r"module has the activation .*tanh.*, and from_torch knows .* relu, gelu and silu"
-    ):
+    with pytest.raises(TypeError, match=r"module has the activation .*tanh.*; from_torch converts relu, gelu and silu"):
         pyattn.interop.torch.from_torch(layer)
-    with pytest.raises(TypeError, match=r"module has the activation .*, and torch has no function for it"):
+    with pytest.raises(TypeError, match=r"module has the activation .*, which torch does not have"):
         pyattn.interop.torch.to_torch(nn.TransformerEncoderLayer(**LAYER, activation=np.tanh))
     layer = torch.nn.TransformerEncoderLayer(**LAYER, activation=Unhashable())
-    with pytest.raises(TypeError, match=r"module has the activation .*Unhashable.*, and from_torch knows"):
+    with pytest.raises(TypeError, match=r"module has the activation .*Unhashable.*; from_torch converts"):
         pyattn.interop.torch.from_torch(layer)
     layer = torch.nn.TransformerEncoderLayer(**LAYER)
     layer.dropout1.p = 0.5
-    with pytest.raises(ValueError, match=r"module has dropouts of \[0.1, 0.5\], expected one probability for all"):
+    with pytest.raises(ValueError, match=r"module has dropouts of \[0.1, 0.5\], but a layer"):
         pyattn.interop.torch.from_torch(layer)
 
 
@@ -146,9 +144,7 @@ def layer_with(kind="TransformerEncoderLayer", batch_first=True, **others):
 def test_a_gate_is_not_dropped(kind, torch):
     layer = layer_with(kind, gate=nn.Linear(8, 12, rng=5), activation="silu")
     for module in (layer, getattr(nn, kind.removesuffix("Layer")).from_layers([layer])):
-        with pytest.raises(
-            ValueError, match=f"^module has a gate, and the feed-forward part of torch.nn.{kind} has none"
-        ):
+        with pytest.raises(ValueError, match=f"^module has a gate, which torch.nn.{kind} does not have"):
             to_torch(module)
 
 
@@ -163,9 +159,9 @@ NOT_ON_THE_FAST_PATH = {
 
 
 @pytest.mark.parametrize("what", NOT_ON_THE_FAST_PATH)
-def test_what_the_fast_path_leaves_out_or_fails_with_is_refused(what, torch):
+def test_layers_that_the_fast_path_does_not_support_are_refused(what, torch):
     layer, mha = layer_with(**NOT_ON_THE_FAST_PATH[what]), torch.backends.mha
-    with pytest.raises(ValueError, match=rf"^module has {what}.*; turn that off: .*mha.set_fastpath_enabled\(False\)$"):
+    with pytest.raises(ValueError, match=rf"^module has {what}.*; .*mha.set_fastpath_enabled\(False\)$"):
         to_torch(layer)
     mha.set_fastpath_enabled(False)
     try:
@@ -187,21 +183,21 @@ def test_what_the_fast_path_leaves_out_or_fails_with_is_refused(what, torch):
     ],
     ids=lambda options: ", ".join(options),
 )
-def test_what_has_no_fast_path_is_converted(options, torch):
+def test_layers_without_a_fast_path_are_converted(options, torch):
     layer = layer_with(**options)
     inputs = [X, MEMORY] if "kind" in options else [X]
     inputs = inputs if layer.batch_first else [np.ascontiguousarray(x.swapaxes(0, 1)) for x in inputs]
     np.testing.assert_allclose(call(to_torch(layer), torch, inputs, {}), layer(*inputs), rtol=0, atol=1e-5)
 
 
-def test_a_subclass_is_what_it_inherits(torch):
+def test_a_subclass_with_the_same_forward_is_converted(torch):
     class Norm(torch.nn.RMSNorm):
         pass
 
     assert isinstance(from_torch(Norm(4, eps=1e-5)), nn.RMSNorm)
 
 
-def test_a_layer_that_computes_otherwise_is_refused(torch):
+def test_a_layer_with_another_computation_is_refused(torch):
     class Layer(torch.nn.TransformerEncoderLayer):
         def _ff_block(self, x):
             return x * 0

@@ -35,8 +35,8 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "cosine": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='cosine')",
     "distance": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), score='distance')",
     "bilinear": "attend(endless(99999, 64), endless(99999, 64), score='bilinear', score_weight=endless(64, 64))",
-    "top_k": "functional.top_k(np.zeros((1 << 19, 1024), 'f4'), 100)",
-    "top_k, one row": "functional.top_k(np.arange(1 << 24, dtype='f4'), 1 << 22)",
+    "top_k": "functional.topk(np.zeros((1 << 19, 1024), 'f4'), 100)",
+    "top_k, one row": "functional.topk(np.arange(1 << 24, dtype='f4'), 1 << 22)",
     "softmax": "pyattn.softmax(np.zeros((1 << 19, 1024), 'f4'))",  # memory that is not written to is not there
     "module": "module(*[endless(1, 30000, 256)] * 3, need_weights=False)",
     "module, weights": "module(*[endless(4, 8000, 256)] * 3)",

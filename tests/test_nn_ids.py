@@ -1,20 +1,18 @@
-"""Token ids: what models of all kinds say of rows that are not an array."""
+"""Token ids in rows of different lengths: the message of all models."""
 
 from __future__ import annotations
 
 import pytest
+from pyattn.models._ids import as_tokens
 
 from pyattn import nn
-from pyattn.models.inputs import as_tokens
 
 
 @pytest.mark.parametrize(
     ("read", "name"),
-    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (lambda ids: as_tokens(ids, 13), "input_ids")],
+    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (as_tokens, "input_ids")],
     ids=["language model", "published models"],
 )
-def test_ids_in_rows_of_different_lengths_are_told_what_to_do(read, name):
-    with pytest.raises(
-        ValueError, match=rf"^{name} has rows of different lengths, .*: pyattn\.generation\.pad_sequences makes an "
-    ):
+def test_rows_of_different_lengths_are_refused(read, name):
+    with pytest.raises(ValueError, match=rf"^{name} has rows of different lengths; pad them with pyattn\.generation\."):
         read([[1, 2], [3]])

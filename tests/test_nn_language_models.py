@@ -330,7 +330,7 @@ def test_dropout_of_what_goes_in(kind):
     [
         ("LM", [[1, 13]], {}, ValueError, r"^input holds 13 at index \(0, 1\), expected 0 <= id < 13$"),
         ("LM", [-1], {}, ValueError, r"^input holds -1 at index \(0,\), expected 0 <= id < 13$"),
-        ("LM", [1.5], {}, TypeError, "^input has dtype float64, expected integers: ids of tokens$"),
+        ("LM", [1.5], {}, TypeError, "^input has dtype float64, expected integers: token ids; pass numpy"),
         ("LM", 3, {}, ValueError, r"^input has shape \(\), expected \(N, L\) or, unbatched, \(L,\)$"),
         ("LM", [[1, 2]], {"lengths": [3]}, ValueError, "^lengths holds 3, expected 0 <= length <= 2$"),
         (
@@ -338,7 +338,7 @@ def test_dropout_of_what_goes_in(kind):
             [[1, 2]],
             {"lengths": [1, 2]},
             ValueError,
-            r"^lengths has shape \(2,\), expected \(1,\): one for each r",
+            r"^lengths has shape \(2,\), expected \(1,\): one length per row$",
         ),
         ("LM", [[1, 2]], {"lengths": [1.0]}, TypeError, "^lengths has dtype float64, expected integers$"),
         (

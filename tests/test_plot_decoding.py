@@ -303,7 +303,7 @@ def test_a_source_needs_an_encoder():
 
 def test_a_generation_without_steps_or_rows_is_named():
     model = pyattn.nn.TransformerLM(10, 16, 2, 1, 32, rng=0).eval()
-    with pytest.raises(ValueError, match=r"^steps were not kept; call generate with return_steps=True$"):
+    with pytest.raises(ValueError, match=r"^steps were not recorded; call generate with return_steps=True$"):
         plot.animate(pyattn.generate(model, [1], max_new_tokens=1))
     with pytest.raises(ValueError, match=r"^row is 1, expected 0 <= row < 1$"):
         plot.animate(pyattn.generate(model, [1], max_new_tokens=1, return_steps=True), row=1)

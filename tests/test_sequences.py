@@ -1,4 +1,4 @@
-"""pad_sequences, add_special_tokens and shift_right: token ids as models take them."""
+"""pad_sequences, add_special_tokens and shift_right: sequences of token ids."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_torch_pads_the_same(side, value, torch):
         assert lengths.tolist() == [len(ids) for ids in sequences]
 
 
-def test_padding_goes_behind_or_before():
+def test_padding_on_either_side():
     assert padded(RAGGED) == ([[5, 6, 7, 0], [8, 0, 0, 0], [0, 0, 0, 0], [9, 10, 11, 12]], [3, 1, 0, 4])
     assert padded(RAGGED, side="left")[0] == [[0, 5, 6, 7], [0, 0, 0, 8], [0, 0, 0, 0], [9, 10, 11, 12]]
     assert padded(RAGGED[:2], length=5, padding_value=-1) == ([[5, 6, 7, -1, -1], [8, -1, -1, -1, -1]], [3, 1])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_what_is_too_long_loses_one_end(side):
+def test_longer_sequences_are_cut_on_either_side(side):
     assert padded([[1, 2, 3]], length=2, truncate="right", side=side) == ([[1, 2]], [2])
     assert padded([[1, 2, 3]], length=2, truncate="left", side=side) == ([[2, 3]], [2])
     assert padded([[1, 2, 3]], length=0, truncate="left", side=side) == ([[]], [0])
@@ -51,7 +51,7 @@ def test_what_is_too_long_loses_one_end(side):
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("truncate", ["right", "left"])
 @pytest.mark.parametrize("length", [None, 0, 1, 5, 12])
-def test_lengths_tell_what_is_no_padding(length, truncate, side):
+def test_lengths_exclude_padding(length, truncate, side):
     rng = np.random.default_rng(0)
     for count in range(12):
         sequences = [rng.integers(-(2**63), 2**63, rng.integers(0, 10)).tolist() for _ in range(count % 6)]
@@ -71,7 +71,7 @@ def check_padded(sequences, length, truncate, side):
         assert row == (kept + rest if side == "right" else rest + kept)
 
 
-def test_the_masks_that_the_docstring_names():
+def test_the_masks_in_the_docstring():
     for side in ("right", "left"):
         array, lengths = pyattn.generation.pad_sequences(RAGGED, side=side)
         if side == "right":
@@ -81,7 +81,7 @@ def test_the_masks_that_the_docstring_names():
         np.testing.assert_array_equal(mask, array > 0)
 
 
-def test_other_numbers_and_dtypes():
+def test_other_dtypes():
     assert pyattn.generation.pad_sequences([[True], []], dtype=bool)[0].tolist() == [[True], [False]]
     array, _ = pyattn.generation.pad_sequences([np.array([0.1]), [1, 2]], padding_value=np.nan, dtype=np.float32)
     np.testing.assert_array_equal(array, np.array([[0.1, np.nan], [1, 2]], np.float32))
@@ -92,74 +92,74 @@ def test_other_numbers_and_dtypes():
     assert pyattn.generation.pad_sequences([], length=3)[0].shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("sequences", "arguments", "kind", "message"),
-    [
-        (3, {}, TypeError, "^sequences is of type int, expected a list of sequences of ids"),
-        ("text", {}, TypeError, "^sequences is of type str, expected a list of sequences of ids"),
-        ([1, 2], {}, ValueError, r"^sequences\[0\] has shape \(\), expected \(length,\); for one sequence, pass \[seq"),
-        ([[1], [[2]]], {}, ValueError, r"^sequences\[1\] has shape \(1, 1\), expected \(length,\)$"),
-        (["word"], {}, ValueError, r"^sequences\[0\] has shape \(\)"),
-        (
-            [["word"]],
-            {},
-            TypeError,
-            r"^sequences\[0\] has dtype <U4, expected integers that int64 holds",
-        ),
-        ([[1], [0.5]], {}, TypeError, r"^sequences\[1\] has dtype float64, expected integers that int64 holds"),
-        ([[1, 300]], {"dtype": np.int8}, ValueError, r"^sequences\[0\] holds 300, which int8 does not hold"),
-        ([[2**64 - 1]], {}, ValueError, r"^sequences\[0\] holds 18446744073709551615, which int64 does not hold"),
-        (
-            [[2**24 + 1]],
-            {"dtype": np.float32},
-            ValueError,
-            r"^sequences\[0\] holds 16777217, which float32 does not hold",
-        ),
-        ([None], {}, TypeError, r"^sequences\[0\] is an object of type NoneType"),
-        ([np.ma.array([1])], {}, TypeError, r"^sequences\[0\] is a masked array"),
-        (
-            RAGGED,
-            {"length": 3},
-            ValueError,
-            r"^sequences\[3\] has length 4, and length is 3; pass truncate='right' to le",
-        ),
-        (RAGGED, {"length": -1}, ValueError, "^length is -1, expected 0 or more"),
-        (RAGGED, {"length": 4.0}, TypeError, "^length is of type float, expected an int"),
-        (RAGGED, {"truncate": "end"}, ValueError, "^truncate is 'end', expected None or 'right' or 'left'"),
-        (RAGGED, {"side": None}, ValueError, "^side is None, expected 'right' or 'left'"),
-        (
-            RAGGED,
-            {"padding_value": 0.5},
-            TypeError,
-            "^padding_value has dtype float64, expected integers that int64 holds",
-        ),
-        (RAGGED, {"padding_value": [0]}, ValueError, r"^padding_value has shape \(1,\), expected one number"),
-        (
-            RAGGED,
-            {"padding_value": 300, "dtype": "u1"},
-            ValueError,
-            "^padding_value holds 300, which uint8 does not hold",
-        ),
-        (
-            [[2**53 + 1]],
-            {"dtype": float},
-            ValueError,
-            r"^sequences\[0\] holds 9007199254740993, which float64 does not",
-        ),
-        ([[1e300]], {"dtype": "f4"}, ValueError, r"^sequences\[0\] holds 1e\+300, which float32 does not hold$"),
-        (RAGGED, {"dtype": None}, TypeError, "^dtype is None, expected one of numbers, such as numpy.int64"),
-        (RAGGED, {"dtype": str}, TypeError, "^dtype is <U0, expected one of numbers"),
-    ],
-)
-def test_mistakes_in_padding_are_named(sequences, arguments, kind, message):
-    with pytest.raises(kind, match=message):
-        pyattn.generation.pad_sequences(sequences, **arguments)
+MISTAKES_IN_PADDING = [
+    (3, {}, TypeError, "^sequences is of type int, expected a list of sequences of ids"),
+    ("text", {}, TypeError, "^sequences is of type str, expected a list of sequences of ids"),
+    ([1, 2], {}, ValueError, r"^sequences\[0\] has shape \(\), expected \(length,\); for one sequence, pass \[seq"),
+    ([[1], [[2]]], {}, ValueError, r"^sequences\[1\] has shape \(1, 1\), expected \(length,\)$"),
+    (["word"], {}, ValueError, r"^sequences\[0\] has shape \(\)"),
+    (
+        [["word"]],
+        {},
+        TypeError,
+        r"^sequences\[0\] has dtype <U4, expected integers that int64 can hold",
+    ),
+    ([[1], [0.5]], {}, TypeError, r"^sequences\[1\] has dtype float64, expected integers that int64 can hold"),
+    ([[1, 300]], {"dtype": np.int8}, ValueError, r"^sequences\[0\] holds 300, which int8 cannot hold"),
+    ([[2**64 - 1]], {}, ValueError, r"^sequences\[0\] holds 18446744073709551615, which int64 cannot hold"),
+    (
+        [[2**24 + 1]],
+        {"dtype": np.float32},
+        ValueError,
+        r"^sequences\[0\] holds 16777217, which float32 cannot hold",
+    ),
+    ([None], {}, TypeError, r"^sequences\[0\] is an object of type NoneType"),
+    ([np.ma.array([1])], {}, TypeError, r"^sequences\[0\] is a masked array"),
+    (
+        RAGGED,
+        {"length": 3},
+        ValueError,
+        r"^sequences\[3\] has length 4, longer than length=3; pass truncate='right' to cut off its end, or",
+    ),
+    (RAGGED, {"length": -1}, ValueError, "^length is -1, expected 0 or more"),
+    (RAGGED, {"length": 4.0}, TypeError, "^length is of type float, expected an int"),
+    (RAGGED, {"truncate": "end"}, ValueError, "^truncate is 'end'; it must be 'right', 'left' or None$"),
+    (RAGGED, {"side": None}, ValueError, "^side is None; it must be 'right' or 'left'$"),
+    (
+        RAGGED,
+        {"padding_value": 0.5},
+        TypeError,
+        "^padding_value has dtype float64, expected integers that int64 can hold",
+    ),
+    (RAGGED, {"padding_value": [0]}, ValueError, r"^padding_value has shape \(1,\), expected one number"),
+    (
+        RAGGED,
+        {"padding_value": 300, "dtype": "u1"},
+        ValueError,
+        "^padding_value holds 300, which uint8 cannot hold",
+    ),
+    (
+        [[2**53 + 1]],
+        {"dtype": float},
+        ValueError,
+        r"^sequences\[0\] holds 9007199254740993, which float64 cannot hold",
+    ),
+    ([[1e300]], {"dtype": "f4"}, ValueError, r"^sequences\[0\] holds 1e\+300, which float32 cannot hold$"),
+    (RAGGED, {"dtype": None}, TypeError, "^dtype is None, expected a dtype of numbers, such as numpy.int64"),
+    (RAGGED, {"dtype": str}, TypeError, "^dtype is <U0, expected a dtype of numbers"),
+]
+
+
+def test_mistakes_in_padding_are_named():
+    for sequences, arguments, kind, message in MISTAKES_IN_PADDING:
+        with pytest.raises(kind, match=message):
+            pyattn.generation.pad_sequences(sequences, **arguments)
 
 
 # add_special_tokens
 
 
-def test_symbols_go_around():
+def test_symbols_surround_each_sequence():
     def added(**symbols):
         return [ids.tolist() for ids in pyattn.generation.add_special_tokens([[5, 6], []], **symbols)]
 
@@ -178,37 +178,37 @@ def test_symbols_have_the_dtype_of_the_ids():
     assert pyattn.generation.add_special_tokens([[], [1]])[0].dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("sequences", "symbols", "kind", "message"),
-    [
-        ([["I"]], {}, TypeError, r"^sequences\[0\] has dtype <U1, expected integers: ids of tokens"),
-        ([[0.5]], {}, TypeError, r"^sequences\[0\] has dtype float64, expected integers"),
-        (
-            [1],
-            {},
-            ValueError,
-            r"^sequences\[0\] has shape \(\), expected \(length,\); for one sequence, pass \[sequence\]",
-        ),
-        ([np.array([1], "i1")], {"eos_token_id": 128}, ValueError, "^eos_token_id holds 128, which int8 does not hold"),
-        (
-            [[1]],
-            {"start_token_id": 1.0},
-            TypeError,
-            "^start_token_id is of type float, expected an int",
-        ),
-        ([[1]], {"eos_token_id": True}, TypeError, "^eos_token_id is of type bool, expected an int"),
-        ([], {"eos_token_id": "</s>"}, TypeError, "^eos_token_id is of type str, expected an int"),
-        (
-            [[1]],
-            {"start_token_id": "<s>"},
-            TypeError,
-            "^start_token_id is of type str, expected an int",
-        ),
-    ],
-)
-def test_mistakes_in_symbols_are_named(sequences, symbols, kind, message):
-    with pytest.raises(kind, match=message):
-        pyattn.generation.add_special_tokens(sequences, **symbols)
+MISTAKES_IN_SYMBOLS = [
+    ([["I"]], {}, TypeError, r"^sequences\[0\] has dtype <U1, expected integers: token ids"),
+    ([[0.5]], {}, TypeError, r"^sequences\[0\] has dtype float64, expected integers"),
+    (
+        [1],
+        {},
+        ValueError,
+        r"^sequences\[0\] has shape \(\), expected \(length,\); for one sequence, pass \[sequence\]",
+    ),
+    ([np.array([1], "i1")], {"eos_token_id": 128}, ValueError, "^eos_token_id is 128, which int8 cannot hold"),
+    (
+        [[1]],
+        {"start_token_id": 1.0},
+        TypeError,
+        "^start_token_id is of type float, expected an int",
+    ),
+    ([[1]], {"eos_token_id": True}, TypeError, "^eos_token_id is of type bool, expected an int"),
+    ([], {"eos_token_id": "</s>"}, TypeError, "^eos_token_id is of type str, expected an int"),
+    (
+        [[1]],
+        {"start_token_id": "<s>"},
+        TypeError,
+        "^start_token_id is of type str, expected an int",
+    ),
+]
+
+
+def test_mistakes_in_symbols_are_named():
+    for sequences, symbols, kind, message in MISTAKES_IN_SYMBOLS:
+        with pytest.raises(kind, match=message):
+            pyattn.generation.add_special_tokens(sequences, **symbols)
 
 
 # shift_right
@@ -227,26 +227,26 @@ def test_a_shift_keeps_the_dtype(kind):
     assert pyattn.generation.shift_right(np.array([1, 2], kind), 7).dtype == np.dtype(kind).newbyteorder("=")
 
 
-def test_a_shift_of_nothing_is_nothing():
+def test_a_shift_of_an_empty_sequence_is_empty():
     assert pyattn.generation.shift_right([], 7).tolist() == []
     assert pyattn.generation.shift_right(np.ones((3, 0), int), 7).shape == (3, 0)
     assert pyattn.generation.shift_right([4], 7).tolist() == [7]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "start", "kind", "message"),
-    [
-        (3, 0, ValueError, r"^tokens is a scalar, expected \(..., length\)"),
-        ([0.5], 0, TypeError, "^tokens has dtype float64, expected integers: ids of tokens"),
-        ([True], 0, TypeError, "^tokens has dtype bool, expected integers: ids of tokens"),
-        ([1], None, TypeError, "^start_token_id is of type NoneType, expected an int"),
-        ([1], [0], TypeError, "^start_token_id is of type list, expected an int"),
-        ([1], True, TypeError, "^start_token_id is of type bool, expected an int"),
-        ([1], np.array([1]), TypeError, "^start_token_id is of type ndarray, expected an int"),
-        ([1], 2**63, ValueError, "^start_token_id holds 9223372036854775808, which int64 does not hold"),
-        (np.array([1], "u1"), -1, ValueError, "^start_token_id holds -1, which uint8 does not hold"),
-    ],
-)
-def test_mistakes_in_a_shift_are_named(tokens, start, kind, message):
-    with pytest.raises(kind, match=message):
-        pyattn.generation.shift_right(tokens, start)
+MISTAKES_IN_SHIFTS = [
+    (3, 0, ValueError, r"^tokens is a scalar, expected \(..., length\)"),
+    ([0.5], 0, TypeError, "^tokens has dtype float64, expected integers: token ids"),
+    ([True], 0, TypeError, "^tokens has dtype bool, expected integers: token ids"),
+    ([1], None, TypeError, "^start_token_id is of type NoneType, expected an int"),
+    ([1], [0], TypeError, "^start_token_id is of type list, expected an int"),
+    ([1], True, TypeError, "^start_token_id is of type bool, expected an int"),
+    ([1], np.array([1]), TypeError, "^start_token_id is of type ndarray, expected an int"),
+    ([1], 2**63, ValueError, "^start_token_id is 9223372036854775808, which int64 cannot hold"),
+    (np.array([1], "u1"), -1, ValueError, "^start_token_id is -1, which uint8 cannot hold"),
+]
+
+
+def test_mistakes_in_a_shift_are_named():
+    for tokens, start, kind, message in MISTAKES_IN_SHIFTS:
+        with pytest.raises(kind, match=message):
+            pyattn.generation.shift_right(tokens, start)

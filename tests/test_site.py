@@ -20,6 +20,7 @@ MODULES = [
     "pyattn.cache",
     "pyattn.functional",
     "pyattn.generation",
+    "pyattn.interop",
     "pyattn.interop.bertviz",
     "pyattn.interop.torch",
     "pyattn.masks",

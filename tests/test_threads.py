@@ -98,7 +98,7 @@ def shared_calls(arrays):
     return [
         lambda: pyattn.softmax(key),
         lambda: pyattn.functional.log_softmax(key, 0),
-        lambda: pyattn.functional.top_k(key, 7).values,
+        lambda: pyattn.functional.topk(key, 7).values,
         lambda: pyattn.merge_states([part.output for part in parts], [part.lse for part in parts])[0],
         lambda: pyattn.attention(query, key, value, need_lse=True).lse,
         lambda: pyattn.functional.linear(query, key[0, 0]),

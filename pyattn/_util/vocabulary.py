@@ -11,14 +11,12 @@ Vocabulary: TypeAlias = "Sequence[str] | Mapping[int, str] | None"
 
 
 def word_of(token: int, vocabulary: Vocabulary) -> str:
-    """Find the word of a token."""
+    """Look up the word of a token id; without a vocabulary, write the id itself."""
     if vocabulary is None:
         return str(token)
     if isinstance(vocabulary, (str, bytes)) or not hasattr(vocabulary, "__getitem__"):
-        raise TypeError(
-            f"vocabulary is of type {type(vocabulary).__name__}, expected a sequence of words or a mapping of ids to "
-            "words"
-        )
+        kind = type(vocabulary).__name__
+        raise TypeError(f"vocabulary is of type {kind}, expected a sequence of words or a mapping of ids to words")
     try:
         return str(vocabulary[token])
     except (KeyError, IndexError):

@@ -16,7 +16,7 @@ from pyattn.functional._rotary import rotary_embedding
 from pyattn.functional._rotary_frequencies import RotaryFrequencies, rotary_frequencies
 from pyattn.functional._self_attention import self_attention
 from pyattn.functional._softmax import log_softmax, softmax
-from pyattn.functional._topk import TopK, argmax, top_k
+from pyattn.functional._topk import TopK, argmax, topk
 
 __all__ = [
     "AttentionResult",
@@ -43,5 +43,5 @@ __all__ = [
     "self_attention",
     "silu",
     "softmax",
-    "top_k",
+    "topk",
 ]

@@ -13,11 +13,11 @@ import pyattn._util.slabs as _slabs
 from pyattn._util.arguments import as_count, as_index
 from pyattn._util.typing import FloatArray
 
-__all__ = ["TopK", "argmax", "top_k"]
+__all__ = ["TopK", "argmax", "topk"]
 
 
 class TopK(NamedTuple):
-    """What `top_k` returns.
+    """What `topk` returns.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     return indices
 
 
-def top_k(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
+def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
     """Find the k largest elements of each row and their places: what a stable sort from the largest on gives.
 
     Of equals the one of the lower index comes first, and NaN before any number, as in `torch.topk`, which leaves the
@@ -104,7 +104,7 @@ def top_k(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
     Examples
     --------
     >>> import pyattn
-    >>> values, indices = pyattn.functional.top_k([[0.1, 0.7, 0.2], [0.5, 0.0, 0.5]], 2)
+    >>> values, indices = pyattn.functional.topk([[0.1, 0.7, 0.2], [0.5, 0.0, 0.5]], 2)
     >>> values
     array([[0.7, 0.2],
            [0.5, 0.5]])

@@ -1,25 +1,24 @@
-"""Generating tokens with a model: greedy search, sampling, beams, and what a model must offer for it.
+"""Text generation: greedy search, sampling and beam search with any model of tokens.
 
-`pyattn.generate` does it. It works with any model that has a `begin`, as `Decodable` says, and with modules that are
-called with ids, by running all of them at every step (`Recomputing`).
+`pyattn.generate` is the function. It needs a model with a `begin` method, as `Decodable` describes, or a module: with a
+KV cache it is run by `CachedDecoding`, without one by `UncachedDecoding`.
 """
 
-from pyattn.generation.cached import Cached
-from pyattn.generation.generating import generate
-from pyattn.generation.protocol import Decodable, Decoding, Step
-from pyattn.generation.recomputing import Recomputing
+from pyattn.generation._generate import generate
+from pyattn.generation.decoding import CachedDecoding, Decodable, Decoding, UncachedDecoding
 from pyattn.generation.result import Generation, GenerationStep, RowStep
 from pyattn.generation.sequences import add_special_tokens, pad_sequences, shift_right
+from pyattn.nn.transformer.decoding import ModelStep
 
 __all__ = [
-    "Cached",
+    "CachedDecoding",
     "Decodable",
     "Decoding",
     "Generation",
     "GenerationStep",
-    "Recomputing",
+    "ModelStep",
     "RowStep",
-    "Step",
+    "UncachedDecoding",
     "add_special_tokens",
     "generate",
     "pad_sequences",

@@ -1,4 +1,4 @@
-"""What `generate` returns: tokens with their scores, and, step by step, how they came about."""
+"""The result of `generate`: tokens and scores, and every step that led to them."""
 
 from __future__ import annotations
 
@@ -8,47 +8,66 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 
 from pyattn._util.arguments import as_count
-from pyattn._util.typing import FloatArray
+from pyattn._util.typing import FloatArray, IntArray
 from pyattn._util.vocabulary import Vocabulary, word_of
-from pyattn.functional._topk import TopK
-from pyattn.generation.protocol import IntArray
+from pyattn.functional import TopK
 
-__all__ = ["Generation", "GenerationStep", "RowStep"]
+__all__ = ["Generation", "GenerationStep", "Hypothesis", "RowStep"]
 
-SHOWN = 3  # alternatives in a table
-WIDEST = 40  # characters of what came before
+ALTERNATIVES = 5  # of a RowStep
+ALTERNATIVES_IN_TABLE = 3
+WIDTH_OF_INPUT = 40  # characters of a decoder input in a table
+
+
+class Hypothesis(NamedTuple):
+    """A sequence while it grows: its new tokens, their total log-probability, and its row in each step."""
+
+    prompt: IntArray
+    tokens: tuple[int, ...] = ()
+    score: float = 0.0
+    rows: tuple[int, ...] = ()
+
+    def extend(self, token: int, score: float, row: int) -> Hypothesis:
+        """Append a token that followed this row; score is the new total."""
+        return Hypothesis(self.prompt, (*self.tokens, token), score, (*self.rows, row))
+
+    @property
+    def sequence(self) -> IntArray:
+        """Prompt and new tokens, (length,)."""
+        return np.concatenate([self.prompt, np.array(self.tokens, np.int64)])
 
 
 class GenerationStep(NamedTuple):
-    """One step of a whole batch: what rows went into the model, and which tokens follow them.
+    """One step of the whole batch: the rows that went into the model and the tokens chosen to follow them.
 
-    A row that has ended takes no part in later steps. Beams are rows; several tokens may follow one of them, or none:
-    ``tokens[j]`` follows the row ``parents[j]``.
+    Rows that have ended are left out of later steps. In a beam search every beam is a row. Several tokens may follow
+    one row, or none: ``tokens[j]`` follows row ``parents[j]``.
 
     Attributes
     ----------
     number : int
-        Counted from 0.
-    entries : ndarray of int64, (rows,)
-        Which sequence of the batch each row belongs to.
+        Number of the step, from 0.
+    batch_indices : ndarray of int64, (rows,)
+        The batch entry that each row belongs to.
     decoder_inputs : list of ndarray of int64
-        All tokens of each row so far, the prompt or start symbol first.
+        All tokens of each row so far, starting with its prompt or start symbol.
     tokens : ndarray of int64, (m,)
-        The next tokens.
+        The tokens chosen.
     parents : ndarray of int64, (m,)
-        The row that each of them follows.
+        The row that each token follows.
     probabilities : ndarray, (m,)
-        Of these tokens, as the model gives them: before penalties and warping.
+        The model's probability of each token, before penalties, temperature, top_k and top_p.
     best : TopK
-        The likeliest tokens of each row, (rows, up to 6): `values` are their probabilities, `indices` the tokens.
+        The most likely tokens of each row, (rows, up to 6): `values` are probabilities, `indices` are token ids.
     self_weights : ndarray, (layers, rows, heads, n, S), or None
-        What each new token, of which the first step has whole prompts, gives to those so far.
+        Self-attention weights of the n tokens that are new in this step (in the first step whole prompts) over the S
+        tokens so far; None if the model returns none.
     cross_weights : ndarray, (layers, rows, heads, n, S_source), or None
-        The same of the attention to the source.
+        Weights of the same tokens over the source of an encoder-decoder.
     """
 
     number: int
-    entries: IntArray
+    batch_indices: IntArray
     decoder_inputs: list[IntArray]
     tokens: IntArray
     parents: IntArray
@@ -64,19 +83,20 @@ class RowStep(NamedTuple):
     Attributes
     ----------
     number : int
-        Counted from 0.
+        Number of the step, from 0.
     decoder_input : ndarray of int64, (n,)
-        All tokens so far, the prompt or start symbol first.
+        All tokens so far, starting with the prompt or start symbol.
     token : int
-        The next one.
+        The token chosen.
     probability : float
-        Of it, as the model gives it.
+        The model's probability of this token, before penalties, temperature, top_k and top_p.
     alternatives : TopK
-        The likeliest other tokens, (up to 5,): `values` are their probabilities, `indices` the tokens.
+        The most likely other tokens, (up to 5,): `values` are probabilities, `indices` are token ids.
     self_weights : ndarray, (layers, heads, new, n), or None
-        What the new tokens, in the first step the whole prompt, give to those so far.
+        Self-attention weights of the tokens that are new in this step (in the first step the whole prompt) over all
+        tokens so far; None if the model returns none.
     cross_weights : ndarray, (layers, heads, new, S_source), or None
-        The same of the attention to the source.
+        Weights of the same tokens over the source of an encoder-decoder.
     """
 
     number: int
@@ -90,25 +110,25 @@ class RowStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Generation:
-    """What `pyattn.generate` returns. With several sequences for each of the batch, they are rows one after the other.
+    """The sequences that `pyattn.generate` returns: with num_return_sequences, several rows in turn per batch entry.
 
     Parameters
     ----------
     tokens : ndarray of int64, (rows, longest)
-        The new tokens, end symbols included, without prompt or start symbol; padding behind.
+        The new tokens with their end symbol, without the prompt, padded on the right.
     lengths : ndarray of int64, (rows,)
-        How many there are of each row.
+        Number of new tokens in each row.
     scores : ndarray of float64, (rows,)
-        The sum of the log-probabilities that the model gives to a row's new tokens. Of beams: of what penalties make of
-        them, divided by ``length ** length_penalty``.
+        Sum of the log-probabilities of a row's new tokens. In a beam search, penalties are applied to them, and the
+        sum is divided by ``length ** length_penalty``.
     prompts : list of ndarray of int64
-        What each row's tokens follow: the prompt, or the start symbol.
+        The tokens that each row continues: its prompt, or the start symbol.
     source_lengths : ndarray of int64, (rows,), or None
-        Of an encoder-decoder.
-    trails : list of ndarray of int64
-        At each step, the row of the step that became this one.
+        Number of tokens in the source of each row; None without an encoder.
+    beam_indices : list of ndarray of int64, (number of new tokens,)
+        For each row, the index of its row in each `GenerationStep`.
     steps : list of GenerationStep, or None
-        With return_steps.
+        All steps; None without return_steps.
     """
 
     tokens: IntArray
@@ -116,17 +136,17 @@ class Generation:
     scores: FloatArray
     prompts: list[IntArray]
     source_lengths: IntArray | None
-    trails: list[IntArray]
+    beam_indices: list[IntArray]
     steps: list[GenerationStep] | None
 
     @property
     def sequences(self) -> list[IntArray]:
-        """Each row as a whole: prompt or start symbol, and the new tokens."""
+        """Each row as a whole: its prompt or start symbol, then its new tokens."""
         new = (row[:length] for row, length in zip(self.tokens, self.lengths, strict=True))
         return [np.concatenate(both) for both in zip(self.prompts, new, strict=True)]
 
     def row_steps(self, row: SupportsIndex = 0) -> list[RowStep]:
-        """Follow one sequence through the steps.
+        """Return the steps of one sequence.
 
         Parameters
         ----------
@@ -141,65 +161,64 @@ class Generation:
         Raises
         ------
         ValueError
-            There is no such row, or steps were not kept.
+            There is no such row, or generate was called without return_steps.
         """
-        number = as_count(row, "row", least=0)
-        if number >= len(self.tokens):
-            raise ValueError(f"row is {number}, expected 0 <= row < {len(self.tokens)}")
+        index = as_count(row, "row", least=0)
+        if index >= len(self.tokens):
+            raise ValueError(f"row is {index}, expected 0 <= row < {len(self.tokens)}")
         if self.steps is None:
-            raise ValueError("steps were not kept; call generate with return_steps=True")
-        source = None if self.source_lengths is None else int(self.source_lengths[number])
-        tokens = self.tokens[number, : self.lengths[number]].tolist()
-        together = zip(self.steps, self.trails[number].tolist(), tokens, strict=False)  # others may take longer
-        return [_of_row(step, at, token, source) for step, at, token in together]
+            raise ValueError("steps were not recorded; call generate with return_steps=True")
+        source_length = None if self.source_lengths is None else int(self.source_lengths[index])
+        tokens, rows = self.tokens[index, : self.lengths[index]].tolist(), self.beam_indices[index].tolist()
+        # strict=False: other sequences may take more steps.
+        return [_row_step(*each, source_length) for each in zip(self.steps, rows, tokens, strict=False)]
 
     def table(self, row: SupportsIndex = 0, vocabulary: Vocabulary = None) -> str:
-        """Write one sequence's steps as a table: what went in, what came out, and what else might have.
+        """Format one sequence's steps as a table: decoder input, next token, its probability, and alternatives.
 
         Parameters
         ----------
         row : int
             A row of `tokens`. Default: 0.
         vocabulary : sequence of str or mapping of int to str, optional
-            The word of each id. Default: None, ids are written.
+            The word of each id. Default: None, ids are printed.
 
         Returns
         -------
         str
-            Of a line for each step, and one above them.
+            A heading and one line for each step.
 
         Raises
         ------
         TypeError
-            vocabulary is something else.
+            vocabulary is neither a sequence nor a mapping.
         ValueError
-            There is no such row, steps were not kept, or vocabulary has no word for an id.
+            There is no such row, generate was called without return_steps, or vocabulary has no word for an id.
         """
         lines = [("step", "decoder input", "next token", "probability", "alternatives")]
         for step in self.row_steps(row):
+            tokens = step.alternatives.indices[:ALTERNATIVES_IN_TABLE].tolist()
+            shares = step.alternatives.values[:ALTERNATIVES_IN_TABLE].tolist()
+            others = [f"{word_of(token, vocabulary)} {p:.4f}" for token, p in zip(tokens, shares, strict=True)]
             before = " ".join(word_of(token, vocabulary) for token in step.decoder_input.tolist())
-            others = zip(step.alternatives.indices[:SHOWN].tolist(), step.alternatives.values[:SHOWN], strict=True)
-            alternatives = ", ".join(f"{word_of(token, vocabulary)} {share:.4f}" for token, share in others)
-            shown = before if len(before) <= WIDEST else "..." + before[3 - WIDEST :]
+            before = before if len(before) <= WIDTH_OF_INPUT else "..." + before[3 - WIDTH_OF_INPUT :]
             word = word_of(step.token, vocabulary)
-            lines.append((str(step.number + 1), shown, word, f"{step.probability:.4f}", alternatives))
+            lines.append((str(step.number + 1), before, word, f"{step.probability:.4f}", ", ".join(others)))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        right = {0, 3}
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if n in right else cell.ljust(width)
-                for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
+        aligns = ">", "<", "<", ">", "<"
+        rows = (
+            "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True))
             for line in lines
         )
+        return "\n".join(line.rstrip() for line in rows)
 
     def __repr__(self) -> str:
-        """In one line."""
+        """Summarise in one line."""
         steps = "" if self.steps is None else f", {len(self.steps)} steps"
         return f"Generation({len(self.tokens)} rows, lengths={self.lengths.tolist()}{steps})"
 
     def __str__(self) -> str:
-        """Each row's tokens and score, and the steps of a single row where they were kept."""
+        """List each row's tokens and score, and the table of a single row if its steps were recorded."""
         lines = [
             f"row {n}, score {score:.4f}: {' '.join(map(str, row[:length].tolist()))}"
             for n, (row, length, score) in enumerate(zip(self.tokens, self.lengths, self.scores, strict=True))
@@ -209,20 +228,20 @@ class Generation:
         return "\n".join(lines)
 
 
-def _of_row(step: GenerationStep, at: int, token: int, source: int | None) -> RowStep:
-    """Give what a step has of its row `at`, which the token follows."""
-    before = step.decoder_inputs[at]
-    (places,) = np.nonzero((step.parents == at) & (step.tokens == token))
-    others = step.best.indices[at] != token
-    alternatives = TopK(step.best.values[at][others][:5], step.best.indices[at][others][:5])
-    new = len(before) if step.number == 0 else 1
+def _row_step(step: GenerationStep, row: int, token: int, source_length: int | None) -> RowStep:
+    """Select what a step says of its row, which is followed by this token."""
+    decoder_input = step.decoder_inputs[row]
+    (places,) = np.nonzero((step.parents == row) & (step.tokens == token))
+    others = step.best.indices[row] != token
+    alternatives = TopK(*(x[row][others][:ALTERNATIVES] for x in step.best))
+    new = len(decoder_input) if step.number == 0 else 1
     own, cross = step.self_weights, step.cross_weights
     return RowStep(
-        step.number,
-        before,
-        token,
-        float(step.probabilities[places[0]]),
-        alternatives,
-        None if own is None else own[:, at, :, :new, : len(before)],
-        None if cross is None else cross[:, at, :, :new, :source],
+        number=step.number,
+        decoder_input=decoder_input,
+        token=token,
+        probability=float(step.probabilities[places[0]]),
+        alternatives=alternatives,
+        self_weights=None if own is None else own[:, row, :, :new, : len(decoder_input)],
+        cross_weights=None if cross is None else cross[:, row, :, :new, :source_length],
     )

@@ -1,20 +1,22 @@
-"""Sequences of token ids, as models take them: with their first and last symbols, shifted, and padded to one length."""
+"""Sequences of token ids: add start and end symbols, shift right, and pad to one length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_index
+from pyattn._util.arguments import as_choice, as_count, as_index
+from pyattn._util.ids import as_integers
+from pyattn._util.typing import IntArray
 
 __all__ = ["add_special_tokens", "pad_sequences", "shift_right"]
 
-IntArray = npt.NDArray[np.integer[Any]]
-Side = Literal["right", "left"]
+Side: TypeAlias = Literal["right", "left"]
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 def add_special_tokens(
@@ -23,28 +25,28 @@ def add_special_tokens(
     start_token_id: SupportsIndex | None = None,
     eos_token_id: SupportsIndex | None = None,
 ) -> list[IntArray]:
-    """Put the start symbol before each sequence and the end symbol behind it.
+    """Add a start symbol before each sequence and an end symbol after it.
 
     Parameters
     ----------
     sequences : iterable of array_like of int, (length,)
-        Token ids, before they are padded.
+        Token ids without padding.
     start_token_id : int, optional
-        The start symbol, ``<s>``. Default: None, none is added.
+        The start symbol, ``<s>``. Default: None, not added.
     eos_token_id : int, optional
-        The end symbol, ``<end>``. Default: None, none is added.
+        The end symbol, ``<end>``. Default: None, not added.
 
     Returns
     -------
-    list of ndarray, (length + 1 or 2,)
-        New arrays: int64, or the integer dtype of an array that was given.
+    list of ndarray, (length + 1,) or (length + 2,)
+        New arrays. Lists become int64; arrays keep their integer dtype.
 
     Raises
     ------
     TypeError
-        sequences is no iterable of sequences, ids are no integers, or a symbol is no int.
+        sequences is not an iterable of sequences, its ids are not integers, or a symbol is not an int.
     ValueError
-        A sequence has not one axis, or a symbol does not fit its dtype.
+        A sequence is not one-dimensional, or a symbol does not fit the sequence's dtype.
 
     Examples
     --------
@@ -57,19 +59,21 @@ def add_special_tokens(
     given = {"start_token_id": start_token_id, "eos_token_id": eos_token_id}
     symbols = {name: None if symbol is None else as_index(symbol, name) for name, symbol in given.items()}
     result = []
-    for n, ids in enumerate(_arrays_of(sequences)):
-        kind = _as_ids(ids, f"sequences[{n}]")
+    for n, array in enumerate(_read_arrays(sequences)):
+        ids = as_integers(array, f"sequences[{n}]")
+        dtype = ids.dtype.newbyteorder("=")
         first, last = (
-            np.array([] if symbol is None else [_as_id(symbol, name, kind)], kind) for name, symbol in symbols.items()
+            np.array([] if symbol is None else [_read_symbol(symbol, name, dtype)], dtype)
+            for name, symbol in symbols.items()
         )
-        result.append(np.concatenate([first, ids.astype(kind), last]))
+        result.append(np.concatenate([first, ids.astype(dtype), last]))
     return result
 
 
 def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArray:
-    """Make what a decoder is given to learn `tokens`: the start symbol first, and the last token left out.
+    """Make a decoder's training input from its target: the start symbol, then all tokens but the last.
 
-    At each position it sees the tokens before, and is to give the one that is there.
+    At each position the decoder sees the tokens before it, and learns to predict the token at it.
 
     Parameters
     ----------
@@ -86,9 +90,9 @@ def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArra
     Raises
     ------
     TypeError
-        tokens are no integers, or start_token_id is no int.
+        tokens does not hold integers, or start_token_id is not an int.
     ValueError
-        tokens have no axis, or start_token_id does not fit their dtype.
+        tokens is a scalar, or start_token_id does not fit its dtype.
 
     Examples
     --------
@@ -103,14 +107,48 @@ def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArra
     a -> student
     student -> <end>
     """
-    ids = _core.as_array(tokens, "tokens")
+    ids = as_integers(tokens, "tokens")
     if ids.ndim == 0:
         raise ValueError("tokens is a scalar, expected (..., length)")
-    kind = _as_ids(ids, "tokens")
-    shifted = np.empty(ids.shape, kind)
-    shifted[..., :1] = _as_id(start_token_id, "start_token_id", kind)
+    shifted = np.empty(ids.shape, ids.dtype.newbyteorder("="))
+    shifted[..., :1] = _read_symbol(start_token_id, "start_token_id", shifted.dtype)
     shifted[..., 1:] = ids[..., :-1]
     return shifted
+
+
+@overload
+def pad_sequences(
+    sequences: Iterable[npt.ArrayLike],
+    *,
+    length: SupportsIndex | None = None,
+    padding_value: float = 0,
+    truncate: Side | None = None,
+    side: Side = "right",
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+
+
+@overload
+def pad_sequences(
+    sequences: Iterable[npt.ArrayLike],
+    *,
+    length: SupportsIndex | None = None,
+    padding_value: float = 0,
+    truncate: Side | None = None,
+    side: Side = "right",
+    dtype: type[_Number] | np.dtype[_Number],
+) -> tuple[npt.NDArray[_Number], npt.NDArray[np.int64]]: ...
+
+
+@overload
+def pad_sequences(
+    sequences: Iterable[npt.ArrayLike],
+    *,
+    length: SupportsIndex | None = None,
+    padding_value: float = 0,
+    truncate: Side | None = None,
+    side: Side = "right",
+    dtype: npt.DTypeLike,
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
 
 
 def pad_sequences(
@@ -122,38 +160,39 @@ def pad_sequences(
     side: Side = "right",
     dtype: npt.DTypeLike = np.int64,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Make one array of sequences of different lengths.
+    """Pad sequences of different lengths into one array.
 
     Parameters
     ----------
     sequences : iterable of array_like, (length,)
-        Token ids, or other numbers that `dtype` holds.
+        Token ids, or other numbers that `dtype` can hold.
     length : int, optional
-        Of the array. Default: None, that of the longest.
+        Length of each row. Default: that of the longest sequence.
     padding_value : number
-        Fills what is left. Default: 0.
+        Fills the rest of each row. Default: 0.
     truncate : {'right', 'left'}, optional
-        Where sequences that are longer lose what is too much. Default: None: they are an error.
+        The end from which longer sequences are cut. Default: None, they raise ValueError.
     side : {'right', 'left'}
-        Where padding goes: behind, the default, or before. Most models count positions from the first element of a row,
-        be it padding, and want it behind; `pyattn.generate` with a pad_token_id takes arrays with padding before, too.
+        The side that is padded. Most models count positions from the first element of a row, padding included, and so
+        need padding on the right. `pyattn.generate` takes both, given padding_idx. Default: 'right'.
     dtype : dtype
         Of the array. Default: int64.
 
     Returns
     -------
     array : ndarray, (batch, length)
-        Of dtype.
+        The padded sequences.
     lengths : ndarray of int64, (batch,)
-        How many of each row are no padding. With padding behind, what ``key_lengths=`` takes, and
-        `pyattn.masks.padding`; with padding before, the mask is ``numpy.arange(length) >= length - lengths[:, None]``.
+        Number of elements in each row that are not padding. With padding on the right, pass them as ``key_lengths=``
+        or to `pyattn.masks.padding`; on the left, the mask is ``numpy.arange(length) >= length - lengths[:, None]``.
 
     Raises
     ------
     TypeError
-        sequences is no iterable of sequences, or dtype does not hold their numbers.
+        sequences is not an iterable of sequences, or dtype cannot hold their kind of number.
     ValueError
-        A sequence has not one axis, is too long, or holds a number that dtype does not; another side.
+        A sequence is not one-dimensional, is too long, or holds a number that dtype cannot hold; or truncate or side
+        is not one of its choices.
 
     Examples
     --------
@@ -169,34 +208,30 @@ def pad_sequences(
     array([[3, 4, 5, 1],
            [0, 2, 3, 1]])
     """
-    _require_word("truncate", truncate, None, "right", "left")
-    _require_word("side", side, "right", "left")
-    kind = np.dtype(dtype)
-    if dtype is None or kind.kind not in "biuf":
-        raise TypeError(f"dtype is {None if dtype is None else kind}, expected one of numbers, such as numpy.int64")
-    arrays = _arrays_of(sequences)
+    as_choice(truncate, "truncate", ("right", "left", None))
+    as_choice(side, "side", ("right", "left"))
+    numbers = np.dtype(dtype)
+    if dtype is None or numbers.kind not in "biuf":
+        given = None if dtype is None else numbers
+        raise TypeError(f"dtype is {given}, expected a dtype of numbers, such as numpy.int64")
+    arrays = _read_arrays(sequences)
     size = max(map(len, arrays), default=0) if length is None else as_count(length, "length", least=0)
-    padded = np.full((len(arrays), size), _as_element(padding_value, "padding_value", kind))
+    padded = np.full((len(arrays), size), _read_padding_value(padding_value, numbers))
     lengths = np.array([min(len(array), size) for array in arrays], np.int64)
     for n, (array, count) in enumerate(zip(arrays, lengths, strict=True)):
         if len(array) > size and truncate is None:
             raise ValueError(
-                f"sequences[{n}] has length {len(array)}, and length is {size}; pass truncate='right' to leave out the "
-                "end of what is longer, or truncate='left' for its beginning"
+                f"sequences[{n}] has length {len(array)}, longer than length={size}; pass truncate='right' to cut off "
+                "its end, or truncate='left' to cut off its beginning"
             )
         part = array[len(array) - count :] if truncate == "left" else array[:count]
         place = slice(size - count, size) if side == "left" else slice(0, count)
-        padded[n, place] = _cast(part, f"sequences[{n}]", kind)
+        padded[n, place] = _cast(part, f"sequences[{n}]", numbers)
     return padded, lengths
 
 
-def _require_word(name: str, word: object, *words: str | None) -> None:
-    if not any(word is one or (isinstance(word, str) and word == one) for one in words):
-        raise ValueError(f"{name} is {word!r}, expected {' or '.join(map(repr, words))}")
-
-
-def _arrays_of(sequences: Iterable[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-    """Read them as arrays of one axis each."""
+def _read_arrays(sequences: Iterable[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
+    """Read each sequence as an array of one axis."""
     if isinstance(sequences, (str, bytes)) or not isinstance(sequences, Iterable):
         raise TypeError(f"sequences is of type {type(sequences).__name__}, expected a list of sequences of ids")
     arrays = [_core.as_array(one, f"sequences[{n}]") for n, one in enumerate(sequences)]
@@ -207,42 +242,34 @@ def _arrays_of(sequences: Iterable[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
     return arrays
 
 
-def _as_ids(array: npt.NDArray[Any], name: str) -> np.dtype[Any]:
-    """Give the dtype of ids, in native byte order; that of an empty list is int64."""
-    if array.dtype.kind in "iu":
-        return array.dtype.newbyteorder("=")
-    if array.size > 0:
-        raise TypeError(f"{name} has dtype {array.dtype}, expected integers: ids of tokens")
-    return np.dtype(np.int64)
+def _read_symbol(x: SupportsIndex, name: str, dtype: np.dtype[Any]) -> int:
+    """Read the id of a symbol that must fit dtype."""
+    symbol, limits = as_index(x, name), np.iinfo(dtype)
+    if not limits.min <= symbol <= limits.max:
+        raise ValueError(f"{name} is {symbol}, which {dtype} cannot hold")
+    return symbol
 
 
-def _as_id(x: SupportsIndex, name: str, kind: np.dtype[Any]) -> int:
-    """Read the id of a symbol, which stands among others of that dtype."""
-    n, limits = as_index(x, name), np.iinfo(kind)
-    if not limits.min <= n <= limits.max:
-        raise ValueError(f"{name} holds {n}, which {kind} does not hold")
-    return n
-
-
-def _as_element(x: object, name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    array = _core.as_array(x, name)  # type: ignore[arg-type]
+def _read_padding_value(x: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read the padding value as an array without axes."""
+    array = _core.as_array(x, "padding_value")
     if array.ndim != 0:
-        raise ValueError(f"{name} has shape {array.shape}, expected one number")
-    return _cast(array, name, kind)
+        raise ValueError(f"padding_value has shape {array.shape}, expected one number")
+    return _cast(array, "padding_value", dtype)
 
 
-def _cast(array: npt.NDArray[Any], name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Cast bools and integers that stay as they are, and floats to floats."""
-    if array.size > 0 and array.dtype.kind not in ("biuf" if kind.kind == "f" else "biu"):
-        expected = "numbers" if kind.kind == "f" else "integers"
-        raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} that {kind} holds")
+def _cast(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Cast integers and bools without loss, and floats to floats that may round but not overflow."""
+    if array.size > 0 and array.dtype.kind not in ("biuf" if dtype.kind == "f" else "biu"):
+        expected = "numbers" if dtype.kind == "f" else "integers"
+        raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} that {dtype} can hold")
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = array.astype(kind)
+        cast = array.astype(dtype)
     if array.dtype.kind == "f":
         lost = np.isinf(cast) & np.isfinite(array)
-    else:  # compared as either: a float of 2^53 + 1 equals it, and so does -1 as an unsigned integer
+    else:  # compared in both dtypes: 2**53 + 1 equals a rounded float in one, and -1 an unsigned integer in the other
         with np.errstate(invalid="ignore"):
             lost = (cast != array) | (cast.astype(array.dtype) != array)
     if lost.any():
-        raise ValueError(f"{name} holds {array[lost][0]}, which {kind} does not hold")
+        raise ValueError(f"{name} holds {array[lost][0]}, which {dtype} cannot hold")
     return cast

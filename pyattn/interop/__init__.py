@@ -1,16 +1,19 @@
-"""To and from other libraries, which are imported when a function needs them: `pyattn.interop.torch`, `bertviz`."""
+"""Conversions to and from other libraries, which are imported only when a function needs them."""
 
 import importlib
 from typing import TYPE_CHECKING
 
-_LAZY = ("bertviz", "torch")  # submodules that are imported on first use
+__all__ = ["bertviz", "torch"]
 
-if not TYPE_CHECKING:  # as in pyattn itself
+if TYPE_CHECKING:
+    import pyattn.interop.bertviz as bertviz
+    import pyattn.interop.torch as torch
+else:  # to a type checker a module's __getattr__ would mean that every name exists
 
     def __getattr__(name):
-        if name in _LAZY:
+        if name in __all__:
             return importlib.import_module(f"pyattn.interop.{name}")
         raise AttributeError(f"module 'pyattn.interop' has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *_LAZY})
+        return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib"})

@@ -1,50 +1,77 @@
-"""Modules to and from PyTorch, which is imported by the first call."""
+"""Convert modules from PyTorch and to PyTorch, which is imported by the first call."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.nn as nn
-from pyattn.interop._fast_path import check_fast_path
-from pyattn.interop._hooks import run_hooks
-from pyattn.nn.feed_forward import core_activation
+from pyattn.nn.feed_forward import Activation, core_activation
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["from_torch", "to_torch"]
 
+_Twin = TypeVar("_Twin", "nn.Module", "torch.nn.Module")
 
-def from_torch(module: Any, share: bool = False) -> nn.Module:
-    """Make the module that computes what one of torch's does.
+
+@overload
+def from_torch(module: torch.nn.Linear, share: bool = False) -> nn.Linear: ...
+@overload
+def from_torch(module: torch.nn.Embedding, share: bool = False) -> nn.Embedding: ...
+@overload
+def from_torch(module: torch.nn.Dropout, share: bool = False) -> nn.Dropout: ...
+@overload
+def from_torch(module: torch.nn.LayerNorm, share: bool = False) -> nn.LayerNorm: ...
+@overload
+def from_torch(module: torch.nn.RMSNorm, share: bool = False) -> nn.RMSNorm: ...
+@overload
+def from_torch(module: torch.nn.MultiheadAttention, share: bool = False) -> nn.MultiheadAttention: ...
+@overload
+def from_torch(module: torch.nn.TransformerEncoderLayer, share: bool = False) -> nn.TransformerEncoderLayer: ...
+@overload
+def from_torch(module: torch.nn.TransformerDecoderLayer, share: bool = False) -> nn.TransformerDecoderLayer: ...
+@overload
+def from_torch(module: torch.nn.TransformerEncoder, share: bool = False) -> nn.TransformerEncoder: ...
+@overload
+def from_torch(module: torch.nn.TransformerDecoder, share: bool = False) -> nn.TransformerDecoder: ...
+@overload
+def from_torch(module: torch.nn.Transformer, share: bool = False) -> nn.Transformer: ...
+@overload
+def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module: ...
+def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
+    """Convert a PyTorch module to the pyattn module that computes the same.
 
     Parameters
     ----------
     module : torch.nn.Module
         A `torch.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`, `Transformer`, or a
-        part of that, on the CPU, in float32 or float64. An activation is one of torch's relu, gelu and silu, as a
-        function or a module.
+        layer or stack of a `Transformer`, on the CPU, in float32 or float64. Activations may be torch's relu, gelu and
+        silu, as functions or modules.
     share : bool
-        Without a copy: the parameters are views of torch's memory, and what is written on either side, by an optimiser
-        perhaps, counts on both. Default: False.
+        Use torch's memory instead of a copy: whatever either side writes to a parameter, the other side sees, an
+        optimiser's steps included. Default: False.
 
     Returns
     -------
     pyattn.nn.Module
-        In the same mode, training or not.
+        In the same mode, training or evaluation.
 
     Raises
     ------
     TypeError
-        There is no such module here, its parameters have no twin in NumPy, or its activation is a function of the
-        caller's.
+        The module is of another type, has an activation that pyattn does not know, or has parameters on another device
+        or of another dtype.
     ValueError
-        share, and torch computes a parameter anew in every call, as for weight_norm and prune. Or the module has an
-        option that changes what it computes and is not here: an embedding's max_norm.
+        share is True, but torch computes a parameter anew in each call (weight_norm, prune); or the module has an
+        option that pyattn does not have, such as max_norm.
     ImportError
-        There is no torch.
+        PyTorch is not installed.
 
     Examples
     --------
@@ -53,48 +80,72 @@ def from_torch(module: Any, share: bool = False) -> nn.Module:
     >>> pyattn.interop.torch.from_torch(theirs)  # doctest: +SKIP
     Linear(in_features=3, out_features=2, bias=True)
     """
-    import torch
-
+    torch = _import_torch()
     for kind in _KINDS:
         theirs = getattr(torch.nn, kind.name)
-        # A subclass may bring its own __init__, but not another forward.
-        if isinstance(module, theirs) and all(getattr(type(module), x, 0) is getattr(theirs, x, 0) for x in _COMPUTING):
-            run_hooks(module)
-            ours: nn.Module = _in_modes_of(module, kind.from_torch(module, share))
+        # A subclass may have an __init__ of its own, but no forward.
+        if isinstance(module, theirs) and all(
+            getattr(type(module), name, None) is getattr(theirs, name, None) for name in _COMPUTING_METHODS
+        ):
+            _update_hooked_weights(module)
+            ours: nn.Module = _copy_modes(module, kind.from_torch(module, share))
             return ours
     raise TypeError(
-        f"module is of type {type(module).__name__}, and from_torch knows torch.nn's {_names()}; "
-        "load_state_dict takes the state_dict() of any module"
+        f"module is of type {type(module).__name__}; from_torch converts torch.nn's {_kind_names()}. Of any other "
+        "module, a pyattn module can load the state_dict()"
     )
 
 
-def to_torch(module: nn.Module, share: bool = False) -> Any:
-    """Make torch's module that computes what one of pyattn's does.
+@overload
+def to_torch(module: nn.Linear, share: bool = False) -> torch.nn.Linear: ...
+@overload
+def to_torch(module: nn.Embedding, share: bool = False) -> torch.nn.Embedding: ...
+@overload
+def to_torch(module: nn.Dropout, share: bool = False) -> torch.nn.Dropout: ...
+@overload
+def to_torch(module: nn.LayerNorm, share: bool = False) -> torch.nn.LayerNorm: ...
+@overload
+def to_torch(module: nn.RMSNorm, share: bool = False) -> torch.nn.RMSNorm: ...
+@overload
+def to_torch(module: nn.MultiheadAttention, share: bool = False) -> torch.nn.MultiheadAttention: ...
+@overload
+def to_torch(module: nn.TransformerEncoderLayer, share: bool = False) -> torch.nn.TransformerEncoderLayer: ...
+@overload
+def to_torch(module: nn.TransformerDecoderLayer, share: bool = False) -> torch.nn.TransformerDecoderLayer: ...
+@overload
+def to_torch(module: nn.TransformerEncoder, share: bool = False) -> torch.nn.TransformerEncoder: ...
+@overload
+def to_torch(module: nn.TransformerDecoder, share: bool = False) -> torch.nn.TransformerDecoder: ...
+@overload
+def to_torch(module: nn.Transformer, share: bool = False) -> torch.nn.Transformer: ...
+@overload
+def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module: ...
+def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
+    """Convert a pyattn module to the PyTorch module that computes the same.
 
     Parameters
     ----------
     module : pyattn.nn.Module
-        A `pyattn.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`,
-        `Transformer`, or a part of that.
+        A `pyattn.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`, `Transformer`, or a
+        layer or stack of a `Transformer`.
     share : bool
-        Without a copy: the parameters are tensors on the arrays' memory, and what is written on either side counts on
-        both. Default: False.
+        Use the arrays' memory instead of a copy: whatever either side writes to a parameter, the other side sees, an
+        optimiser's steps included. Default: False.
 
     Returns
     -------
     torch.nn.Module
-        In the same mode, training or not; its parameters require gradients, as those of any new module.
+        In the same mode, training or evaluation. Its parameters require gradients, as in any new module of torch.
 
     Raises
     ------
     TypeError
-        torch has no such module.
+        The module is of another type, or has an activation that torch does not know.
     ValueError
-        share, and torch cannot view an array: it is read-only, byte-swapped or has negative strides. Or the module has
-        sizes that torch's has no argument for, such as num_kv_heads, or parts that torch's layer does not compute, such
-        as a gate.
+        share is True, but torch cannot view an array: it is read-only, byte-swapped or has negative strides. Or the
+        module has what torch's does not: rotary positions, a gate, or sizes such as num_kv_heads.
     ImportError
-        There is no torch.
+        PyTorch is not installed.
 
     Examples
     --------
@@ -102,18 +153,28 @@ def to_torch(module: nn.Module, share: bool = False) -> Any:
     >>> pyattn.interop.torch.to_torch(pyattn.nn.Linear(3, 2))  # doctest: +SKIP
     Linear(in_features=3, out_features=2, bias=True)
     """
+    _import_torch()
     for kind in _KINDS:
         if isinstance(module, kind.ours) and type(module).forward is kind.ours.forward:
-            return _in_modes_of(module, kind.to_torch(module, share))
-    raise TypeError(f"module is of type {type(module).__name__}, and to_torch knows pyattn.nn's {_names()}")
+            return _copy_modes(module, kind.to_torch(module, share))
+    raise TypeError(f"module is of type {type(module).__name__}; to_torch converts pyattn.nn's {_kind_names()}")
 
 
-# What computes in torch's modules: layers have parts of it in methods of their own.
-_COMPUTING = ("forward", "_sa_block", "_mha_block", "_ff_block")
+def _import_torch() -> Any:
+    """Import PyTorch, or say how to install it."""
+    try:
+        import torch
+    except ImportError as missing:
+        raise ImportError("pyattn.interop.torch needs PyTorch: pip install torch") from missing
+    return torch
 
 
-def _in_modes_of(original: Any, twin: Any) -> Any:
-    """Set each part to training or not, as the part of that name is."""
+# The methods of torch's modules that compute: its layers have methods for their parts.
+_COMPUTING_METHODS = ("forward", "_sa_block", "_mha_block", "_ff_block")
+
+
+def _copy_modes(original: nn.Module | torch.nn.Module, twin: _Twin) -> _Twin:
+    """Set the twin and its parts to training or evaluation, as the parts of the same names are."""
     twin.train(original.training)
     parts = dict(twin.named_modules())
     for name, part in original.named_modules():
@@ -122,120 +183,141 @@ def _in_modes_of(original: Any, twin: Any) -> Any:
     return twin
 
 
-def _linear_from_torch(linear: Any, share: bool) -> nn.Module:
-    weight = _array(linear.weight, "weight", share)
-    return nn.Linear.from_arrays(weight, None if linear.bias is None else _array(linear.bias, "bias", share))
+# Linear, Embedding, Dropout
 
 
-def _linear_to_torch(linear: Any, share: bool) -> Any:
+def _linear_from_torch(linear: torch.nn.Linear, share: bool) -> nn.Linear:
+    """Convert weight and bias."""
+    weight = _to_array(linear.weight, "weight", share)
+    return nn.Linear.from_arrays(weight, None if linear.bias is None else _to_array(linear.bias, "bias", share))
+
+
+def _linear_to_torch(linear: nn.Linear, share: bool) -> torch.nn.Linear:
+    """Convert weight and bias."""
     import torch
 
     sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
-    theirs = torch.nn.Linear(**sizes, bias=linear.bias is not None, device="meta")  # without memory or numbers
+    theirs = torch.nn.Linear(**sizes, bias=linear.bias is not None, device="meta")  # no memory, no random numbers
     for name, array in linear.named_parameters():
-        setattr(theirs, name, torch.nn.Parameter(_tensor(array, name, share)))
+        setattr(theirs, name, torch.nn.Parameter(_to_tensor(array, name, share)))
     return theirs
 
 
-def _embedding_from_torch(embedding: Any, share: bool) -> nn.Module:
+def _embedding_from_torch(embedding: torch.nn.Embedding, share: bool) -> nn.Embedding:
+    """Convert the weight and padding_idx."""
     if embedding.max_norm is not None:
-        raise ValueError(
-            f"module has max_norm={embedding.max_norm}, expected None: pyattn.nn.Embedding has no max_norm"
-        )
-    weight = _array(embedding.weight, "weight", share)
+        raise ValueError(f"module has max_norm={embedding.max_norm}, which pyattn.nn.Embedding does not have")
+    weight = _to_array(embedding.weight, "weight", share)
     return nn.Embedding.from_pretrained(weight, padding_idx=embedding.padding_idx)
 
 
-def _embedding_to_torch(embedding: Any, share: bool) -> Any:
+def _embedding_to_torch(embedding: nn.Embedding, share: bool) -> torch.nn.Embedding:
+    """Convert the weight and padding_idx."""
     import torch
 
     sizes = (embedding.num_embeddings, embedding.embedding_dim)
-    theirs = torch.nn.Embedding(*sizes, embedding.padding_idx, device="meta")  # without memory or numbers
-    theirs.weight = torch.nn.Parameter(_tensor(embedding.weight, "weight", share))
+    theirs = torch.nn.Embedding(*sizes, embedding.padding_idx, device="meta")  # no memory, no random numbers
+    theirs.weight = torch.nn.Parameter(_to_tensor(embedding.weight, "weight", share))
     return theirs
 
 
-def _dropout_from_torch(dropout: Any, share: bool) -> nn.Module:
+def _dropout_from_torch(dropout: torch.nn.Dropout, share: bool) -> nn.Dropout:
+    """Convert the probability."""
     return nn.Dropout(dropout.p)
 
 
-def _dropout_to_torch(dropout: Any, share: bool) -> Any:
+def _dropout_to_torch(dropout: nn.Dropout, share: bool) -> torch.nn.Dropout:
+    """Convert the probability."""
     import torch
 
     return torch.nn.Dropout(dropout.p)
 
 
+# MultiheadAttention
+
 _IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _ATTENTION = ("in_proj_weight", *_IN_PROJECTIONS, "in_proj_bias", "bias_k", "bias_v")
 
 
-def _attention_from_torch(attention: Any, share: bool) -> nn.Module:
+def _attention_from_torch(attention: torch.nn.MultiheadAttention, share: bool) -> nn.MultiheadAttention:
+    """Convert all parameters, packed or not, and options."""
     given = {name: getattr(attention, name) for name in _ATTENTION}
     given |= {"out_proj.weight": attention.out_proj.weight, "out_proj.bias": attention.out_proj.bias}
-    arrays = {name: _array(tensor, name, share) for name, tensor in given.items() if tensor is not None}
+    arrays = {name: _to_array(tensor, name, share) for name, tensor in given.items() if tensor is not None}
     options = {name: getattr(attention, name) for name in ("dropout", "add_zero_attn", "batch_first")}
     return nn.MultiheadAttention.from_arrays(arrays, attention.num_heads, **options)
 
 
-def _attention_to_torch(attention: Any, share: bool) -> Any:
+def _attention_to_torch(attention: nn.MultiheadAttention, share: bool) -> torch.nn.MultiheadAttention:
+    """Convert all parameters and options; torch packs the projections where query, key and value have one size."""
     import torch
 
     dim = attention.embed_dim
     if attention.rotary is not None:
-        raise ValueError("module has rotary, and torch.nn.MultiheadAttention knows nothing of positions")
+        raise ValueError("module has rotary positions, which torch.nn.MultiheadAttention does not have")
     usual = {"num_kv_heads": attention.num_heads, "head_dim": dim / attention.num_heads, "out_dim": dim}
     for name, size in {**usual, "v_head_dim": attention.head_dim}.items():
         if getattr(attention, name) != size:
             raise ValueError(
-                f"module has {name}={getattr(attention, name)}, and torch.nn.MultiheadAttention always {size:g}"
+                f"module has {name}={getattr(attention, name)}, which torch.nn.MultiheadAttention cannot have: it is "
+                f"always {size:g} there"
             )
     names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
     options = {name: getattr(attention, name) for name in names}
     given = {"bias": attention.in_proj_bias is not None, "add_bias_kv": attention.bias_k is not None}
-    theirs = torch.nn.MultiheadAttention(**options, **given, device="meta")  # without memory or numbers
+    theirs = torch.nn.MultiheadAttention(**options, **given, device="meta")  # no memory, no random numbers
     arrays = attention.state_dict()
     if theirs.in_proj_weight is not None and attention.in_proj_weight is None:
         if share:
             raise ValueError(
-                "module has weights of their own for query, key and value: torch needs a copy, share=False"
+                "module has separate weights for query, key and value, which torch packs into one array: pass "
+                "share=False to copy them"
             )
         arrays["in_proj_weight"] = np.concatenate([arrays.pop(name) for name in _IN_PROJECTIONS])
     for name, array in arrays.items():
         owner = theirs.out_proj if name.startswith("out_proj.") else theirs
-        setattr(owner, name.removeprefix("out_proj."), torch.nn.Parameter(_tensor(array, name, share)))
+        setattr(owner, name.removeprefix("out_proj."), torch.nn.Parameter(_to_tensor(array, name, share)))
     return theirs
 
 
-def _norm_from_torch(norm: Any, share: bool) -> nn.Module:
-    options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine}
+# LayerNorm, RMSNorm
+
+
+def _norm_from_torch(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, share: bool) -> nn.LayerNorm | nn.RMSNorm:
+    """Convert the parameters that there are, and eps."""
     import torch
 
-    kind: Any = nn.RMSNorm if isinstance(norm, torch.nn.RMSNorm) else nn.LayerNorm
-    ours: nn.Module = kind(tuple(norm.normalized_shape), **options)
+    kind = nn.RMSNorm if isinstance(norm, torch.nn.RMSNorm) else nn.LayerNorm
+    ours = kind(tuple(norm.normalized_shape), eps=norm.eps, elementwise_affine=norm.elementwise_affine)
     for name in ours._parameter_names:
         tensor = getattr(norm, name)
-        ours.register_parameter(name, None if tensor is None else _array(tensor, name, share))
+        ours.register_parameter(name, None if tensor is None else _to_array(tensor, name, share))
     return ours
 
 
-def _norm_to_torch(norm: Any, share: bool) -> Any:
+def _norm_to_torch(norm: nn.LayerNorm | nn.RMSNorm, share: bool) -> torch.nn.LayerNorm | torch.nn.RMSNorm:
+    """Convert the parameters that there are, and eps."""
     import torch
 
-    with_bias = {"bias": norm.bias is not None} if isinstance(norm, nn.LayerNorm) else {}
-    kind = torch.nn.LayerNorm if with_bias else torch.nn.RMSNorm
-    options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine, **with_bias}
+    bias = {"bias": norm.bias is not None} if isinstance(norm, nn.LayerNorm) else {}
+    kind = torch.nn.LayerNorm if bias else torch.nn.RMSNorm
+    options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine, **bias}
     theirs = kind(norm.normalized_shape, **options, device="meta")
     for name, array in norm.named_parameters():
-        setattr(theirs, name, torch.nn.Parameter(_tensor(array, name, share)))
+        setattr(theirs, name, torch.nn.Parameter(_to_tensor(array, name, share)))
     return theirs
 
 
-def _activation_from_torch(activation: Any) -> Any:
+# Transformer: activations, layers, stacks, the whole
+
+
+def _activation_from_torch(activation: Any) -> str:
+    """Name an activation function of torch."""
     import torch
 
     functions = torch.nn.functional
     known = {"relu": (functions.relu, torch.relu), "gelu": (functions.gelu,), "silu": (functions.silu,)}
-    for name, same in known.items():  # by identity: a callable need not be hashable
+    for name, same in known.items():  # compared by identity: a callable may not be hashable
         if any(activation is one for one in same):
             return name
     if type(activation) in (torch.nn.ReLU, torch.nn.SiLU):
@@ -245,36 +327,47 @@ def _activation_from_torch(activation: Any) -> Any:
     if isinstance(activation, functools.partial) and activation.func is functions.gelu and not activation.args:
         return "gelu_tanh" if activation.keywords.get("approximate") == "tanh" else "gelu"
     raise TypeError(
-        f"module has the activation {activation!r}, and from_torch knows torch.nn.functional's relu, gelu and silu and "
-        "torch.nn's ReLU, GELU and SiLU; make the module with a function of NumPy arrays and load its state_dict()"
+        f"module has the activation {activation!r}; from_torch converts relu, gelu and silu of torch.nn.functional and "
+        "ReLU, GELU and SiLU of torch.nn. For another one, make the module with a function of NumPy arrays as its "
+        "activation, and load the state_dict()"
     )
 
 
-def _activation_to_torch(activation: Any) -> Any:
+def _activation_to_torch(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Find the function of torch that computes an activation."""
     import torch
 
     name, functions = core_activation(activation), torch.nn.functional
-    known: dict[Any, Any] = {"relu": functions.relu, "gelu": functions.gelu, "silu": functions.silu}
     if name == "gelu_tanh":
         return functools.partial(functions.gelu, approximate="tanh")
+    known: dict[str | None, Any] = {"relu": functions.relu, "gelu": functions.gelu, "silu": functions.silu}
     if name not in known:
-        raise TypeError(f"module has the activation {activation!r}, and torch has no function for it")
-    return known[name]
+        raise TypeError(f"module has the activation {activation!r}, which torch does not have")
+    function: Callable[[torch.Tensor], torch.Tensor] = known[name]
+    return function
 
 
-def _layer_from_torch(layer: Any, share: bool) -> nn.Module:
-    decoder = hasattr(layer, "multihead_attn")
-    kind = nn.TransformerDecoderLayer if decoder else nn.TransformerEncoderLayer
+def _layer_from_torch(
+    layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer, share: bool
+) -> nn.TransformerEncoderLayer | nn.TransformerDecoderLayer:
+    """Convert the parts and options of a layer."""
+    is_decoder = hasattr(layer, "multihead_attn")
+    kind = nn.TransformerDecoderLayer if is_decoder else nn.TransformerEncoderLayer
     norms = [f"norm{n}" for n in range(1, len(kind.attentions) + 2)]
     parts = {name: from_torch(getattr(layer, name), share) for name in (*kind.attentions, "linear1", "linear2", *norms)}
     dropouts = {getattr(layer, name).p for name in ("dropout", *(f"dropout{n}" for n in range(1, len(norms) + 1)))}
     if len(dropouts) > 1:
-        raise ValueError(f"module has dropouts of {sorted(dropouts)}, expected one probability for all")
+        raise ValueError(
+            f"module has dropouts of {sorted(dropouts)}, but a layer of pyattn has one probability for all of them"
+        )
     options = {"activation": _activation_from_torch(layer.activation), "norm_first": layer.norm_first}
     return kind.from_parts(parts, dropout=dropouts.pop(), **options)
 
 
-def _layer_to_torch(layer: Any, share: bool) -> Any:
+def _layer_to_torch(
+    layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, share: bool
+) -> torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer:
+    """Convert the parts and options of a layer."""
     import torch
 
     first = layer.self_attn
@@ -282,19 +375,22 @@ def _layer_to_torch(layer: Any, share: bool) -> Any:
     options = {"dropout": layer.dropout, "batch_first": first.batch_first, "norm_first": layer.norm_first}
     name = "TransformerDecoderLayer" if isinstance(layer, nn.TransformerDecoderLayer) else "TransformerEncoderLayer"
     if layer.gate is not None:
-        raise ValueError(f"module has a gate, and the feed-forward part of torch.nn.{name} has none; convert the parts")
+        raise ValueError(f"module has a gate, which torch.nn.{name} does not have; convert its parts one by one")
     activation = _activation_to_torch(layer.activation)
     theirs = getattr(torch.nn, name)(**sizes, **options, activation=activation, device="meta")
     for part, module in layer.named_children():
         setattr(theirs, part, to_torch(module, share))
     if name == "TransformerEncoderLayer":
-        check_fast_path(theirs)
+        _check_fast_path(theirs)
     return theirs
 
 
-def _stack_from_torch(stack: Any, share: bool) -> nn.Module:
-    layers, norm = [from_torch(layer, share) for layer in stack.layers], stack.norm
-    norm = None if norm is None else from_torch(norm, share)
+def _stack_from_torch(
+    stack: torch.nn.TransformerEncoder | torch.nn.TransformerDecoder, share: bool
+) -> nn.TransformerEncoder | nn.TransformerDecoder:
+    """Convert the layers and the final norm."""
+    layers = [from_torch(layer, share) for layer in stack.layers]
+    norm = None if stack.norm is None else from_torch(stack.norm, share)
     if not hasattr(stack, "use_nested_tensor"):
         return nn.TransformerDecoder.from_layers(layers, norm)
     options = {name: getattr(stack, name) for name in ("enable_nested_tensor",)}
@@ -303,7 +399,10 @@ def _stack_from_torch(stack: Any, share: bool) -> nn.Module:
     return encoder
 
 
-def _stack_to_torch(stack: Any, share: bool) -> Any:
+def _stack_to_torch(
+    stack: nn.TransformerEncoder | nn.TransformerDecoder, share: bool
+) -> torch.nn.TransformerEncoder | torch.nn.TransformerDecoder:
+    """Convert the layers and the final norm."""
     import torch
 
     layers = [to_torch(layer, share) for layer in stack.layers]
@@ -317,34 +416,37 @@ def _stack_to_torch(stack: Any, share: bool) -> Any:
     return theirs
 
 
-def _transformer_from_torch(transformer: Any, share: bool) -> nn.Module:
+def _transformer_from_torch(transformer: torch.nn.Transformer, share: bool) -> nn.Transformer:
+    """Convert both stacks."""
     stacks = [from_torch(getattr(transformer, name), share) for name in ("encoder", "decoder")]
     options = {name: getattr(transformer, name) for name in ("d_model", "nhead", "batch_first")}
     return nn.Transformer.from_stacks(*stacks, **options)
 
 
-def _transformer_to_torch(transformer: Any, share: bool) -> Any:
+def _transformer_to_torch(transformer: nn.Transformer, share: bool) -> torch.nn.Transformer:
+    """Convert both stacks; they are set last, because torch's constructor would draw their parameters anew."""
     import torch
 
-    stacks = {f"custom_{name}": to_torch(getattr(transformer, name), share) for name in ("encoder", "decoder")}
+    encoder, decoder = to_torch(transformer.encoder, share), to_torch(transformer.decoder, share)
     theirs = torch.nn.Transformer(
         transformer.d_model,
         transformer.nhead,
         device="meta",
-        **{name: torch.nn.Identity() for name in stacks},
+        custom_encoder=torch.nn.Identity(),
+        custom_decoder=torch.nn.Identity(),
         batch_first=transformer.batch_first,
     )
-    theirs.encoder, theirs.decoder = stacks.values()  # its constructor would draw their parameters anew
+    theirs.encoder, theirs.decoder = encoder, decoder
     return theirs
 
 
 class _Kind(NamedTuple):
-    """A module that both sides have, by the same name, and the way there and back."""
+    """A class of modules that both sides have by the same name, and the functions that convert it."""
 
     name: str
     ours: type[nn.Module]
     from_torch: Callable[[Any, bool], nn.Module]
-    to_torch: Callable[[Any, bool], Any]
+    to_torch: Callable[[Any, bool], torch.nn.Module]
 
 
 _KINDS = (
@@ -362,32 +464,84 @@ _KINDS = (
 )
 
 
-def _names() -> str:
+def _kind_names() -> str:
+    """List the classes for a message."""
     return ", ".join(kind.name for kind in _KINDS)
 
 
-def _array(tensor: Any, name: str, share: bool) -> npt.NDArray[Any]:
-    """Copy the tensor's numbers, or view its memory."""
+# Parameters
+
+
+def _to_array(tensor: torch.Tensor, name: str, share: bool) -> npt.NDArray[Any]:
+    """Copy a tensor into an array, or view its memory."""
     import torch
 
     if share and not isinstance(tensor, torch.nn.Parameter):
         raise ValueError(
-            f"{name} is no torch.nn.Parameter: parametrizations and hooks, such as weight_norm and prune, compute it "
-            "anew for every call; pass share=False"
+            f"{name} is computed anew in each call of torch, by a parametrization or a hook such as weight_norm and "
+            "prune: pass share=False to copy it"
         )
     if tensor.device.type != "cpu":
         raise TypeError(f"{name} is on device '{tensor.device}'; pass module.cpu()")
-    if str(tensor.dtype) not in ("torch.float32", "torch.float64"):
+    if tensor.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} has dtype {tensor.dtype}, expected float32 or float64; pass module.float()")
     array: npt.NDArray[Any] = tensor.detach().numpy()
     return array if share else array.copy()
 
 
-def _tensor(array: npt.NDArray[Any], name: str, share: bool) -> Any:
+def _to_tensor(array: npt.NDArray[Any], name: str, share: bool) -> torch.Tensor:
+    """Copy an array into a tensor, or view its memory."""
     import torch
 
     if not share:
         return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
     if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
-        raise ValueError(f"{name} is read-only, byte-swapped or has negative strides: torch needs a copy, share=False")
+        raise ValueError(
+            f"{name} is read-only, byte-swapped or has negative strides, which torch cannot view: pass share=False to "
+            "copy it"
+        )
     return torch.from_numpy(array)
+
+
+def _update_hooked_weights(module: torch.nn.Module) -> None:
+    """Compute the weights of weight_norm, spectral_norm and prune, which hooks update only before a call."""
+    from torch.nn.utils.prune import BasePruningMethod
+    from torch.nn.utils.spectral_norm import SpectralNorm
+    from torch.nn.utils.weight_norm import WeightNorm
+
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):  # a call of it in training mode would write to its vectors
+                setattr(part, hook.name, hook.compute_weight(part, do_power_iteration=False))
+            elif isinstance(hook, (BasePruningMethod, WeightNorm)):
+                hook(part, None)
+
+
+def _check_fast_path(layer: torch.nn.TransformerEncoderLayer) -> None:
+    """Refuse a layer that torch's fused call in eval mode, its fast path, would compute wrongly or fail with."""
+    import torch
+
+    attention, norms = layer.self_attn, (layer.norm1, layer.norm2)
+    is_taken = (
+        torch.backends.mha.get_fastpath_enabled()
+        and attention.batch_first
+        and attention.in_proj_bias is not None
+        and attention.num_heads % 2 == 0
+        and layer.activation_relu_or_gelu
+        and len({getattr(norm, "eps", None) for norm in norms}) == 1
+    )
+    if not is_taken:
+        return
+    biased = (*norms, layer.linear1, layer.linear2, attention.out_proj)
+    unsupported = {
+        "add_bias_kv or add_zero_attn": attention.bias_k is not None or attention.add_zero_attn,
+        "norms other than LayerNorm": any(type(norm) is not torch.nn.LayerNorm for norm in norms),
+        "norms of several axes": any(len(getattr(norm, "normalized_shape", "1")) != 1 for norm in norms),
+        "parts without a bias beside a self_attn with one": any(getattr(part, "bias", None) is None for part in biased),
+    }
+    for description, is_found in unsupported.items():
+        if is_found:
+            raise ValueError(
+                f"module has {description}, which the fast path of torch.nn.TransformerEncoderLayer does not support; "
+                "turn it off first: torch.backends.mha.set_fastpath_enabled(False)"
+            )

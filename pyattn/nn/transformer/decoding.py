@@ -26,21 +26,21 @@ from pyattn.nn.positions import PositionalEncoding
 from pyattn.nn.transformer.stack import Stack
 from pyattn.nn.transformer.tokens import embed
 
-__all__ = ["Step", "TokenModel", "as_stack", "embed_next", "read_counts", "rows_at"]
+__all__ = ["ModelStep", "TokenModel", "as_stack", "embed_next", "read_counts", "rows_at"]
 
 
-class Step(NamedTuple):
-    """What a model gives for some tokens more.
+class ModelStep(NamedTuple):
+    """Scores for the next token of each row and, on request, the attention weights of the new tokens.
 
     Attributes
     ----------
     logits : ndarray, (N, vocabulary)
-        Scores of what follows each row's last token.
+        Scores for the token after each row's last one.
     self_weights : ndarray, (layers, N, heads, L, S), or None
-        What each of the L new tokens gives to the S tokens so far; None unless asked for. Those of padding mean
-        nothing.
+        Weights that the L new tokens give to the S tokens so far; None unless requested. Rows of padding are
+        unspecified.
     cross_weights : ndarray, (layers, N, heads, L, S_source), or None
-        The same of the attention to the source, in an encoder-decoder.
+        Weights that the new tokens give to the source of an encoder-decoder; None unless requested.
     """
 
     logits: FloatArray
@@ -111,7 +111,7 @@ class TokenModel(Module):
         lengths: npt.ArrayLike | None = None,
         need_weights: bool = False,
         rng: RNG = None,
-    ) -> Step:
+    ) -> ModelStep:
         """Compute the scores of what follows the next tokens; their keys and values go into a cache.
 
         The logits have the bits that `forward` over all tokens at once gives each row's last, but where rotary
@@ -136,7 +136,7 @@ class TokenModel(Module):
 
         Returns
         -------
-        Step
+        ModelStep
             logits, and weights where they are asked for.
 
         Raises
@@ -159,7 +159,7 @@ class TokenModel(Module):
             known = None if (counts == n).all() else counts
             output, own, cross = self._layers_with_cache().decode_step(x, cache, lengths=known, **options)
             logits = self._score(_last(output if self.batch_first else output.swapaxes(0, 1), counts))
-            return Step(logits, None if own is None else np.stack(own), None if cross is None else np.stack(cross))
+            return ModelStep(logits, None if own is None else np.stack(own), None if cross is None else np.stack(cross))
 
     def _read_next(self, x: npt.ArrayLike, lengths: npt.ArrayLike | None, cache: KVCache) -> tuple[IntArray, IntArray]:
         ids = as_ids(x, "input", self.vocab_size)
