@@ -721,7 +721,7 @@ def from_array(array: npt.ArrayLike) -> Mask:
     Raises
     ------
     ValueError
-        The array has other values than 0 and 1, or fewer than two axes.
+        The array has other values than 0 and 1, or is a scalar.
 
     Examples
     --------
@@ -750,7 +750,7 @@ def from_blocked(array: npt.ArrayLike) -> Mask:
     Raises
     ------
     ValueError
-        The array has other values than 0 and 1, or fewer than two axes.
+        The array has other values than 0 and 1, or is a scalar.
 
     Examples
     --------
@@ -773,8 +773,8 @@ def _side(x: SupportsIndex | None, name: str, far: int) -> int | None:
 
 def _flags(array: npt.ArrayLike) -> BoolArray:
     given = _core.as_array(array, "array")
-    if given.ndim < 2:
-        raise ValueError(f"array has shape {given.shape}; a mask ends in (L, S)")
+    if given.ndim == 0:
+        raise ValueError("array is a scalar; a mask ends in (L, S), or is (S,)")
     if given.dtype == np.bool_:
         return given
     attend = np.asarray(given == 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -25,12 +26,17 @@ def public_functions():
             found = getattr(module, name)
             if inspect.isfunction(found):
                 yield f"{module.__name__}.{name}", found, found.__doc__
-            elif inspect.isclass(found) and not issubclass(found, (tuple, Exception)):
-                for kind in found.__mro__:
-                    for method, function in vars(kind).items() if kind.__module__.startswith("pyattn.") else ():
-                        function = getattr(function, "__func__", function)  # of class and static methods
-                        if inspect.isfunction(function) and (method == "__init__" or not method.startswith("_")):
-                            yield f"{name}.{method}", function, (kind if method == "__init__" else function).__doc__
+            elif inspect.isclass(found) and not issubclass(found, (tuple, Exception, type(pyattn.nn.Module))):
+                made = dataclasses.is_dataclass(found)  # by the package: its fields are attributes
+                for method in dir(found):
+                    function = inspect.getattr_static(found, method)
+                    function = getattr(function, "__func__", function)  # of class and static methods
+                    if not inspect.isfunction(function) or not function.__module__.startswith("pyattn."):
+                        continue
+                    if method == "__init__" and not made:
+                        yield f"{name}.{method}", function, found.__doc__
+                    elif not method.startswith("_"):
+                        yield f"{name}.{method}", function, function.__doc__
 
 
 def sections_of(docstring):

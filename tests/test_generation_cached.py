@@ -222,7 +222,7 @@ def test_a_step_that_fails_leaves_the_state_unchanged(where, error, monkeypatch)
 
     last = model.transformer.decoder.layers[1] if where == "layers" else model.generator
     with monkeypatch.context() as patch:
-        patch.setattr(last, "step" if where == "layers" else "forward", breaks_off)
+        patch.setattr(last, "decode_step" if where == "layers" else "forward", breaks_off)
         with pytest.raises(error):
             pair[0].step([[5], [6]])
     assert pair[0].lengths.tolist() == [2, 2]

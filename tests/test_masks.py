@@ -189,7 +189,7 @@ def test_masks_are_made_of_bools_alone(make, most):
         ),
         (lambda: masks.from_array([[0, -np.inf]]), ValueError, "array holds values other than 0 and 1"),
         (lambda: masks.from_blocked([[0, np.nan]]), ValueError, "array holds values other than 0 and 1"),
-        (lambda: masks.from_array([True]), ValueError, "array has shape (1,); a mask ends in (L, S)"),
+        (lambda: masks.from_array(True), ValueError, "array is a scalar; a mask ends in (L, S), or is (S,)"),
         (lambda: ~masks.causal(2), TypeError, "~mask is not defined: a mask object means the same everywhere"),
         (
             lambda: bool(masks.causal(2)),

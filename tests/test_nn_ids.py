@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pyattn.models._ids import as_tokens
 
 from pyattn import nn
+from pyattn.models.inputs import as_tokens
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_masks_in_the_docstring():
     for side in ("right", "left"):
         array, lengths = pyattn.generation.pad_sequences(RAGGED, side=side)
         if side == "right":
-            mask = pyattn.masks.padding(lengths, 4).reshape(4, 4)
+            mask = pyattn.masks.padding(lengths, 4)[:, 0, 0]
         else:
             mask = np.arange(4) >= 4 - lengths[:, None]
         np.testing.assert_array_equal(mask, array > 0)

@@ -16,7 +16,7 @@ Arrays: TypeAlias = tuple[FloatArray | None, ...]
 class LayerWeights(NamedTuple):
     """What a layer multiplies with and adds: the core's tuples, None for what is left out.
 
-    self_attention and cross_attention are the first eight of `pyattn.heads.Parameters`. feed_forward has weight
+    self_attention and cross_attention are the first eight of `Parameters` of _multihead.py. feed_forward has weight
     and bias of the first linear layer, of the second, and of the gate; norms those of the three normalisations, of
     which an encoder's layer has the first and the last.
     """

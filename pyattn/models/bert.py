@@ -12,6 +12,7 @@ import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
 from pyattn._util.typing import FloatArray, IntArray
 from pyattn.io.config import Config
+from pyattn.masks import from_blocked
 from pyattn.models.inputs import as_padding, as_token_ids, as_tokens
 from pyattn.models.layers import (
     ACTIVATIONS,
@@ -183,7 +184,9 @@ class Bert(Module):
         weighted, states = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
         x: FloatArray = self.embeddings(input_ids, token_type_ids, position_ids)
         padding = as_padding(attention_mask, x.shape[:2])
-        found = run_layers(self.layers, x, weighted, states, src_key_padding_mask=padding)
+        found = run_layers(
+            self.layers, x, weighted, states, src_key_padding_mask=None if padding is None else from_blocked(padding)
+        )
         pooled = None if self.pooler is None else self.pooler(found.x)
         return EncoderOutput(found.x, pooled, found.hidden_states, found.attentions)
 

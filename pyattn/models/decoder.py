@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from pyattn._util.arguments import as_flag
 from pyattn._util.typing import FloatArray, IntArray
+from pyattn.functional._multihead_masks import read_padding_mask
+from pyattn.masks import from_blocked
 from pyattn.models.inputs import as_padding, as_tokens
 from pyattn.models.layers import run_layers
 from pyattn.models.weights import HEAD, Arrays
@@ -110,7 +112,7 @@ class CausalLM(TokenModel):
         if lengths is None:
             return ids, as_padding(attention_mask, ids.shape)
         padding = padding_of(lengths, attention_mask, ids.shape, ("lengths", "attention_mask"))
-        return ids, np.asarray(padding)
+        return ids, None if padding is None else read_padding_mask(padding, "attention_mask")
 
     def _run(
         self, x: FloatArray, padding: npt.NDArray[np.bool_] | None, need_weights: bool, need_hidden_states: bool
@@ -118,7 +120,11 @@ class CausalLM(TokenModel):
         """Compute all layers for whole sequences."""
         weighted, states = as_flag(need_weights, "need_weights"), as_flag(need_hidden_states, "need_hidden_states")
         window = None if self.window is None else (self.window, None)
-        options: dict[str, Any] = {"src_key_padding_mask": padding, "is_causal": True, "window": window}
+        options: dict[str, Any] = {
+            "src_key_padding_mask": None if padding is None else from_blocked(padding),
+            "is_causal": True,
+            "window": window,
+        }
         found = run_layers(self.decoder.layers, x, weighted, states, **options)
         x = found.x if self.decoder.norm is None else self.decoder.norm(found.x)
         hidden = None if found.hidden_states is None else (*found.hidden_states[:-1], x)

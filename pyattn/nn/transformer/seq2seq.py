@@ -13,7 +13,7 @@ from pyattn._util.ids import IntArray
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.cache.kv_cache import KVCache
-from pyattn.functional._multihead_masks import Masking, lengths_of
+from pyattn.functional._multihead_masks import Masking, lengths_of, read_padding_mask
 from pyattn.nn.feed_forward import Activation
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
@@ -502,7 +502,7 @@ class Seq2SeqTransformer(TokenModel):
             An id or a length is out of range, shapes disagree, or there is padding before other tokens.
         """
         memory, padding = self._encode(src, Masking(key_lengths=src_lengths), None)
-        lengths = None if padding is None else lengths_of(np.asarray(padding))
+        lengths = None if padding is None else lengths_of(read_padding_mask(padding, "src"))
         if padding is not None and lengths is None:
             raise ValueError("src has padding before other tokens, and a cache holds what is not padding; put it last")
         decoder = self._layers_with_cache()

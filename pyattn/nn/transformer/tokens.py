@@ -17,6 +17,7 @@ from pyattn._util.arguments import as_count, as_flag, as_float_dtype
 from pyattn._util.ids import IntArray, as_ids, read_lengths
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
+from pyattn.masks import from_blocked
 from pyattn.nn import init
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
@@ -70,7 +71,7 @@ def read_tokens(
     index = getattr(embedding, "padding_idx", None)
     if lengths is None and key_padding_mask is None and index is not None:
         hidden = rows == index
-        return Tokens(ids, hidden if hidden.any() else None)
+        return Tokens(ids, from_blocked(hidden) if hidden.any() else None)
     return Tokens(ids, padding_of(lengths, key_padding_mask, rows.shape, names))
 
 
@@ -86,7 +87,7 @@ def padding_of(
     if key_padding_mask is not None:
         raise ValueError(f"{names[0]} and {names[1]} are both given, and say the same; leave out one")
     ends = read_lengths(lengths, names[0], shape[:-1], most=shape[-1])
-    return np.asarray(np.arange(shape[-1]) >= ends[..., np.newaxis])
+    return from_blocked(np.arange(shape[-1]) >= ends[..., np.newaxis])
 
 
 def embed(
