@@ -242,12 +242,10 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
 static void grow(int wanted)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* a worker's own: its handler may say where */
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigset_t all, before;
     pthread_attr_t attributes;
 
     if (pool.threads >= wanted) return;
-    pthread_once(&once, watch_forks);
     if (pthread_attr_init(&attributes) != 0) return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
@@ -291,8 +289,10 @@ int attn_forks(void) { return pool.forks; }
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
     attn_job job = {.body = body, .context = context, .tasks = tasks};
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     const int forks = pool.forks;
 
+    if (workers > 1) pthread_once(&once, watch_forks); /* first: a child must not inherit a pool that is taken */
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
         grow(workers - 1);
         pthread_mutex_lock(&pool.lock);
