@@ -76,10 +76,26 @@ int pyattn_as_reals(PyObject *const *objects, const char *const *names, int coun
     return 0;
 }
 
+/* 1 when an array of objects holds an int that int64 lacks, -1 on error. */
+static int holds_large_int(PyArrayObject *objects)
+{
+    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(objects, NPY_CORDER);
+    int overflow = 0;
+    if (flat == NULL) return -1;
+    for (npy_intp n = 0; overflow == 0 && n < PyArray_SIZE(flat); n++) {
+        PyObject *item = *(PyObject **)PyArray_GETPTR1(flat, n); /* NULL stands for None */
+        if (item != NULL && PyLong_Check(item)) PyLong_AsLongLongAndOverflow(item, &overflow);
+    }
+    Py_DECREF(flat);
+    return overflow != 0;
+}
+
 /* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
 static int check_largest(PyArrayObject *integers, const char *name)
 {
-    const int type = PyArray_TYPE(integers);
+    const int type = PyArray_TYPE(integers), large = type == NPY_OBJECT ? holds_large_int(integers) : 0;
+    if (large > 0) PyErr_Format(PyExc_ValueError, "%s holds an int that is too large for int64", name);
+    if (large != 0) return -1;
     if (PyArray_SIZE(integers) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
     PyObject *largest = PyArray_Max(integers, NPY_RAVEL_AXIS, NULL);
     const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);

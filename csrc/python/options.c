@@ -98,6 +98,11 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
+    if (PyBytes_Check(object) || PyByteArray_Check(object) || PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
     if (PyLong_Check(object) || !PySequence_Check(object) ||
         (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
         if (window_side(object, "an int or (left, right)", &args->window_left) < 0) return -1;
