@@ -140,7 +140,7 @@ int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *s
     *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;
     Py_XDECREF(drawn);
     Py_XDECREF(module);
-    return PyErr_Occurred() ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 1;
 }
 
 static int convert_probability(PyObject *object, const char *name, double *probability)
