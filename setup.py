@@ -28,7 +28,7 @@ if sanitize:  # -fno-wrapv undoes another flag that is handed on, and that would
     compile_args += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=undefined"]
     link_args += [f"-fsanitize={sanitize}"]
 else:
-    compile_args += ["-O3", "-g0"]
+    compile_args += ["-O3", "-g0", "-Wframe-larger-than=8192"]  # a caller's thread may have a stack of 64 KB
 if os.environ.get("PYATTN_WERROR") == "1":
     compile_args += ["-Werror"]
 

@@ -24,8 +24,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "functional.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
-    # one thread: all rows of the output are one
-    "rotary": "functional.rotary_embedding(endless(1 << 30, 512), num_threads=1, out=one_row(1 << 30, 512))",
+    "rotary": "functional.rotary_embedding(endless(1 << 20, 1024), num_threads=threads)",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "keeps": "functional.dropout_keep_mask((1, 1 << 32), 0.5)",
     "dropout": "attend(endless(8, 64, 20000, 64), endless(8, 64, 20000, 64), dropout_p=0.5)",
@@ -45,8 +44,8 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "feed_forward": "functional.feed_forward(endless(1 << 17, 1024), endless(4096, 1024), None, endless(1024, 4096), None)",
     "layer_norm": "functional.layer_norm(endless(1 << 20, 1024), 1024)",
     "gelu": "functional.gelu(np.zeros((1 << 20, 1024), 'f4'))",
-    # one thread, as rotary; wide rows, as nobody looks for a signal while ids are copied and checked
-    "embedding": "functional.embedding(ids, endless(9, 1 << 16), num_threads=1, out=one_row(len(ids), 1 << 16))",
+    # wide rows, as nobody looks for a signal while ids are copied and checked
+    "embedding": "functional.embedding(ids, endless(9, 1 << 16), num_threads=threads)",
 }
 
 # Under a sanitizer, where a process takes seconds to start, one call for each loop that looks for a signal.
@@ -87,9 +86,6 @@ SCRIPT = """
 def endless(*shape, dtype="f4"):
     return np.broadcast_to(np.ones(shape[-1], dtype), shape)
 
-def one_row(*shape):
-    return np.lib.stride_tricks.as_strided(np.empty(shape[-1], "f4"), shape, (0, 4))
-
 def attend(query, key, **arguments):
     return pyattn.attention(query, key, key, num_threads=threads, **arguments)
 
@@ -98,7 +94,7 @@ expected = pyattn.attention(*small)
 module = nn.MultiheadAttention(256, 4, batch_first=True, rng=0)
 weights = {{"in_proj_weight": endless(3 * 4096, 4096), "out_proj.weight": endless(4096, 4096)}}
 wide_module = nn.MultiheadAttention.from_arrays(weights, 32, batch_first=True)
-layer, ids = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, rng=0).eval(), np.zeros(1 << 20, int)
+layer, ids = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, rng=0).eval(), np.zeros(1 << 14, int)
 
 delays = []
 for threads in {threads}:

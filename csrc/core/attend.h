@@ -81,10 +81,10 @@ typedef struct {
     ptrdiff_t key_length, query_length; /* of this batch entry */
     attn_source key, value;
     void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
-        *turned_keys;
+        *turned_keys, *square_copy;
     unsigned char *dead;
-    char *weights; /* of a block's rows, when they are averaged */
-    attn_block blocks[ATTN_MOST_BLOCKS];
+    char *weights;      /* of a block's rows, when they are averaged */
+    attn_block *blocks; /* in scratch: they are more than the stack of a small thread has room for */
 } attn_task;
 
 /* plan.c */

@@ -224,7 +224,7 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
         return;
     }
     plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, key.next,
-                                 scores);
+                                 task->square_copy, scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
     for (int r = 0; r < block->rows; r++) /* lanes without a key are read, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));
@@ -300,13 +300,11 @@ int attn_walk_keys(attn_task *task)
 static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double factor, uint64_t rows)
 {
     attn_task again = *task;
-    again.blocks[0] = task->blocks[n];
+    again.blocks = &task->blocks[n];
     again.count = again.careful = 1;
     again.factor = factor;
-    attn_begin_block(&again, &again.blocks[0], number);
-    if (attn_walk_keys(&again)) rows = attn_finish_block(&again, &again.blocks[0], rows);
-    task->blocks[n] = again.blocks[0];
-    return rows;
+    attn_begin_block(&again, again.blocks, number);
+    return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
 /* A row came out odd, as NaN or infinity. Where pairs were masked, it may be the 0 * NaN of one that was not to be

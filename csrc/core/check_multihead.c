@@ -138,8 +138,10 @@ static int joins(const attn_multihead_args *args, int n)
         (char *)weight->data != (char *)upper->data + upper->shape[0] * upper->strides[0])
         return 0;
     if (bias->data == NULL || left->data == NULL) return bias->data == left->data;
-    return bias->axes == 1 && left->axes == 1 && bias->dtype == left->dtype && bias->strides[0] == left->strides[0] &&
-           (char *)bias->data == (char *)left->data + left->shape[0] * left->strides[0];
+    /* a bias of one element may have any stride; several are read as contiguous */
+    const ptrdiff_t size = bias->dtype == ATTN_F64 ? 8 : 4;
+    return bias->axes == 1 && left->axes == 1 && bias->dtype == left->dtype && bias->strides[0] == size &&
+           left->strides[0] == size && (char *)bias->data == (char *)left->data + left->shape[0] * size;
 }
 
 attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead_plan *m, attn_error *error)

@@ -19,8 +19,6 @@ void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_we
                      ptrdiff_t number, ptrdiff_t groups, attn_group *group)
 {
     *group = (attn_group){.args = *args, .y = y, .self_weights = self_weights, .cross_weights = cross_weights};
-    if (groups == 1) return;
-
     const attn_cut cut = attn_cut_of(args->x.shape[0], groups, number);
     attn_multihead_args *self = &group->args.self, *cross = &group->args.cross;
     const int batch = args->x.axes - 2; /* axes; a view's others come behind them */

@@ -169,14 +169,19 @@ static attn_status check(const attn_layer_args *args, const attn_view *y, const 
 attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                        attn_error *error)
 {
-    attn_group group;
+    attn_arena arena;
     attn_status status = check(args, &y, &self_weights, &cross_weights, error);
     if (status != ATTN_OK) return status;
 
     const ptrdiff_t groups = attn_count_groups(args);
+    if (groups == 1) return run(args, y, self_weights, cross_weights, error);
+    if (!attn_arena_take(&arena, sizeof(attn_group)))
+        return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", sizeof(attn_group));
+    attn_group *const group = (attn_group *)(void *)arena.scratch;
     for (ptrdiff_t n = 0; status == ATTN_OK && n < groups; n++) {
-        attn_take_group(args, y, self_weights, cross_weights, n, groups, &group);
-        status = run(&group.args, group.y, group.self_weights, group.cross_weights, error);
+        attn_take_group(args, y, self_weights, cross_weights, n, groups, group);
+        status = run(&group->args, group->y, group->self_weights, group->cross_weights, error);
     }
+    attn_arena_give(&arena);
     return status;
 }

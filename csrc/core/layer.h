@@ -23,6 +23,7 @@ typedef struct {
 /* How many groups there are. The arguments are checked. */
 ptrdiff_t attn_count_groups(const attn_layer_args *args);
 
+/* Group `number` of several. */
 void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                      ptrdiff_t number, ptrdiff_t groups, attn_group *group);
 

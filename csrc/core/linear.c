@@ -46,7 +46,7 @@ typedef struct {
 /* One worker's scratch. */
 typedef struct {
     ptrdiff_t *chunk; /* the one whose rows are packed here, + 1 */
-    char *packed, *panels, *weight, *rows, *maximum;
+    char *packed, *panels, *weight, *rows, *maximum, *copy;
 } worker_memory;
 
 /* Addresses of `count` rows, at a column that is `offset` bytes into each. */
@@ -66,6 +66,7 @@ static size_t lay_out(const linear_plan *plan, char *memory, worker_memory *w)
     w->weight = attn_next_part(memory, &used, plan->weight_bytes);
     w->rows = attn_next_part(memory, &used, plan->row_bytes);
     w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
+    w->copy = attn_next_part(memory, &used, plan->few ? (size_t)plan->kernels->copy_bytes : 0);
     return used;
 }
 
@@ -178,7 +179,7 @@ static void multiply_beside(const linear_plan *plan, const worker_memory *w, ptr
             char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->few)
                 k->decode_scores(block.rows, features, inner, packed, weight, stride,
-                                 weight + FEATURES * stride * k->size, panel);
+                                 weight + FEATURES * stride * k->size, w->copy, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);

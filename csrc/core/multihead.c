@@ -53,6 +53,7 @@ static size_t lay_out(attn_multihead_plan *m, char *memory)
         const size_t bytes = lay_rows(m, m->heads.length, m->heads.features, &m->heads.row);
         m->heads.data = attn_next_part(memory, &used, bytes);
     }
+    if (m->cuts > 1) m->queries = attn_next_part(memory, &used, sizeof *m->queries);
     return used;
 }
 
@@ -255,8 +256,8 @@ static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
     return ATTN_OK;
 }
 
-/* The middle and the output of a plan whose q, k and v are there. */
-static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+/* The middle of a plan whose q, k and v are there. */
+static attn_status attend_heads(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
 {
     static const attn_view none = {.data = NULL};
     attn_own_view own[ATTN_PROJECTIONS], heads;
@@ -267,20 +268,26 @@ static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_v
         return status;
     const attn_projection into = m->args->out_weight.data ? m->heads : heads_in(m, output);
     view_of(m, &into, into.length, into.features, m->args->heads, &heads);
-    if ((status = attn_attention(&middle, heads.view, weights, none, error)) != ATTN_OK) return status;
-    return m->args->out_weight.data ? project_output(m, output, error) : ATTN_OK;
+    return attn_attention(&middle, heads.view, weights, none, error);
+}
+
+/* The middle and the output. */
+static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+{
+    const attn_status status = attend_heads(m, output, weights, error);
+    return status == ATTN_OK && m->args->out_weight.data ? project_output(m, output, error) : status;
 }
 
 /* The same of a part of the queries, from their product on. */
 static attn_status attend_part(const attn_multihead_plan *m, attn_view output, attn_view weights, ptrdiff_t number,
                                attn_error *error)
 {
-    attn_queries part;
+    attn_queries *const part = m->queries;
     attn_status status;
-    attn_take_queries(m, output, weights, number, &part);
-    if ((status = project(&part.plan, Q, error)) != ATTN_OK) return status;
-    if ((status = turn(&part.plan, Q, error)) != ATTN_OK) return status;
-    return attend(&part.plan, part.output, part.weights, error);
+    attn_take_queries(m, output, weights, number, part);
+    if ((status = project(&part->plan, Q, error)) != ATTN_OK) return status;
+    if ((status = turn(&part->plan, Q, error)) != ATTN_OK) return status;
+    return attend(&part->plan, part->output, part->weights, error);
 }
 
 static attn_status run(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)

@@ -23,11 +23,12 @@ typedef struct {
     attn_projection part[ATTN_PROJECTIONS], heads;
     int joined[ATTN_PROJECTIONS]; /* with the one before it: one product gives both */
     ptrdiff_t cuts;               /* parts that the queries are done in, one after the other */
+    struct attn_queries *queries; /* memory for the one at hand, where there are several */
 } attn_multihead_plan;
 
 /* queries.c: a part of the queries, with the arguments and results that are theirs. */
 enum { ATTN_QUERY_VIEWS = 8 };
-typedef struct {
+typedef struct attn_queries {
     attn_multihead_plan plan;
     attn_multihead_args args;
     attn_view output, weights;

@@ -77,10 +77,25 @@ static int from_environment(const char *name)
     return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : -1;
 }
 
+/* What the environment says, 0 where it says nothing. Read once: another thread may change the environment later. */
+static int environment_threads(void)
+{
+    static int known = -1; /* atomic */
+    int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (n < 0) {
+        n = from_environment("PYATTN_NUM_THREADS");
+        if (n <= 0) n = from_environment("OMP_NUM_THREADS");
+        if (n < 0) n = 0;
+        __atomic_store_n(&known, n, __ATOMIC_RELAXED);
+    }
+    return n;
+}
+
 const char *attn_threads_complaint(void)
 {
     static char complaint[160];
     const char *text = getenv("PYATTN_NUM_THREADS");
+    environment_threads();
     if (from_environment("PYATTN_NUM_THREADS") >= 0) return NULL;
     snprintf(complaint, sizeof complaint,
              "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d, and is not heeded", text, MOST_WORKERS);
@@ -92,9 +107,8 @@ static int default_threads(void)
     static int known; /* atomic */
     int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (n == 0) {
-        n = from_environment("PYATTN_NUM_THREADS");
-        if (n <= 0) n = from_environment("OMP_NUM_THREADS");
-        if (n <= 0) n = attn_usable_cpus();
+        n = environment_threads();
+        if (n == 0) n = attn_usable_cpus();
         __atomic_store_n(&known, n, __ATOMIC_RELAXED);
     }
     return n;
@@ -228,12 +242,10 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
 static void grow(int wanted)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* a worker's own: its handler may say where */
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigset_t all, before;
     pthread_attr_t attributes;
 
     if (pool.threads >= wanted) return;
-    pthread_once(&once, watch_forks);
     if (pthread_attr_init(&attributes) != 0) return;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
@@ -277,8 +289,10 @@ int attn_forks(void) { return pool.forks; }
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
     attn_job job = {.body = body, .context = context, .tasks = tasks};
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     const int forks = pool.forks;
 
+    if (workers > 1) pthread_once(&once, watch_forks); /* first: a child must not inherit a pool that is taken */
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
         grow(workers - 1);
         pthread_mutex_lock(&pool.lock);

@@ -148,12 +148,14 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->turned_keys = attn_next_part(memory, &used, plan->turned_bytes);
+    task->square_copy = attn_next_part(memory, &used, plan->decode ? (size_t)plan->kernels->copy_bytes : 0);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
     task->weights = attn_next_part(memory, &used, attn_times(rows, plan->weights_row_bytes));
+    task->blocks = attn_next_part(memory, &used, (size_t)plan->blocks_per_task * sizeof *task->blocks);
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
-        attn_block *block = &task->blocks[n];
+        attn_block unused, *block = memory ? &task->blocks[n] : &unused;
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);
         block->unscaled =
             plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);

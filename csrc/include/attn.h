@@ -336,7 +336,9 @@ ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation,
  * affinity and cgroup allow. */
 ATTN_API void attn_set_num_threads(int num_threads);
 ATTN_API int attn_get_num_threads(void);
-ATTN_API const char *attn_threads_complaint(void); /* NULL, or what is wrong with PYATTN_NUM_THREADS */
+/* NULL, or what is wrong with PYATTN_NUM_THREADS. The first call reads the environment, once; without it, the first
+ * computation does. A program that changes its environment while other threads run calls this before they start. */
+ATTN_API const char *attn_threads_complaint(void);
 
 /* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
  * the last that this machine has; it returns ATTN_INVALID for any other. attn_isa_compiled names those that are compiled

@@ -28,6 +28,7 @@ static const attn_kernels K(kernels) = {
     .width = LANES * ATTN_VECTORS,
     .size = (int)sizeof(real),
     .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
+    .copy_bytes = K(COPY_BYTES),
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
     .normalise_rows = K(normalise_rows),

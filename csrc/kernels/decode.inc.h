@@ -55,18 +55,21 @@ ATTN_TEMPLATE int K(groups_beside)(const int G, ptrdiff_t head_dim, ptrdiff_t ke
     return bytes <= FIRST || near ? G : 1;
 }
 
+/* Rows of a square that are copied: a cache line more than a fold apart. None where a set has ways for all of them. */
+enum { K(WAYS) = 8, K(COPY_STRIDE) = ATTN_FOLD_FEATURES + 64 / sizeof(real) };
+enum { K(COPY_BYTES) = LANES > K(WAYS) ? LANES * K(COPY_STRIDE) * sizeof(real) : 0 };
+
 /* Whether the rows of a square are more than a set of the first cache has ways, and fall into few sets. A fold of them
  * is then copied, row by row, to where they do not; four queries and more have so much to do that it only adds to that.
  * One row of a linear layer out of the last cache, on Zen 4: 3,072 features 21 GB/s, in place 17; out of memory 1,024
  * features 18 and 15. */
 ATTN_TEMPLATE int K(share_sets)(ptrdiff_t head_dim, ptrdiff_t key_stride)
 {
-    enum { FIRST = 32 << 10, WAYS = 8 };
+    enum { FIRST = 32 << 10 };
     const ptrdiff_t size = (ptrdiff_t)sizeof(real);
-    return LANES > WAYS && LANES * head_dim * size > FIRST && attn_aliases(key_stride * size);
+    return K(COPY_BYTES) > 0 && LANES * head_dim * size > FIRST && attn_aliases(key_stride * size);
 }
 
-enum { K(COPY_STRIDE) = ATTN_FOLD_FEATURES + 64 / sizeof(real) };
 ATTN_TEMPLATE void K(copy_rows)(ptrdiff_t features, const real *row, ptrdiff_t stride, real *copy)
 {
     for (int i = 0; i < LANES; i++)
@@ -80,11 +83,10 @@ typedef void K(squares_of)(ptrdiff_t features, const real *const *query, const r
                            K(row_stream) * soon, vec *acc);
 ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squares, K(squares_of) * single, int rows,
                                   int keys, ptrdiff_t head_dim, const real *queries, const real *key,
-                                  ptrdiff_t key_stride, const real *next_key, real *scores)
+                                  ptrdiff_t key_stride, const real *next_key, real *copy, real *scores)
 {
     const int most = K(groups_beside)(G, head_dim, key_stride);
     const int copies = R <= 2 && K(share_sets)(head_dim, key_stride);
-    real copy[LANES * K(COPY_STRIDE)];
     for (int n = 0, groups; n < keys; n += groups * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
@@ -140,11 +142,12 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
     }                                                                                                                  \
     static __attribute__((noinline)) void K(decode_rows_##R)(int rows, int keys, ptrdiff_t head_dim,                   \
                                                              const real *queries, const real *key,                     \
-                                                             ptrdiff_t key_stride, const real *next, real *scores)     \
+                                                             ptrdiff_t key_stride, const real *next, real *copy,       \
+                                                             real *scores)                                             \
     {                                                                                                                  \
         K(decode_rows)                                                                                                 \
         (R, GROUPS(R), K(decode_squares_##R), K(decode_single_##R), rows, keys, head_dim, queries, key, key_stride,    \
-         next, scores);                                                                                                \
+         next, copy, scores);                                                                                          \
     }
 DECODE_ROWS(1)
 DECODE_ROWS(2)
@@ -154,12 +157,12 @@ DECODE_ROWS(8)
 #undef GROUPS
 
 static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                             ptrdiff_t key_stride, const void *next, void *scores)
+                             ptrdiff_t key_stride, const void *next, void *copy, void *scores)
 {
     (rows > 4   ? K(decode_rows_8)
      : rows > 2 ? K(decode_rows_4)
      : rows > 1 ? K(decode_rows_2)
-                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, next, scores);
+                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, next, copy, scores);
 }
 
 /* One row of mask_block: bias and limits over `keys` scores, in place. */

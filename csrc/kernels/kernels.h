@@ -80,6 +80,7 @@ typedef struct {
     int width;       /* lanes * ATTN_VECTORS */
     int size;        /* bytes of a real */
     int decode_rows; /* up to so many rows the decode layout is the faster */
+    int copy_bytes;  /* of scratch memory that decode_scores takes */
 
     /* packed (head_dim, vectors * lanes) = query[i][d] * factor, transposed; lanes past `rows` are zero. */
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
@@ -131,9 +132,10 @@ typedef struct {
                                 ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride,
                                 double factor, const void *correction, int begins, void *out, ptrdiff_t out_stride);
 
-    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. */
+    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. `copy`
+     * is scratch memory of copy_bytes. */
     void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                          ptrdiff_t key_stride, const void *next, void *scores);
+                          ptrdiff_t key_stride, const void *next, void *copy, void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 

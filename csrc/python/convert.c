@@ -76,10 +76,26 @@ int pyattn_as_reals(PyObject *const *objects, const char *const *names, int coun
     return 0;
 }
 
+/* 1 when an array of objects holds an int that int64 lacks, -1 on error. */
+static int holds_large_int(PyArrayObject *objects)
+{
+    PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(objects, NPY_CORDER);
+    int overflow = 0;
+    if (flat == NULL) return -1;
+    for (npy_intp n = 0; overflow == 0 && n < PyArray_SIZE(flat); n++) {
+        PyObject *item = *(PyObject **)PyArray_GETPTR1(flat, n); /* NULL stands for None */
+        if (item != NULL && PyLong_Check(item)) PyLong_AsLongLongAndOverflow(item, &overflow);
+    }
+    Py_DECREF(flat);
+    return overflow != 0;
+}
+
 /* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
 static int check_largest(PyArrayObject *integers, const char *name)
 {
-    const int type = PyArray_TYPE(integers);
+    const int type = PyArray_TYPE(integers), large = type == NPY_OBJECT ? holds_large_int(integers) : 0;
+    if (large > 0) PyErr_Format(PyExc_ValueError, "%s holds an int that is too large for int64", name);
+    if (large != 0) return -1;
     if (PyArray_SIZE(integers) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
     PyObject *largest = PyArray_Max(integers, NPY_RAVEL_AXIS, NULL);
     const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
@@ -172,19 +188,79 @@ static int may_overlap(PyArrayObject *a, PyArrayObject *b)
     return a_low < b_high && b_low < a_high;
 }
 
-/* A ValueError for what cannot be written, before anything is. */
-static int check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArrayObject *like)
+int pyattn_check_out(PyObject *out)
 {
-    if (!PyArray_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(object)->tp_name);
+    if (!pyattn_given(out)) return 0;
+    if (!PyArray_Check(out)) {
+        PyErr_Format(PyExc_TypeError, "out is of type %s, expected a numpy.ndarray", Py_TYPE(out)->tp_name);
         return -1;
     }
-    const int other = pyattn_is_other_array(object);
+    const int other = pyattn_is_other_array(out);
     if (other > 0)
         PyErr_Format(PyExc_TypeError, "out is of type %s, whose numbers mean something else; pass a numpy.ndarray",
-                     Py_TYPE(object)->tp_name);
-    if (other != 0) return -1;
-    PyArrayObject *out = (PyArrayObject *)object;
+                     Py_TYPE(out)->tp_name);
+    return other == 0 ? 0 : -1;
+}
+
+/* 1 when every element has memory of its own, by strides alone: taken from the narrowest on, each axis steps over all
+ * before it. So are all views that NumPy's indexing makes; 0 says nothing. */
+static int has_nested_axes(PyArrayObject *array)
+{
+    npy_intp reach = PyArray_ITEMSIZE(array);
+    uint64_t done = 0;
+    for (int round = 0; round < PyArray_NDIM(array); round++) {
+        int next = -1;
+        for (int axis = 0; axis < PyArray_NDIM(array); axis++)
+            if (!(done >> axis & 1) &&
+                (next < 0 || Py_ABS(PyArray_STRIDE(array, axis)) < Py_ABS(PyArray_STRIDE(array, next))))
+                next = axis;
+        const npy_intp step = Py_ABS(PyArray_STRIDE(array, next)), size = PyArray_DIM(array, next);
+        done |= (uint64_t)1 << next;
+        if (size <= 1) continue;
+        if (step < reach) return 0;
+        reach += (size - 1) * step;
+    }
+    return 1;
+}
+
+static int compare_offsets(const void *a, const void *b)
+{
+    const npy_intp x = *(const npy_intp *)a, y = *(const npy_intp *)b;
+    return (x > y) - (x < y);
+}
+
+/* 1 when two elements share memory, -1 with a MemoryError. Strides of any kind: where all elements lie is sorted. */
+static int overlaps_itself(PyArrayObject *array)
+{
+    const npy_intp count = PyArray_SIZE(array), size = PyArray_ITEMSIZE(array);
+    const int axes = PyArray_NDIM(array);
+    npy_intp at = 0, index[NPY_MAXDIMS] = {0};
+    const char *low, *high;
+    int overlap = 0;
+    if (count <= 1 || has_nested_axes(array)) return 0;
+    extent(array, &low, &high);
+    if (count > (high - low) / size) return 1; /* not all of them have room */
+
+    npy_intp *offsets = PyMem_Malloc((size_t)count * sizeof *offsets);
+    if (offsets == NULL) return PyErr_NoMemory(), -1;
+    for (npy_intp n = 0; n < count; n++) {
+        offsets[n] = at;
+        for (int axis = axes - 1; axis >= 0; axis--) { /* the next index, the last axis fastest */
+            at += PyArray_STRIDE(array, axis);
+            if (++index[axis] < PyArray_DIM(array, axis)) break;
+            at -= PyArray_DIM(array, axis) * PyArray_STRIDE(array, axis);
+            index[axis] = 0;
+        }
+    }
+    qsort(offsets, (size_t)count, sizeof *offsets, compare_offsets);
+    for (npy_intp n = 1; n < count && !overlap; n++) overlap = offsets[n] - offsets[n - 1] < size;
+    PyMem_Free(offsets);
+    return overlap;
+}
+
+/* A ValueError for what cannot be written, before anything is. Runs no Python code but for an exception. */
+static int check_fit(PyArrayObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like)
+{
     int same = PyArray_NDIM(out) == axes;
     for (int n = 0; same && n < axes; n++) same = PyArray_DIM(out, n) == shape[n];
     if (!same) {
@@ -203,14 +279,18 @@ static int check_out(PyObject *object, int axes, const ptrdiff_t *shape, PyArray
         PyErr_SetString(PyExc_ValueError, "out is read-only; pass an array that can be written");
         return -1;
     }
-    return 0;
+    const int overlap = overlaps_itself(out);
+    if (overlap > 0)
+        PyErr_SetString(PyExc_ValueError, "out overlaps itself: some of its elements share memory; pass an array whose "
+                                          "elements are apart, such as numpy.empty_like(out)");
+    return overlap == 0 ? 0 : -1;
 }
 
 PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count)
 {
     const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(inputs[0]));
     if (!pyattn_given(out)) return pyattn_new_array(axes, shape, dtype);
-    if (check_out(out, axes, shape, inputs[0]) < 0) return NULL;
+    if (check_fit((PyArrayObject *)out, axes, shape, inputs[0]) < 0) return NULL;
     int apart = pyattn_has_contiguous_rows((PyArrayObject *)out);
     for (int n = 0; n < count; n++)
         if (inputs[n] && may_overlap((PyArrayObject *)out, inputs[n])) apart = 0;

@@ -59,8 +59,13 @@ int pyattn_has_contiguous_rows(PyArrayObject *array);
  * array may be NULL. Returns -1 with an exception. */
 int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
 
-/* The array that the core writes into, of the dtype of the first input: out itself where it was given (and fits, else an
- * exception) and shares no memory with any input; else a new one. An input may be NULL. New reference. */
+/* A TypeError for an `out` that is given and is not an ndarray. May run the caller's code, which may change any array: to
+ * be called before views are taken. Returns -1 with an exception. */
+int pyattn_check_out(PyObject *out);
+
+/* The array that the core writes into, of the dtype of the first input: out itself where it was given (pyattn_check_out
+ * has seen it) and fits, else an exception, and shares no memory with any input; else a new one. An input may be NULL. Runs
+ * no Python code but for an exception. New reference. */
 PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count);
 
 /* What the caller gets: out, with the result in it, where it was given; else the result. New reference. */

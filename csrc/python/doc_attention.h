@@ -71,7 +71,7 @@
     "num_threads : int, optional\n" \
     "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, optional\n" \
-    "    Array for the output, of its shape and dtype. It may overlap an input.\n" \
+    "    Array for the output, of its shape and dtype. It may overlap an input, but not itself.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \

@@ -29,7 +29,7 @@
     "num_threads : int, optional\n" \
     "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
     "out : ndarray, (..., out_features), optional\n" \
-    "    Array for the result, of its dtype. It may overlap an input.\n" \
+    "    Array for the result, of its dtype. It may overlap an input, but not itself.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \

@@ -24,16 +24,19 @@ static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUME
 /* What one call owns: all released in one place. */
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
-    PyArrayObject *product; /* of query and a bilinear score's weight */
+    PyArrayObject *queries; /* product of query and a bilinear score's weight */
+    attn_product *product;  /* how that is computed; released with PyMem_Free */
     pyattn_option_arrays options;
     pyattn_cache_use cache;
     PyObject *lowered; /* what a mask object became: values of the options that it replaces */
+    int need_weights, need_lse;
 } owned;
 
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->inputs[n]);
-    Py_XDECREF(o->product);
+    Py_XDECREF(o->queries);
+    PyMem_Free(o->product);
     Py_XDECREF(o->lowered);
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
@@ -42,32 +45,34 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
+/* Returns 1 after a warning, 0 without, -1 with an exception. */
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
 {
     if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", 0) < 0) return -1;
-    if (!shapes->heads_look_like_length) return 0;
+    if (!shapes->heads_look_like_length) return shapes->mask_looks_like_ones;
     const char *const axes[] = {"(batch, length, heads, dim)", "(batch, heads, length, dim)"};
     const int other = layout == ATTN_LAYOUT_BSHD;
-    return pyattn_warn(
-        "ShapeWarning",
-        "the heads axis has size %zd and the length axis %zd; if query's axes are %s, call attention(..., "
-        "layout='%s')",
-        shapes->heads, shapes->q_len, axes[other], other ? "bhsd" : "bshd");
+    const int status =
+        pyattn_warn("ShapeWarning",
+                    "the heads axis has size %zd and the length axis %zd; if query's axes are %s, call attention(..., "
+                    "layout='%s')",
+                    shapes->heads, shapes->q_len, axes[other], other ? "bhsd" : "bshd");
+    return status < 0 ? -1 : 1;
 }
 
 static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
 {
-    const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
-    const int need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse");
-    if (need_weights < 0 || need_lse < 0) return -1;
     PyArrayObject *const inputs[] = {
         o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
         o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
+    Py_CLEAR(o->output);
+    Py_CLEAR(o->weights);
+    Py_CLEAR(o->lse);
     o->output = pyattn_result(values[OUT], shapes->axes, shapes->output, inputs, sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
-    if (need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
+    if (o->need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
         return -1;
-    if (need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
+    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
     return 0;
 }
 
@@ -103,8 +108,8 @@ static int check_bilinear(const attn_args *args, const owned *o)
 }
 
 /* A bilinear score is a dot product with query . score_weight in query's place, unscaled. That is what is checked; what
- * is in it comes later, without the GIL. Sets `product` to how it is computed. */
-static int prepare_bilinear(PyObject *const *values, attn_args *args, attn_product *product, owned *o)
+ * is in it comes later, without the GIL. */
+static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
 {
     PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
     const int axes = PyArray_NDIM(query);
@@ -119,33 +124,34 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, attn_produ
 
     memcpy(shape, PyArray_DIMS(query), (size_t)axes * sizeof *shape);
     shape[axes - 1] = PyArray_DIM(weight, 1);
-    if ((o->product = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
+    Py_CLEAR(o->queries);
+    if ((o->queries = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
     const npy_intp *w = PyArray_DIMS(weight), *steps = PyArray_STRIDES(weight);
     const ptrdiff_t turned[] = {w[1], w[0]}, strides[] = {steps[1], steps[0]};
-    const attn_linear_args linear = {.x = args->query,
-                                     .weight = {PyArray_DATA(weight), args->query.dtype, 2, turned, strides},
-                                     .num_threads = args->num_threads};
-    const attn_status status = attn_lay_linear(&linear, pyattn_view(o->product), product, &error);
+    const attn_linear_args linear = {
+        .x = args->query,
+        .weight = {PyArray_DATA(weight), pyattn_dtype(PyArray_TYPE(weight)), 2, turned, strides},
+        .num_threads = args->num_threads};
+    const attn_status status = attn_lay_linear(&linear, pyattn_view(o->queries), o->product, &error);
     if (status != ATTN_OK) {
         pyattn_raise(status, &error);
         return -1;
     }
-    args->query = pyattn_view(o->product);
+    args->query = pyattn_view(o->queries);
     return 0;
 }
 
-static attn_status run(const attn_args *args, const attn_problem *problem, const attn_product *product,
-                       attn_error *error)
+static attn_status run(const attn_args *args, const attn_problem *problem, const owned *o, attn_error *error)
 {
-    const attn_status status = product ? attn_multiply(product, args->num_threads, error) : ATTN_OK;
+    const attn_status status = o->queries ? attn_multiply(o->product, args->num_threads, error) : ATTN_OK;
     return status == ATTN_OK ? attn_attend(problem, args->num_threads, error) : status;
 }
 
-static attn_status compute(const attn_args *args, attn_problem *problem, const attn_product *product, const owned *o,
-                           attn_error *error)
+static attn_status compute(const attn_args *args, attn_problem *problem, const owned *o, attn_error *error)
 {
     const attn_view none = {.data = NULL}, output = pyattn_view(o->output);
     const attn_view weights = o->weights ? pyattn_view(o->weights) : none, lse = o->lse ? pyattn_view(o->lse) : none;
+    const attn_product *product = o->queries ? o->product : NULL;
     attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
     size_t work = attn_work(problem);
     if (product)
@@ -153,8 +159,8 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const a
             work, attn_times(attn_times((size_t)product->rows, (size_t)product->inner), (size_t)product->features));
 
     if (status != ATTN_OK) return status;
-    if (work < PYATTN_WORTH_THE_GIL) return run(args, problem, product, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = run(args, problem, product, error);
+    if (work < PYATTN_WORTH_THE_GIL) return run(args, problem, o, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = run(args, problem, o, error);
     Py_END_ALLOW_THREADS return status;
 }
 
@@ -209,42 +215,64 @@ static int lower_mask(PyObject **values, owned *o)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* All that follows when keys and values are read: o's inputs and pages, and what args has of them. `values` is laid out
- * as those of `attention`. */
-static PyObject *attend(PyObject **values, attn_args *args, owned *o)
+/* The last conversions: after them, only a warning and a seed run Python code. */
+static int convert_rest(PyObject **values, attn_args *args, owned *o)
 {
-    attn_problem problem;
-    attn_product product;
-    attn_shapes shapes;
-    attn_error error;
-    attn_status status;
-
     PyObject *const score = values[OPTIONS + PYATTN_SCORE];
     const int bilinear = score && PyUnicode_Check(score) && PyUnicode_CompareWithASCIIString(score, "bilinear") == 0;
     if (bilinear) values[OPTIONS + PYATTN_SCORE] = NULL;
-    if (args->cache == NULL && lower_mask(values, o) < 0) return NULL;
-    if (pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return NULL;
+    if (bilinear && (o->product = PyMem_Malloc(sizeof *o->product)) == NULL) return PyErr_NoMemory(), -1;
+    if ((o->need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights")) < 0) return -1;
+    if ((o->need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse")) < 0) return -1;
+    if (args->cache == NULL && lower_mask(values, o) < 0) return -1;
+    if (pyattn_check_out(values[OUT]) < 0 || pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return -1;
+    return bilinear ? 0 : pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1);
+}
+
+static int view_inputs(PyObject *const *values, attn_args *args, owned *o)
+{
     args->query = pyattn_view(o->inputs[QUERY]);
     if (args->cache == NULL) {
         args->key = pyattn_view(o->inputs[KEY]);
         args->value = pyattn_view(o->inputs[VALUE]);
     }
-    if (bilinear) {
-        if (prepare_bilinear(values, args, &product, o) < 0) return NULL;
-    } else if (o->inputs[SCORE_WEIGHT]) {
-        if (pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1) < 0) return NULL;
-        args->score_weight = pyattn_view(o->inputs[SCORE_WEIGHT]);
-    }
-    pyattn_view_options(&o->options, args); /* last: see there */
+    pyattn_view_options(&o->options, args);
+    if (o->product) return prepare_bilinear(values, args, o);
+    if (o->inputs[SCORE_WEIGHT]) args->score_weight = pyattn_view(o->inputs[SCORE_WEIGHT]);
+    return 0;
+}
 
-    if ((status = attn_check_inputs(args, &problem, &error)) != ATTN_OK) return pyattn_raise(status, &error);
-    attn_describe(args, &problem, &shapes);
-    if (warn_of_likely_mistakes(&shapes, args->layout) < 0) return NULL;
-    if (make_results(values, &shapes, args->query.dtype, o) < 0) return NULL;
-    if (pyattn_draw_seed(values + OPTIONS, args, &problem.dropout_seed) < 0) return NULL;
-    if ((status = compute(args, &problem, o->product ? &product : NULL, o, &error)) != ATTN_OK)
-        return pyattn_raise(status, &error);
-    return wrap(values, o);
+/* Looks at all arrays, warns and draws a seed the first time, and makes the results. Returns 0, or -1 with an exception,
+ * or 1 when Python code has run: it may have changed any of the arrays, so that all are to be looked at again. */
+static int prepare(PyObject *const *values, attn_args *args, attn_problem *problem, owned *o, int first)
+{
+    attn_shapes shapes;
+    attn_error error;
+    if (view_inputs(values, args, o) < 0) return -1;
+    const attn_status status = attn_check_inputs(args, problem, &error);
+    if (status != ATTN_OK) {
+        pyattn_raise(status, &error);
+        return -1;
+    }
+    attn_describe(args, problem, &shapes);
+    const int warned = first ? warn_of_likely_mistakes(&shapes, args->layout) : 0;
+    if (warned < 0 || make_results(values, &shapes, args->query.dtype, o) < 0) return -1;
+    const int drew = first ? pyattn_draw_seed(values + OPTIONS, args, &args->dropout_seed) : 0;
+    return drew < 0 ? -1 : warned || drew;
+}
+
+/* All that follows when keys and values are read: o's inputs and pages, and what args has of them. `values` is laid out
+ * as those of `attention`. */
+static PyObject *attend(PyObject **values, attn_args *args, owned *o)
+{
+    attn_problem problem;
+    attn_error error;
+    if (convert_rest(values, args, o) < 0) return NULL;
+    int again = prepare(values, args, &problem, o, 1);
+    if (again > 0) again = prepare(values, args, &problem, o, 0);
+    if (again < 0) return NULL;
+    const attn_status status = compute(args, &problem, o, &error);
+    return status == ATTN_OK ? wrap(values, o) : pyattn_raise(status, &error);
 }
 
 static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)

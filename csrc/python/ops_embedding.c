@@ -86,7 +86,9 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert_options(values, &args, &padding_idx) < 0 || convert_arrays(values, &o) < 0) goto done;
+    if (convert_options(values, &args, &padding_idx) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
+    if (convert_arrays(values, &o) < 0) goto done;
+    /* the caller's code has run: until all is laid out by value, none does */
     args.ids = pyattn_view(o.ids);
     args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
     if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);

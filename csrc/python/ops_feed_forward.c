@@ -34,6 +34,14 @@ typedef struct {
     PyArrayObject *arrays[ARRAYS], *y;
 } owned;
 
+/* All of one call, which is more than the stack of a small thread has room for. */
+enum { Y = ARRAYS, FROZEN };
+typedef struct {
+    owned owned;
+    attn_feed_forward_args args;
+    pyattn_frozen own[FROZEN];
+} feed_forward_call;
+
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
@@ -49,6 +57,7 @@ static int convert(PyObject *const *values, owned *o, attn_feed_forward_args *ar
     PyObject *given[ARRAYS];
     PyArrayObject *arrays[ARRAYS] = {NULL};
     args->activation = ATTN_RELU;
+    if (pyattn_check_out(values[OUT]) < 0) return -1;
     if (values[ACTIVATION] && pyattn_activation(values[ACTIVATION], &args->activation) < 0) return -1;
     if ((args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0) return -1;
     for (int n = 0; n < ARRAYS; n++) given[n] = values[places[n]];
@@ -80,42 +89,39 @@ static int make_result(PyObject *const *values, const attn_feed_forward_args *ar
     return o->y == NULL ? -1 : 0;
 }
 
-static attn_status compute(const attn_feed_forward_args *args, owned *o, attn_error *error)
+/* Runs no Python code but for an exception. */
+static PyObject *compute(PyObject *const *values, feed_forward_call *c)
 {
-    pyattn_frozen own;
-    attn_view y = pyattn_view(o->y);
-    attn_status status;
-    pyattn_freeze(&y, &own);
-    if (attn_feed_forward_work(args) < PYATTN_WORTH_THE_GIL) return attn_feed_forward(args, y, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_feed_forward(args, y, error);
-    Py_END_ALLOW_THREADS return status;
+    attn_error error;
+    view_arrays(&c->owned, &c->args, c->own);
+    attn_status status = attn_check_feed_forward(&c->args, &error);
+    if (status != ATTN_OK) return pyattn_raise(status, &error);
+    if (make_result(values, &c->args, &c->owned) < 0) return NULL;
+    attn_view y = pyattn_view(c->owned.y);
+    pyattn_freeze(&y, &c->own[Y]);
+    if (attn_feed_forward_work(&c->args) < PYATTN_WORTH_THE_GIL) {
+        status = attn_feed_forward(&c->args, y, &error);
+    } else {
+        PYATTN_BEGIN_ALLOW_THREADS status = attn_feed_forward(&c->args, y, &error);
+        Py_END_ALLOW_THREADS
+    }
+    return status == ATTN_OK ? pyattn_filled(values[OUT], c->owned.y) : pyattn_raise(status, &error);
 }
 
 static PyObject *feed_forward(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
-    PyObject *values[ARGUMENTS], *result = NULL;
-    owned o = {.y = NULL};
-    attn_feed_forward_args args = {.num_threads = 0};
-    pyattn_frozen own[ARRAYS];
-    attn_error error;
-    attn_status status;
+    PyObject *values[ARGUMENTS];
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert(values, &o, &args) < 0) goto done;
-    view_arrays(&o, &args, own);
-    if ((status = attn_check_feed_forward(&args, &error)) != ATTN_OK) {
-        pyattn_raise(status, &error);
-        goto done;
-    }
-    if (make_result(values, &args, &o) < 0) goto done;
-    if ((status = compute(&args, &o, &error)) != ATTN_OK)
-        pyattn_raise(status, &error);
-    else
-        result = pyattn_filled(values[OUT], o.y);
+    feed_forward_call *c = PyMem_Malloc(sizeof *c);
+    if (c == NULL) return PyErr_NoMemory();
+    c->owned = (owned){.y = NULL};
+    c->args = (attn_feed_forward_args){.num_threads = 0};
 
-done:
-    release(&o);
+    PyObject *result = convert(values, &c->owned, &c->args) < 0 ? NULL : compute(values, c);
+    release(&c->owned);
+    PyMem_Free(c);
     return result;
 }
 

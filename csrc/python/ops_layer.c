@@ -103,6 +103,14 @@ typedef struct {
 /* Copies of shapes: of the arrays, then of the masks, then of y. */
 enum { MASKS = ARRAYS, Y = MASKS + 2 * ATTENTIONS, FROZEN };
 
+/* All of one call, which is more than the stack of a small thread has room for. */
+typedef struct {
+    owned owned;
+    attn_layer_args args;
+    attn_shapes shapes[ATTENTIONS];
+    pyattn_frozen own[FROZEN];
+} layer_call;
+
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
@@ -222,7 +230,7 @@ static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args,
     attn_view *const views[ATTENTION_WEIGHTS] = {&args->q_weight, &args->k_weight, &args->v_weight, &args->out_weight,
                                                  &args->q_bias,   &args->k_bias,   &args->v_bias,   &args->out_bias};
     for (int n = 0; n < ATTENTION_WEIGHTS; n++) {
-        if (arrays[n]) *views[n] = pyattn_view(arrays[n]);
+        *views[n] = arrays[n] ? pyattn_view(arrays[n]) : (attn_view){.data = NULL};
         pyattn_freeze(views[n], &own[n]);
     }
     if (arrays[0] == NULL || arrays[1] || arrays[2]) return 0;
@@ -230,7 +238,7 @@ static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args,
     return arrays[4] ? pyattn_unpack(views[4], views[5], views[6], "in_proj_bias", own + 4) : 0;
 }
 
-/* Last: a conversion may let other threads run, which may give an array another shape. */
+/* Last: a conversion may let other threads run, which may give an array another shape. Runs no Python code. */
 static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own)
 {
     attn_feed_forward_args *feed = &args->feed;
@@ -270,14 +278,36 @@ static int has_memory(const attn_layer_args *args)
     return args->memory.data != NULL || args->cross.attention.cache != NULL;
 }
 
-/* By the names that torch's layers have for masks. */
+/* By the names that torch's layers have for masks. Returns 1 after a warning, 0 without, -1 with an exception. */
 static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, int which)
 {
     static const char *const masks[] = {"src_mask", "tgt_mask", "memory_mask"};
     static const char *const paddings[] = {"src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask"};
     const int name = which == CROSS ? 2 : has_memory(args), blocked = args->self.attention.mask_blocked;
     if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(masks[name], blocked) < 0) return -1;
-    return shapes->padding_looks_like_ones ? pyattn_warn_of_ones(paddings[name], blocked) : 0;
+    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones(paddings[name], blocked) < 0) return -1;
+    return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
+}
+
+/* Views of all arrays, and what the results look like. */
+static int check(layer_call *c)
+{
+    attn_error error;
+    c->shapes[SELF] = c->shapes[CROSS] = (attn_shapes){.axes = 0};
+    if (view_arrays(&c->owned, &c->args, c->own) < 0) return -1;
+    const attn_status status = attn_layer_shapes(&c->args, &c->shapes[SELF], &c->shapes[CROSS], &error);
+    if (status != ATTN_OK) pyattn_raise(status, &error);
+    return status == ATTN_OK ? 0 : -1;
+}
+
+/* The same once more where Python code has run since: it may have changed any of the arrays. */
+static int prepare(layer_call *c)
+{
+    if (check(c) < 0) return -1;
+    const int warned = warn_of_ones(&c->args, &c->shapes[SELF], SELF);
+    const int again = warned < 0 ? -1 : warn_of_ones(&c->args, &c->shapes[CROSS], CROSS);
+    if (again < 0) return -1;
+    return warned || again ? check(c) : 0;
 }
 
 /* y; or (y, weights of the self-attention, weights of that to memory or None). */
@@ -311,24 +341,19 @@ static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes,
 static PyObject *layer(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *values[ARGUMENTS], *result = NULL;
-    owned o = {.y = NULL};
-    attn_layer_args args = {.norm_first = 0};
-    pyattn_frozen own[FROZEN];
-    attn_shapes shapes[ATTENTIONS] = {{.axes = 0}, {.axes = 0}};
-    attn_error error;
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     const int need_weights = pyattn_flag(values[NEED_WEIGHTS], "need_weights");
-    if (need_weights < 0 || convert(values, &o, &args) < 0 || view_arrays(&o, &args, own) < 0) goto done;
-    const attn_status status = attn_layer_shapes(&args, &shapes[SELF], &shapes[CROSS], &error);
-    if (status != ATTN_OK)
-        pyattn_raise(status, &error);
-    else if (warn_of_ones(&args, &shapes[SELF], SELF) == 0 && warn_of_ones(&args, &shapes[CROSS], CROSS) == 0)
-        result = compute(&args, shapes, need_weights, &o, own);
+    layer_call *c = need_weights < 0 ? NULL : PyMem_Malloc(sizeof *c);
+    if (c == NULL) return need_weights < 0 ? NULL : PyErr_NoMemory();
+    c->owned = (owned){.y = NULL};
+    c->args = (attn_layer_args){.norm_first = 0};
 
-done:
-    release(&o);
+    if (convert(values, &c->owned, &c->args) == 0 && prepare(c) == 0)
+        result = compute(&c->args, c->shapes, need_weights, &c->owned, c->own);
+    release(&c->owned);
+    PyMem_Free(c);
     return result;
 }
 

@@ -67,7 +67,9 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert_options(values, &args) < 0 || convert_arrays(values, &o) < 0) goto done;
+    if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
+    if (convert_arrays(values, &o) < 0) goto done;
+    /* the caller's code has run: until all is laid out by value, none does */
     args.x = pyattn_view(o.arrays[X]);
     args.weight = pyattn_view(o.arrays[WEIGHT]);
     if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);

@@ -51,6 +51,14 @@ typedef struct {
 /* Places of what else has a shape. */
 enum { MASK = ARRAYS, PADDING, KEEP_MASK, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
 
+/* All of one call, which is more than the stack of a small thread has room for. */
+typedef struct {
+    owned owned;
+    attn_multihead_args args;
+    attn_shapes shapes;
+    pyattn_frozen own[FROZEN];
+} multi_head_call;
+
 static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->arrays[n]);
@@ -62,7 +70,20 @@ static void release(owned *o)
     pyattn_release_turning(&o->turning);
 }
 
-static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args, pyattn_frozen *own)
+static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args)
+{
+    /* what a cache holds already has no key and value to come from */
+    const int required = pyattn_given(values[CACHE]) && values[KEY] == Py_None ? KEY : REQUIRED;
+    if (pyattn_as_reals(values, argument_names, ARRAYS, required, o->arrays) < 0) return -1;
+    if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
+    if (pyattn_given(values[CACHE]) &&
+        pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o->arrays[QUERY])), &o->cache) < 0)
+        return -1;
+    return pyattn_given(values[ROTARY]) ? pyattn_convert_turning(values[ROTARY], &args->rotary, &o->turning) : 0;
+}
+
+/* Views of all arrays, with shapes of their own. Runs no Python code. */
+static int view_arrays(const owned *o, attn_multihead_args *args, pyattn_frozen *own)
 {
     static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
                                           [KEY] = offsetof(attn_multihead_args, key),
@@ -77,18 +98,9 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
                                           [OUT_BIAS] = offsetof(attn_multihead_args, out_bias),
                                           [EXTRA_KEY] = offsetof(attn_multihead_args, extra_key),
                                           [EXTRA_VALUE] = offsetof(attn_multihead_args, extra_value)};
-    /* what a cache holds already has no key and value to come from */
-    const int required = pyattn_given(values[CACHE]) && values[KEY] == Py_None ? KEY : REQUIRED;
-    if (pyattn_as_reals(values, argument_names, ARRAYS, required, o->arrays) < 0) return -1;
-    if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
-    if (pyattn_given(values[CACHE]) &&
-        pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o->arrays[QUERY])), &o->cache) < 0)
-        return -1;
-    if (pyattn_given(values[ROTARY]) && pyattn_convert_turning(values[ROTARY], &args->rotary, &o->turning) < 0)
-        return -1;
     for (int n = 0; n < ARRAYS; n++) {
         attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
-        if (o->arrays[n]) *view = pyattn_view(o->arrays[n]);
+        *view = o->arrays[n] ? pyattn_view(o->arrays[n]) : (attn_view){.data = NULL};
         pyattn_freeze(view, &own[n]);
     }
     if (o->arrays[K_WEIGHT] == NULL && o->arrays[V_WEIGHT] == NULL) {
@@ -98,7 +110,7 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
             pyattn_unpack(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias", own + Q_BIAS) < 0)
             return -1;
     }
-    pyattn_view_options(&o->options, &args->attention); /* last: see there */
+    pyattn_view_options(&o->options, &args->attention);
     pyattn_fill_cache(&o->cache, args);
     if (o->padding) args->attention.padding_mask = pyattn_view(o->padding);
     pyattn_freeze(&args->attention.mask, &own[MASK]);
@@ -133,10 +145,33 @@ static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
     return pyattn_convert_options(values + OPTIONS, args, &o->options);
 }
 
+/* Returns 1 after a warning, 0 without, -1 with an exception. */
 static int warn_of_ones(const attn_shapes *shapes, int blocked)
 {
     if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", blocked) < 0) return -1;
-    return shapes->padding_looks_like_ones ? pyattn_warn_of_ones("key_padding_mask", blocked) : 0;
+    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones("key_padding_mask", blocked) < 0) return -1;
+    return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
+}
+
+/* Views of all arrays, and what the results look like. */
+static int check(multi_head_call *c)
+{
+    attn_error error;
+    if (view_arrays(&c->owned, &c->args, c->own) < 0) return -1;
+    const attn_status status = attn_multihead_shapes(&c->args, &c->shapes, &error);
+    if (status != ATTN_OK) pyattn_raise(status, &error);
+    return status == ATTN_OK ? 0 : -1;
+}
+
+/* The same once more where Python code has run since: it may have changed any of the arrays. */
+static int prepare(PyObject *const *values, multi_head_call *c)
+{
+    attn_args *const attention = &c->args.attention;
+    if (check(c) < 0) return -1;
+    const int warned = warn_of_ones(&c->shapes, attention->mask_blocked);
+    const int drew = warned < 0 ? -1 : pyattn_draw_seed(values + OPTIONS, attention, &attention->dropout_seed);
+    if (drew < 0) return -1;
+    return warned || drew ? check(c) : 0;
 }
 
 /* (output, weights or None). */
@@ -166,27 +201,20 @@ static PyObject *compute(const attn_multihead_args *args, const attn_shapes *sha
 static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *values[ARGUMENTS], *result = NULL;
-    owned o = {.output = NULL};
-    attn_multihead_args args = {.add_zero = 0};
-    pyattn_frozen own[FROZEN];
-    attn_shapes shapes;
-    attn_error error;
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
-    if (need_weights < 0 || convert_masks(values, &o, &args.attention) < 0 || convert_numbers(values, &args) < 0 ||
-        convert_arrays(values, &o, &args, own) < 0)
-        goto done;
-    const attn_status status = attn_multihead_shapes(&args, &shapes, &error);
-    if (status != ATTN_OK)
-        pyattn_raise(status, &error);
-    else if (warn_of_ones(&shapes, args.attention.mask_blocked) == 0 &&
-             pyattn_draw_seed(values + OPTIONS, &args.attention, &args.attention.dropout_seed) == 0)
-        result = compute(&args, &shapes, need_weights, &o);
+    multi_head_call *c = need_weights < 0 ? NULL : PyMem_Malloc(sizeof *c);
+    if (c == NULL) return need_weights < 0 ? NULL : PyErr_NoMemory();
+    c->owned = (owned){.output = NULL};
+    c->args = (attn_multihead_args){.add_zero = 0};
 
-done:
-    release(&o);
+    if (convert_masks(values, &c->owned, &c->args.attention) == 0 && convert_numbers(values, &c->args) == 0 &&
+        convert_arrays(values, &c->owned, &c->args) == 0 && prepare(values, c) == 0)
+        result = compute(&c->args, &c->shapes, need_weights, &c->owned);
+    release(&c->owned);
+    PyMem_Free(c);
     return result;
 }
 

@@ -74,26 +74,6 @@ static int convert_options(PyObject *const *values, attn_rotary_args *args)
     return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
 }
 
-/* No element lies on another: taken from the narrowest stride on, each axis steps over all before it. */
-static int has_elements_apart(PyArrayObject *array)
-{
-    npy_intp reach = PyArray_ITEMSIZE(array);
-    uint64_t done = 0;
-    for (int round = 0; round < PyArray_NDIM(array); round++) {
-        int next = -1;
-        for (int axis = 0; axis < PyArray_NDIM(array); axis++)
-            if (!(done >> axis & 1) &&
-                (next < 0 || Py_ABS(PyArray_STRIDE(array, axis)) < Py_ABS(PyArray_STRIDE(array, next))))
-                next = axis;
-        const npy_intp step = Py_ABS(PyArray_STRIDE(array, next)), size = PyArray_DIM(array, next);
-        done |= (uint64_t)1 << next;
-        if (size <= 1) continue;
-        if (step < reach) return 0;
-        reach += (size - 1) * step;
-    }
-    return 1;
-}
-
 /* out is x, element for element, and the core may write there. */
 static int is_in_place(PyObject *out, PyArrayObject *x)
 {
@@ -104,7 +84,7 @@ static int is_in_place(PyObject *out, PyArrayObject *x)
         if (PyArray_DIM(y, n) != PyArray_DIM(x, n) ||
             (PyArray_DIM(x, n) > 1 && PyArray_STRIDE(y, n) != PyArray_STRIDE(x, n)))
             return 0;
-    return pyattn_has_contiguous_rows(y) && has_elements_apart(y);
+    return pyattn_has_contiguous_rows(y);
 }
 
 /* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
@@ -128,10 +108,11 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    if (convert_options(values, &args) < 0 || pyattn_as_reals(values, argument_names, 1, 1, &o.x) < 0) goto done;
+    if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
+    if (pyattn_as_reals(values, argument_names, 1, 1, &o.x) < 0) goto done;
     if (pyattn_make_rows_contiguous(&o.x, 1) < 0) goto done;
     if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &args, &o.turning) < 0) goto done;
-    args.x = pyattn_view(o.x);
+    args.x = pyattn_view(o.x); /* the caller's code has run: until all is laid out by value, none does */
 
     if ((status = attn_check_rotary(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);

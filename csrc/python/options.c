@@ -98,6 +98,11 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
+    if (PyBytes_Check(object) || PyByteArray_Check(object) || PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
     if (PyLong_Check(object) || !PySequence_Check(object) ||
         (PyArray_Check(object) && PyArray_NDIM((PyArrayObject *)object) == 0)) {
         if (window_side(object, "an int or (left, right)", &args->window_left) < 0) return -1;
@@ -135,7 +140,7 @@ int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *s
     *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;
     Py_XDECREF(drawn);
     Py_XDECREF(module);
-    return PyErr_Occurred() ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 1;
 }
 
 static int convert_probability(PyObject *object, const char *name, double *probability)

@@ -39,8 +39,8 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
 /* Its views. To be taken when nothing is left to be converted: a conversion may let other threads run, which may give an
  * array another shape. */
 void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args);
-/* 64 bits for a dropout by chance, when all else is checked: a call that fails draws nothing. Returns -1 with an exception.
- */
+/* 64 bits for a dropout by chance, when all else is checked: a call that fails draws nothing. Returns 0 when nothing is to
+ * be drawn, -1 with an exception, and else 1: the caller's code has run, and may have changed any array. */
 int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed);
 void pyattn_release_options(pyattn_option_arrays *arrays);
 
