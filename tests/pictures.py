@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 from helpers import SANITIZED
 from matplotlib.axis import Axis
-from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
 from pyattn.plot import lettering
@@ -64,6 +63,4 @@ def assert_legible(figure):
 
 def without_chinese_fonts(monkeypatch):
     """Fonts as on a machine that has none but matplotlib's own."""
-    own = [entry for entry in fontManager.ttflist if "matplotlib" in str(entry.fname) or "DejaVu" in entry.name]
-    monkeypatch.setattr(fontManager, "ttflist", own)
-    monkeypatch.setattr(lettering, "_add_new_fonts", lambda: False)
+    monkeypatch.setattr(lettering, "_FALLBACKS", ())
