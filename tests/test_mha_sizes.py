@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, tenth
 from module_bounds import NO_FURTHER, Hidden, distance, expect_module
 
 import pyattn
@@ -198,7 +198,7 @@ def draw(case, rng):
     return module, inputs, hidden
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", range(tenth(BLOCKS)))
 def test_sizes_of_our_own_with_all_that_hides_and_drops(block, levels):
     """In training, dropout's keeps are those of dropout_keep_mask for the same rng."""
     for number, case in enumerate(draw_cases(block)):

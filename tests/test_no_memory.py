@@ -151,6 +151,7 @@ def test_warnings_and_random_numbers(name):
     assert failures(f"{{{name!r}: {'MISTAKES' if name in MISTAKES else 'WORKING'}[{name!r}]}}", "(True,)")[name] > 0
 
 
+@pytest.mark.slow
 @only_where_functions_survive
 def test_modules():
     """One allocation at a time: see module_calls.py."""
@@ -170,11 +171,10 @@ def test_every_error_path():
     assert failures(among("MISTAKES", left_out=DRAWING)).keys() == MISTAKES.keys() - DRAWING
 
 
-THROUGH_FUNCTIONS = {"large, merge", "large, softmax"}
+MARKS = {"large, merge": only_where_functions_survive, "large, softmax": only_where_functions_survive}
+MARKS["large, top_k"] = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=only_where_functions_survive if x in THROUGH_FUNCTIONS else ()) for x in LARGE]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in LARGE])
 def test_large_scratch_memory(name):
     assert failures(f"{{{name!r}: lambda: {LARGE[name]}}}")[name] > 0

@@ -201,7 +201,7 @@ def test_the_weights_of_every_head_take_their_hovers_from_its_steps():
     assert f"querySelectorAll('{','.join('#' + name for name in ids)}')" in reader.scripts[-1]
 
 
-@pytest.mark.parametrize("heads", [8, 12, 16, 200])
+@pytest.mark.parametrize("heads", [8, 12, 16, pytest.param(200, marks=pytest.mark.slow)])
 def test_pages_of_many_heads_of_64_tokens_stay_small(heads):
     tokens = ["很长的词语" * 100] * 64
     traced = module(embed_dim=12 * heads, num_heads=heads).trace(RNG.standard_normal((64, 12 * heads)), tokens=tokens)
