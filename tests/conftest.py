@@ -46,8 +46,9 @@ def pytest_collection_modifyitems(config, items):
     if not WITH_PEERS:
         left_out = [item for item in items if item.get_closest_marker("peers")]
         items[:] = [item for item in items if not item.get_closest_marker("peers")]
-        config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = count_by_name(left_out)
-        config.hook.pytest_deselected(items=left_out)
+        config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = count_by_file(left_out)
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_deselected(items):
@@ -55,15 +56,15 @@ def pytest_deselected(items):
     config = items[0].config
     if "not slow" in config.getoption("markexpr"):
         left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "optional")))]
-        config.stash[SECTIONS]["not run: slow, or needs JAX, transformers or MiniLM (make test-all)"] = count_by_name(
+        config.stash[SECTIONS]["not run: slow, or needs JAX, transformers or MiniLM (make test-all)"] = count_by_file(
             left_out
         )
 
 
-def count_by_name(items):
-    """Lines such as `tests/test_a.py::test_b, 3 times`."""
-    counts = Counter(item.nodeid.partition("[")[0] for item in items)
-    return [f"{name}, {count} times" if count > 1 else name for name, count in counts.items()] or ["nothing"]
+def count_by_file(items):
+    """Lines such as `tests/test_a.py: 3 tests`."""
+    counts = Counter(item.path.name for item in items)
+    return [f"{name}: {count} tests" for name, count in counts.items()] or ["nothing"]
 
 
 def spared(config):

@@ -14,7 +14,7 @@ from pyattn.plot import lettering
 ENGLISH = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "antidisestablishmentarianism")
 CHINESE = (*"动物没有过马路因为它", "自然语言处理与深度学习的应用场景")
 KINDS = {"English": ENGLISH, "long": ENGLISH[-1:], "Chinese": CHINESE}
-SIZES = (3, 12, 128, 200) if EVERYTHING else (3, 128)
+SIZES = (3, 12, 128, 200) if EVERYTHING else (3, 50)
 
 
 def tokens_of(kind, count):

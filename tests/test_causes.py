@@ -43,7 +43,7 @@ def sentences(case, name):
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param(group, id=group.name, marks=pytest.mark.slow if at > 3 else ())
+        pytest.param(group, id=group.name, marks=pytest.mark.slow if at > 1 else ())
         for at, group in enumerate(GROUPS[:11])
     ],
 )

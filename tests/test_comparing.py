@@ -162,6 +162,7 @@ def test_float16_is_seen_behind_the_rounding_of_a_large_layer():
 
 FLAGS = {"attn_mask": planted.VISIBLE, "is_causal": True, "align": "lower_right"}
 NUMBERS = {"attn_mask": planted.BIAS, "window": (2, 1), "align": "upper_left", "key_lengths": planted.LENGTHS}
+HEADS_THIRD = [x.swapaxes(1, 2) for x in planted.draw()]
 X = np.random.default_rng(2).standard_normal((3, 6, 12), np.float32)
 BLOCKED = np.random.default_rng(3).random((3 * 4, 6, 6)) < 0.3
 BLOCKED[..., 0] = False
@@ -180,8 +181,8 @@ def layer():
     ("ours", "inputs", "arguments"),
     [
         (pyattn.attention, planted.draw(kv_heads=2), FLAGS),
-        (pyattn.attention, planted.draw(kv_heads=2), NUMBERS),
-        (pyattn.attention, [x.swapaxes(1, 2) for x in planted.draw()], {**FLAGS, "layout": "bshd"}),
+        pytest.param(pyattn.attention, planted.draw(kv_heads=2), NUMBERS, marks=pytest.mark.slow),
+        pytest.param(pyattn.attention, HEADS_THIRD, {**FLAGS, "layout": "bshd"}, marks=pytest.mark.slow),
         pytest.param(layer(), [X, X + 1, X[::-1]], {"attn_mask": BLOCKED}, marks=pytest.mark.slow),
         pytest.param(layer(), [X, X + 1, X[::-1]], {"key_padding_mask": PADDING}, marks=pytest.mark.slow),
     ],

@@ -102,7 +102,13 @@ def by_torch(torch, module, inputs, hidden):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("index", range(len(REAL)), ids=lambda index: "-".join(map(str, REAL[index])))
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, id="-".join(map(str, sizes)), marks=pytest.mark.slow if index % 2 else ())
+        for index, sizes in enumerate(REAL)
+    ],
+)
 def test_real_sizes_at_each_level_with_one_thread_and_two(index, levels, torch, distances):
     module, inputs, hidden = draw_real(index)
     near = expect_module(module, inputs, hidden, average=False)
@@ -124,6 +130,7 @@ def test_real_sizes_at_each_level_with_one_thread_and_two(index, levels, torch, 
                 distances[name].append((distance(one, exact), distance(other, exact)))
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_real_sizes_are_no_further_from_the_formula_than_torch(distances):
     if len(distances["output"]) < len(REAL):

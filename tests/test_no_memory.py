@@ -171,10 +171,22 @@ def test_every_error_path():
     assert failures(among("MISTAKES", left_out=DRAWING)).keys() == MISTAKES.keys() - DRAWING
 
 
-MARKS = {"large, merge": only_where_functions_survive, "large, softmax": only_where_functions_survive}
-MARKS["large, top_k"] = pytest.mark.slow
+THROUGH_FUNCTIONS = {"large, merge", "large, softmax"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in LARGE])
-def test_large_scratch_memory(name):
-    assert failures(f"{{{name!r}: lambda: {LARGE[name]}}}")[name] > 0
+def failures_of_large(names):
+    return failures("{" + ", ".join(f"{name!r}: lambda: {LARGE[name]}" for name in names) + "}")
+
+
+def test_large_scratch_memory():
+    assert all(failures_of_large(LARGE.keys() - THROUGH_FUNCTIONS - {"large, top_k"}).values())
+
+
+@pytest.mark.slow
+def test_large_scratch_memory_of_top_k():
+    assert all(failures_of_large(["large, top_k"]).values())
+
+
+@only_where_functions_survive
+def test_large_scratch_memory_through_functions():
+    assert all(failures_of_large(THROUGH_FUNCTIONS).values())
