@@ -2,14 +2,14 @@
 # name or a path, without options.
 #
 #   make demo     the worked example, and a first comparison of speed
-#   make test     the suite, against PyTorch too; PEERS=0 leaves out what needs more than NumPy, MODELS=1 adds what
-#                 needs transformers and MiniLM
+#   make test     the suite in three minutes, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
+#   make test-all    all of the suite: also slow tests, ten times as many drawn cases, JAX, transformers and MiniLM
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
-#   make sanitize, make tsan    the suite under ASan and UBSan, the thread tests under TSan
+#   make sanitize, make tsan    what `make test` runs under ASan and UBSan, the thread tests of it under TSan
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
@@ -18,7 +18,6 @@
 
 PYTHON ?= python3
 PEERS ?= 1
-MODELS ?= 0
 TORCH_INDEX_URL ?=
 ARGS ?=
 
@@ -34,18 +33,23 @@ identify := import os, platform, sys, zlib; \
 venv := .venv/made-from-$(shell "$(PYTHON)" -c '$(identify)' 2>/dev/null)
 built := .venv/built
 with = .venv/with-$(1)
-test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers)) \
-	$(if $(filter-out 0,$(MODELS)),$(call with,models))
-test_with := PYATTN_TEST_PEERS=$(PEERS) PYATTN_TEST_MODELS=$(MODELS)
+test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
+test_with := PYATTN_TEST_PEERS=$(PEERS)
+# A worker for each core. The tests of a file stay together, as some sum up what the others saw.
+parallel := -n logical --maxprocesses 8 --dist loadfile --durations 20
+short := not slow and not optional
 
-.PHONY: demo test bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
+.PHONY: demo test test-all bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
 	$(python) -m pyattn $(ARGS)
 
 test: $(built) $(test_extras)
-	$(test_with) $(python) -m pytest $(ARGS)
+	$(test_with) $(python) -m pytest $(parallel) -m "$(short)" $(ARGS)
+
+test-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
+	PYATTN_TEST_ALL=1 $(python) -m pytest $(parallel) $(ARGS)
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
@@ -76,10 +80,10 @@ in-browser: $(call with,browser)
 	$(python) -m pytest $(ARGS) tests/browser
 
 sanitize: $(built) $(test_extras)
-	$(test_with) tools/run_sanitized.sh address $(ARGS)
+	$(test_with) tools/run_sanitized.sh address $(parallel) -m "$(short)" $(ARGS)
 
 tsan: $(built) $(test_extras)
-	$(test_with) tools/run_sanitized.sh thread -m threads $(ARGS)
+	$(test_with) tools/run_sanitized.sh thread $(parallel) -m "threads and $(short)" $(ARGS)
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

@@ -1,9 +1,9 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
-Nothing is ever skipped in silence. A level that this machine lacks, tests left out by PYATTN_TEST_PEERS=0, and what
-sanitizers are spared, whole files and parts of others, are named in the summary; a missing torch without that variable
-fails the tests that need it, and so do a missing JAX with PYATTN_TEST_JAX=1, and missing transformers or MiniLM with
-PYATTN_TEST_MODELS=1 (make test MODELS=1), as CI has them.
+Nothing is skipped in silence. The summary names a level that this machine lacks, the tests left out by
+PYATTN_TEST_PEERS=0, those marked slow in `make test`, those whose optional library is missing, and the files and parts
+left out under a sanitizer. A missing PyTorch fails the tests that need it unless PYATTN_TEST_PEERS=0; with
+PYATTN_TEST_ALL=1 (`make test-all`) so do a missing JAX, transformers or MiniLM.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import importlib
 import json
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SANITIZED
+from helpers import EVERYTHING, SANITIZED
 
 from pyattn import _core, models
 
@@ -24,42 +25,46 @@ ALL_LEVELS = ("scalar", "avx2", "avx512", "neon")
 LEVELS = tuple(_core._levels())  # of this machine, best first
 FORCED = os.environ.get("PYATTN_ISA")
 WITH_PEERS = os.environ.get("PYATTN_TEST_PEERS", "1") != "0"
-SHARE = os.environ.get("PYATTN_TEST_SHARE", "1/1")  # which part, and of how many: files are dealt out in turn
-WITH_JAX = os.environ.get("PYATTN_TEST_JAX", "0") != "0"
-WITH_MODELS = os.environ.get("PYATTN_TEST_MODELS", "0") != "0"
+OPTIONAL = {"jax", "minilm", "transformers"}  # fixtures of libraries that `make test` does without
 
 SECTIONS = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "peers: compares with PyTorch; left out by PYATTN_TEST_PEERS=0")
+    config.addinivalue_line("markers", "optional: needs JAX, transformers or MiniLM; set on tests that ask for them")
     config.addinivalue_line("markers", "threads: more than one thread is at work; repeated under ThreadSanitizer")
-    config.addinivalue_line("markers", "slow: takes more than some seconds")
+    config.addinivalue_line("markers", "slow: takes more than some seconds; `make test-all` runs it, `make test` not")
     config.stash[SECTIONS] = {}
 
 
-def pytest_ignore_collect(collection_path):
-    """Leave out files that belong to another share."""
-    share, of = map(int, SHARE.split("/"))
-    files = sorted(path.name for path in Path(__file__).parent.glob("test_*.py"))
-    if collection_path.name in files and files.index(collection_path.name) % of != share - 1:
-        return True
-    return None  # others decide
-
-
+@pytest.hookimpl(tryfirst=True)  # before -m looks at markers
 def pytest_collection_modifyitems(config, items):
-    if WITH_PEERS:
-        return
-    left_out = [item for item in items if item.get_closest_marker("peers")]
-    items[:] = [item for item in items if not item.get_closest_marker("peers")]
-    config.hook.pytest_deselected(items=left_out)
-    counts = {}
-    for item in left_out:
-        name = item.nodeid.partition("[")[0]
-        counts[name] = counts.get(name, 0) + 1
-    config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = [
-        f"{name}, {count} times" if count > 1 else name for name, count in counts.items()
-    ] or ["nothing"]
+    for item in items:
+        if not OPTIONAL.isdisjoint(item.fixturenames):
+            item.add_marker("optional")
+    if not WITH_PEERS:
+        left_out = [item for item in items if item.get_closest_marker("peers")]
+        items[:] = [item for item in items if not item.get_closest_marker("peers")]
+        config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = count_by_file(left_out)
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_deselected(items):
+    """List what -m "not slow and not optional" leaves out, as `make test` has it."""
+    config = items[0].config
+    if "not slow" in config.getoption("markexpr"):
+        left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "optional")))]
+        config.stash[SECTIONS]["not run: slow, or needs JAX, transformers or MiniLM (make test-all)"] = count_by_file(
+            left_out
+        )
+
+
+def count_by_file(items):
+    """Lines such as `tests/test_a.py: 3 tests`."""
+    counts = Counter(item.path.name for item in items)
+    return [f"{name}: {count} tests" for name, count in counts.items()] or ["nothing"]
 
 
 def spared(config):
@@ -67,6 +72,21 @@ def spared(config):
     yield from sorted(f"{Path(path).name}: all of it" for path in config.getoption("ignore") or [])
     for path in sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__)}):
         yield from (f"{path.name}: {line.strip()}" for line in path.read_text().splitlines() if "if SANITIZED" in line)
+
+
+# With pytest-xdist tests run in workers, and the summary is printed by the process that started them.
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["sections"] = session.config.stash[SECTIONS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    for title, lines in getattr(node, "workeroutput", {}).get("sections", {}).items():
+        known = node.config.stash[SECTIONS].setdefault(title, [])
+        known += [line for line in lines if line not in known]
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -125,6 +145,7 @@ def torch():
         import torch
     except ImportError as missing:
         pytest.fail(f"{missing}: install the extra pyattn[peers], or set PYATTN_TEST_PEERS=0", pytrace=False)
+    torch.set_num_threads(1)  # several would wait for each other, and for those of other workers
     return torch
 
 
@@ -135,28 +156,25 @@ def _torch_draws_the_same_numbers(request):
         request.getfixturevalue("torch").manual_seed(0)
 
 
+def without_optional(config, missing):
+    """Skip, and say so in the summary; in `make test-all`, fail."""
+    if EVERYTHING:
+        pytest.fail(f"{missing}: install the extras transformers, models and jax", pytrace=False)
+    section = config.stash[SECTIONS].setdefault("not run: needs the extras transformers, models or jax", [])
+    if str(missing) not in section:
+        section.append(str(missing))
+    pytest.skip(str(missing))
+
+
 @pytest.fixture(scope="session")
-def jax():
+def jax(pytestconfig):
     """JAX, for tests marked `peers`."""
     if SANITIZED:
         pytest.skip("JAX and a sanitizer in one process")
     try:
-        import jax
+        return importlib.import_module("jax")
     except ImportError as missing:
-        if WITH_JAX:
-            pytest.fail(f"{missing}: install the extra pyattn[jax], or set PYATTN_TEST_JAX=0", pytrace=False)
-        pytest.skip("JAX is not installed: its dot_product_attention is not marked")
-    return jax
-
-
-def without_models(config, missing):
-    """Skip, and say so in the summary, or fail where PYATTN_TEST_MODELS says that all of it is there."""
-    if WITH_MODELS:
-        pytest.fail(
-            f"{missing}: install the extras transformers and models, or set PYATTN_TEST_MODELS=0", pytrace=False
-        )
-    config.stash[SECTIONS].setdefault("not run: needs the extras transformers and models", []).append(str(missing))
-    pytest.skip(str(missing))
+        without_optional(pytestconfig, missing)
 
 
 @pytest.fixture(scope="session")
@@ -172,7 +190,7 @@ def transformers(pytestconfig):
                 importlib.import_module(f"transformers.{name}")
             return importlib.import_module("transformers")
     except ImportError as missing:
-        without_models(pytestconfig, missing)
+        without_optional(pytestconfig, missing)
 
 
 @pytest.fixture(scope="session")
@@ -182,4 +200,4 @@ def minilm(pytestconfig):
         importlib.import_module("tokenizers")
         return models.find_minilm()
     except ImportError as missing:
-        without_models(pytestconfig, missing)
+        without_optional(pytestconfig, missing)

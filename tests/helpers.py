@@ -1,4 +1,4 @@
-"""Small things that many tests need: bits, another Python, how patient to be."""
+"""Small things that many tests need: bits, another Python, how patient to be, how much to draw."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
 SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
+EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make test-all` sets it
+
+
+def tenth(count: int) -> int:
+    """How many of `count` repetitions or drawn cases to run: a tenth, and all of them in `make test-all`."""
+    return count if EVERYTHING else -(-count // 10)
 
 
 def bits(array) -> np.ndarray:

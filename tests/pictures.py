@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from helpers import SANITIZED
+from helpers import EVERYTHING
 from matplotlib.axis import Axis
-from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
 from pyattn.plot import lettering
@@ -15,7 +14,7 @@ from pyattn.plot import lettering
 ENGLISH = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "antidisestablishmentarianism")
 CHINESE = (*"动物没有过马路因为它", "自然语言处理与深度学习的应用场景")
 KINDS = {"English": ENGLISH, "long": ENGLISH[-1:], "Chinese": CHINESE}
-SIZES = (12,) if SANITIZED else (3, 12, 128, 200)  # nothing of the core is at work in pictures
+SIZES = (3, 12, 128, 200) if EVERYTHING else (3, 50)
 
 
 def tokens_of(kind, count):
@@ -64,6 +63,4 @@ def assert_legible(figure):
 
 def without_chinese_fonts(monkeypatch):
     """Fonts as on a machine that has none but matplotlib's own."""
-    own = [entry for entry in fontManager.ttflist if "matplotlib" in str(entry.fname) or "DejaVu" in entry.name]
-    monkeypatch.setattr(fontManager, "ttflist", own)
-    monkeypatch.setattr(lettering, "_add_new_fonts", lambda: False)
+    monkeypatch.setattr(lettering, "_FALLBACKS", ())

@@ -174,6 +174,7 @@ def test_a_little_too_much_rounding_is_no_other_mistake():
     assert "likely cause: nothing but rounding" in message
 
 
+@pytest.mark.slow
 def test_long_flat_rows_may_round_more(dtype):
     """4,096 numbers of one sign, added one by one, lose more digits than the bar allows; in blocks they do not."""
     query, key, value = inputs_of(dtype, kv_len=4096)

@@ -209,6 +209,7 @@ def test_peers_have_the_same_additive_attention():
     assert {"torch", "numpy"} <= result.figures.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_every_peer_takes_part_in_the_families_of_modules(tmp_path):
     options = ["--quick", "--threads", "1", "--only", "^(linear|mha)", "--peers", "torch,numpy", "--out", str(tmp_path)]

@@ -39,7 +39,14 @@ def sentences(case, name):
 
 
 # The groups after these ask for two things at once, or for extremes, and a mistake shows up in one of these before.
-@pytest.mark.parametrize("group", GROUPS[:11], ids=lambda group: group.name)
+# Each takes a second or two; some will do for `make test`.
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, id=group.name, marks=pytest.mark.slow if at > 1 else ())
+        for at, group in enumerate(GROUPS[:11])
+    ],
+)
 def test_known_mistakes_are_told_apart(group):
     with np.errstate(all="ignore"):
         mistakes = planted(group)

@@ -162,9 +162,11 @@ def test_float16_is_seen_behind_the_rounding_of_a_large_layer():
 
 FLAGS = {"attn_mask": planted.VISIBLE, "is_causal": True, "align": "lower_right"}
 NUMBERS = {"attn_mask": planted.BIAS, "window": (2, 1), "align": "upper_left", "key_lengths": planted.LENGTHS}
+HEADS_THIRD = [x.swapaxes(1, 2) for x in planted.draw()]
 X = np.random.default_rng(2).standard_normal((3, 6, 12), np.float32)
 BLOCKED = np.random.default_rng(3).random((3 * 4, 6, 6)) < 0.3
 BLOCKED[..., 0] = False
+PADDING = np.arange(6) > np.array([[5], [3], [4]])
 
 
 def layer():
@@ -179,10 +181,10 @@ def layer():
     ("ours", "inputs", "arguments"),
     [
         (pyattn.attention, planted.draw(kv_heads=2), FLAGS),
-        (pyattn.attention, planted.draw(kv_heads=2), NUMBERS),
-        (pyattn.attention, [x.swapaxes(1, 2) for x in planted.draw()], {**FLAGS, "layout": "bshd"}),
-        (layer(), [X, X + 1, X[::-1]], {"attn_mask": BLOCKED}),
-        (layer(), [X, X + 1, X[::-1]], {"key_padding_mask": np.arange(6) > np.array([[5], [3], [4]])}),
+        pytest.param(pyattn.attention, planted.draw(kv_heads=2), NUMBERS, marks=pytest.mark.slow),
+        pytest.param(pyattn.attention, HEADS_THIRD, {**FLAGS, "layout": "bshd"}, marks=pytest.mark.slow),
+        pytest.param(layer(), [X, X + 1, X[::-1]], {"attn_mask": BLOCKED}, marks=pytest.mark.slow),
+        pytest.param(layer(), [X, X + 1, X[::-1]], {"key_padding_mask": PADDING}, marks=pytest.mark.slow),
     ],
     ids=["flags", "numbers", "bshd", "module", "padding"],
 )
@@ -207,9 +209,11 @@ def test_every_known_mistake_is_named_when_it_is_made(ours, inputs, arguments):
 
 # Equal pairs
 
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2, 3))]
+
 
 @pytest.mark.peers
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_nothing_is_found_on_equal_modules(block, torch):
     for number, case in enumerate(draw_cases(100 + block)[:30]):
         rng = np.random.default_rng([9, block, number])
@@ -233,7 +237,7 @@ def without_empty_rows(mask):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_nothing_is_found_on_equal_functions(block, torch):
     indices = range(block, drawing.CASES, drawing.CASES // 40)
     for index in indices:

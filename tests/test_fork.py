@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from helpers import SANITIZED, run_python
+from helpers import EVERYTHING, SANITIZED, run_python, tenth
 
 pytestmark = [
     pytest.mark.threads,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
 ]
 
-ROUNDS = 10 if SANITIZED else 50
+ROUNDS, TIMES = tenth(50), 3 if EVERYTHING else 1
 SECONDS = 120 if SANITIZED else 40  # far more than any needs: what hangs, hangs
 LENGTH = 500 if SANITIZED else 2000
 
@@ -144,7 +144,7 @@ calls = {{
 }}
 for name, call in calls.items():
     expected = call()
-    for _ in range(3):
+    for _ in range({TIMES}):
         timer = threading.Timer(0.004, os.kill, (parent, signal.SIGUSR1))
         timer.start()
         same = np.array_equal(call(), expected)
@@ -153,7 +153,7 @@ for name, call in calls.items():
         if os.getpid() != parent:
             os._exit(0 if same else 3)  # the child came out of the same call
         assert same, name
-assert len(children) == 3 * len(calls)
+assert len(children) == {TIMES} * len(calls)
 assert all(succeeded(child) for child in children)
 """
 

@@ -138,6 +138,7 @@ x = rng.standard_normal({shape}, np.float32)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_an_encoder_takes_no_more_for_more_layers(norm_first):
     """Three times its input, with what it returns: for that, for what the layer before gave, and one for groups.
@@ -152,6 +153,7 @@ def test_an_encoder_takes_no_more_for_more_layers(norm_first):
     assert many <= few + 0.1 * whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_nor_does_one_long_entry_alone(norm_first):
     """Besides what it returns: what the layer before gave, k and v, and less than one more for all that is in parts."""

@@ -14,7 +14,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, tenth
 from mask_draws import draw_mask, with_triangle
 from module_bounds import Distances, Masking, distance, expect_module
 
@@ -179,7 +179,7 @@ def judge(distances, module, case, inputs, masks, actual, expected, about):
         distances.note(family, distance(one, exact, numbers), distance(other, exact, numbers), ratio)
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", range(tenth(BLOCKS)))
 def test_equals_torch(block, torch, distances):
     for number, case in enumerate(draw_cases(block)):
         rng = np.random.default_rng([8, block, number])
@@ -203,6 +203,7 @@ def test_equals_torch(block, torch, distances):
                     assert_same_bits(one, other, about)
 
 
+@pytest.mark.slow
 def test_no_further_from_the_formula_than_torch(distances):
     if sum(map(len, distances.pairs.values())) < BLOCKS * CASES:
         pytest.skip("all blocks of test_equals_torch come first: these are figures of all draws")

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, tenth
 from module_bounds import NO_FURTHER, Masking, distance, expect_module
 
 import pyattn
@@ -104,7 +104,13 @@ def by_torch(torch, module, inputs, hidden):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("index", range(len(REAL)), ids=lambda index: "-".join(map(str, REAL[index])))
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, id="-".join(map(str, sizes)), marks=pytest.mark.slow if index % 2 else ())
+        for index, sizes in enumerate(REAL)
+    ],
+)
 def test_real_sizes_at_each_level_with_one_thread_and_two(index, levels, torch, distances):
     module, inputs, hidden = draw_real(index)
     near = expect_module(module, inputs, hidden, average=False)
@@ -126,6 +132,7 @@ def test_real_sizes_at_each_level_with_one_thread_and_two(index, levels, torch, 
                 distances[name].append((distance(one, exact), distance(other, exact)))
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_real_sizes_are_no_further_from_the_formula_than_torch(distances):
     if len(distances["output"]) < len(REAL):
@@ -200,7 +207,7 @@ def draw(case, rng):
     return module, inputs, hidden
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", range(tenth(BLOCKS)))
 def test_sizes_of_our_own_with_all_that_hides_and_drops(block, levels):
     """In training, dropout's keeps are those of dropout_keep_mask for the same rng."""
     for number, case in enumerate(draw_cases(block)):

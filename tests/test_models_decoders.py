@@ -79,9 +79,6 @@ def loaded(transformers, torch, tmp_path_factory):
     """Makes both, the same, of files that transformers has written; each pair once."""
     made = {}
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # of models as small as these more threads make more work alone
-
     def load(name, dtype="float32", scale=0.3):
         if (name, dtype, scale) not in made:
             kind, settings = MODELS[name]
@@ -101,8 +98,7 @@ def loaded(transformers, torch, tmp_path_factory):
             made[name, dtype, scale] = theirs, models.load(folder)
         return made[name, dtype, scale]
 
-    yield load
-    torch.set_num_threads(threads)
+    return load
 
 
 def bound(name, dtype="float32"):

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import SANITIZED
+from helpers import tenth
 from published import BERT, bert_tensors, write_model
 from published_encoders import ENCODERS, write_encoder
 from test_models_files import write_shards
@@ -15,7 +15,7 @@ from test_models_files import write_shards
 from pyattn import models
 from pyattn.models import EncoderOutput
 
-DRAWS = 300 if SANITIZED else 3_000
+DRAWS = tenth(3_000)
 FILES = ("model.safetensors", "config.json", "model.safetensors.index.json")
 
 # What random bytes seldom hit.

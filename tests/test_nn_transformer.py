@@ -150,11 +150,9 @@ def call_torch(torch, module, inputs, masks):
 
 
 @pytest.fixture(scope="module")
-def distances(summary, torch):
-    distances, threads = layers.LayerDistances(), torch.get_num_threads()
-    torch.set_num_threads(1)  # of these sizes several wait for each other most of the time
+def distances(summary):
+    distances = layers.LayerDistances()
     yield distances
-    torch.set_num_threads(threads)
     summary["Transformer: how exact"] = list(distances.lines())
 
 

@@ -151,6 +151,7 @@ def test_warnings_and_random_numbers(name):
     assert failures(f"{{{name!r}: {'MISTAKES' if name in MISTAKES else 'WORKING'}[{name!r}]}}", "(True,)")[name] > 0
 
 
+@pytest.mark.slow
 @only_where_functions_survive
 def test_modules():
     """One allocation at a time: see module_calls.py."""
@@ -173,8 +174,19 @@ def test_every_error_path():
 THROUGH_FUNCTIONS = {"large, merge", "large, softmax"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=only_where_functions_survive if x in THROUGH_FUNCTIONS else ()) for x in LARGE]
-)
-def test_large_scratch_memory(name):
-    assert failures(f"{{{name!r}: lambda: {LARGE[name]}}}")[name] > 0
+def failures_of_large(names):
+    return failures("{" + ", ".join(f"{name!r}: lambda: {LARGE[name]}" for name in names) + "}")
+
+
+def test_large_scratch_memory():
+    assert all(failures_of_large(LARGE.keys() - THROUGH_FUNCTIONS - {"large, top_k"}).values())
+
+
+@pytest.mark.slow
+def test_large_scratch_memory_of_top_k():
+    assert all(failures_of_large(["large, top_k"]).values())
+
+
+@only_where_functions_survive
+def test_large_scratch_memory_through_functions():
+    assert all(failures_of_large(THROUGH_FUNCTIONS).values())

@@ -12,12 +12,14 @@ from helpers import CODE_BLOCK, ROOT
 
 # project/ shows files of the repository's root.
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "project")
+SLOW = ("gallery.md", "how-fast-and-how-exact.md")
 
 
 def parameter(page):
     """What imports torch is left out where torch is: PYATTN_TEST_PEERS=0 names it in the summary."""
     peers = re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE)
-    return pytest.param(page, id=page.name, marks=[pytest.mark.peers] if peers else [])
+    marks = [pytest.mark.peers] * bool(peers) + [pytest.mark.slow] * (page.name in SLOW)
+    return pytest.param(page, id=page.name, marks=marks)
 
 
 def run_page(page, folder):
@@ -26,7 +28,7 @@ def run_page(page, folder):
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
     return subprocess.run(
         [*command, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         cwd=folder,

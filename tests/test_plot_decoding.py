@@ -232,6 +232,7 @@ def test_a_gif_has_all_frames(animate, tmp_path):
         assert image.n_frames == 5
 
 
+@pytest.mark.slow
 def test_html_of_many_heads_and_tokens_is_below_a_megabyte(animate, tmp_path):
     made = animate(made_up(12, 12, prompt=20, steps=100, source=60), vocabulary=WORDS)
     made.save(tmp_path / "decoding.html")

@@ -231,6 +231,7 @@ def test_cross_attention_has_no_inputs_and_may_have_other_lengths():
     made._draw_was_started = True
 
 
+@pytest.mark.slow
 def test_a_gif_has_all_frames_in_the_interval(example, tmp_path):
     made = plot.animate(example, small_figure(), interval=500)
     made.save(tmp_path / "steps.gif")
@@ -276,6 +277,7 @@ def test_an_html_page_holds_all_it_needs(article, tmp_path):
     assert "display:none" not in "".join(image["style"] for image in page.images)  # all are seen where scripts are off
 
 
+@pytest.mark.slow
 def test_html_of_200_tokens_is_below_a_megabyte(tmp_path):
     plot.animate(draw_trace(200, 200)).save(tmp_path / "steps.html")
     assert (tmp_path / "steps.html").stat().st_size < 1_000_000

@@ -8,10 +8,12 @@ import warnings
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder  # comes with matplotlib
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontEntry, fontManager
+from matplotlib.font_manager import fontManager
 from pictures import texts_of, without_chinese_fonts
 
 from pyattn import plot
@@ -19,16 +21,37 @@ from pyattn.plot import lettering as module
 from pyattn.plot.lettering import Lettering, shorten
 from pyattn.plot.looks import DARK, LIGHT, PALETTE, contrasting
 
-
-@pytest.fixture(autouse=True)
-def _fresh_fonts():
-    has = module._has
-    has.cache_clear()
-    yield
-    has.cache_clear()
-
-
 # Fonts
+
+
+@pytest.fixture
+def make_font(monkeypatch, tmp_path):
+    """Make and install fonts that are squares throughout."""
+    module._add_new_fonts()  # those of this machine, which stay
+    monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist])
+
+    def make(family, characters, install=True):
+        path = tmp_path / f"{family}.ttf"
+        square = TTGlyphPen(None)
+        for place, step in enumerate([(0, 0), (0, 800), (800, 800), (800, 0)]):
+            (square.lineTo if place else square.moveTo)(step)
+        square.closePath()
+        font = FontBuilder(1000)
+        names = [".notdef", *(f"u{ord(one)}" for one in characters)]
+        font.setupGlyphOrder(names)
+        font.setupCharacterMap(dict(zip(map(ord, characters), names[1:], strict=True)))
+        font.setupGlyf(dict.fromkeys(names, square.glyph()))
+        font.setupHorizontalMetrics(dict.fromkeys(names, (1000, 0)))
+        font.setupHorizontalHeader(ascent=800, descent=-200)
+        font.setupNameTable({"familyName": family, "styleName": "Regular"})
+        font.setupOS2()
+        font.setupPost()
+        font.save(path)
+        if install:
+            fontManager.addfont(path)
+        return path
+
+    return make
 
 
 def test_without_a_chinese_font_one_warning_names_the_package(monkeypatch):
@@ -42,44 +65,46 @@ def test_without_a_chinese_font_one_warning_names_the_package(monkeypatch):
     assert caught[0].filename == __file__
 
 
-def test_other_missing_characters_are_named_without_that_package(monkeypatch):
-    without_chinese_fonts(monkeypatch)
+def test_other_missing_characters_are_named_without_that_package():
     with pytest.warns(UserWarning, match=r"^no installed font has 𓀀: boxes are drawn instead$"):
         assert Lettering(["a 𓀀"]).write("a 𓀀") == "a □"
 
 
-def test_an_installed_font_that_has_the_characters_is_chosen(monkeypatch):
-    """It stands behind matplotlib's own, which goes on writing what it can."""
-    named = FontEntry(**{**fontManager.ttflist[0].__dict__, "name": "Noto Sans CJK SC"})
-    monkeypatch.setattr(fontManager, "ttflist", [*fontManager.ttflist, named])
-    monkeypatch.setattr(module, "_has", lambda family, one: (one in "动物") == (family == "Noto Sans CJK SC"))
+def test_an_installed_font_that_has_the_characters_is_used(monkeypatch, make_font):
+    """It stands behind matplotlib's own, which goes on writing what it can; and matplotlib has nothing to warn of."""
+    make_font("Chinese squares", "动物路注意力")
+    monkeypatch.setattr(module, "_FALLBACKS", ("Chinese squares",))
     lettering = Lettering(["动物 a"])
-    assert lettering.family == [*rcParams["font.family"], "Noto Sans CJK SC"]
+    assert lettering.family == [*rcParams["font.family"], "Chinese squares"]
     assert lettering.write("动物 a") == "动物 a"
+    assert lettering.width("动物", 10) == pytest.approx(20, rel=0.01)
+    plot.heads(np.ones((3, 2, 2)), ["动物", "路"], title="注意力").draw_without_rendering()
 
 
-def test_a_font_that_was_installed_after_matplotlib_listed_them_is_found(monkeypatch, tmp_path):
-    serif = [entry for entry in fontManager.ttflist if entry.name == "DejaVu Serif"]
-    monkeypatch.setattr(fontManager, "ttflist", [entry for entry in fontManager.ttflist if entry.name == "DejaVu Sans"])
+def test_fonts_are_tried_in_order_until_no_character_is_missing(monkeypatch, make_font):
+    make_font("first squares", "动物")
+    make_font("second squares", "动")
+    make_font("third squares", "动한")
+    monkeypatch.setattr(module, "_FALLBACKS", ("not installed", "first squares", "second squares", "third squares"))
+    assert Lettering(["动物"]).family[1:] == ["first squares"]
+    assert Lettering(["动한"]).family[1:] == ["first squares", "third squares"]
+    assert Lettering(["a"]).family == rcParams["font.family"]
+
+
+def test_titles_are_not_bold_where_the_chosen_font_is_not(monkeypatch, make_font):
+    """Matplotlib would log that it finds no such weight."""
+    make_font("Chinese squares", "动物")
+    monkeypatch.setattr(module, "_FALLBACKS", ("Chinese squares",))
+    assert [Lettering(["动物"]).bold, Lettering(["a"]).bold] == ["normal", "bold"]
+
+
+def test_a_font_that_was_installed_after_matplotlib_listed_them_is_found(monkeypatch, make_font, tmp_path):
+    late = make_font("late squares", "动物", install=False)
     (tmp_path / "broken.ttf").write_bytes(b"no font")
-    monkeypatch.setattr(module, "findSystemFonts", lambda: [str(tmp_path / "broken.ttf"), serif[0].fname])
-    monkeypatch.setattr(module, "_FAMILIES", ("DejaVu Serif",))
-    monkeypatch.setattr(module, "_has", lambda family, one: (one in "动物") == (family == "DejaVu Serif"))
+    monkeypatch.setattr(module, "findSystemFonts", lambda: [str(tmp_path / "broken.ttf"), str(late)])
+    monkeypatch.setattr(module, "_FALLBACKS", ("late squares",))
     module._add_new_fonts.cache_clear()
-    assert Lettering(["动物 a"]).family[-1] == "DejaVu Serif"
-    module._add_new_fonts.cache_clear()
-
-
-def test_the_font_that_has_most_is_chosen_and_equal_ones_by_preference(monkeypatch):
-    entry = fontManager.ttflist[0]
-    names = ("WenQuanYi Zen Hei", "Noto Sans CJK SC", "Some Gothic")
-    fonts = [FontEntry(**{**entry.__dict__, "name": name}) for name in names]
-    monkeypatch.setattr(fontManager, "ttflist", fonts)
-    has = {"WenQuanYi Zen Hei": "动物", "Noto Sans CJK SC": "动物", "Some Gothic": "动物한"}
-    monkeypatch.setattr(module, "_has", lambda family, one: one in has.get(family, ""))
-    assert module._choose_font(frozenset("动物")) == "Noto Sans CJK SC"
-    assert module._choose_font(frozenset("动物한")) == "Some Gothic"
-    assert module._choose_font(frozenset("ก")) is None
+    assert Lettering(["动物 a"]).family[-1] == "late squares"
 
 
 # Text

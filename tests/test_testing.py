@@ -273,6 +273,7 @@ def test_float64_may_not_be_taken():
     assert counts_of(result, "float64") == (0, 0, 6)
 
 
+@pytest.mark.slow
 def test_long_sums_are_a_remark_unless_strict():
     def attention(query, key, value):
         weights = np.exp(scores_of(query, key) - scores_of(query, key).max(axis=-1, keepdims=True))

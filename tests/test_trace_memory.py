@@ -51,6 +51,7 @@ def test_a_trace_of_2048_tokens_stays_under_200_megabytes(score, normalize):
     assert most < 200e6
 
 
+@pytest.mark.slow
 def test_the_dict_of_2048_tokens_is_little_more_than_its_numbers():
     """As lists, scores and weights take a pointer and a float, 32 bytes, each; weighted values, 8 times these."""
     trace = large_trace()

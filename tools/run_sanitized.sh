@@ -4,7 +4,6 @@
 #   tools/run_sanitized.sh address|thread [arguments for pytest]
 #
 # `address` stands for AddressSanitizer with UndefinedBehaviorSanitizer. Takes .venv as `make test` leaves it, and gcc.
-# PYATTN_TEST_SHARE (tests/conftest.py) runs some of the files, beside another share.
 # Only pyattn is instrumented, not Python, NumPy or PyTorch: races and overruns inside those are not looked for.
 set -euo pipefail
 
@@ -12,7 +11,7 @@ kind=$1
 shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$root/.venv/bin/python
-tree=$root/build/sanitized-$kind${PYATTN_TEST_SHARE:+-${PYATTN_TEST_SHARE//\//-of-}}
+tree=$root/build/sanitized-$kind
 reports=$tree/build/reports
 
 # Reports go to files, so that none is lost with the output of a test's subprocess. gcc's UBSan cannot do that beside

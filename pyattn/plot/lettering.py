@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from matplotlib import rcParams
 from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.font_manager import FontProperties, findSystemFonts, fontManager, get_font
-from matplotlib.font_manager import findfont as find_font
+from matplotlib.font_manager import FontProperties, findfont, findSystemFonts, fontManager, get_font
 
 from pyattn._util.warnings import warn
 
 __all__ = ["Lettering", "shorten"]
 
-_FAMILIES = (
+# Fonts with Chinese, Japanese or Korean characters, in the order in which they are tried.
+_FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
     "Noto Sans SC",
@@ -25,10 +25,18 @@ _FAMILIES = (
     "WenQuanYi Micro Hei",
     "WenQuanYi Zen Hei",
     "PingFang SC",
+    "Hiragino Sans GB",
     "Microsoft YaHei",
     "SimHei",
+    "Droid Sans Fallback",
+    "Noto Serif CJK SC",
+    "AR PL UMing CN",
+    "AR PL UKai CN",
+    "IPAexGothic",
+    "IPAGothic",
+    "NanumGothic",
+    "Malgun Gothic",
 )
-_LIKELY = re.compile(r"CJK|Han Sans|Han Serif|WenQuanYi|Hei\b|Heiti|Song\b|Kai\b|Ming|Gothic|Droid Sans Fallback")
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 _BOX = "□"
 
@@ -36,8 +44,8 @@ _BOX = "□"
 class Lettering:
     """The fonts for some texts, and how each is written in them.
 
-    Where matplotlib's own font lacks characters of Chinese, Japanese or Korean, one that is installed and has them is
-    chosen. What no font has is drawn as a box, and one warning says so.
+    Matplotlib draws every character in the first font of `family` that has it: those of rcParams come first, then
+    installed ones of _FALLBACKS. A character that none of them has becomes a box, and one warning names them all.
 
     Parameters
     ----------
@@ -46,24 +54,18 @@ class Lettering:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self.bold = "bold"  # unless the chosen font has no such letters
-        self.family = [name for name in rcParams["font.family"] if isinstance(name, str)]
         characters = {one for text in texts for one in text.translate(_VISIBLE) if one.isprintable()}
-        missing = _missing(characters | set("…" + _BOX), self.family)
-        wide = {one for one in missing if unicodedata.east_asian_width(one) in "WF"}
-        if wide:
-            font = _choose_font(frozenset(wide))
-            if font is None and _add_new_fonts():
-                font = _choose_font(frozenset(wide))
-            if font is not None:
-                self.bold = "bold" if _is_bold(font) else "normal"
-                self.family = [*self.family, font]
-                missing = _missing(missing, [font])
+        self.family = [name for name in rcParams["font.family"] if isinstance(name, str)]
+        missing = (characters | set("…" + _BOX)).difference(*map(_characters_of, self.family))
+        fallbacks = _find_fallbacks({one for one in missing if _is_wide(one)})
+        missing = missing.difference(*map(_characters_of, fallbacks))
+        self.family += fallbacks
+        self.bold = "bold" if all(map(_has_bold, fallbacks)) else "normal"  # the weight of titles
         self._boxed = {ord(one): "?" if _BOX in missing else _BOX for one in missing}
         drawn = sorted(missing - {"…", _BOX})
         if drawn:
             some = "".join(drawn[:8]) + ("…" if len(drawn) > 8 else "")
-            install = "; on Debian: apt install fonts-noto-cjk" if wide & missing else ""
+            install = "; on Debian: apt install fonts-noto-cjk" if any(map(_is_wide, drawn)) else ""
             warn(UserWarning, f"no installed font has {some}: boxes are drawn instead{install}")
 
     def write(self, text: str, most: int | None = None) -> str:
@@ -169,47 +171,45 @@ def _pieces(paragraph: str) -> list[str]:
     return re.findall(r"[⺀-￯]|[^\s⺀-￯]+\s*|\s+", paragraph)
 
 
-def _missing(characters: set[str], families: list[str]) -> set[str]:
-    """Find the characters that none of these families has."""
-    return {one for one in characters if not any(_has(name, one) for name in families)}
+def _is_wide(character: str) -> bool:
+    """Whether it is as wide as high, as Chinese characters are."""
+    return unicodedata.east_asian_width(character) in "WF"
 
 
-@functools.lru_cache(maxsize=10_000)
-def _has(family: str, character: str) -> bool:
-    # Of an installed family any file will do; others, such as 'sans-serif', are looked up.
-    path = next((entry.fname for entry in fontManager.ttflist if entry.name == family), None)
-    if path is None:
-        try:
-            path = find_font(FontProperties(family=[family]), fallback_to_default=False)
-        except ValueError:  # not installed: matplotlib goes on to the next
-            return False
-    return bool(get_font(path).get_char_index(ord(character)))
+def _characters_of(family: str) -> frozenset[str]:
+    """Collect the characters that matplotlib can draw in a family: none where it is not installed."""
+    try:
+        return _characters_in(findfont(FontProperties(family=[family]), fallback_to_default=False))
+    except ValueError:
+        return frozenset()
 
 
-def _choose_font(characters: frozenset[str]) -> str | None:
-    """Find the installed font that has most of these characters; of equal ones the first in _FAMILIES."""
-    installed = {entry.name for entry in fontManager.ttflist}
-    names = [name for name in _FAMILIES if name in installed]
-    names += sorted(name for name in installed - set(names) if _LIKELY.search(name))
-    covered = {name: sum(_has(name, one) for one in characters) for name in names}
-    best = max(names, key=lambda name: covered[name], default=None)
-    return best if best is not None and covered[best] else None
+@functools.cache
+def _characters_in(path: str) -> frozenset[str]:
+    return frozenset(map(chr, get_font(path).get_charmap()))
 
 
-@functools.lru_cache(maxsize=1)
-def _add_new_fonts() -> bool:
+def _find_fallbacks(missing: set[str]) -> list[str]:
+    """Choose the fonts of _FALLBACKS that have some of these characters, until none is missing."""
+    if missing:
+        _add_new_fonts()
+    found = []
+    for family in _FALLBACKS if missing else ():
+        if has := missing & _characters_of(family):
+            found.append(family)
+            missing = missing - has
+    return found
+
+
+@functools.cache
+def _add_new_fonts() -> None:
     """Tell matplotlib of fonts that were installed after it listed them: it keeps its list in a file for ever."""
-    known = {entry.fname for entry in fontManager.ttflist}
-    new = sorted(set(findSystemFonts()) - known)
-    for path in new:
-        with contextlib.suppress(
-            Exception
-        ):  # it may be one that matplotlib cannot read: FreeType's errors have no class
+    for path in sorted(set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}):
+        with contextlib.suppress(Exception):  # FreeType's errors about broken fonts have no class of their own
             fontManager.addfont(path)
-    return bool(new)
 
 
-def _is_bold(family: str) -> bool:
+def _has_bold(family: str) -> bool:
     """Whether it is installed in bold letters, too."""
     weights = {entry.weight for entry in fontManager.ttflist if entry.name == family}
     return bool(weights & {600, 700, 800, "semibold", "bold", "heavy"})
@@ -217,7 +217,7 @@ def _is_bold(family: str) -> bool:
 
 @functools.lru_cache(maxsize=10_000)
 def _width(line: str, families: tuple[str, ...], weight: str) -> float:
-    """In letters of 100 points; at that size the rounding to pixels is small."""
+    """Measure a line in letters of 100 points; at that size the rounding to pixels is small."""
     renderer = RendererAgg(1, 1, 72)
     font = FontProperties(family=list(families), weight=weight, size=100)
     return float(renderer.get_text_width_height_descent(line, font, False)[0])
