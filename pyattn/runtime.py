@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.machinery
-import itertools
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal, SupportsIndex, overload
 
@@ -35,6 +31,11 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
     TypeError
         num_threads is not an integer.
 
+    Notes
+    -----
+    `threadpoolctl.threadpool_limits` covers pyattn if threadpoolctl is imported before pyattn, or before a call of
+    this function.
+
     Examples
     --------
     >>> import pyattn
@@ -44,6 +45,7 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
     >>> pyattn.set_num_threads(None)
     """
     _core.set_num_threads(num_threads)
+    _register_with_threadpoolctl()
 
 
 def get_num_threads() -> int:
@@ -156,63 +158,34 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     return None
 
 
-# threadpoolctl, which may be imported before, after or never
+# threadpoolctl, which finds the core by its symbols
+
+_registered_with: list[ModuleType] = []
 
 
-def _register_with_threadpoolctl(threadpoolctl: ModuleType) -> None:
-    """Make threadpoolctl.threadpool_limits hold for pyattn, too; a version without `register` (3.2) is left alone."""
-    with contextlib.suppress(Exception):  # whatever is wrong here is no reason to fail someone else's import
+def _register_with_threadpoolctl() -> None:
+    """Make threadpoolctl.threadpool_limits hold for pyattn, where it is imported; versions before 3.2 cannot."""
+    threadpoolctl = sys.modules.get("threadpoolctl")
+    if not hasattr(threadpoolctl, "register") or threadpoolctl in _registered_with:
+        return
 
-        class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
-            user_api = "pyattn"
-            internal_api = "pyattn"
-            filename_prefixes = ("_core",)
-            check_symbols = ("attn_get_num_threads", "attn_set_num_threads")
+    class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
+        user_api = "pyattn"
+        internal_api = "pyattn"
+        filename_prefixes = ("_core",)
+        check_symbols = ("attn_get_num_threads", "attn_set_num_threads")
 
-            def get_num_threads(self) -> int:
-                return int(self.dynlib.attn_get_num_threads())
+        def get_num_threads(self) -> int:
+            return int(self.dynlib.attn_get_num_threads())
 
-            def set_num_threads(self, num_threads: int) -> None:
-                self.dynlib.attn_set_num_threads(num_threads)
+        def set_num_threads(self, num_threads: int) -> None:
+            self.dynlib.attn_set_num_threads(num_threads)
 
-            def get_version(self) -> str:
-                return _core.__version__
+        def get_version(self) -> str:
+            return _core.__version__
 
-        threadpoolctl.register(PyattnController)
-
-
-class _WatchForThreadpoolctl:  # a MetaPathFinder in all but name: importing importlib.abc takes longer than pyattn
-    """Registers whenever threadpoolctl is executed, so that importing pyattn need not import it.
-
-    It stays: a look at the spec is no import yet, and a reload forgets who registered.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "threadpoolctl":
-            return None
-        after = itertools.islice(itertools.dropwhile(lambda finder: finder is not self, sys.meta_path), 1, None)
-        found = (finder.find_spec(fullname, path, target) for finder in after if hasattr(finder, "find_spec"))
-        spec = next(filter(None, found), None)
-        if spec is not None and hasattr(type(spec.loader), "exec_module"):
-            _register_after_exec(spec.loader)
-        return spec
+    threadpoolctl.register(PyattnController)
+    _registered_with.append(threadpoolctl)
 
 
-def _register_after_exec(loader: Any) -> None:
-    """Replace the loader's next exec_module alone: the loader stays what it is, for runpy and whoever else asks it."""
-
-    def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)
-        loader.exec_module(module)
-        if module.__name__ == "threadpoolctl":  # a zip file's loader loads others, too
-            _register_with_threadpoolctl(module)
-
-    with contextlib.suppress(TypeError):  # an object without a dict
-        vars(loader)["exec_module"] = exec_module
-
-
-sys.meta_path.insert(0, _WatchForThreadpoolctl())
-if "threadpoolctl" in sys.modules:
-    _register_with_threadpoolctl(sys.modules["threadpoolctl"])
+_register_with_threadpoolctl()

@@ -74,10 +74,8 @@ def check_padded(sequences, length, truncate, side):
 def test_the_masks_in_the_docstring():
     for side in ("right", "left"):
         array, lengths = pyattn.generation.pad_sequences(RAGGED, side=side)
-        if side == "right":
-            mask = pyattn.masks.padding(lengths, 4)[:, 0, 0]
-        else:
-            mask = np.arange(4) >= 4 - lengths[:, None]
+        before = np.arange(4) >= 4 - lengths[:, None]
+        mask = pyattn.masks.padding(lengths, 4)[:, 0, 0] if side == "right" else before
         np.testing.assert_array_equal(mask, array > 0)
 
 
