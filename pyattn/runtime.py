@@ -166,7 +166,7 @@ _registered_with: list[ModuleType] = []
 def _register_with_threadpoolctl() -> None:
     """Make threadpoolctl.threadpool_limits hold for pyattn, where it is imported; versions before 3.2 cannot."""
     threadpoolctl = sys.modules.get("threadpoolctl")
-    if not hasattr(threadpoolctl, "register") or threadpoolctl in _registered_with:
+    if threadpoolctl is None or not hasattr(threadpoolctl, "register") or threadpoolctl in _registered_with:
         return
 
     class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined]
