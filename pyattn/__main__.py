@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show_info(as_json=options.json)
         return 0
     if options.command == "compare":
-        from pyattn.testing._comparing.demo import demonstrate
+        from pyattn.testing.demo import demonstrate
 
         text, right = demonstrate()
         print(text)

@@ -34,12 +34,12 @@ X = QUERY[0]
         (
             lambda: pyattn.compare(pyattn.attention, planted.right, QUERY, KEY),
             TypeError,
-            "got 2 inputs, expected 3, or 1 for all: query, key, value; pass all else by name",
+            "2 inputs are given, expected 3, or 1 for all: query, key, value; pass everything else by name",
         ),
         (
             lambda: pyattn.compare(nn.Linear(8, 8), VALUE, QUERY, KEY),
             TypeError,
-            "got 2 inputs, expected 1: input; pass all else by name",
+            "2 inputs are given, expected 1: input; pass everything else by name",
         ),
         (
             lambda: pyattn.compare(nn.Linear(8, 8), LAYER, X),
@@ -114,3 +114,17 @@ def test_what_a_side_raises_comes_through():
         compare(lambda *_: 1 / 0)
     with pytest.raises(ValueError, match=r"^is_causal=True with 6 queries and 9 keys needs align="):
         compare(planted.right, is_causal=True)
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [UnspeakableError, StopIteration])
+def test_an_exception_comes_through_whatever_it_does(error):
+    def theirs(query, key, value):
+        raise error
+
+    with pytest.raises(error):
+        compare(theirs)

@@ -77,22 +77,22 @@ FAULTS = [
     ("distance", cosine, "another score"),
     ("bilinear", lambda query, key, value: planted.right(query, key, value, scale=1), "another score"),
     ("additive", distance, "another score"),
-    ("bilinear", wrong(lambda query, key: query @ BILINEAR.T @ key.mT), "score_weight transposed"),
+    ("bilinear", wrong(lambda query, key: query @ BILINEAR.T @ key.mT), "another score"),
     (
         "distance",
         wrong(lambda query, key: -np.linalg.norm(differences(query, key), axis=-1) / np.float32(2 * planted.D**0.5)),
-        "distance misread",
+        "another score",
     ),
     (
         "distance",
         wrong(lambda query, key: (differences(query, key) ** 2).sum(axis=-1) / np.float32(2 * planted.D**0.5)),
-        "distance misread",
+        "another score",
     ),
     ("distance", wrong(lambda query, key: -(differences(query, key) ** 2).sum(axis=-1)), "scale missing"),
     (
         "cosine",
         wrong(lambda query, key: directions(query) @ directions(key).mT / np.float32(planted.D**0.5)),
-        "scale of another score",
+        "wrong scale",
     ),
 ]
 
@@ -109,7 +109,7 @@ def test_a_fault_in_a_score_is_named(score, theirs, cause):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": "dots"}, "score is 'dots', expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'"),
+        ({"score": "dots"}, "score is 'dots'; it must be 'dot', 'cosine', 'distance', 'bilinear' or 'additive'"),
         ({"score": "additive"}, "score='additive' needs a score_weight"),
         ({"score_weight": BILINEAR}, "score='dot' takes no score_weight; 'bilinear' and 'additive' do"),
     ],
@@ -140,7 +140,13 @@ def test_self_attention_is_compared_as_a_function(options):
 
 
 def test_what_only_self_attention_has_is_part_of_the_formula():
-    ours = functools.partial(pyattn.self_attention, columns=True, context=X[:3].T, need_weights=True)
+    def ours(x, w_query, w_key, w_value, context, convention, need_weights):
+        assert (convention, need_weights) == ("column", True)
+        rows = [array.T for array in (x, w_query, w_key, w_value)]
+        result = pyattn.self_attention(*rows, context=context.T, need_weights=True)
+        return result.output.T, result.weights.T
+
+    ours = functools.partial(ours, convention="column", context=X[:3].T, need_weights=True)
     query, key, value = (x @ w for x, w in zip((X, X[:3], X[:3]), WEIGHTS, strict=True))
     result = pyattn.attention(query, key, value, need_weights=True)
     report = pyattn.compare(ours, (result.output.T, result.weights.T), X.T, *(w.T for w in WEIGHTS))
@@ -152,7 +158,7 @@ def test_what_only_self_attention_has_is_part_of_the_formula():
     ("theirs", "cause", "stage"),
     [
         (lambda x, *weights: article(x, *weights, scale=1), "scale missing", "scores"),
-        (lambda x, q, k, v: article(x, k, q, v), "query and key swapped", "query"),
+        (lambda x, q, k, v: article(x, k, q, v), "inputs swapped", "query"),
     ],
 )
 def test_a_fault_in_a_function_of_weights_is_named(theirs, cause, stage):
@@ -167,14 +173,14 @@ def test_a_fault_in_a_function_of_weights_is_named(theirs, cause, stage):
             lambda a, b, c, d: article(a, b, c, d),
             (X, *WEIGHTS),
             {},
-            "got 4 inputs, expected 3, or 1 for all: query, key, value; pass all else by name. Or is ours a function "
-            "of x, w_query, w_key, w_value? It has to call them so",
+            "4 inputs are given, expected 3, or 1 for all: query, key, value; pass everything else by name. A function "
+            "of x and weights must call its arguments x, w_query, w_key, w_value",
         ),
         (
             pyattn.self_attention,
             (X, *WEIGHTS[:2]),
             {},
-            "got 3 inputs, expected 4: x, w_query, w_key, w_value; pass all else by name",
+            "3 inputs are given, expected 4: x, w_query, w_key, w_value; pass everything else by name",
         ),
         (
             lambda x, w_query, w_key, w_value, **_: article(x, w_query, w_key, w_value),

@@ -51,7 +51,8 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
-    "testing/_comparing/calling.py": {"torch"},
+    "testing/calling.py": {"torch"},
+    "testing/sides.py": {"torch"},
     "generation/watching.py": {"tqdm"},
     "interop/_fast_path.py": {"torch"},
     "interop/_hooks.py": {"torch"},

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyattn.testing.checking import check
+from pyattn.testing._check import check
 
 __all__ = ["run"]
 

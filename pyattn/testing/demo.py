@@ -12,7 +12,7 @@ import numpy as np
 import pyattn.nn as nn
 import pyattn.reference as reference
 from pyattn.interop.torch import to_torch
-from pyattn.testing._comparing.comparison import compare
+from pyattn.testing._compare import compare
 
 __all__ = ["demonstrate"]
 
