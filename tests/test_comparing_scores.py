@@ -80,13 +80,8 @@ FAULTS = [
     ("bilinear", wrong(lambda query, key: query @ BILINEAR.T @ key.mT), "another score"),
     (
         "distance",
-        wrong(lambda query, key: -np.linalg.norm(differences(query, key), axis=-1) / np.float32(2 * planted.D**0.5)),
-        "another score",
-    ),
-    (
-        "distance",
         wrong(lambda query, key: (differences(query, key) ** 2).sum(axis=-1) / np.float32(2 * planted.D**0.5)),
-        "another score",
+        "wrong scale",
     ),
     ("distance", wrong(lambda query, key: -(differences(query, key) ** 2).sum(axis=-1)), "scale missing"),
     (

@@ -146,11 +146,11 @@ def explain(
     while not evidence.explained:
         best = evidence.best(mistakes_in(formula))
         if not best and not computed:
-            best = evidence.best(_read_off(evidence))
+            best = evidence.best(_fitted_scale(evidence))
             if not best and not found and evidence.is_small:
                 best = evidence.best_chains(_pairs(formula))
         if not best:
-            rough = None if computed else _less_precision([evidence])
+            rough = None if computed else _rounding([evidence])
             stage = list(rows)[evidence.reached]
             found += [(stage, rough)] if rough else []
             return Explanation(tuple(found), others, complete=rough is not None)
@@ -231,14 +231,14 @@ def explain_together(cases: Sequence[Evidence]) -> str | None:
         return found[max(counts, key=lambda key: counts[key])]  # the first of those that are level
     if _is_rounding(first):
         return SUMS
-    rough = _less_precision(cases)
+    rough = _rounding(cases)
     return None if rough is None else f"your function {rough.what}: {rough.fix}"
 
 
 def _explanations(case: Evidence, only: Container[str] | None = None) -> dict[tuple[str, str], str]:
     """Return the sentences of mistakes that explain a case, by name and by what they say without its numbers."""
     found: dict[tuple[str, str], str] = {}
-    for mistake, *_ in case.best(mistakes_in(case.formula), only) or case.best(_read_off(case), only):
+    for mistake, *_ in case.best(mistakes_in(case.formula), only) or case.best(_fitted_scale(case), only):
         key = mistake.name, re.sub(r"\d[\d.e+-]*", "", mistake.what)
         found.setdefault(key, f"your function {mistake.what}: {mistake.fix}")
     return found
@@ -254,37 +254,7 @@ def _is_rounding(case: Evidence) -> bool:
 # Causes that are read off the numbers
 
 
-def _read_off(evidence: Evidence) -> Iterator[Mistake]:
-    """Yield mistakes whose size only the numbers tell."""
-    yield from _rounded(evidence)
-    yield from _scaled(evidence)
-
-
-def _rounded(evidence: Evidence) -> Iterator[Mistake]:
-    """Numbers of a few decimals, as they are printed."""
-    f = evidence.formula
-    found = {name: evidence.rows[name] for name in ("weights", "output") if name in evidence.rows}
-    if "output" in found:
-        found["output"] = f.as_returned(found["output"])  # swapped twice: as it is computed
-    decimals = {name: n for name, x in found.items() if (n := _decimals(x)) is not None}
-    for names in ([tuple(decimals)] if len(decimals) > 1 else []) + [(name,) for name in decimals]:
-
-        def round_stage(x: Array, stage: str, names: tuple[str, ...] = names) -> Array:
-            if stage not in names or found[stage].shape != x.shape:
-                return x
-            return np.where(abs(x - found[stage]) <= 0.501 * 10.0 ** -decimals[stage], found[stage], x)
-
-        what = f"rounds {' and '.join(names)} to {decimals[names[0]]} decimals"
-        yield Mistake("rounded", what, "keep all digits", replace(f, round_stage=round_stage))
-
-
-def _decimals(x: Array) -> int | None:
-    """Count the decimals of all numbers, apart from float32's own rounding."""
-    fits = (n for n in range(MOST_DECIMALS) if (np.abs(x - x.round(n)) <= 2.0**-22 * np.abs(x)).all())
-    return next(fits, None) if np.isfinite(x).all() and x.any() else None
-
-
-def _scaled(evidence: Evidence) -> Iterator[Mistake]:
+def _fitted_scale(evidence: Evidence) -> Iterator[Mistake]:
     """Yield the scale that fits best, by a few steps of Newton's method from the right one."""
     f, output = evidence.formula, evidence.rows.get("output")
     if f.is_linear or output is None or output.shape != evidence.right.stages["output"].shape:
@@ -296,17 +266,21 @@ def _scaled(evidence: Evidence) -> Iterator[Mistake]:
         slope = (there - here) / step
         scale += float(np.sum(slope * (output - here)) / np.square(slope).sum())
     if np.isfinite(scale):
-        what = (
-            "gives all keys the same weight"
-            if abs(scale) < 1e-4 * abs(f.factor)
-            else f"scales the scores by {scale:.6g}"
-        )
+        none = abs(scale) < 1e-4 * abs(f.factor)
+        what = "gives all keys the same weight" if none else f"scales the scores by {scale:.6g}"
         yield Mistake("wrong scale", what, f"multiply the scores by {f.factor:.6g}", replace(f, scale=scale))
 
 
-def _less_precision(cases: Sequence[Evidence]) -> Mistake | None:
-    """Name a coarser dtype, whose rounding makes errors as large as those of the first case, and as random as all."""
+def _rounding(cases: Sequence[Evidence]) -> Mistake | None:
+    """Name decimals, or a coarser dtype whose rounding makes errors as large as the first case's, and as random."""
     first = cases[0]
+    off = [name for name, agrees in first.agrees.items() if not agrees]
+    if not off:
+        return None
+    decimals = {name: _decimals(first.rows[name], first.right.stages[name]) for name in off}
+    if None not in decimals.values():
+        what = " and ".join(f"{name} to {n} decimals" for name, n in decimals.items())
+        return Mistake("rounded", f"rounds {what}", "keep all digits", first.formula)
     for precision in sorted(PRECISIONS.values(), key=lambda one: -one.bits):
         if precision.bits < first.precision.bits and _rounds_like(first, precision):
             break
@@ -323,6 +297,14 @@ def _less_precision(cases: Sequence[Evidence]) -> Mistake | None:
         return None
     what = f"has errors of the size of {precision.name}'s, without a pattern: it may compute with that somewhere"
     return Mistake("less precision", what, "use one dtype throughout, or compare in that one", first.formula)
+
+
+def _decimals(x: Array, right: Array) -> int | None:
+    """Count the decimals of all numbers, apart from float32's own rounding, if these are the right ones."""
+    for n in range(MOST_DECIMALS if x.shape == right.shape else 0):
+        if (np.abs(x - x.round(n)) <= 2.0**-22 * np.abs(x)).all():
+            return n if (np.abs(x - right) <= 0.501 * 10.0**-n).all() else None
+    return None
 
 
 def _rounds_like(case: Evidence, precision: Precision) -> bool:

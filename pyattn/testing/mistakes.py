@@ -174,10 +174,6 @@ def _other_scores(f: Formula) -> Variants:
             yield f"computes {text}", {"score_function": score, "score_weight": None, "scale": scale}
     if f.score_function == "bilinear":
         yield "multiplies by score_weight transposed", {"score_weight": np.asarray(f.score_weight).T}
-    if f.score_function == "distance":
-        root = {"score": lambda products, *rest: f.score(-np.sqrt(-products), *rest)}
-        yield "takes distances that are not squared", root
-        yield "adds distances, so that the farthest key counts most", {"scale": -f.factor}
 
 
 # Masks
@@ -437,14 +433,12 @@ def _misread_axes(f: Formula) -> Variants:
 
 def _reshaped_heads(f: Formula) -> Variants:
     if f.projections is not None and f.heads > 1:
-        reshapes, interleaves = "reshapes without swapping length and heads", "interleaves the features of heads"
+        reshapes = "reshapes without swapping length and heads"
         for what, split, merge in (
             (f"{reshapes} where it splits the projections into heads", _raw_split, merge_heads),
             (f"{reshapes} where it merges the heads", split_heads, _raw_merge),
             (f"{reshapes} where it splits and merges heads", _raw_split, _raw_merge),
-            (interleaves, _interleaved_split, _interleaved_merge),
-            (f"{interleaves} where it splits the projections", _interleaved_split, merge_heads),
-            (f"{interleaves} where it merges the heads", split_heads, _interleaved_merge),
+            ("interleaves the features of heads", _interleaved_split, _interleaved_merge),
         ):
             yield what, {"split": split, "merge": merge}
     if f.projections is not None or f.layout == "bshd" or min(f.query.ndim, f.key.ndim) < 4:
@@ -518,10 +512,8 @@ def _hidden_nan(f: Formula) -> Variants:
     def score(products: Array, scale: float, bias: Array, visible: Array) -> Array:
         return products * scale + bias + np.where(visible, 0, -np.inf)
 
-    def attend(weights: Array, visible: Array, value: Array) -> Array:
-        return weights @ value
-
-    for steps in ({"attend": attend}, {"score": score}, {"attend": attend, "score": score}):
+    attend: dict[str, Any] = {"attend": lambda weights, visible, value: weights @ value}
+    for steps in (attend, {"score": score}, {**attend, "score": score}):
         yield "lets a NaN or infinity of a masked key or value through, because 0 * NaN is NaN", steps
 
 
