@@ -110,9 +110,13 @@ def test_ctrl_c_gets_a_line(mine, capsys):
     assert capsys.readouterr() == ("", f"check: interrupted in {mine}:attention\n")
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
+def test_missing_functions_get_a_line(mine, capsys):
+    places = {"file": mine, **{name: mine.with_name(f"{name}.py") for name in ("broken", "leaving", "empty", "silent")}}
+    places["broken"].write_text("nowhere")
+    places["leaving"].write_text("import sys\nsys.exit(3)")
+    places["silent"].write_text("class E(Exception):\n    def __str__(self): raise self\nraise E")
+    places["empty"].write_text("")
+    for target, line in (
         ("{file}:attn", "{file} has no attn; it has attention, wrong, unscaled, Model"),
         ("{file}:Model.atend", "{file} has no Model.atend; it has attention, wrong, unscaled, Model"),
         ("{file}", "'{file}' does not name a function, expected file.py:function or package.module:function"),
@@ -126,16 +130,9 @@ def test_ctrl_c_gets_a_line(mine, capsys):
             "my_attention is the class Model, expected a function of query, key and value, or an object like one",
         ),
         ("{empty}:attention", "{empty} has no attention; it has no functions"),
-    ],
-)
-def test_what_is_not_there_gets_a_line(mine, target, line, capsys):
-    places = {"file": mine, **{name: mine.with_name(f"{name}.py") for name in ("broken", "leaving", "empty", "silent")}}
-    places["broken"].write_text("nowhere")
-    places["leaving"].write_text("import sys\nsys.exit(3)")
-    places["silent"].write_text("class E(Exception):\n    def __str__(self): raise self\nraise E")
-    places["empty"].write_text("")
-    assert command.main(["check", target.format(**places)]) == 2
-    assert capsys.readouterr() == ("", f"check: {line.format(**places)}\n")
+    ):
+        assert command.main(["check", target.format(**places)]) == 2
+        assert capsys.readouterr() == ("", f"check: {line.format(**places)}\n")
 
 
 def test_an_error_in_the_file_is_named_with_its_line(mine, capsys):

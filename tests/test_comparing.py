@@ -159,7 +159,7 @@ def test_what_nobody_has_thought_of_is_shown_where_it_is_largest():
 
 
 def test_errors_of_one_sign_are_no_dtypes():
-    """Rounding is as often up as down, and nothing here fits these: float16's size is no cause."""
+    """Rounding is as often up as down, and nothing here fits these: float16 is not a cause."""
 
     def theirs(query, key, value):
         output = planted.right(query, key, value)
@@ -226,7 +226,7 @@ def test_every_known_mistake_is_named_when_it_is_made(ours, inputs, arguments):
     for mistake in mistakes_in(formula):
         try:
             made = compute(mistake.formula, np.float32).stages["output"].astype(np.float32)
-        except ValueError:  # of shapes that do not go together
+        except ValueError:  # impossible with these shapes
             continue
         if made.shape == right.shape and np.allclose(made, right, rtol=0, atol=1e-5, equal_nan=True):
             continue  # nothing to see here, as of scores that do not overflow

@@ -328,7 +328,7 @@ def test_a_fault_in_a_linear_layer_is_named(change, cause, torch):
     assert (report.cause.name, report.stage) == (cause, "output"), report
 
 
-# Which side, and what is no mistake
+# The wrong side, and differences that are not mistakes
 
 
 def test_a_fault_of_ours_is_told_of_ours(twins):

@@ -101,17 +101,14 @@ def test_a_fault_in_a_score_is_named(score, theirs, cause):
     assert (report.cause.name, report.stage, report.complete) == (cause, "scores", True), report
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_unknown_scores_are_refused():
+    for options, message in (
         ({"score": "dots"}, "score is 'dots'; it must be 'dot', 'cosine', 'distance', 'bilinear' or 'additive'"),
         ({"score": "additive"}, "score='additive' needs a score_weight"),
         ({"score_weight": BILINEAR}, "score='dot' takes no score_weight; 'bilinear' and 'additive' do"),
-    ],
-)
-def test_a_score_that_there_is_not_is_told(options, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        pyattn.compare(planted.right, cosine, QUERY, KEY, VALUE, **options)
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+            pyattn.compare(planted.right, cosine, QUERY, KEY, VALUE, **options)
 
 
 # Functions of x and weights
@@ -161,9 +158,8 @@ def test_a_fault_in_a_function_of_weights_is_named(theirs, cause, stage):
     assert (report.wrong, report.cause.name, report.stage) == (("theirs",), cause, stage), report
 
 
-@pytest.mark.parametrize(
-    ("ours", "inputs", "options", "message"),
-    [
+def test_mistakes_of_the_caller_are_told():
+    for ours, inputs, options, message in (
         (
             lambda a, b, c, d: article(a, b, c, d),
             (X, *WEIGHTS),
@@ -183,8 +179,6 @@ def test_a_fault_in_a_function_of_weights_is_named(theirs, cause, stage):
             {"score": "cosine"},
             "the formula of a function of x and weights does not know the argument score; it knows attn_mask, ",
         ),
-    ],
-)
-def test_a_mistake_of_the_caller_is_told(ours, inputs, options, message):
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
-        pyattn.compare(ours, article, *inputs, **options)
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+            pyattn.compare(ours, article, *inputs, **options)

@@ -123,7 +123,7 @@ def no_softmax(query, key, value):
 
 
 @wrong("plain", "does not divide the exponentials by their sum")
-def not_normalised(query, key, value):
+def not_normalized(query, key, value):
     return np.exp(scores_of(query, key)) @ value
 
 

@@ -103,7 +103,7 @@ class _Run:
     def __init__(self, side: Side, owner: Side, arrays: list[Array], given: Mapping[str, Any]) -> None:
         self.side, self._call = side, partial(side.call, arrays, given)
         self.returned = self.shown = self._call()
-        # Of its own parameters, or of the other side's where it has none to read.
+        # With its own parameters, or with those of the other side where it has none to read.
         self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
         self.precision, self.dropout = side.precision(arrays), side.dropout(given)
         if not callable(side.target):  # numbers of unknown origin: as precise as the other side at most

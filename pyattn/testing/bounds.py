@@ -27,7 +27,7 @@ The size of a score, to first order in u and without what a sum's length adds, f
                by 4 ULP at most, 8u, and by one or two usually; w_d * scale is rounded, by u.
 
 References are computed one float type wider than the result: otherwise they would carry errors as large as those they
-judge. (Where long double is no wider than double, the float64 cases do: both sides' errors then share one bound.)
+judge. (Where long double is not wider than double, the float64 cases do, and both sides' errors share one bound.)
 
 `stage_bounds` are those of code whose order of sums is not known, for every stage of a `Formula`:
 
@@ -273,11 +273,11 @@ def describe_worst(name: str, actual: Array, expected: Expected, ratios: Array, 
 
 
 class Precision(NamedTuple):
-    """Of a floating-point type, bfloat16 included, which NumPy lacks."""
+    """The precision of a floating-point type; bfloat16 is one, too, which NumPy lacks."""
 
     name: str
     bits: int
-    """Of the significand, with the leading one: u is ``2 ** -bits``."""
+    """In the significand, with the leading one: u is ``2 ** -bits``."""
     least: int
     """The smallest normal number is ``2 ** least``."""
 

@@ -191,7 +191,7 @@ class Computed(NamedTuple):
     bias: Any = None
     visible: Any = None
     weights: Any = None
-    """As they are computed: of each head."""
+    """One for each head, before they are averaged."""
     heads: Any = None
     merged: Any = None
 

@@ -324,7 +324,7 @@ class Side:
         return {name: _as_float64(x, f"the {name} of {self.name}") for name, x in found if x is not None}
 
     def precision(self, inputs: list[Array]) -> Precision:
-        """Of its parameters, or of the inputs where it has none; of expected numbers, their own."""
+        """Return the precision of its parameters, or else of the inputs; expected numbers have their own."""
         if hasattr(self.target, "state_dict"):
             dtypes = [getattr(x, "dtype", None) for x in self.target.state_dict().values()]
         elif callable(self.target):
