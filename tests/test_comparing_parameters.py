@@ -40,7 +40,7 @@ def shift_key_row(torch, theirs):
     ("change", "name", "stage"),
     [
         (shift_key_bias, "bias of key", "key"),
-        (shift_one_output_bias, "bias of the output's projection", "output"),
+        (shift_one_output_bias, "bias of the output projection", "output"),
         (stretch_query_weights, "weight of query", "query"),
         (shift_key_row, "bias_k", "key"),
     ],
@@ -69,7 +69,7 @@ def test_what_hides_behind_another_fault_is_named(torch):
         half.out_proj.bias[3] += 0.05
     report = pyattn.compare(ours, half, QUERY, MEMORY, MEMORY)
     assert (report.cause.name, report.stage) == ("weights transposed", "key")
-    line = "Parameters that differ by more than a cast, too: bias of the output's projection."
+    line = "Other parameters that differ by more than a cast: bias of the output projection."
     assert line in str(report).splitlines()
 
 
@@ -81,4 +81,4 @@ def test_what_no_stage_shows_is_said(torch):
     report = pyattn.compare(ours, half, QUERY, MEMORY, MEMORY)
     assert all(stage.equal for stage in report.stages)
     assert (report.cause.name, report.causes) == ("other parameters", ())
-    assert "No stage shows it, because rounding may be off by more." in str(report)
+    assert "The stages do not show it: it is smaller than their rounding bounds." in str(report)

@@ -52,7 +52,8 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
-    "testing/_comparing/calling.py": {"torch"},
+    "testing/calling.py": {"torch"},
+    "testing/sides.py": {"torch"},
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},

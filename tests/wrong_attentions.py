@@ -55,7 +55,10 @@ def divided_by_head_dim(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) / query.shape[-1]) @ value
 
 
-@wrong("plain", "divides the scores by what they are to be multiplied by: multiply them by 1 / sqrt(head_dim)")
+@wrong(
+    "plain",
+    "divides the scores by the number that they are to be multiplied by: multiply the scores by 1 / sqrt(head_dim)",
+)
 def multiplied_by_the_root(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2) * math.sqrt(query.shape[-1])) @ value
 
@@ -75,22 +78,22 @@ def scaled_too_late(query, key, value):
     return softmax(query @ key.swapaxes(-1, -2)) / math.sqrt(query.shape[-1]) @ value
 
 
-@wrong("plain", "scales the scores by 1 / sqrt(head_dim) = 0.5774: multiply them by scale=1", scale=1)
+@wrong("plain", "ignores scale, and scales the scores by 0.5774: multiply the scores by scale=1", scale=1)
 def scaled_where_the_article_is_not(query, key, value):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("scale", "scales the scores twice, by scale and by")
+@wrong("scale", "scales the scores twice, by scale and by 0.5774")
 def scaled_twice(query, key, value, scale=None):
     return softmax(scores_of(query, key) * (1 if scale is None else scale)) @ value
 
 
-@wrong("scale", "scales the scores by 1 / sqrt(head_dim) = 0.5774: multiply them by scale=1")
+@wrong("scale", "ignores scale, and scales the scores by 0.5774: multiply the scores by scale=1")
 def deaf_to_scale(query, key, value, scale=None):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("scale", "divides the scores by what they are to be multiplied by: multiply them by scale=")
+@wrong("scale", "divides the scores by the number that they are to be multiplied by: multiply the scores by scale=")
 def divided_by_scale(query, key, value, scale=None):
     return softmax(query @ key.swapaxes(-1, -2) / (scale or math.sqrt(query.shape[-1]))) @ value
 
@@ -114,17 +117,17 @@ def softmax_over_everything(query, key, value):
     return exponentials / exponentials.sum() @ value
 
 
-@wrong("plain", "multiplies the values with the scores themselves")
+@wrong("plain", "multiplies the values by the scores themselves")
 def no_softmax(query, key, value):
     return scores_of(query, key) @ value
 
 
 @wrong("plain", "does not divide the exponentials by their sum")
-def not_normalised(query, key, value):
+def not_normalized(query, key, value):
     return np.exp(scores_of(query, key)) @ value
 
 
-@wrong("plain", "divides rows by the sums of others: pass keepdims=True")
+@wrong("plain", "divides each row by the sums of other rows: pass keepdims=True")
 def sum_without_keepdims(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum(axis=-1) @ value
@@ -142,18 +145,16 @@ def softmax_twice(query, key, value):
     return softmax(softmax(scores_of(query, key))) @ value
 
 
-@wrong("plain", "averages the weighted values")
-def averaged(query, key, value):
-    return (softmax(scores_of(query, key))[..., np.newaxis] * value[..., np.newaxis, :, :]).mean(axis=-2)
-
-
-@wrong("large scores", "takes exp(score) as it is, which overflows or underflows: subtract")
+@wrong(
+    "large scores",
+    "takes exp(score) without subtracting the row's own maximum, so it overflows or underflows: subtract",
+)
 def overflows(query, key, value):
     exponentials = np.exp(scores_of(query, key))
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
 
 
-@wrong("large scores", "subtracts what is not each row's own maximum")
+@wrong("large scores", "takes exp(score) without subtracting the row's own maximum")
 def one_maximum_for_all_rows(query, key, value):
     scores = scores_of(query, key)
     exponentials = np.exp(scores - scores.max())
@@ -178,7 +179,7 @@ def key_as_it_is(query, key, value):
     return softmax(query @ key / math.sqrt(query.shape[-1])) @ value
 
 
-@wrong("plain", "reshapes key, which mixes its numbers")
+@wrong("plain", "reshapes key instead of transposing it, which mixes its numbers")
 def key_reshaped(query, key, value):
     turned = key.reshape(*key.shape[:-2], key.shape[-1], key.shape[-2])
     return softmax(query @ turned / math.sqrt(query.shape[-1])) @ value
@@ -212,18 +213,6 @@ def output_transposed(query, key, value):
 # Batches and heads
 
 
-@wrong("batch axis", "attends to the keys of all batch entries")
-def batch_flattened(query, key, value):
-    shape = (*query.shape[:-1], value.shape[-1])
-    query, key, value = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
-    return (softmax(scores_of(query, key)) @ value).reshape(shape)
-
-
-@wrong("batch axis", "attends to the first batch entry's keys")
-def first_entry_for_all(query, key, value):
-    return softmax(scores_of(query, key if key.ndim < 3 else key[:1])) @ (value if value.ndim < 3 else value[:1])
-
-
 @wrong("batch and heads axes", "mixes heads and positions of its output by reshape")
 def heads_mixed(query, key, value):
     output = softmax(scores_of(query, key)) @ value
@@ -238,7 +227,7 @@ def heads_last(query, key, value):
     return (softmax(scores_of(query, key)) @ value).swapaxes(1, 2)
 
 
-@wrong("batch and heads axes", "gives its output with two axes swapped")
+@wrong("batch and heads axes", "returns the output with the two axes before the last swapped")
 def heads_not_swapped_back(query, key, value):
     output = softmax(scores_of(query, key)) @ value
     return output.swapaxes(-3, -2) if output.ndim > 3 else output
@@ -252,45 +241,10 @@ def heads_tiled(query, key, value, enable_gqa=False):
     return softmax(scores_of(query, key)) @ value
 
 
-@wrong("batch and heads axes", "gives its heads in another order, 2, 1, 0")
-def heads_reversed(query, key, value):
-    output = softmax(scores_of(query, key)) @ value
-    return output[:, ::-1] if output.ndim > 3 else output
+# Scales that are not on a list
 
 
-@wrong("batch and heads axes", "attends with key and value heads in another order, 2, 0, 1")
-def key_heads_rolled(query, key, value):
-    if query.ndim > 3:
-        key, value = (np.roll(x, 1, axis=1) for x in (key, value))
-    return softmax(scores_of(query, key)) @ value
-
-
-@wrong("plain", "takes the values from the last to the first")
-def values_reversed(query, key, value):
-    return softmax(scores_of(query, key)) @ value[..., ::-1, :]
-
-
-# Errors with a pattern, which rounding does not have
-
-
-@wrong("plain", "multiplies the output by 1.001")
-def multiplied(query, key, value):
-    return softmax(scores_of(query, key)) @ value * np.float32(1.001)
-
-
-@wrong("plain", "adds 0.001 to the output")
-def shifted(query, key, value):
-    return softmax(scores_of(query, key)) @ value + np.float32(0.001)
-
-
-@wrong("plain", "adds 0.001 to the sum that the exponentials are divided by, after the maximum")
-def epsilon_in_the_sum(query, key, value):
-    scores = scores_of(query, key)
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / (exponentials.sum(axis=-1, keepdims=True) + np.float32(0.001)) @ value
-
-
-@wrong("plain", "scales the scores by 0.576773: multiply them by 0.57735")
+@wrong("plain", "scales the scores by 0.576773: multiply the scores by 0.57735")
 def scaled_a_little_less(query, key, value):
     return softmax(scores_of(query, key) * np.float32(0.999)) @ value
 
@@ -298,11 +252,6 @@ def scaled_a_little_less(query, key, value):
 @wrong("plain", "gives all keys the same weight")
 def mean_of_values(query, key, value):
     return np.repeat(value.mean(axis=-2, keepdims=True), query.shape[-2], axis=-2)
-
-
-@wrong("plain", "gives nothing but zeros")
-def zeros(query, key, value):
-    return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 # Memory, rounding, and other ways
@@ -318,12 +267,12 @@ def memory_taken_for_granted(query, key, value):
     return softmax(query @ turned / math.sqrt(dim)) @ value
 
 
-@wrong("plain", "errors are of the size of float16's")
+@wrong("plain", "has errors of the size of float16's")
 def half_precision(query, key, value):
     return softmax(scores_of(query, key)).astype(np.float16).astype(value.dtype) @ value
 
 
-@wrong("float64", "errors are of the size of float32's")
+@wrong("float64", "has errors of the size of float32's")
 def single_precision(query, key, value):
     return softmax(scores_of(query, key)).astype(np.float32).astype(value.dtype) @ value
 

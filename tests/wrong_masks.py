@@ -39,32 +39,32 @@ def mask_unused(scores, mask):
     return softmax(scores)
 
 
-@with_mask("bool masks", "what it adds may be tiny, as -1e-9 is")
+@with_mask("bool masks", "a mask that adds -1e-9, not -1e9, has no effect")
 def mask_with_a_typo(scores, mask):
     return softmax(scores + (1 - mask) * -1e-9)
 
 
-@with_mask("bool masks", "adds attn_mask to the scores as numbers")
+@with_mask("bool masks", "adds attn_mask to the scores as 0 and 1")
 def mask_added(scores, mask):
     return softmax(scores + mask)
 
 
-@with_mask("bool masks", "sets hidden scores to 0")
+@with_mask("bool masks", "sets masked scores to 0")
 def mask_multiplied(scores, mask):
     return softmax(scores * mask)
 
 
-@with_mask("bool masks", "hides weights after the softmax")
+@with_mask("bool masks", "masks weights after the softmax")
 def mask_after_the_softmax(scores, mask):
     return softmax(scores) * mask
 
 
-@with_mask("bool masks", "hides scores with a number such as -10,")
+@with_mask("bool masks", "sets masked scores to about -10,")
 def mask_leaks(scores, mask):
     return softmax(np.where(mask, scores, -10))
 
 
-@with_mask("bool masks", "hides scores with a number such as -10000,")
+@with_mask("bool masks", "sets masked scores to about -10000,")
 def mask_leaks_with_large_scores(scores, mask):
     return softmax(np.where(mask, scores, -1e4))
 
@@ -94,7 +94,7 @@ def empty_rows_nan(scores, mask):
     return softmax(np.where(mask, scores, -np.inf))
 
 
-@with_mask("NaN under a mask", "lets a NaN or infinity of a hidden key", strict=True)
+@with_mask("NaN under a mask", "lets a NaN or infinity of a masked key", strict=True)
 def masked_nan_leaks(scores, mask):
     return np.where(mask.any(axis=-1, keepdims=True), np.nan_to_num(softmax(np.where(mask, scores, -np.inf))), 0)
 
@@ -126,12 +126,12 @@ def causal_shows_the_next(scores):
     return softmax(np.where(triangle(scores, k=1), scores, -np.inf))
 
 
-@with_causal("causal", "lets a query attend to the positions after its own")
+@with_causal("causal", "lets a query attend to later positions")
 def causal_upside_down(scores):
     return softmax(np.where(triangle(scores).T, scores, -np.inf))
 
 
-@with_causal("causal", "hides weights after the softmax")
+@with_causal("causal", "masks weights after the softmax")
 def causal_after_the_softmax(scores):
     return softmax(scores) * triangle(scores)
 
@@ -143,7 +143,7 @@ def causal_unused(scores):
 
 @with_causal(
     "causal, lengths differ",
-    "at the lower right corner: here they are aligned at the upper left one",
+    "at the lower right corner, not the upper left one",
     align="upper_left",
 )
 def causal_at_the_lower_right(scores):
@@ -152,7 +152,7 @@ def causal_at_the_lower_right(scores):
 
 @with_causal(
     "causal, lengths differ",
-    "at the upper left corner: here they are aligned at the lower right one",
+    "at the upper left corner, not the lower right one",
     align="lower_right",
 )
 def causal_at_the_upper_left(scores):
@@ -168,13 +168,13 @@ def always_causal(query, key, value):
 # Masks read as numbers
 
 
-@with_mask("float masks", "your function takes the numbers of attn_mask as flags, 1 = attend")
+@with_mask("float masks", "your function reads the numbers of attn_mask as flags, 1 = attend")
 def mask_of_flags(scores, mask):
     """Right for True and False, 1 and 0; what is added to scores is another thing."""
     return softmax(scores + (1 - mask) * -1e9)
 
 
-@with_mask("float masks", "your function takes the numbers of attn_mask as flags, 1 = attend")
+@with_mask("float masks", "your function reads the numbers of attn_mask as flags, 1 = attend")
 def mask_of_flags_in_float32(scores, mask):
     return softmax(scores + (1 - mask.astype(np.float32)) * np.float32(-1e9))
 

@@ -1,8 +1,7 @@
 """The oracle: every operation of pyattn once more, in plain NumPy, on one screen each.
 
-It is written as the formulas are and as slow as that makes it. Tests judge the C core by it, `dtype` says in which type
-everything is computed, and nothing in pyattn ever falls back on it. Input is taken to be valid: the rules on shapes
-and dtypes, with their error messages, belong to the core.
+The code follows the formulas, and is slow. Tests judge the C core by it; pyattn never falls back on it. `dtype` is the
+type of all arithmetic. Inputs must be valid: the core has the rules on shapes and dtypes, and their error messages.
 
 >>> from pyattn import reference
 >>> reference.softmax([0, 0]), reference.scores([[1, 2]], [[3, 4]], scale=1)

@@ -1,4 +1,4 @@
-"""Attention over the visible keys, and what it is made of.
+"""Attention over the visible keys, and its parts.
 
 Shapes: query (..., heads, L, head_dim), key (..., heads, S, head_dim), value (..., heads, S, v_dim). Indices: i query,
 j key, d feature.
@@ -7,12 +7,13 @@ j key, d feature.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.reference.scoring import Score, scores
+from pyattn._util.typing import Align, EmptyRows, Layout, Score
+from pyattn.reference.scoring import scores
 
 __all__ = [
     "Attended",
@@ -26,8 +27,6 @@ __all__ = [
 
 Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
-Align = Literal["upper_left", "lower_right"]
-Layout = Literal["bhsd", "bshd"]
 Window = int | tuple[int | None, int | None]
 
 
@@ -63,47 +62,47 @@ def attention(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
     enable_gqa: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     dtype: npt.DTypeLike = np.float64,
 ) -> Attended:
-    """Return softmax(scale * score(query, key) + bias) value, taken over the visible keys of each query.
+    """Return softmax(scale * score(query, key) + bias) value, over the visible keys of each query.
 
-    Arguments are those of `pyattn.attention` that change the numbers, and mean the same.
+    Arguments mean the same as in `pyattn.attention`, except that align has a default.
 
     Parameters
     ----------
     query, key, value : array_like
         (..., heads, length, features), or (..., length, heads, features) with ``layout="bshd"``.
     attn_mask : array_like, optional
-        bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S). Default: none.
+        bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S). Default: None.
     is_causal : bool
-        Query i sees no key after its own position. Default: False.
+        Query i does not see keys after its own position. Default: False.
     align : {"upper_left", "lower_right"}, optional
-        Whether the first queries and keys stand beside each other (the default), or the last.
+        Whether the first query is aligned with the first key, or the last with the last. Default: None, upper left.
     scale : float, optional
-        1 / sqrt(head_dim) unless given; half of that for distances, 1 for the others.
+        Default: None, `default_scale`.
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
-        Default: "dot".
+        The score function. Default: "dot".
     score_weight : array_like, optional
-        Of a bilinear or additive score. Default: none.
+        The weight of a bilinear or additive score. Default: None.
     window : int or tuple, optional
-        (left, right), inclusive; one int is both; None = unbounded, the default.
+        (left, right), inclusive; one int is both. Default: None, unbounded.
     key_lengths, query_lengths : array_like of int, optional
-        Broadcast to the axes before the heads. Default: all S keys, all L queries.
+        Broadcast to the axes before the heads. Default: None, all S keys and all L queries.
     enable_gqa : bool
-        Axis -3 (with "bshd" -2) of arrays with three axes is heads, too. Default: False.
+        Whether arrays with three axes have heads, too. Default: False.
     empty_rows : {"zero", "nan"}
-        Output of a row with nothing to attend to; "zero" by default.
+        The output of a row that has nothing to attend to. Default: "zero".
     layout : {"bhsd", "bshd"}
-        Of query, key, value and output; "bhsd" by default.
+        The axes of query, key, value and output. Default: "bhsd".
     dtype : dtype_like
-        Type of all arithmetic and of the result, float64 by default; `numpy.longdouble` to judge float64.
+        The type of all arithmetic and of the result. Default: float64; use `numpy.longdouble` to judge float64.
 
     Returns
     -------
     Attended
-        A row with nothing to attend to has output 0 (or NaN, by `empty_rows`), weights 0 and lse -inf.
+        An empty row has output 0 or, by `empty_rows`, NaN; weights 0; and lse -inf.
 
     Examples
     --------
@@ -116,7 +115,7 @@ def attention(
     mask = None if attn_mask is None else np.asarray(attn_mask)
     pairs = (*q.shape[:-1], k.shape[-2])
     visible = visible_pairs(pairs, has_heads, mask, is_causal, align, window, key_lengths, query_lengths)
-    with np.errstate(all="ignore"):  # what is masked may overflow or be NaN; np.where drops it
+    with np.errstate(all="ignore"):  # masked numbers may overflow or be NaN; np.where drops them
         logits = scores(q, k, score, scale, score_weight, dtype=dtype)
         if mask is not None and mask.dtype != np.bool_:
             logits = logits + mask.astype(dtype)
@@ -125,7 +124,7 @@ def attention(
         empty = top == -np.inf
         exponentials = np.exp(logits - np.where(empty, 0, top))
         total = exponentials.sum(axis=-1, keepdims=True)
-        weights = np.where(visible, exponentials / np.where(empty, 1, total), 0)  # also where NaN is attended to
+        weights = np.where(visible, exponentials / np.where(empty, 1, total), 0)
         lse = (top + np.log(total))[..., 0]
         output = weighted_sum(weights, visible, v)
     if empty_rows == "nan":
@@ -142,21 +141,21 @@ def operands(
     enable_gqa: bool = False,
     dtype: npt.DTypeLike = np.float64,
 ) -> Operands:
-    """Bring the three arrays to one rank, the bhsd layout, equal leading axes and one dtype.
+    """Broadcast query, key and value to the bhsd layout, equal leading axes and one dtype.
 
-    There is a head axis when an array has at least 4 axes, or 3 and `enable_gqa`; query head h then reads key/value
-    head h // (query heads / key heads).
+    Arrays have heads where one has at least 4 axes, or 3 and `enable_gqa`. Query head h then reads key and value head
+    h // (query heads / key heads).
 
     Parameters
     ----------
     query, key, value : array_like
-        In `layout`; any leading axes that broadcast.
+        In `layout`, with leading axes that broadcast.
     layout : {"bhsd", "bshd"}
         "bshd": (..., length, heads, features). Default: "bhsd".
     enable_gqa : bool
-        There are heads with three axes, too. Default: False.
+        Whether arrays with three axes have heads, too. Default: False.
     dtype : dtype_like
-        What they become; float64 by default.
+        The type of the result. Default: float64.
 
     Returns
     -------
@@ -166,7 +165,7 @@ def operands(
     Raises
     ------
     ValueError
-        "bshd" where there are no heads.
+        The layout is "bshd", and the arrays have no heads.
     """
     arrays = [np.asarray(array) for array in (query, key, value)]
     rank = max(array.ndim for array in arrays)
@@ -195,7 +194,7 @@ def visible_pairs(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
 ) -> Bools:
-    """Return which query attends to which key; every reason not to is one line here.
+    """Return which query attends to which key; every rule is one line here.
 
     Parameters
     ----------
@@ -204,16 +203,9 @@ def visible_pairs(
     has_heads : bool
         Whether axis -3 is heads; lengths then belong to the axes before it.
     mask : ndarray, optional
-        bool, or float where -inf hides a key. Default: none.
-    is_causal : bool
-        Query i sees no key after its own position. Default: False.
-    align : {"upper_left", "lower_right"}, optional
-        Whether the first queries and keys stand beside each other (the default), or the last (each batch's own, by its
-        lengths).
-    window : int or tuple, optional
-        (left, right), inclusive; one int is both; None = unbounded, the default.
-    key_lengths, query_lengths : array_like of int, optional
-        Broadcast to the axes before the heads. Default: all S keys, all L queries.
+        bool, or float where -inf hides a key. Default: None.
+    is_causal, align, window, key_lengths, query_lengths : optional
+        As for `attention`; "lower_right" is that of each batch entry, by its lengths. Default: everything is visible.
 
     Returns
     -------
@@ -240,7 +232,7 @@ def visible_pairs(
 
 
 def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
-    """Return weights @ value without touching a value where it is masked: 0 * NaN would be NaN.
+    """Return weights @ value without the masked values, since 0 * NaN is NaN.
 
     Parameters
     ----------
@@ -249,7 +241,7 @@ def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
     visible : ndarray of bool, (..., L, S)
         Which query attends to which key.
     value : ndarray, (..., S, v_dim)
-        Any numbers.
+        Values.
 
     Returns
     -------
@@ -264,29 +256,29 @@ def weighted_sum(weights: Floats, visible: Bools, value: Floats) -> Floats:
 def merge_states(
     outputs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike], *, dtype: npt.DTypeLike = np.float64
 ) -> tuple[Floats, Floats]:
-    """Combine attention over parts of the keys, each of which counts exp(lse), into attention over all of them.
+    """Combine attention computed over chunks of keys, each with weight exp(lse).
 
     Parameters
     ----------
     outputs : sequence of array_like
-        One (..., L, v_dim) for each part.
+        One (..., L, v_dim) for each chunk.
     lses : sequence of array_like
-        One (..., L) for each part, natural logarithm.
+        One (..., L) for each chunk, natural logarithm.
     dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
     output, lse : ndarray
-        0 and -inf where no part saw a key.
+        0 and -inf for queries that saw no key in any chunk.
     """
     o = np.stack([np.asarray(output).astype(dtype) for output in outputs])
-    lse = np.stack([np.asarray(part).astype(dtype) for part in lses])
+    lse = np.stack([np.asarray(chunk).astype(dtype) for chunk in lses])
     with np.errstate(all="ignore"):
         top = lse.max(axis=0)
         empty = top == -np.inf
         shares = np.exp(lse - np.where(empty, 0, top))
         total = shares.sum(axis=0)
-        touched = np.where(lse[..., np.newaxis] == -np.inf, 0, o)
-        output = (shares[..., np.newaxis] * touched).sum(axis=0) / np.where(empty, 1, total)[..., np.newaxis]
+        seen = np.where(lse[..., np.newaxis] == -np.inf, 0, o)
+        output = (shares[..., np.newaxis] * seen).sum(axis=0) / np.where(empty, 1, total)[..., np.newaxis]
         return output, top + np.log(total)

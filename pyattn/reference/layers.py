@@ -1,4 +1,4 @@
-"""What is computed row by row: linear layers, normalisations, activations and softmax."""
+"""Layers that work row by row: linear, normalization, activations and softmax."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float
     axis : int
         Default: -1, the last.
     dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
     ndarray
-        NaN where all of a row is -inf: unlike attention, softmax has no masks, so this is no empty row.
+        NaN where a whole row is -inf: softmax has no masks, so that this is not an empty row.
     """
     x = np.asarray(x).astype(dtype)
     with np.errstate(all="ignore"):
@@ -46,7 +46,7 @@ def log_softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.f
     axis : int
         Default: -1, the last.
     dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
@@ -74,19 +74,19 @@ def linear(
     Parameters
     ----------
     x : array_like, (..., inner)
-        Any dtype.
+        The input.
     weight : array_like, (features, inner)
-        As torch.nn.Linear keeps it.
+        In the shape of torch.nn.Linear.
     bias : array_like, (features,), optional
-        Default: none.
+        Default: None.
     activation : str, optional
-        As `activate` knows it. Default: none.
+        A name that `activate` knows. Default: None.
     gate : array_like, (..., features), optional
-        Multiplied with the activation. Default: none.
+        Multiplies the activation. Default: None.
     residual : array_like, (..., features), optional
-        Added last. Default: none.
+        Added last. Default: None.
     dtype : dtype_like
-        What is computed in. Default: float64.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def activate(x: npt.ArrayLike, activation: str, *, dtype: npt.DTypeLike = np.flo
     activation : {"relu", "gelu", "gelu_tanh", "silu", "tanh"}
         Its name.
     dtype : dtype_like
-        What is computed in; Phi of "gelu" in float64. Default: float64.
+        The type of all arithmetic, except for Phi of "gelu" in float64. Default: float64.
 
     Returns
     -------
@@ -144,12 +144,12 @@ def feed_forward(
     residual: npt.ArrayLike | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> Floats:
-    """Compute a feed-forward part, activation(x W1^T + b1) W2^T + b2 + residual, or with a gate.
+    """Compute a feed-forward layer, activation(x W1^T + b1) W2^T + b2 + residual, or its gated form.
 
     Parameters
     ----------
     x : array_like, (..., features)
-        Any dtype.
+        The input.
     in_weight : array_like, (hidden, features)
         W1.
     in_bias : array_like, (hidden,), or None
@@ -159,15 +159,15 @@ def feed_forward(
     out_bias : array_like, (out_features,), or None
         b2.
     activation : str or None
-        As `activate` knows it. Default: "relu".
+        A name that `activate` knows. Default: "relu".
     gate_weight : array_like, (hidden, features), optional
-        What is activated then; x W1^T + b1 is multiplied with it. Default: none.
+        Its projection is activated instead, and multiplied by x W1^T + b1. Default: None.
     gate_bias : array_like, (hidden,), optional
-        Its bias. Default: none.
+        The bias of the gate. Default: None.
     residual : array_like, (..., out_features), optional
-        Added last. Default: none.
+        Added last. Default: None.
     dtype : dtype_like
-        What is computed in. Default: float64.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
@@ -189,18 +189,18 @@ def layer_norm(
     *,
     dtype: npt.DTypeLike = np.float64,
 ) -> Floats:
-    """Normalise the last axis to mean 0 and variance 1.
+    """Normalize the last axis to mean 0 and variance 1.
 
     Parameters
     ----------
     x : array_like, (..., features)
-        Any dtype.
+        The input.
     weight, bias : array_like, (features,), optional
-        Default: none.
+        Default: None.
     eps : float
         Added to the variance. Default: 1e-5.
     dtype : dtype_like
-        What is computed in. Default: float64.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
@@ -220,13 +220,13 @@ def rms_norm(
     Parameters
     ----------
     x : array_like, (..., features)
-        Any dtype.
+        The input.
     weight : array_like, (features,), optional
-        Default: none.
+        Default: None.
     eps : float
         Added to the mean square. Default: 1e-5.
     dtype : dtype_like
-        What is computed in. Default: float64.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------

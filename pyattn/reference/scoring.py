@@ -1,37 +1,38 @@
-"""How well a query goes with a key: the five score functions.
+"""The five score functions.
 
 Shapes: query (..., L, features), key (..., S, features), scores (..., L, S). Indices: i query, j key, d feature.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.typing import Score
+
 __all__ = ["Score", "default_scale", "scores"]
 
 Floats = npt.NDArray[np.floating[Any]]
-Score = Literal["dot", "cosine", "distance", "bilinear", "additive"]
 
 
 def default_scale(score: Score, features: int, dtype: npt.DTypeLike = np.float64) -> Floats:
-    """Return what scores are multiplied by where nothing is said.
+    """Return the number that scores are multiplied by unless a scale is given.
 
     Parameters
     ----------
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
         The score function.
     features : int
-        Of a query.
+        The number of features of a query.
     dtype : dtype_like
-        What it is computed in; float64 by default.
+        The type of the result. Default: float64.
 
     Returns
     -------
     ndarray, ()
-        1 for those that no dimension makes larger, or that are learned.
+        1 / sqrt(features) for "dot", half of that for "distance", 1 for the others.
     """
     one = np.ones((), dtype)
     root = np.sqrt(one * max(1, features))
@@ -50,28 +51,26 @@ def scores(
 ) -> Floats:
     """Return the scaled scores of all queries and keys, before any mask.
 
-    A sum over features is taken one feature at a time where it is no matrix product: memory is O(L * S).
-
     Parameters
     ----------
     query : array_like, (..., L, features)
-        One per row.
+        Queries.
     key : array_like, (..., S, features)
-        One per row. With "bilinear" their features may be others than the queries'.
+        Keys. With "bilinear" they may have another number of features.
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
         ``q . k``, ``q . k / (|q| |k|)`` (0 for a zero vector), ``-|q - k|^2``, ``q W k``, or ``w . tanh(q + k)``.
         Default: "dot".
     scale : float, optional
-        What the score is multiplied by. Default: None, as `default_scale`.
+        Multiplies the score. Default: None, `default_scale`.
     score_weight : array_like, optional
         W of "bilinear" or w of "additive", which need it. Default: None.
     dtype : dtype_like
-        Type of all arithmetic and of the result; float64 by default.
+        The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
     ndarray, (..., L, S)
-        What overflows or is not finite gives no warning: a mask may drop it.
+        Scores that overflow give no warning: a mask may drop them.
     """
     q, k, w = (np.asarray(0 if x is None else x).astype(dtype) for x in (query, key, score_weight))
     factor = default_scale(score, q.shape[-1], dtype) if scale is None else np.asarray(scale).astype(dtype)
@@ -81,7 +80,7 @@ def scores(
         if score in ("dot", "cosine", "bilinear"):
             return np.asarray((q @ w if score == "bilinear" else q) @ k.mT * factor)
         total = np.zeros((*np.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]), dtype)
-        for d in range(q.shape[-1]):
+        for d in range(q.shape[-1]):  # one feature at a time: memory is O(L * S)
             one_query, one_key = q[..., :, np.newaxis, d], k[..., np.newaxis, :, d]
             if score == "distance":
                 total -= (one_query - one_key) ** 2  # from 0: equal vectors score 0, not -0
@@ -91,7 +90,7 @@ def scores(
 
 
 def _directions(x: Floats) -> Floats:
-    """Rows of length 1, and of zeros where there is no direction. The largest entry first: its square may overflow."""
+    """Divide rows by their length; zeros stay. The largest entry is divided out first: its square may overflow."""
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
     x = x / np.where(largest == 0, 1, largest)
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True))

@@ -1,14 +1,30 @@
-"""Check an attention of your own: `check` runs it on graded cases, `compare` finds where two attentions differ and why.
+"""Test your own attention: `check` runs a function on graded cases, `compare` finds where two differ and why.
 
 >>> import pyattn
 >>> pyattn.testing.check(pyattn.attention).passed
 True
 """
 
-from pyattn.testing._comparing import Cause, Comparison, Stage, compare
-from pyattn.testing.checking import check
-from pyattn.testing.closeness import assert_attention_close
-from pyattn.testing.report import CheckResult, Failure, GroupResult
+# _check.py         check: every case judged, and the report
+# _compare.py       compare: two sides held against each other, stage by stage
+# _assert_close.py  assert_attention_close
+# reports.py        the results of check and compare, and their text
+#
+# cases.py          the cases of check                callee.py  the function that it marks
+# sides.py          the sides of compare: modules, functions, expected numbers
+# calling.py        how a user's function is called: its arguments, its library's arrays, its results
+#
+# formula.py        attention as data, computed stage by stage
+# bounds.py         how far rounding may take each number
+# mistakes.py       what people get wrong: copies of the formula with a field or two changed
+# causes.py         which of them gives the wrong numbers
+#
+# command.py        python -m pyattn check            demo.py    python -m pyattn compare
+
+from pyattn.testing._assert_close import assert_attention_close
+from pyattn.testing._check import check
+from pyattn.testing._compare import compare
+from pyattn.testing.reports import Cause, CheckResult, Comparison, Failure, GroupResult, Stage
 
 __all__ = [
     "Cause",

@@ -1,15 +1,15 @@
-"""How far a result may be from the exact one: the bounds the whole project is held to.
+"""How far a result may be from the exact one: the bounds that the whole project is held to.
 
-A ratio is an error over what rounding explains; it has to be compared with a bar: `output_ratio` with OUTPUT_BAR
+A ratio is an error over what rounding explains. Compare it with a bar: `output_ratio` with OUTPUT_BAR
 (FLAT_OUTPUT_BAR where weights are nearly uniform and values share a sign, S up to 16,384), all others with 1. It is inf
-where something is wrong that no rounding explains: a NaN in another place, a weight on a masked key, an empty row that
-is not empty.
+where something is wrong that rounding cannot explain: a NaN in another place, a weight on a masked key, an empty row
+that is not empty.
 
-The bounds, for a row of a result, over the keys j that it attends to:
+The bounds of a row of a result, over the keys j that it attends to:
 
     u      2^-24 for float32, 2^-53 for float64
     tiny   2^-126, 2^-1022: denormals may be flushed
-    a_j    |scale| size_j + |bias_j|: the size of what was added up to make a score; A = max_j a_j
+    a_j    |scale| size_j + |bias_j|: the size of the terms that a score is the sum of; A = max_j a_j
     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny
     weight   8u w (1 + 2A) + tiny;  a row's sum: 8u sqrt(S)
     lse      4u (1 + |lse| + A)
@@ -18,41 +18,59 @@ The size of a score, to first order in u and without what a sum's length adds, f
 
     dot        sum_d |q_d| |k_d|
     cosine     sum_d |q_d| |k_d| / (|q| |k|), at most 1: rows of norm 1 are off by a unit or two of their own size
-    distance   3 sum_d (q_d - k_d)^2: each difference is rounded, by u of itself, and then squared; and what a dot
-               product of the differences has. Times |scale|, plus, of pairs near 0, what
-               2 q . k - |k|^2 - |q|^2 may cost instead: the sum of its terms, |scale| sum_d (|q_d| + |k_d|)^2, where
-               |scale| (|q|^2 + |k|^2) stays below PRODUCT_LIMIT; so at most 2 PRODUCT_LIMIT
+    distance   3 sum_d (q_d - k_d)^2: each difference is rounded, by u of itself, and then squared, and the squares are
+               added. Times |scale|, plus, for pairs near 0, the cost of computing it as 2 q . k - |k|^2 - |q|^2
+               instead: the sum of its terms, |scale| sum_d (|q_d| + |k_d|)^2, where |scale| (|q|^2 + |k|^2) stays
+               below PRODUCT_LIMIT; so at most 2 PRODUCT_LIMIT
     bilinear   sum_cd |q_c| |W_cd| |k_d|
     additive   sum_d |w_d|. x = q_d + k_d is rounded, by u |x|, which tanh makes u |x| / cosh(x)^2 < u / 2; tanh is off
-               by 4 ULP at most, 8u, and by one or two at the usual place; w_d * scale is rounded, by u.
+               by 4 ULP at most, 8u, and by one or two usually; w_d * scale is rounded, by u.
 
-References are computed one float type wider than the result, else they would carry errors as large as those they judge.
-(Where long double is no wider than double, the float64 cases do that: both sides' errors then share one bound.)
+References are computed one float type wider than the result: otherwise they would carry errors as large as those they
+judge. (Where long double is not wider than double, the float64 cases do, and both sides' errors share one bound.)
+
+`stage_bounds` are those of code whose order of sums is not known, for every stage of a `Formula`:
+
+    linear   4u sqrt(n) (|x| |W| + |b|) with n features
+    score    16u a_j
+    weight, lse   as above
+    heads    16u sqrt(S / 64) sum_j w_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny; without the root up to 64 keys
+
+They are the wider ones where there are two, and the roots are for sums that are not taken in blocks, as pyattn's are.
+The error that a stage inherits comes on top. Errors of features that are added up are taken as independent, so that
+their squares add: with absolute values the bound of float32 would hide float16 from some 100 features on. Over keys,
+absolute values add, because an error of a query moves all scores of its row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.reference as reference
+from pyattn.testing.formula import STAGES, Affine, Computed, Formula, append_rows
 
 __all__ = [
     "FLAT_OUTPUT_BAR",
     "OUTPUT_BAR",
+    "PRECISIONS",
     "PRODUCT_LIMIT",
     "WIDER",
     "Expected",
+    "Precision",
+    "describe_worst",
+    "error_ratios",
     "expect",
     "lse_ratio",
     "output_bars",
     "output_ratio",
     "output_ratios",
-    "score_sizes",
+    "precision_of",
     "softmax_ratio",
+    "stage_bounds",
     "weights_ratio",
 ]
 
@@ -62,36 +80,38 @@ WIDER: dict[str, Any] = {"float32": np.float64, "float64": np.longdouble}
 
 Array = npt.NDArray[Any]
 
-# What counts as flat: at least so many keys, a sum that its terms' signs do not cut by half, and no weight that is more
-# than so many times the mean. Elsewhere rounding errors cancel, or the scores' size makes the bound wide enough.
+# A row is flat where it has at least so many keys, a sum that its terms' signs do not cut by half, and no weight above
+# so many times the mean. Elsewhere rounding errors cancel, or the size of the scores makes the bound wide enough.
 FLAT_KEYS, FLAT_SUM, FLAT_WEIGHT = 32, 0.5, 4.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact attention of some inputs and what each of its numbers may be off by.
-
-    output (..., L, v_dim) in the caller's layout, like output_unit and flat; lse and largest (..., heads, L); the rest
-    (..., heads, L, S).
-    """
+    """The exact attention of some inputs, and how far each of its numbers may be off."""
 
     dtype: np.dtype[Any]
     output: Array
+    """(..., L, v_dim) in the caller's layout, as are output_unit and flat."""
     weights: Array
+    """(..., heads, L, S), as is visible."""
     lse: Array
+    """(..., heads, L), as is largest."""
     visible: Array
-    output_unit: Array  # what an output error is divided by
-    flat: Array  # where FLAT_OUTPUT_BAR is the bar
-    largest: Array  # A
+    output_unit: Array
+    """Divides the errors of the output."""
+    flat: Array
+    """Where FLAT_OUTPUT_BAR is the bar."""
+    largest: Array
+    """A."""
 
     @property
     def unit_roundoff(self) -> float:
-        """Half of what is between 1 and the next number."""
+        """Half the distance from 1 to the next number."""
         return float(np.finfo(self.dtype).eps) / 2
 
     @property
     def tiny(self) -> float:
-        """The smallest number that is not denormal."""
+        """The smallest normal number."""
         return float(np.finfo(self.dtype).tiny)
 
 
@@ -104,21 +124,9 @@ def expect(
     part_lse: Array | None = None,
     **arguments: Any,
 ) -> Expected:
-    """Compute exact attention and its bounds. What else changes the numbers is named as for `pyattn.attention`.
+    """Compute exact attention and its bounds for a result of some dtype; arguments are those of `pyattn.attention`.
 
-    Parameters
-    ----------
-    query, key, value : array_like
-        As for `pyattn.attention`.
-    dtype : dtype_like
-        Of the result that is judged.
-    part_lse : ndarray, optional
-        For merge_states' output: the LSE of the part that each key was in; broadcasts to (..., heads, L, S). Default:
-        None.
-
-    Returns
-    -------
-    Expected
+    For the output of merge_states, part_lse is the LSE of the chunk that each key was in, (..., heads, L, S).
     """
     wide = WIDER[np.dtype(dtype).name]
     output, weights, lse = reference.attention(query, key, value, dtype=wide, **arguments)
@@ -135,7 +143,7 @@ def expect(
     features, keys = q.shape[-1], k.shape[-2]
     scale = reference.default_scale(score, features) if scale is None else abs(scale)
     with np.errstate(all="ignore"):
-        a = score_sizes(q, k, score, scale, arguments.get("score_weight"))
+        a = _score_sizes(q, k, score, scale, arguments.get("score_weight"))
         if mask is not None and mask.dtype != np.bool_:
             a = a + np.abs(mask.astype(np.float64))
         a = np.where(visible, a, 0)
@@ -154,26 +162,8 @@ def expect(
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, flat, largest)
 
 
-def score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
-    """Compute what the rounding of scores is relative to: the size of what was added up to make each.
-
-    Parameters
-    ----------
-    q : ndarray, (..., L, features)
-        Queries.
-    k : ndarray, (..., S, features)
-        Keys.
-    score : str
-        The score function.
-    scale : float
-        Its scale, without a sign.
-    weight : array_like or None
-        Its weight, if it has one.
-
-    Returns
-    -------
-    ndarray, (..., L, S)
-    """
+def _score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
+    """Return the size of each score: its rounding is relative to the terms that it is the sum of."""
     if score == "distance":
         return _distance_sizes(q, k, scale)
     q, k = np.abs(q), np.abs(k)
@@ -186,7 +176,7 @@ def score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: 
 
 
 def _distance_sizes(q: Array, k: Array, scale: Any) -> Array:
-    """Compute the same of distances. One that overflows or is NaN on its way is no reason for the others to be."""
+    """Return the sizes of distances. Where 2 q . k - |k|^2 - |q|^2 overflows or is NaN, the limit stands in for it."""
     squares = [scale * (x * x).sum(-1) for x in (q, k)]
     both = squares[0][..., np.newaxis] + 2 * scale * (np.abs(q) @ np.abs(k).mT) + squares[1][..., np.newaxis, :]
     return np.asarray(np.fmin(both, 2 * PRODUCT_LIMIT) - 3 * reference.scores(q, k, "distance", scale))
@@ -199,79 +189,24 @@ def _flat(shares: Array, visible: Array) -> Array:
 
 
 def output_ratios(output: npt.ArrayLike, expected: Expected) -> Array:
-    """Divide each error of an output by its unit.
-
-    Parameters
-    ----------
-    output : array_like
-        In the caller's layout, of any dtype.
-    expected : Expected
-        Of the same inputs.
-
-    Returns
-    -------
-    ndarray
-        Of the output's shape; to be compared with `output_bars`.
-
-    Raises
-    ------
-    AssertionError
-        Another shape.
-    """
+    """Divide each error of an output by its unit."""
     return _ratios(output, expected.output, expected.output_unit)
 
 
 def output_bars(expected: Expected) -> Array:
-    """Tell how large `output_ratios` may be.
-
-    Parameters
-    ----------
-    expected : Expected
-        Of some inputs.
-
-    Returns
-    -------
-    ndarray
-        Of the output's shape: OUTPUT_BAR or, where it is flat, FLAT_OUTPUT_BAR.
-    """
+    """Tell how large `output_ratios` may be."""
     return np.where(expected.flat, FLAT_OUTPUT_BAR, OUTPUT_BAR)
 
 
 def output_ratio(output: npt.ArrayLike, expected: Expected) -> float:
-    """Return the worst of `output_ratios`, of an output of the right dtype.
-
-    Parameters
-    ----------
-    output : array_like
-        In the caller's layout.
-    expected : Expected
-        Of the same inputs.
-
-    Returns
-    -------
-    float
-        Bar: OUTPUT_BAR, or FLAT_OUTPUT_BAR for the flat family.
-    """
+    """Return the worst of `output_ratios`, of an output of the right dtype."""
     return _worst(output, expected.output, expected.output_unit, expected.dtype)
 
 
 def weights_ratio(weights: Array, expected: Expected) -> float:
-    """Judge each weight, the sum of each row, and exact zeros where nothing is attended to.
-
-    Parameters
-    ----------
-    weights : ndarray, (..., heads, L, S)
-        In both layouts.
-    expected : Expected
-        Of the same inputs.
-
-    Returns
-    -------
-    float
-        Bar: 1.
-    """
+    """Judge each weight, the sum of each row, and zeros where nothing is visible."""
     assert weights.shape == expected.weights.shape, f"shape {weights.shape}, expected {expected.weights.shape}"
-    rows = ~np.isnan(expected.lse)  # a row that attends to a NaN is all NaN, or not: nobody can use it
+    rows = ~np.isnan(expected.lse)  # a row that attends to a NaN may be NaN throughout or in part
     weights, exact, u = weights[rows], expected.weights[rows], expected.unit_roundoff
     if np.any(weights[~expected.visible[rows]] != 0):
         return np.inf
@@ -283,44 +218,14 @@ def weights_ratio(weights: Array, expected: Expected) -> float:
 
 
 def lse_ratio(lse: npt.ArrayLike, expected: Expected) -> float:
-    """Judge log-sum-exps.
-
-    Parameters
-    ----------
-    lse : array_like, (..., heads, L)
-        In both layouts.
-    expected : Expected
-        Of the same inputs.
-
-    Returns
-    -------
-    float
-        Bar: 1.
-    """
+    """Judge log-sum-exps, (..., heads, L)."""
     four_u = 4 * expected.unit_roundoff
     unit = four_u + four_u * np.abs(expected.lse).astype(np.float64) + four_u * expected.largest
     return _worst(lse, expected.lse, unit, expected.dtype)
 
 
 def softmax_ratio(y: npt.ArrayLike, x: npt.ArrayLike, axis: int = -1, *, logarithm: bool = False) -> float:
-    """Judge softmax as a row of weights and log_softmax as a log-sum-exp, with a_j = |x_j|.
-
-    Parameters
-    ----------
-    y : array_like
-        The result.
-    x : array_like
-        What it is the softmax of.
-    axis : int
-        Default: -1, the last.
-    logarithm : bool
-        Of log_softmax. Default: False.
-
-    Returns
-    -------
-    float
-        Bar: 1.
-    """
+    """Judge softmax as a row of weights and log_softmax as a log-sum-exp, with a_j = |x_j|."""
     y, x = np.asarray(y), np.asarray(x)
     u, tiny = float(np.finfo(y.dtype).eps) / 2, float(np.finfo(y.dtype).tiny)
     exact = (reference.log_softmax if logarithm else reference.softmax)(x, axis, dtype=WIDER[y.dtype.name])
@@ -336,7 +241,7 @@ def _worst(actual: npt.ArrayLike, exact: Array, unit: Array, dtype: npt.DTypeLik
 
 
 def _ratios(actual: npt.ArrayLike, exact: Array, unit: Array, dtype: npt.DTypeLike | None = None) -> Array:
-    """|actual - exact| / unit; inf for NaN or infinity in a place of its own. Shape and dtype are exact."""
+    """Return |actual - exact| / unit, or inf where only one of them is NaN or infinite. Shape and dtype must match."""
     actual = np.asarray(actual)
     assert actual.shape == exact.shape, f"shape {actual.shape}, expected {exact.shape}"
     assert dtype is None or actual.dtype == dtype, f"dtype {actual.dtype}, expected {dtype}"
@@ -346,3 +251,124 @@ def _ratios(actual: npt.ArrayLike, exact: Array, unit: Array, dtype: npt.DTypeLi
         error = np.abs(actual.astype(exact.dtype) - exact) / unit
         error = np.where(np.isnan(error), np.inf, error).astype(np.float64)
     return np.where(finite, error, np.where(same, 0, np.inf))
+
+
+def describe_worst(name: str, actual: Array, expected: Expected, ratios: Array, bars: Array) -> str:
+    """Say in two lines how many numbers of an output exceed their bars, and where the worst is."""
+    outside = np.count_nonzero(ratios > bars)
+    index = tuple(int(n) for n in np.unravel_index(int(np.argmax(ratios / bars)), ratios.shape))
+    exact, bar = expected.output[index], bars[index]
+    with np.errstate(all="ignore"):
+        given = actual[index].astype(exact.dtype)  # bools cannot be formatted as numbers
+        error = abs(given - exact)
+    return (
+        f"{outside} of {ratios.size} numbers are further from exact attention than rounding explains\n"
+        f"worst: {name}[{', '.join(map(str, index))}] is {given:.9g}, exact {exact:.9g}, "
+        f"error {error:.3g}, bound {bar * expected.output_unit[index]:.3g}; "
+        f"error ratio {ratios[index]:.3g}, at most {bar:g}"
+    )
+
+
+# Every stage of a formula, in any floating-point type
+
+
+class Precision(NamedTuple):
+    """The precision of a floating-point type; bfloat16 is one, too, which NumPy lacks."""
+
+    name: str
+    bits: int
+    """In the significand, with the leading one: u is ``2 ** -bits``."""
+    least: int
+    """The smallest normal number is ``2 ** least``."""
+
+    @property
+    def u(self) -> float:
+        """Half the distance from 1 to the next number."""
+        return 2.0**-self.bits
+
+    @property
+    def tiny(self) -> float:
+        """The smallest normal number."""
+        return 2.0**self.least
+
+
+PRECISIONS = {
+    name: Precision(name, bits, least)
+    for name, bits, least in (
+        ("bfloat16", 8, -126),
+        ("float16", 11, -14),
+        ("float32", 24, -126),
+        ("float64", 53, -1022),
+    )
+}
+
+
+def precision_of(dtype: object) -> Precision | None:
+    """Look up the precision of NumPy's or torch's dtype; None for others than floats."""
+    return PRECISIONS.get(str(dtype).rpartition(".")[2])
+
+
+def error_ratios(actual: Array, expected: Array, allowed: Array) -> Array:
+    """Divide errors by bounds: at most 1 where rounding explains them, inf where only one is NaN or infinite."""
+    with np.errstate(all="ignore"):
+        found = np.abs(actual - expected) / allowed
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    return np.where(same, 0.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
+
+
+def stage_bounds(formula: Formula, computed: Computed, precision: Precision) -> dict[str, Array]:
+    """Bound the error of each number of each stage, in the shapes of ``computed.stages``."""
+    with np.errstate(all="ignore"):
+        if formula.is_linear:
+            return {"output": _linear_bound(formula.query, formula.out, precision)}
+        return _attention_bounds(formula, computed, precision)
+
+
+def _linear_bound(x: Array, parameters: Affine | None, precision: Precision, inherited: Any = 0.0) -> Array:
+    """Bound a linear layer whose input is already off by `inherited`."""
+    if parameters is None:
+        return np.asarray(inherited)
+    x, weight = np.abs(x.astype(np.float64)), np.abs(parameters.weight.astype(np.float64))
+    size = x @ weight.T + (0.0 if parameters.bias is None else np.abs(parameters.bias.astype(np.float64)))
+    own = 4 * precision.u * np.sqrt(max(1, x.shape[-1])) * size + (x.shape[-1] + 1) * precision.tiny
+    return np.asarray(own + (np.sqrt(np.square(inherited) @ np.square(weight).T) if np.ndim(inherited) else 0.0))
+
+
+def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str, Array]:
+    u, tiny = precision.u, precision.tiny
+    q, k, v = (np.abs(np.nan_to_num(x)) for x in c.operands[:3])
+    found, operands = _projection_bounds(f, precision)
+    scale, flush = abs(f.factor), (k.shape[-2] + q.shape[-1] + 1) * tiny
+    query, key = (np.nan_to_num(x) for x in c.operands[:2])
+    size = _score_sizes(query, key, f.score_function, scale, f.score_weight)
+    size = np.where(c.visible, size + np.abs(np.nan_to_num(c.bias, posinf=0, neginf=0)), 0)
+    largest = size.max(axis=-1, keepdims=True, initial=0)
+    w, inherited, moved = np.abs(c.weights), np.zeros(()), np.zeros_like(c.weights)
+    if operands is not None:
+        errors = np.sqrt(operands.query**2 @ (k**2).mT + q**2 @ (operands.key**2).mT)
+        inherited = np.where(c.visible, scale * errors, 0)
+        moved = w * np.expm1(np.minimum(inherited, 80))  # e^80 is more than any weight can take
+
+    found["scores"] = inherited + 16 * u * size + flush
+    weights = moved + w * moved.sum(axis=-1, keepdims=True) + 8 * u * w * (1 + 2 * largest) + tiny
+    found["weights"] = f.weights_as_returned(weights)
+    if "lse" in c.stages:
+        found["lse"] = 4 * u * (1 + np.abs(c.stages["lse"]) + largest[..., 0])
+    longer = max(1.0, k.shape[-2] / 64) ** 0.5
+    amplified = 16 * u * longer * w * (1 + size) + moved
+    heads = amplified @ v + amplified.sum(axis=-1, keepdims=True) * np.abs(c.heads) + flush
+    found["heads"] = heads if operands is None else heads + np.sqrt(w**2 @ operands.value**2)
+    output = found["heads"] if f.projections is None else f.merge(found["heads"])
+    if f.out is not None:
+        output = _linear_bound(c.merged, f.out, precision, output)
+    return found | {"output": f.as_returned(output)}
+
+
+def _projection_bounds(f: Formula, precision: Precision) -> tuple[dict[str, Array], reference.Operands | None]:
+    """Bound projections as a caller sees them, and split into heads; without projections the inputs are exact."""
+    if f.projections is None:
+        return {}, None
+    bounds = [_linear_bound(x, a, precision) for x, a in zip((f.query, f.key, f.value), f.projections, strict=True)]
+    rows = [[precision.u * np.abs(extra[n]) + precision.tiny for extra in f.extras] for n in range(2)]
+    bounds[1:] = [append_rows(x, extra) for x, extra in zip(bounds[1:], rows, strict=True)]
+    return dict(zip(STAGES, bounds, strict=False)), f.operands(bounds)

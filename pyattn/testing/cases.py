@@ -31,44 +31,24 @@ class Case(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Cases that ask for one thing.
-
-    needs: the arguments without which there is nothing to ask. optional: a function may refuse, by an exception.
-    convention: what is accepted where libraries differ.
-    """
+    """Cases that ask for one thing."""
 
     name: str
     draw: Callable[[Rng], Iterator[Case]]
     needs: tuple[str, ...] = ()
+    """The arguments that the cases are about."""
     optional: bool = False
+    """Whether a function may refuse them by an exception."""
     convention: str = ""
+    """Where libraries differ, the name of the rule that judges the answers."""
 
     def cases(self) -> list[Case]:
-        """Make the group's cases.
-
-        Returns
-        -------
-        list of Case
-            Equal from run to run, whatever other groups do.
-        """
+        """Draw the cases: the same in every run, whatever other groups do."""
         return list(self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))))
 
 
 def store(array: Array, storage: str) -> Array:
-    """Copy an array into memory of another kind.
-
-    Parameters
-    ----------
-    array : ndarray
-        At least two axes.
-    storage : {'contiguous', 'transposed', 'reversed', 'stepped', 'read-only'}
-        How the numbers lie.
-
-    Returns
-    -------
-    ndarray
-        Equal to `array`; what lies between its numbers is NaN.
-    """
+    """Copy an array into another memory order: 'transposed', 'reversed', 'stepped' with NaN between, or 'read-only'."""
     if storage == "transposed":
         return array.swapaxes(-1, -2).copy().swapaxes(-1, -2)
     if storage == "reversed":
@@ -91,7 +71,7 @@ def _inputs(
     batch: tuple[int, ...] = (),
     kv_heads: int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Make query, key and value of normal numbers. The last axis of batch is heads; keys may have fewer."""
+    """Draw normal query, key and value; the last axis of batch is heads, and keys may have fewer."""
     shared = batch if kv_heads is None else (*batch[:-1], kv_heads)
     shapes = (*batch, q_len, head_dim), (*shared, kv_len, head_dim), (*shared, kv_len, v_dim or head_dim)
     query, key, value = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
@@ -99,12 +79,12 @@ def _inputs(
 
 
 def _keep(rng: Rng, *shape: int, share: float = 0.6) -> Array:
-    """Make a mask, True = attend, that leaves each row something; a row's least number stays."""
+    """Draw a mask, True = attend, in which each row attends to something."""
     numbers = rng.random(shape)
     return np.asarray((numbers < share) | (numbers == numbers.min(axis=-1, keepdims=True)))
 
 
-# What every function can do
+# Cases for every function
 
 
 def _plain(rng: Rng) -> Iterator[Case]:
@@ -154,7 +134,7 @@ def _large_scores(rng: Rng) -> Iterator[Case]:
         query, key, value = _inputs(rng, 4, 9, 8)
         query[:, 0], key[:, 0] = 1, offset * np.sqrt(8)
         yield Case(query, key, value)
-    for size in (200, 200, 2000, 2000):  # rows apart: what is right for one is too small for another
+    for size in (200, 200, 2000, 2000):  # one maximum for all rows is too large for some
         query, key, value = _inputs(rng, 4, 9, 8)
         query[:, 0], key[:, 0] = np.linspace(-1, 1, 4), size
         yield Case(query, key, value)
@@ -193,7 +173,7 @@ def _unchanged(rng: Rng) -> Iterator[Case]:
         yield Case(*_inputs(rng, 6, 6, 8, batch=batch))
 
 
-# What takes an argument
+# Cases for an argument
 
 
 def _scale(rng: Rng) -> Iterator[Case]:
@@ -274,7 +254,7 @@ def _groups(rng: Rng) -> Iterator[Case]:
             yield Case(*inputs, {"enable_gqa": True})
 
 
-# Where libraries differ
+# Conventions in which libraries differ
 
 
 def _empty_rows(rng: Rng) -> Iterator[Case]:

@@ -1,156 +1,360 @@
-"""Why an attention is wrong: each mistake that `pyattn.compare` knows, held against what came back.
-
-What reproduces the numbers that came back explains them. A mistake that makes no difference to a case, or is impossible
-with its shapes, is passed over. New ones belong into comparing/mistakes.
-"""
+"""Why numbers are wrong: the mistake that gives the same ones, or what the numbers themselves show."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+import itertools
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-import pyattn.testing._comparing.mistakes.in_results as in_results
-from pyattn.testing._comparing.formula import Formula, compute
-from pyattn.testing._comparing.kinds import FUNCTION
-from pyattn.testing._comparing.mistakes import Mistake, in_empty_rows, is_systematic, mistakes_in
-from pyattn.testing._comparing.rounding import PRECISIONS, Precision, bound, precision_of
-from pyattn.testing._comparing.searching import agree, is_near
+from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios, precision_of, stage_bounds
 from pyattn.testing.cases import Case
+from pyattn.testing.formula import STAGES, Array, Computed, Formula, compute
+from pyattn.testing.mistakes import Mistake, conventions_for_empty_rows, mistakes_in
+from pyattn.testing.sides import FUNCTION
 
-__all__ = ["LENIENCY", "find_cause", "reads_floats_as_flags"]
+__all__ = [
+    "LENIENCY",
+    "Evidence",
+    "Explanation",
+    "evidence_of",
+    "explain",
+    "explain_together",
+    "random_results",
+    "reads_floats_as_flags",
+]
 
-Array = npt.NDArray[Any]
+Chain: TypeAlias = tuple[Mistake, ...]
 
 LENIENCY = 16.0
-"""How many times further from a formula than the bars allow a function may be that computes it without great care."""
-
-MOST_FAILURES = 30  # looked at
-SUMS = "nothing but rounding, and more than need be: long sums lose digits when numbers are added one by one"
-
-
-def find_cause(failures: Sequence[tuple[Case, Array]], scale: float | None = None) -> str | None:
-    """Name the mistake that reproduces the first result and most of the others.
-
-    Parameters
-    ----------
-    failures : sequence of (Case, ndarray)
-        With wrong results.
-    scale : float, optional
-        Of cases that say nothing about it. Default: None, ``1 / sqrt(head_dim)``.
-
-    Returns
-    -------
-    str or None
-        A cause and its fix; None where no known mistake explains the first.
-    """
-    results = [_Result(case, output, scale) for case, output in failures[:MOST_FAILURES]]
-    first, *others = results
-    with np.errstate(all="ignore"):
-        sentences = first.explanations()
-        counts = dict.fromkeys(sentences, 1)
-        for result in others if len(counts) > 1 else ():
-            for name in result.explanations(only=counts):
-                counts[name] += 1
-        best = max(counts, key=lambda name: counts[name], default=None)  # the first of those that are level
-        return sentences[best] if best is not None else _rounding(results)
+"""How many times further from the formula than the bars a function may be that is computed without great care."""
+SLACK = 4.0
+"""The same for the numbers of a mistake, in bounds of stages."""
+SUMS = "nothing but rounding, but more of it than need be: long sums lose digits when numbers are added one by one"
+MOST_PAIRED = 4096  # scores
+MOST_DECIMALS = 8
+FEWEST_ERRORS = 20  # to see a pattern in
 
 
-def _rounding(results: Sequence[_Result]) -> str | None:
-    """Name a dtype whose rounding the first may have, unless errors have a pattern, which takes some to see."""
-    sentence = results[0].rounding()
-    alike = [result for result in results if result.output.shape == result.right.shape]
-    errors = [(result.output - result.right).ravel() for result in alike]
-    if sentence is None or sentence == SUMS:
-        return sentence
-    systematic = is_systematic(np.concatenate(errors), np.concatenate([result.right.ravel() for result in alike]))
-    return None if systematic else sentence
+class Evidence:
+    """The numbers that a side gives for some stages, in their order, beside those of a formula."""
 
+    def __init__(
+        self,
+        formula: Formula,
+        rows: Mapping[str, Array],
+        precision: Precision,
+        slack: float = 1.0,
+        reached: int | None = None,
+    ) -> None:
+        self.formula, self.rows, self.precision = formula, rows, precision
+        self.right = compute(formula)
+        allowed = stage_bounds(formula, self.right, precision)
+        self.agrees = {name: _agree(x, self.right.stages[name], slack * allowed[name]) for name, x in rows.items()}
+        first = next((n for n, agrees in enumerate(self.agrees.values()) if not agrees), len(rows))
+        self.reached = first if reached is None else reached
+        """How many stages agree before the first that differs."""
 
-def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> bool:
-    """Tell whether a float mask was read as a bool one, whatever numbers it holds.
+    @property
+    def explained(self) -> bool:
+        """Whether every stage agrees."""
+        return self.reached == len(self.rows)
 
-    Parameters
-    ----------
-    case : Case
-        With such a mask.
-    output : ndarray
-        What came back.
-    scale : float or None
-        Of cases that say nothing about it.
+    @property
+    def is_small(self) -> bool:
+        """Whether there is time for pairs of mistakes, some 4,000 attentions."""
+        return self.right.weights is not None and self.right.weights.size <= MOST_PAIRED
 
-    Returns
-    -------
-    bool
-    """
-    mask = case.arguments["attn_mask"]
-    result = _Result(case, output, scale)
-    with np.errstate(all="ignore"):
-        flags = (result.formula.but(attn_mask=flags) for flags in (mask != 0, mask > 0, mask == 0))
-        return any(result.is_of(other) for one in flags for other in (one, *_in_its_empty_rows(one)))
+    def best(self, mistakes: Iterable[Mistake], only: Container[str] | None = None) -> list[Chain]:
+        """Return the mistakes that explain most stages, each alone or with a convention for its empty rows."""
+        return self.best_chains((one,) for one in mistakes if only is None or one.name in only)
 
-
-def _in_its_empty_rows(formula: Formula) -> Iterator[Formula]:
-    return (mistake.formula for mistake in in_empty_rows(formula))
-
-
-class _Result:
-    """A case as data, and what came back."""
-
-    def __init__(self, case: Case, output: Array, scale: float | None) -> None:
-        given = case.arguments.get("scale")
-        arguments = {**case.arguments, "scale": scale if given is None else given}
-        self.formula = FUNCTION.read(None, [case.query, case.key, case.value], arguments, {})
-        self.output = output.astype(np.float64)
-        self.right = compute(self.formula).stages["output"]
-        precision = precision_of(case.query.dtype.newbyteorder("="))
-        assert precision is not None, "float32 or float64"
-        self.precision: Precision = precision
-
-    def explanations(self, only: Collection[str] = ()) -> dict[str, str]:
-        """Give names and sentences of the mistakes that reproduce the output, or of those among some."""
-        found: dict[str, str] = {}
-        for mistake in self._mistakes():
-            if mistake.name not in found and (not only or mistake.name in only) and self.is_of(mistake.formula):
-                found[mistake.name] = f"your function {mistake.what}: {mistake.fix}"
+    def best_chains(self, chains: Iterable[Chain]) -> list[Chain]:
+        """Return the chains of mistakes that explain most stages."""
+        most, found = self.reached, list[Chain]()
+        for chain in itertools.chain([()], chains):
+            with suppress(IndexError, ValueError):  # impossible with these shapes
+                for made, reach in self._tried(chain):
+                    if reach > most:
+                        most, found = reach, []
+                    if reach == most > self.reached:
+                        found.append(made)
         return found
 
-    def is_of(self, formula: Formula) -> bool:
-        """Whether a formula gives the output, but not the right one."""
-        try:
+    def reach(self, formula: Formula, computed: Computed | None = None) -> int:
+        """Count the stages, from the first, that a formula gives the numbers of."""
+        computed, allowed = computed or compute(formula), None
+        for count, (name, actual) in enumerate(self.rows.items()):
+            expected = computed.stages[name]
+            if not _is_near(actual, expected):
+                return count
+            if allowed is None:
+                allowed = stage_bounds(formula, computed, self.precision)
+            if not _agree(actual, expected, SLACK * allowed[name]):
+                return count
+            if not self.agrees[name] and not self._halves_the_error(name, actual, expected):
+                return count
+        return len(self.rows)
+
+    def _tried(self, chain: Chain) -> Iterator[tuple[Chain, int]]:
+        formula, computed = self.formula, self.right
+        if chain:
+            formula = chain[-1].formula
             computed = compute(formula)
-            expected = computed.stages["output"]
-            if not is_near(self.output, expected):
-                return False
-            allowed = LENIENCY / 4 * bound(formula, computed, self.precision)["output"]
-            return agree(self.output, expected, allowed) and not agree(self.right, expected, allowed)
-        except (IndexError, ValueError):  # impossible with these shapes
-            return False
+            yield chain, self.reach(formula, computed)
+        if computed.visible is not None and not computed.visible.any(axis=-1).all():
+            for convention in conventions_for_empty_rows(formula):
+                yield (*chain, convention), self.reach(convention.formula)
 
-    def rounding(self) -> str | None:
-        """Judge the output by more rounding than there should be."""
-        computed = compute(self.formula)
-        if self._rounds(computed, self.precision, LENIENCY):
-            return SUMS
-        for name in ("float32", "float16"):
-            rough = PRECISIONS[name]
-            if rough.bits < self.precision.bits and self._rounds(computed, rough, LENIENCY / 4):
-                return f"its errors are of the size of {name}'s: something may be computed in that"
+    def _halves_the_error(self, name: str, actual: Array, expected: Array) -> bool:
+        """Wide bounds alone are not an explanation."""
+        right = self.right.stages[name]
+        if right.shape != actual.shape or not np.array_equal(np.isfinite(actual), np.isfinite(right)):
+            return True
+        return 2 * _norm(actual - expected) <= _norm(actual - right)
+
+
+# `compare`: stage after stage
+
+
+class Explanation(NamedTuple):
+    """Why a side is wrong."""
+
+    mistakes: tuple[tuple[str, Mistake], ...] = ()
+    """Made together, each with its stage, in the order of stages; none where none is known."""
+    others: tuple[str, ...] = ()
+    """Names of mistakes that give the same numbers as the first."""
+    complete: bool = False
+    """Whether they explain every stage."""
+
+
+@np.errstate(all="ignore")  # a mistake may overflow, as the side did
+def explain(
+    formula: Formula, rows: Mapping[str, Array], precision: Precision, *, computed: bool = False
+) -> Explanation:
+    """Find the mistake that gives these numbers, or several that do, one after another.
+
+    Numbers that are computed from a module's options need neither pairs of mistakes nor a look at their rounding.
+    """
+    found, others = list[tuple[str, Mistake]](), tuple[str, ...]()
+    evidence = Evidence(formula, rows, precision)
+    while not evidence.explained:
+        best = evidence.best(mistakes_in(formula))
+        if not best and not computed:
+            best = evidence.best(_fitted_scale(evidence))
+            if not best and not found and evidence.is_small:
+                best = evidence.best_chains(_pairs(formula))
+        if not best:
+            rough = None if computed else _rounding([evidence])
+            stage = list(rows)[evidence.reached]
+            found += [(stage, rough)] if rough else []
+            return Explanation(tuple(found), others, complete=rough is not None)
+        others = others if found else _names_besides_first(best)
+        for mistake in best[0]:
+            found.append((_stage_of(formula, mistake.formula), mistake))
+            formula = mistake.formula
+        evidence = Evidence(formula, rows, precision, SLACK, evidence.reach(formula))
+    return Explanation(tuple(found), others, complete=True)
+
+
+def _pairs(formula: Formula) -> Iterator[Chain]:
+    for one in mistakes_in(formula):
+        with suppress(IndexError, ValueError):  # shapes that allow for nothing else
+            yield from ((one, other) for other in mistakes_in(one.formula) if _differ(one, other))
+
+
+def _differ(one: Mistake, other: Mistake) -> bool:
+    return one.name != other.name or (one.name == "argument ignored" and one.what != other.what)
+
+
+def _names_besides_first(best: list[Chain]) -> tuple[str, ...]:
+    first = {one.name for one in best[0]}
+    different = (chain for chain in best if not first & {one.name for one in chain})
+    return tuple(dict.fromkeys(" with ".join(one.name for one in chain) for chain in different))
+
+
+def _stage_of(right: Formula, wrong: Formula) -> str:
+    """Find the first stage that a mistake changes."""
+    before, after = compute(right).stages, compute(wrong).stages
+
+    def same(name: str) -> bool:
+        one, other = before[name], after.get(name, np.empty(0))
+        return one.shape == other.shape and np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+    return next((name for name in STAGES if name in before and not same(name)), "output")
+
+
+def random_results(formula: Formula, dropout: str | None) -> Mistake:
+    """Describe a side whose second call gives other numbers; dropout says how it is told to drop weights, if it is."""
+    if dropout is None:
+        what, fix = "gives other numbers when it is called again, as dropout does", "call eval(), or fix the seed"
+        return Mistake("random", what, fix, formula)
+    return Mistake("dropout", f"drops weights, {dropout}", "call eval() first, or pass dropout_p=0.0", formula)
+
+
+# `check`: one stage of many cases
+
+
+def evidence_of(case: Case, output: Array, scale: float | None = None) -> Evidence:
+    """Hold an output against the formula of its case; scale is for cases that say nothing about it."""
+    given = case.arguments.get("scale")
+    arguments = {**case.arguments, "scale": scale if given is None else given}
+    formula = FUNCTION.read(None, [case.query, case.key, case.value], arguments, {})
+    precision = precision_of(case.query.dtype.newbyteorder("="))
+    assert precision is not None, "float32 or float64"
+    return Evidence(formula, {"output": output.astype(np.float64)}, precision)
+
+
+@np.errstate(all="ignore")
+def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> bool:
+    """Tell whether a float mask was read as a bool one, whatever numbers it holds."""
+    evidence, mask = evidence_of(case, output, scale), case.arguments["attn_mask"]
+    made = (replace(evidence.formula, attn_mask=flags) for flags in (mask != 0, mask > 0, mask == 0))
+    return bool(evidence.best(Mistake("mask misread", "", "", one) for one in made))
+
+
+@np.errstate(all="ignore")
+def explain_together(cases: Sequence[Evidence]) -> str | None:
+    """Name, with its fix, the mistake that explains the first of some cases and most of the others; None: unknown."""
+    first, *others = cases
+    found = _explanations(first)
+    counts = dict.fromkeys(found, 1)
+    for case in others if len(counts) > 1 else ():
+        for key in _explanations(case, {name for name, _ in counts}).keys() & counts.keys():
+            counts[key] += 1
+    if counts:
+        return found[max(counts, key=lambda key: counts[key])]  # the first of those that are level
+    if _is_rounding(first):
+        return SUMS
+    rough = _rounding(cases)
+    return None if rough is None else f"your function {rough.what}: {rough.fix}"
+
+
+def _explanations(case: Evidence, only: Container[str] | None = None) -> dict[tuple[str, str], str]:
+    """Return the sentences of mistakes that explain a case, by name and by what they say without its numbers."""
+    found: dict[tuple[str, str], str] = {}
+    for mistake, *_ in case.best(mistakes_in(case.formula), only) or case.best(_fitted_scale(case), only):
+        key = mistake.name, re.sub(r"\d[\d.e+-]*", "", mistake.what)
+        found.setdefault(key, f"your function {mistake.what}: {mistake.fix}")
+    return found
+
+
+def _is_rounding(case: Evidence) -> bool:
+    """Whether the output is off by no more than careless code in the same precision."""
+    right, actual = case.right.stages["output"], case.rows["output"]
+    allowed = LENIENCY * stage_bounds(case.formula, case.right, case.precision)["output"]
+    return _is_near(actual, right) and _agree(actual, right, allowed)
+
+
+# Causes that are read off the numbers
+
+
+def _fitted_scale(evidence: Evidence) -> Iterator[Mistake]:
+    """Yield the scale that fits best, by a few steps of Newton's method from the right one."""
+    f, output = evidence.formula, evidence.rows.get("output")
+    if f.is_linear or output is None or output.shape != evidence.right.stages["output"].shape:
+        return
+    scale = f.factor
+    for _ in range(4):
+        step = 1e-6 * scale
+        here, there = (compute(replace(f, scale=x)).stages["output"] for x in (scale, scale + step))
+        slope = (there - here) / step
+        scale += float(np.sum(slope * (output - here)) / np.square(slope).sum())
+    if np.isfinite(scale):
+        none = abs(scale) < 1e-4 * abs(f.factor)
+        what = "gives all keys the same weight" if none else f"scales the scores by {scale:.6g}"
+        yield Mistake("wrong scale", what, f"multiply the scores by {f.factor:.6g}", replace(f, scale=scale))
+
+
+def _rounding(cases: Sequence[Evidence]) -> Mistake | None:
+    """Name decimals, or a coarser dtype whose rounding makes errors as large as the first case's, and as random."""
+    first = cases[0]
+    off = [name for name, agrees in first.agrees.items() if not agrees]
+    if not off:
         return None
+    decimals = {name: _decimals(first.rows[name], first.right.stages[name]) for name in off}
+    if None not in decimals.values():
+        what = " and ".join(f"{name} to {n} decimals" for name, n in decimals.items())
+        return Mistake("rounded", f"rounds {what}", "keep all digits", first.formula)
+    for precision in sorted(PRECISIONS.values(), key=lambda one: -one.bits):
+        if precision.bits < first.precision.bits and _rounds_like(first, precision):
+            break
+    else:
+        return None
+    errors, rights = list[Array](), list[Array]()
+    for case in cases:
+        for name, actual in case.rows.items():
+            right = case.right.stages[name]
+            if not case.agrees[name] and actual.shape == right.shape:
+                errors.append((actual - right).ravel())
+                rights.append(right.ravel())
+    if _is_systematic(np.concatenate(errors), np.concatenate(rights)):
+        return None
+    what = f"has errors of the size of {precision.name}'s, without a pattern: it may compute with that somewhere"
+    return Mistake("less precision", what, "use one dtype throughout, or compare in that one", first.formula)
 
-    def _rounds(self, computed: Any, precision: Precision, times: float) -> bool:
-        allowed = times * bound(self.formula, computed, precision)["output"]
-        if allowed.max(initial=0) > 0.1 * np.abs(self.formula.value).max(initial=0):  # it would explain anything
-            return False
-        return agree(self.output, self.right, allowed)
 
-    def _mistakes(self) -> Iterator[Mistake]:
-        """Yield those of empty rows first: beside averages and NaN, most others make no difference."""
-        formula = self.formula
-        empty = not compute(formula).visible.any(axis=-1).all()
-        yield from in_empty_rows(formula) if empty else ()
-        for mistake in (*mistakes_in(formula), *in_results(formula, {"output": self.output})):
-            yield mistake
-            yield from (mistake._replace(formula=other) for other in _in_its_empty_rows(mistake.formula))
+def _decimals(x: Array, right: Array) -> int | None:
+    """Count the decimals of all numbers, apart from float32's own rounding, if these are the right ones."""
+    for n in range(MOST_DECIMALS if x.shape == right.shape else 0):
+        if (np.abs(x - x.round(n)) <= 2.0**-22 * np.abs(x)).all():
+            return n if (np.abs(x - right) <= 0.501 * 10.0**-n).all() else None
+    return None
+
+
+def _rounds_like(case: Evidence, precision: Precision) -> bool:
+    """Whether errors are as large as those of the formula with every stage rounded."""
+    rough = compute(replace(case.formula, round_stage=partial(_round_bits, bits=precision.bits))).stages
+    allowed = stage_bounds(case.formula, case.right, precision)
+    for name, actual in case.rows.items():
+        right = case.right.stages[name]
+        if not case.agrees[name]:
+            if not _is_near(actual, right) or not _agree(actual, right, allowed[name]):
+                return False
+            error, made = _norm(actual - right), _norm(rough[name] - right)
+            if not made / 6 <= error <= 6 * made:
+                return False
+    return True
+
+
+def _round_bits(x: Array, stage: str, *, bits: int) -> Array:
+    significand, exponent = np.frexp(x)
+    return np.ldexp(np.round(significand * 2.0**bits) / 2.0**bits, exponent)
+
+
+def _is_systematic(error: Array, right: Array) -> bool:
+    """Tell errors with a pattern from those of rounding: most have one sign, or they follow the numbers."""
+    finite = np.isfinite(error) & np.isfinite(right)
+    error, right = error[finite], right[finite]
+    signs = np.sign(error)[error != 0]
+    if signs.size < FEWEST_ERRORS:
+        return False
+    alike = np.sum(error * right) / np.sqrt(np.square(error).sum() * np.square(right).sum())
+    return bool(max(abs(signs.mean()), abs(alike)) > 0.8)
+
+
+# Distances
+
+
+def _agree(actual: Array, expected: Array, allowed: Array) -> bool:
+    return actual.shape == expected.shape and bool((error_ratios(actual, expected, allowed) <= 1).all())
+
+
+def _is_near(actual: Array, expected: Array) -> bool:
+    """Tell whether bounds are worth computing: the same shape, NaN in the same places, and not a tenth off."""
+    if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
+        return False
+    return _largest(actual - expected) <= 0.1 * _largest(expected)
+
+
+def _largest(x: Array) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0))
+
+
+def _norm(x: Array) -> float:
+    return float(np.sqrt(np.square(x[np.isfinite(x)]).sum()))

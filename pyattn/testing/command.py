@@ -9,37 +9,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pyattn.testing.checking import check
+from pyattn.testing._check import check
+from pyattn.testing.calling import text_of
 
 __all__ = ["run"]
 
 
-class _NotThereError(Exception):
-    """There is no such function; the message is for the user."""
+class _NotFoundError(Exception):
+    """The function does not exist; the message is for the user."""
 
 
 def run(target: str, **options: Any) -> int:
-    """Check a function by its name; options are those of `check`.
-
-    Parameters
-    ----------
-    target : str
-        ``file.py:function`` or ``package.module:function``; the function may be an attribute of something else.
-
-    Returns
-    -------
-    int
-        The exit status: 0 where all passed, 1 where something failed, 2 where there is nothing to check, 130 after
-        Ctrl-C.
-    """
+    """Check a function by its name and return the exit status: 0 passed, 1 failed, 2 not found, 130 interrupted."""
     try:
         result = check(_load(target), **options)
-    except (_NotThereError, TypeError) as problem:
+    except (_NotFoundError, TypeError) as problem:
         sys.stderr.write(f"check: {problem}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"check: interrupted in {target}\n")
-        return 128 + 2  # what a shell says of a program that SIGINT has ended
+        return 128 + 2  # as a shell reports a program that SIGINT ended
     sys.stdout.write(f"{result}\n")
     return 0 if result.passed else 1
 
@@ -47,19 +36,21 @@ def run(target: str, **options: Any) -> int:
 def _load(target: str) -> Any:
     place, _, name = target.rpartition(":")
     if not place or not name:
-        raise _NotThereError(f"{target!r} names no function, expected file.py:function or package.module:function")
+        raise _NotFoundError(
+            f"{target!r} does not name a function, expected file.py:function or package.module:function"
+        )
     if place.endswith(".py") and not Path(place).is_file():
-        raise _NotThereError(f"there is no file {place}")
+        raise _NotFoundError(f"file {place} does not exist")
     try:
         module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise _NotThereError(f"{place} does not import: {reason}") from error
+        reason = " ".join(f"{type(error).__name__}: {text_of(error)}".split())
+        raise _NotFoundError(f"{place} does not import: {reason}") from error
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
             own = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
-            raise _NotThereError(f"{place} has no {name}; it has {', '.join(own) or 'no functions'}")
+            raise _NotFoundError(f"{place} has no {name}; it has {', '.join(own) or 'no functions'}")
         found = getattr(found, part)
     return found
 

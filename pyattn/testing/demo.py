@@ -1,4 +1,4 @@
-"""What ``python -m pyattn compare`` shows: a module that is right, and the same with a fault planted in it."""
+"""``python -m pyattn compare``: a right module compared, and the same with a fault planted in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyattn.nn as nn
 import pyattn.reference as reference
 from pyattn.interop.torch import to_torch
-from pyattn.testing._comparing.comparison import compare
+from pyattn.testing._compare import compare
 
 __all__ = ["demonstrate"]
 
@@ -20,19 +20,9 @@ EMBED_DIM, HEADS, BATCH, LENGTH = 64, 4, 2, 10
 
 
 def demonstrate(with_torch: bool | None = None) -> tuple[str, bool]:
-    """Compare a random multi-head attention with torch's of the same parameters, then with one that has a fault.
+    """Compare a random multi-head attention with torch's, or without torch with the formula in NumPy, right and wrong.
 
-    Parameters
-    ----------
-    with_torch : bool, optional
-        False: with the formula in float64 NumPy instead. Default: None, with torch where it is installed.
-
-    Returns
-    -------
-    text : str
-        What to print.
-    right : bool
-        Whether the first were found equal, and the fault was named.
+    Returns the text to print, and whether the first were found equal and the fault was named.
     """
     if with_torch is None:
         with_torch = importlib.util.find_spec("torch") is not None
@@ -52,7 +42,7 @@ def demonstrate(with_torch: bool | None = None) -> tuple[str, bool]:
 
 
 def _formula_of(module: nn.MultiheadAttention) -> Callable[..., tuple[Any, Any]]:
-    """Write down what a module computes, without its code: output, and weights averaged over heads."""
+    """Compute output and mean weights of a module in float64 NumPy, without its code."""
     state = module.state_dict()
     weights, biases = (np.split(state[f"in_proj_{name}"], 3) for name in ("weight", "bias"))
 

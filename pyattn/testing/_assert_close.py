@@ -1,0 +1,136 @@
+"""`assert_attention_close`: one result, held to the bound that rounding gives it."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+import pyattn.functional as functional
+from pyattn._util.typing import Align, EmptyRows, Layout, Score, Window
+from pyattn.testing.bounds import describe_worst, expect, output_bars, output_ratios
+from pyattn.testing.cases import Case
+from pyattn.testing.causes import evidence_of, explain_together
+
+__all__ = ["WIDENED", "assert_attention_close"]
+
+WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
+MOST_PAIRS = 300_000  # of queries and keys, so that computing every mistake takes a few seconds
+
+
+def assert_attention_close(
+    actual: npt.ArrayLike,
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    *,
+    attn_mask: npt.ArrayLike | None = None,
+    is_causal: bool = False,
+    align: Align | None = None,
+    scale: SupportsFloat | None = None,
+    score: Score = "dot",
+    score_weight: npt.ArrayLike | None = None,
+    window: Window = None,
+    key_lengths: npt.ArrayLike | None = None,
+    query_lengths: npt.ArrayLike | None = None,
+    enable_gqa: bool = False,
+    empty_rows: EmptyRows = "zero",
+    layout: Layout = "bhsd",
+    bar: float | None = None,
+) -> None:
+    """Raise an AssertionError unless `actual` is the attention of the inputs, up to rounding.
+
+    The exact answer is the formula in float64, in long double for float64 inputs. There is no tolerance to guess: each
+    number may be off by ``bar * u * sum_j p_j (|v_j| + |o|) (1 + a_j)``, and some denormals. Here u is half the
+    distance between 1 and the next number, p_j the weight of key j, and o the exact output. ``a_j = |scale| sum_d |q_d|
+    |k_jd| + |bias_j|`` is the size of the terms that a score is the sum of. ('cosine': of the rows of norm 1.
+    'distance': of sums in which nothing cancels. 'bilinear': ``sum_cd |q_c| |W_cd| |k_jd|``. 'additive': ``sum_d
+    |w_d|``.) The error over the bound without `bar` is the error ratio in the message.
+
+    Parameters
+    ----------
+    actual : array_like, (..., heads, L, v_dim)
+        The result to test, from any library, in the dtype that query, key and value have together.
+    query, key, value : array_like
+        As for `pyattn.attention`, like all arguments that follow except `bar`.
+    attn_mask : array_like, optional
+        bool, True = attend, or float. Default: None.
+    is_causal : bool
+        Query i does not attend to keys after its own position. Default: False.
+    align : {'upper_left', 'lower_right'}, optional
+        Must be said for a causal mask or a window when L differs from S. Default: None.
+    scale : float, optional
+        Default: ``1 / sqrt(head_dim)``, of 'distance' half of that, of the others 1.
+    score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
+        The score function. Default: 'dot'.
+    score_weight : array_like, optional
+        The weight of a bilinear or additive score, which need it. Default: None.
+    window : int or (int or None, int or None), optional
+        Keys before and after its own position that a query attends to, inclusive. Default: None.
+    key_lengths, query_lengths : array_like of int, optional
+        The number of keys and queries of each batch entry. Default: None, all.
+    enable_gqa : bool
+        With three axes the first is heads, and keys may have fewer. Default: False.
+    empty_rows : {'zero', 'nan'}
+        The output of a row that has nothing to attend to. Default: 'zero'.
+    layout : {'bhsd', 'bshd'}
+        The axes of query, key, value and actual. Default: 'bhsd'.
+    bar : float, optional
+        The largest error ratio that passes. Default: 4; 16 where at least 32 nearly equal weights meet values of one
+        sign, because rounding errors do not cancel there. Code that adds up a long row one number after the other needs
+        more there: up to 64 in PyTorch, with 16,384 keys.
+
+    Raises
+    ------
+    AssertionError
+        A number is outside its bound: the message says where the worst is, and which known mistake, if any, gives these
+        numbers. Or actual has another shape or dtype.
+    ValueError
+        The inputs break a rule of `pyattn.attention`.
+    TypeError
+        An argument is not an array of real numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn.testing import assert_attention_close
+    >>> query, key, value = np.random.default_rng(0).standard_normal((3, 5, 4))
+    >>> weights = np.exp(query @ key.T / 2)
+    >>> assert_attention_close(weights @ value / weights.sum(axis=-1, keepdims=True), query, key, value)
+    """
+    if bar is not None and not bar > 0:
+        raise ValueError(f"bar is {bar!r}; it must be a positive number")
+    result = _core.as_real(actual, "actual")
+    inputs = _core.as_real(query, "query"), _core.as_real(key, "key"), _core.as_real(value, "value")
+    arguments: dict[str, Any] = {"is_causal": is_causal, "align": align, "window": window, "enable_gqa": enable_gqa}
+    arguments |= {"empty_rows": empty_rows, "layout": layout, "scale": scale, "score": score}
+    arrays = {"attn_mask": attn_mask, "key_lengths": key_lengths, "query_lengths": query_lengths}
+    arrays |= {"score_weight": score_weight}
+    arguments |= {name: None if x is None else _core.as_array(x, name) for name, x in arrays.items()}
+    like = functional.attention(*inputs, **arguments)  # for the core's rules, and for shape and dtype
+    if result.shape != like.shape:
+        raise AssertionError(f"actual has shape {result.shape}, expected {like.shape}: {_shapes(inputs)}")
+    if result.dtype.newbyteorder("=") != like.dtype:
+        fix = _core.cast(actual, "actual", f"numpy.{like.dtype}")
+        why = f", or leave them {like.dtype}: {WIDENED}" if isinstance(actual, np.ndarray) and like.itemsize < 8 else ""
+        given = f"actual has dtype {result.dtype}, expected that of the inputs, {like.dtype}"
+        raise AssertionError(f"{given}; pass {fix}{why}")
+    arguments["scale"] = None if scale is None else float(scale)
+    arguments["window"] = tuple(window) if isinstance(window, list) else window
+
+    expected = expect(*inputs, like.dtype, **arguments)
+    ratios = output_ratios(result, expected)
+    bars = output_bars(expected) if bar is None else np.full(ratios.shape, float(bar))
+    if not (ratios <= bars).all():
+        cause = None
+        if inputs[0].shape[-1] and expected.weights.size <= MOST_PAIRS:
+            cause = explain_together([evidence_of(Case(*inputs, arguments), result)])
+        worst = describe_worst("actual", result, expected, ratios, bars)
+        raise AssertionError(worst if cause is None else f"{worst}\nlikely cause: {cause}")
+
+
+def _shapes(inputs: tuple[npt.NDArray[Any], ...]) -> str:
+    names = ("query", "key", "value")
+    return ", ".join(f"{name} has shape {x.shape}" for name, x in zip(names, inputs, strict=True))

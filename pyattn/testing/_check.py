@@ -1,0 +1,340 @@
+"""`check`: a function of the user's, marked on all cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pyattn._util.arguments import as_choice
+from pyattn._util.typing import Align, Layout
+from pyattn.testing._assert_close import WIDENED
+from pyattn.testing.bounds import Expected, describe_worst, expect, output_bars, output_ratios
+from pyattn.testing.callee import Answer, Callee, Library, RefusedError
+from pyattn.testing.calling import Array, is_of
+from pyattn.testing.cases import GROUPS, Case, Group
+from pyattn.testing.causes import LENIENCY, evidence_of, explain_together, reads_floats_as_flags
+from pyattn.testing.reports import CheckResult, Failure, GroupResult
+from pyattn.testing.sides import MODULES, kind_of
+
+__all__ = ["check"]
+
+CORNERS: dict[Align, str] = {
+    "upper_left": "the first query is aligned with the first key (upper left), as in PyTorch and JAX",
+    "lower_right": "the last query is aligned with the last key (lower right), as in FlashAttention",
+}
+NO_ARGUMENT = "no argument for "
+FLAGS = "a float mask is read as flags; other libraries add it to the scores"
+TUPLE = "it returned a tuple, whose first item was marked"
+MOST_FAILURES = 30  # that a cause is sought for
+
+
+class Rules(NamedTuple):
+    """The options of `check`."""
+
+    scale: float | None
+    align: Align | None
+    strict: bool
+
+
+class Mark(NamedTuple):
+    """The outcome of a case."""
+
+    group: Group
+    status: Literal["passed", "failed", "not taken"]
+    case: Case
+    what: str = ""
+    """The failure, or why it was not taken."""
+    raised: bool = False
+    note: str = ""
+    """A remark for the user."""
+    answer: Answer | None = None
+    slack: float = 0.0
+    """The worst error ratio over its bar."""
+    cause: str | None = None
+    """Where the failure itself tells it."""
+
+
+def check(
+    my_attention: Callable[..., Any],
+    *,
+    scale: float | None = None,
+    align: Align | None = None,
+    layout: Layout | None = None,
+    arrays: Library | None = None,
+    strict: bool = False,
+) -> CheckResult:
+    r"""Mark an attention function of your own: run it on some 200 cases, and say what is wrong and why.
+
+    The cases, from easy to hard: plain ones; one query, one key; lengths and dims that differ; batches and heads, also
+    heads that share keys; scale, causal, bool and float masks and key lengths where the function has an argument for
+    them; scores so large that exp overflows, rows of 4,096 keys, denormals, float64, views. Each number is held to the
+    bound of `assert_attention_close`, times 16. Where a result is wrong, the formula is computed with each of some 30
+    known mistakes in it. The likely cause is the one that reproduces the result.
+
+    A function of query, key and value alone is all that is needed. Arguments are found by their names: those of
+    `pyattn.attention`, and those that NumPy users, PyTorch and JAX give them. Missing arguments are not held against
+    the function, and neither are exceptions for arrays that it may refuse: several axes, shared heads, some kinds of
+    masks.
+
+    Parameters
+    ----------
+    my_attention : callable
+        Takes query, key and value, (L, head_dim), (S, head_dim) and (S, v_dim), perhaps with batch and heads in front,
+        and returns the output, or a tuple with the output first.
+    scale : float, optional
+        The number that it multiplies scores by unless told. Default: ``1 / sqrt(head_dim)``; pass 1 for the first
+        example of an article that leaves the scale out.
+    align : {'upper_left', 'lower_right'}, optional
+        The corner that its causal mask starts from when L differs from S. Default: None, either.
+    layout : {'bhsd', 'bshd'}, optional
+        The order of four axes; with 'bshd', (batch, length, heads, dim), arrays with fewer are not tried. Default:
+        None, 'bshd' for JAX's own functions and 'bhsd' for all others.
+    arrays : {'numpy', 'torch', 'jax'}, optional
+        The library whose arrays it takes. Default: None, the library that the function is from; a function of the
+        user's gets NumPy's, and if it raises exceptions for them, those of a library that has been imported.
+    strict : bool
+        Whether remarks count as failures: a row with nothing to attend to is 0, a masked NaN does not reach the output,
+        float32 inputs give float32, and errors are within the bound itself. Default: False.
+
+    Returns
+    -------
+    CheckResult
+        Prints as a table. ``assert result.passed, result`` is a test.
+
+    Raises
+    ------
+    TypeError
+        my_attention is not a function of query, key and value, or it is a module with weights, which `pyattn.compare`
+        takes.
+    ValueError
+        align, layout or arrays is none of the above.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn.testing import check
+    >>> def attention(query, key, value):
+    ...     weights = np.exp(query @ key.T / query.shape[-1] ** 0.5)
+    ...     return weights / weights.sum(axis=-1, keepdims=True) @ value
+    >>> result = check(attention)
+    >>> result.passed, result.first_failure.group
+    (False, 'large scores')
+    >>> print(result.cause.replace(": ", ":\n"))
+    your function takes exp(score) without subtracting the row's own maximum, so it overflows or underflows:
+    subtract scores.max(axis=-1, keepdims=True) first
+    """
+    as_choice(align, "align", ("upper_left", "lower_right", None))
+    as_choice(layout, "layout", ("bhsd", "bshd", None))
+    as_choice(arrays, "arrays", ("numpy", "torch", "jax", None))
+    _refuse_modules(my_attention)
+    rules = Rules(None if scale is None else float(scale), align, strict)
+    with np.errstate(all="ignore"):
+        return _check(Callee(my_attention, rules.scale, layout, arrays), rules)
+
+
+def _refuse_modules(my_attention: Any) -> None:
+    """With weights of its own it is another function than attention."""
+    kind = None if isinstance(my_attention, type) else kind_of(my_attention)
+    if kind in MODULES:
+        given = f"my_attention is a {kind.name} with weights of its own, expected a function of query, key and value"
+        ours = " (pyattn.interop.torch.from_torch makes ours)" if is_of(my_attention, "torch") else ""
+        raise TypeError(f"{given}; use pyattn.compare(ours, theirs, query, key, value) for modules{ours}")
+
+
+def _check(callee: Callee, rules: Rules) -> CheckResult:
+    marks = [_judge(callee, group, case, rules) for group in GROUPS for case in group.cases()]
+    for name in ("attn_mask", "key_lengths", "enable_gqa"):
+        using = [n for n, mark in enumerate(marks) if mark.case.arguments.get(name) is not None]
+        if callee.takes(name) and all(marks[n].status == "not taken" for n in using):  # every use raises
+            for n in using:
+                marks[n] = marks[n]._replace(status="failed") if marks[n].raised else marks[n]
+    failures = [mark for mark in marks if mark.status == "failed"]
+    groups = tuple(_count([mark for mark in marks if mark.group is group]) for group in GROUPS)
+    cause = _find_cause(callee, failures, rules) if failures else None
+    first_failure = _describe(callee, failures[0], cause) if failures else None
+    return CheckResult(callee.name, groups, first_failure, cause, tuple(_remarks(marks)))
+
+
+# One case
+
+
+def _judge(callee: Callee, group: Group, case: Case, rules: Rules) -> Mark:
+    lacking = [name for name in group.needs if not callee.takes(name)]
+    if lacking:
+        return Mark(group, "not taken", case, NO_ARGUMENT + " and ".join(lacking))
+    if group.convention == "corner":
+        align = rules.align or ("upper_left" if callee.takes("align") else None)
+        rules = rules._replace(align=align)
+        case = case._replace(arguments={**case.arguments, "align": align})
+    try:
+        case = callee.present(case)
+    except RefusedError as refused:
+        return Mark(group, "not taken", case, str(refused))
+    try:
+        answer = callee.call(case)
+    except RefusedError as refused:
+        return Mark(group, "not taken" if group.optional else "failed", case, str(refused), raised=True)
+
+    mark = Mark(group, "passed", case, answer=answer, note=TUPLE if answer.from_tuple else "")
+    given, expected = answer.output.shape, (*case.query.shape[:-1], case.value.shape[-1])
+    if given != expected:
+        return mark._replace(status="failed", what=f"the result has shape {given}, expected {expected}")
+    if answer.changed and group.name == "inputs unchanged":
+        name = answer.changed[0]
+        cause = f"{name} is changed in place, and the caller's array with it: write x = x * y, not x *= y"
+        return mark._replace(status="failed", what=f"it wrote to {name}", cause=cause)
+    if case.query.dtype == np.float64 != answer.output.dtype and not rules.strict:
+        return mark._replace(status="not taken", what=f"float64 inputs give {answer.output.dtype}")
+    mark = _CONVENTIONS.get(group.convention, _judge_numbers)(mark, answer.output, rules)
+    what = f"{case.query.dtype} inputs give {answer.output.dtype}"
+    if case.query.dtype == answer.output.dtype or mark.status == "failed":
+        return mark
+    if rules.strict:
+        return mark._replace(status="failed", what=what, cause=WIDENED)
+    return mark._replace(note=f"{what}: {WIDENED}")
+
+
+def _expect(case: Case, rules: Rules, **more: Any) -> Expected:
+    arguments = {"scale": rules.scale, **case.arguments, **more}
+    return expect(case.query, case.key, case.value, case.query.dtype, **arguments)
+
+
+def _hold(mark: Mark, output: Array, expected: Expected, rules: Rules, ignore: Any = False) -> Mark:
+    """Fail numbers outside the bound, or outside LENIENCY times the bound unless the check is strict."""
+    ratios = np.where(ignore, 0, output_ratios(output, expected))
+    bars = output_bars(expected)
+    allowed = bars * (1 if rules.strict else LENIENCY)
+    slack = float((ratios / bars).max(initial=0))
+    if (ratios <= allowed).all():
+        return mark._replace(slack=slack)
+    return mark._replace(status="failed", what=describe_worst("result", output, expected, ratios, allowed))
+
+
+def _judge_numbers(mark: Mark, output: Array, rules: Rules) -> Mark:
+    judged = _hold(mark, output, _expect(mark.case, rules), rules)
+    biased = judged.status == "failed" and mark.group.needs == ("attn_bias",)
+    if biased and reads_floats_as_flags(mark.case, output, rules.scale):
+        return mark._replace(status="not taken", what=FLAGS)
+    return judged
+
+
+def _judge_corner(mark: Mark, output: Array, rules: Rules) -> Mark:
+    """Accept either corner, unless one is asked for; another group has the empty rows."""
+    judged = mark
+    for align in [rules.align] if rules.align else CORNERS:
+        expected = _expect(mark.case, rules, align=align)
+        judged = _hold(mark, output, expected, rules, ignore=_empty_rows(mark.case, expected))
+        if judged.status == "passed":
+            return judged._replace(note="" if rules.align else f"causal, lengths differ: {CORNERS[align]}")
+    return judged
+
+
+def _judge_empty_rows(mark: Mark, output: Array, rules: Rules) -> Mark:
+    """Accept 0, NaN and averages in rows that see nothing."""
+    case, expected = mark.case, _expect(mark.case, rules)
+    if rules.strict:
+        return _hold(mark, output, expected, rules)
+    empty = _empty_rows(case, expected)
+    judged = _hold(mark, output, expected, rules, ignore=empty)
+    if judged.status == "failed":
+        return judged
+    unmasked = case._replace(arguments={**case.arguments, "attn_mask": None})
+    for what, other in (
+        ("", expected),
+        ("is NaN", _expect(case, rules, empty_rows="nan")),
+        ("is the mean of all values, as in JAX", _expect(unmasked, rules, scale=0.0)),
+        ("is the result without the mask", _expect(unmasked, rules)),
+    ):
+        if _hold(mark, output, other, rules, ignore=~empty).status == "passed":
+            note = f"a row with nothing to attend to {what}; it is 0 in PyTorch, FlashAttention and pyattn"
+            return judged._replace(note=note if what else "")
+    return _hold(mark, output, expected, rules)
+
+
+def _judge_masked_nan(mark: Mark, output: Array, rules: Rules) -> Mark:
+    """Accept NaN in the place of right numbers."""
+    ignore = np.isnan(output) & (not rules.strict)
+    judged = _hold(mark, output, _expect(mark.case, rules), rules, ignore=ignore)
+    note = "a masked NaN reaches the output, as in PyTorch; pyattn never reads masked positions"
+    return judged._replace(note=note) if ignore.any() else judged
+
+
+def _empty_rows(case: Case, expected: Expected) -> Array:
+    """Tell which rows of the output see nothing; broadcasts over v_dim."""
+    rows = (expected.lse == -np.inf)[..., np.newaxis]
+    return np.asarray(rows.swapaxes(-3, -2) if case.arguments.get("layout") == "bshd" else rows)
+
+
+_CONVENTIONS: dict[str, Callable[[Mark, Array, Rules], Mark]] = {
+    "corner": _judge_corner,
+    "empty": _judge_empty_rows,
+    "nan": _judge_masked_nan,
+}
+
+
+# The report
+
+
+def _count(marks: Sequence[Mark]) -> GroupResult:
+    statuses = [mark.status for mark in marks]
+    counts = [statuses.count(status) for status in ("passed", "failed", "not taken")]
+    return GroupResult(marks[0].group.name, len(marks), *counts)
+
+
+def _describe(callee: Callee, mark: Mark, cause: str | None) -> Failure:
+    case = mark.case
+    mask = case.arguments.get("attn_mask")
+    shapes = [f"query {case.query.shape}, key {case.key.shape}, value {case.value.shape}, {case.query.dtype}"]
+    shapes += [] if mask is None else [f"mask {mask.shape}, {mask.dtype}"]
+    shapes += [] if case.storage == "contiguous" else [f"in memory: {case.storage}"]
+    unknown = mark.answer is not None and cause is None
+    what = f"{mark.what}\nnone of the mistakes that are known here gives these numbers" if unknown else mark.what
+    return Failure(mark.group.name, callee.describe(case), "; ".join(shapes), what)
+
+
+def _find_cause(callee: Callee, failures: Sequence[Mark], rules: Rules) -> str | None:
+    first = failures[0]
+    if first.answer is None or first.cause is not None:  # an exception tells its own
+        return first.cause
+    if _differs(callee, first.case, first.answer):
+        return "two equal calls give different results: dropout that is still on, or numpy.empty that is not filled"
+    if _differs(callee, first.case._replace(storage="contiguous"), first.answer):
+        return "memory is read without regard to strides: copy arrays that are not contiguous first"
+    alike = [mark for mark in failures if mark.group is first.group][:MOST_FAILURES]  # others may have other causes
+    return explain_together(
+        [evidence_of(mark.case, mark.answer.output, rules.scale) for mark in alike if mark.answer is not None]
+    )
+
+
+def _differs(callee: Callee, case: Case, answer: Answer) -> bool:
+    """Tell whether a call gives another result, by more than rounding; a dropout may drop nothing at times."""
+    try:
+        again = [callee.call(case).output for _ in range(8)]
+    except RefusedError:
+        return True
+    same = (one.shape == answer.output.shape for one in again)
+    return not all(same) or not all(np.allclose(one, answer.output, rtol=1e-3, equal_nan=True) for one in again)
+
+
+def _remarks(marks: Sequence[Mark]) -> list[str]:
+    """List remarks, each once, in the order of the cases."""
+    passed = [mark for mark in marks if mark.status == "passed"]
+    notes = dict.fromkeys(mark.note for mark in passed if mark.note)
+    worst = max(passed, key=lambda mark: mark.slack, default=None)
+    if worst is not None and worst.slack > 1.5 and all(mark.status != "failed" for mark in marks):
+        notes[f"errors are up to {worst.slack:.2g} times those of careful code, in {worst.group.name}"] = None
+    missing: dict[str, None] = {}
+    refused: dict[str, dict[str, None]] = {}  # reason to groups
+    for mark in marks:
+        if mark.status != "not taken":
+            continue
+        if mark.what.startswith(NO_ARGUMENT):
+            missing |= dict.fromkeys(mark.what.removeprefix(NO_ARGUMENT).split(" and "))
+            missing.pop("attn_bias", None)  # as attn_mask is missing, too
+        elif not any(mark.group.name in groups for groups in refused.values()):
+            refused.setdefault(mark.what, {})[mark.group.name] = None
+    if missing:
+        notes[f"not taken: there is not an argument for {', '.join(missing)}"] = None
+    return [*notes, *(f"not taken, {', '.join(groups)}: {what}" for what, groups in refused.items())]

@@ -1,0 +1,272 @@
+"""`compare`: calls both sides, holds their stages against each other, and asks for causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios, stage_bounds
+from pyattn.testing.causes import Evidence, Explanation, explain, random_results
+from pyattn.testing.formula import STAGES, Affine, Array, Formula, compute
+from pyattn.testing.mistakes import Mistake
+from pyattn.testing.reports import Cause, Comparison, Stage
+from pyattn.testing.sides import Side, owner_of, read_arrays, side_of
+
+__all__ = ["compare"]
+
+
+def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None = None, **kwargs: Any) -> Comparison:
+    """Find where two attentions differ, and why.
+
+    Both are called with the same inputs, each in its own dtype. Their results are held against each other and against
+    the formula in float64, stage by stage: projections, scores, weights, heads, output. Two modules show all stages,
+    computed from their parameters and options; output, and weights where they are returned, come from the calls. A
+    function shows what it returns. The rounding bound of each number is derived from the two dtypes, so there is not a
+    tolerance to choose. Parameters of two modules are held against each other as well, to one cast's rounding.
+
+    Where the sides differ, some 30 mistakes that people make are computed one by one: scale, masks, causal alignment,
+    the softmax's axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the one that
+    gives the wrong side's numbers.
+
+    Parameters
+    ----------
+    ours : module or callable
+        A multi-head attention, a self-attention or a linear layer of `pyattn.nn`; or a function of query, key and value
+        with arguments of `pyattn.attention`, or one of x, w_query, w_key and w_value with those of
+        `pyattn.self_attention`. Bind arguments that are for one side alone with functools.partial.
+    theirs : module, callable or array_like
+        A torch.nn.MultiheadAttention or torch.nn.Linear, a function, or expected numbers: an output, or a tuple of
+        output, weights and lse. Modules are called without gradients, in the mode, training or not, that they are in.
+    *inputs : array_like
+        Query, key and value; for a linear layer its input; for a self-attention x, and context if there is one; for its
+        function x and the three weights. float32 or float64; torch's modules get them in their own dtype.
+    tensors : bool, optional
+        Whether theirs takes torch's tensors. Default: None, where it comes from torch.
+    **kwargs
+        For both sides, such as attn_mask; they mean what they mean to ours. A function without an argument for score or
+        score_weight is taken to compute these scores by itself.
+
+    Returns
+    -------
+    Comparison
+        Print it. ``equal``, ``stage``, ``cause`` and ``stages`` say the same to a program:
+        ``assert report.equal, str(report)``. Weights and lse that only one side returns are held against the formula,
+        and the sides are not equal where these are wrong.
+
+    Raises
+    ------
+    TypeError
+        A side cannot be compared or gives no numbers, or an argument is not known.
+    ValueError
+        Inputs do not fit together. Exceptions of the two sides come through.
+
+    Notes
+    -----
+    float64 results are judged by a float64 formula, whose own rounding is part of the bound. All scores of an attention
+    are held in float64: use inputs of a test's size.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> def attention(query, key, value):
+    ...     scores = np.exp(query @ key.T)
+    ...     return scores / scores.sum(axis=-1, keepdims=True) @ value
+    >>> report = pyattn.compare(pyattn.attention, attention, *np.eye(3)[:, None] + np.eye(3))
+    >>> report
+    <Comparison: different in scores: theirs does not scale the scores>
+    >>> report.cause.fix.partition(";")[0]
+    'multiply them by 1 / sqrt(head_dim) = 0.5774, once'
+    """
+    sides = side_of(ours, "ours", None), side_of(theirs, "theirs", tensors)
+    owner = owner_of(*sides)
+    arrays, given = owner.read_inputs(inputs), read_arrays(kwargs)
+    left, right = [_Run(side, owner, arrays, given) for side in sides]
+    modules = left.side.is_module and right.side.is_module
+    if modules:
+        left.add_stages()
+        right.add_stages()
+    stages = tuple(_stages(left, right))
+    parameters = tuple(_unequal_parameters(left, right)) if modules else ()
+    found = _find(left, right, all(stage.equal for stage in stages), parameters)
+    ours, theirs = (f"{run.side.title()}, {run.precision.name}" for run in (left, right))
+    return Comparison(ours, theirs, stages, *found, parameters)
+
+
+class _Run:
+    """A side, and the results of its call."""
+
+    def __init__(self, side: Side, owner: Side, arrays: list[Array], given: Mapping[str, Any]) -> None:
+        self.side, self._call = side, partial(side.call, arrays, given)
+        self.returned = self.shown = self._call()
+        # With its own parameters, or with those of the other side where it has none to read.
+        self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
+        self.precision, self.dropout = side.precision(arrays), side.dropout(given)
+        if not callable(side.target):  # numbers of unknown origin: as precise as the other side at most
+            self.precision = min(self.precision, owner.precision(arrays), key=lambda one: one.bits)
+        extra = self.returned.keys() - self.computed.stages.keys()
+        if extra:
+            raise TypeError(f"{side.name} returns {' and '.join(sorted(extra))}, which {owner.kind_name} does not have")
+
+    def add_stages(self) -> None:
+        """Compute the stages that the call does not show, from the side's parameters and options, in its dtype."""
+        dtype = np.float64 if self.precision.name == "float64" else np.float32  # NumPy does not sum in half precision
+        found = {**compute(self.formula, dtype).stages, **self.returned}
+        self.shown = {name: found[name].astype(np.float64) for name in STAGES if name in found}
+
+    def allowed(self, precision: Precision) -> dict[str, Array]:
+        """Bound results of this precision, and the rounding of the float64 formula that judges them."""
+        more = 1 + 2.0 ** (precision.bits - PRECISIONS["float64"].bits)
+        return {name: more * x for name, x in stage_bounds(self.formula, self.computed, precision).items()}
+
+    def is_wrong(self) -> bool:
+        """Whether the call and its formula differ."""
+        exact, allowed = self.computed.stages, self.allowed(self.precision)
+        return any(_worst(x, exact[name], allowed[name])[0] > 1 for name, x in self.returned.items())
+
+    def is_random(self) -> bool:
+        """Whether another call gives other numbers."""
+        again = self._call() if callable(self.side.target) else self.returned
+        return not all(
+            name in again and np.array_equal(again[name], x, equal_nan=True) for name, x in self.returned.items()
+        )
+
+
+# The table
+
+
+def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
+    """Yield the stages that both show, and wrong ones that one side alone returns. The formula of ours judges all."""
+    allowed = [left.allowed(run.precision) for run in (left, right)]
+    coarser = _coarser(left, right)
+    for name in STAGES:
+        shown = [side for side, run in (("ours", left), ("theirs", right)) if name in run.shown]
+        if not shown:
+            continue
+        only: Any = shown[0] if len(shown) == 1 else None
+        exact, each = left.computed.stages[name], [bounds[name] for bounds in allowed]
+        one, other = left.shown.get(name, exact), right.shown.get(name, exact)
+        ours, theirs = (_worst(x, exact, most)[0] for x, most in zip((one, other), each, strict=True))
+        worst, place = _worst(one, other, {None: each[0] + each[1], "ours": each[0], "theirs": each[1]}[only])
+        if only and worst <= 1:
+            continue
+        error = float(error_ratios(one, other, np.ones(())).max(initial=0)) if one.shape == other.shape else np.inf
+        numbers = [float(x[place]) if x.shape == one.shape else np.nan for x in (one, other, exact) if place]
+        ulp = error / _ulp(exact, coarser)
+        yield Stage(name, one.shape, other.shape, error, ulp, worst, ours, theirs, place, tuple(numbers), only)
+
+
+def _worst(actual: Array, expected: Array, allowed: Array) -> tuple[float, tuple[int, ...] | None]:
+    """Find the largest ratio of error to bound, and its place; None for arrays of two shapes, or without elements."""
+    if actual.shape != expected.shape:
+        return np.inf, None
+    if allowed.shape != actual.shape:  # neither has the formula's shape: its largest bound has to do
+        allowed = np.full(actual.shape, allowed.max(initial=0))
+    ratios = error_ratios(actual, expected, allowed)
+    if not ratios.size:
+        return 0.0, None
+    place = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
+    return float(ratios[place]), tuple(int(n) for n in place)
+
+
+def _ulp(exact: Array, precision: Precision) -> float:
+    """Return the unit in the last place of the largest number."""
+    largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0))
+    return float(np.ldexp(1.0, int(np.frexp(max(largest, precision.tiny))[1]) - precision.bits))
+
+
+def _coarser(left: _Run, right: _Run) -> Precision:
+    return min((left.precision, right.precision), key=lambda one: one.bits)
+
+
+# Causes
+
+
+def _find(
+    left: _Run, right: _Run, equal: bool, parameters: tuple[Cause, ...]
+) -> tuple[tuple[Cause, ...], tuple[str, ...], tuple[str, ...], bool]:
+    """Return causes, names of others with the same numbers, the wrong sides, and whether everything is explained."""
+    wrong = [run for run in (right, left) if run.is_wrong()]
+    explained: list[tuple[str, Explanation]] = []
+    if not equal and left.side.is_module and right.side.is_module:
+        stages = {name: right.computed.stages[name] for name in STAGES if name in right.computed.stages}
+        found = explain(left.formula, stages, right.precision, computed=True)
+        if parameters and not found.complete:
+            found = found._replace(complete=_has_formula_of(left, right, stages))
+        explained.append(("theirs", found))
+    if equal and len(wrong) == 2:
+        explained.append(("each", _explain(right)))
+    else:
+        explained += [(run.side.name, _explain(run)) for run in wrong]
+    causes = [_cause(side, stage, one) for side, found in explained for stage, one in found.mistakes]
+    others = [name for _, found in explained for name in found.others]
+    names = tuple(run.side.name for run in wrong)
+    return tuple(causes), tuple(others), names, all(found.complete for _, found in explained)
+
+
+def _cause(side: str, stage: str, one: Mistake) -> Cause:
+    return Cause(one.name, side, stage, one.what, one.fix, one.documented)
+
+
+def _explain(run: _Run) -> Explanation:
+    if run.is_random():
+        mistake = random_results(run.formula, run.dropout)
+        return Explanation((("weights" if mistake.name == "dropout" else "output", mistake),), complete=True)
+    rows = {name: run.returned[name] for name in STAGES if name in run.returned}
+    return explain(run.formula, rows, run.precision)
+
+
+# Parameters of two modules
+
+_LAYERS = ("query", "key", "value")
+
+
+def _has_formula_of(left: _Run, right: _Run, stages: Mapping[str, Array]) -> bool:
+    """Whether our formula gives their stages with their parameters."""
+    other = right.formula
+    made = replace(left.formula, projections=other.projections, out=other.out, extras=other.extras)
+    return Evidence(made, stages, right.precision).explained
+
+
+def _unequal_parameters(left: _Run, right: _Run) -> Iterator[Cause]:
+    """Yield the parameters of theirs that are not ours, cast to their dtype.
+
+    Results cannot tell: their rounding bounds grow with every sum, and a cast rounds once.
+    """
+    precision, fix = _coarser(left, right), "make both with the same options, and load the same state_dict into both"
+    for stage, name, here, there in _pairs(left.formula, right.formula):
+        if here.shape != there.shape:
+            continue  # the stages show it
+        error = np.abs(here - there)
+        allowed = precision.u * (np.maximum(np.abs(here), np.abs(there)) + precision.tiny)
+        if (error > allowed).any():
+            place = np.unravel_index(int(np.argmax(error - allowed)), error.shape)
+            where = ", ".join(map(str, place))
+            what = f"has another {name}: [{where}] is {there[place]:.6g} and not {here[place]:.6g}"
+            what += f", which a cast to {precision.name} does not explain"
+            yield Cause("other parameters", "theirs", stage, what, fix)
+    counts = [len(run.formula.extras) for run in (left, right)]
+    if counts[0] != counts[1]:
+        what = f"has another number of extra keys (add_bias_kv, add_zero_attn): {counts[1]} and not {counts[0]}"
+        yield Cause("other parameters", "theirs", "key", what, fix)
+
+
+def _pairs(formula: Formula, other: Formula) -> Iterator[tuple[str, str, Array, Array]]:
+    """Yield stage, name and numbers of each parameter; a missing bias is 0."""
+    layers: list[tuple[str, str, Affine, Affine]] = []
+    if formula.projections is not None and other.projections is not None:
+        layers += zip(_LAYERS, _LAYERS, formula.projections, other.projections, strict=True)
+    if formula.out is not None and other.out is not None:
+        name = "the layer" if formula.is_linear else "the output projection"
+        layers.append(("output", name, formula.out, other.out))
+    for stage, layer, here, there in layers:
+        yield stage, f"weight of {layer}", here.weight, there.weight
+        ours, theirs = (np.zeros(len(one.weight)) if one.bias is None else one.bias for one in (here, there))
+        yield stage, f"bias of {layer}", ours, theirs
+    for one, two in zip(formula.extras, other.extras, strict=False):
+        yield "key", "bias_k", one[0], two[0]
+        yield "value", "bias_v", one[1], two[1]

@@ -1,0 +1,465 @@
+"""The two sides of `compare`: modules, functions or expected numbers, and the formula that each computes by itself.
+
+Modules are read through their state_dict and plain attributes, which torch's and pyattn's share.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+import pyattn._core as _core
+from pyattn._util.arguments import as_choice
+from pyattn._util.in_proj import in_projections
+from pyattn._util.typing import Score
+from pyattn.testing.bounds import PRECISIONS, Precision, precision_of
+from pyattn.testing.calling import is_of, parts_of, read_numbers, signature_of, text_of, to_torch
+from pyattn.testing.formula import Affine, Array, Computed, Formula, compute
+
+__all__ = ["FUNCTION", "MODULES", "Kind", "Side", "kind_of", "owner_of", "read_arrays", "side_of"]
+
+Arguments = Mapping[str, Any]
+
+RESULTS = ("output", "weights", "lse")
+"""The results of a call, in the order of torch's MultiheadAttention and of `pyattn.AttentionResult`."""
+
+ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight")
+"""Arguments that may be lists; a window of two ends may be one, too, and is not an array."""
+
+ATTENTION = ("query", "key", "value")
+WEIGHTED_INPUTS = ("x", "w_query", "w_key", "w_value")
+
+
+class Kind(NamedTuple):
+    """A kind of module, or of function."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """In order; all but the first may be left out where they are in arguments, too."""
+    arguments: tuple[str, ...]
+    """Those that change the numbers, or the number of results."""
+    fits: Callable[[Any, Set[str]], bool]
+    """(target, names of its parameters) -> whether this is one."""
+    read: Callable[[Any, list[Array], Arguments, Mapping[str, Array]], Formula]
+    """(target, inputs, arguments, parameters) -> the formula that it computes."""
+
+
+def kind_of(target: Any) -> Kind | None:
+    """Find the kind of a module or function; None where nothing is known of it."""
+    if hasattr(target, "state_dict"):
+        names = target.state_dict().keys()
+        return next((kind for kind in MODULES if kind.fits(target, names)), None)
+    if not callable(target):
+        return None
+    return WEIGHTED if WEIGHTED.fits(target, set()) else FUNCTION
+
+
+def _options(arguments: Arguments, *names: str) -> dict[str, Any]:
+    """Take those of some options that are given; a window of two ends may be a list."""
+    given = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    window = given.get("window")
+    return given | {"window": tuple(window)} if isinstance(window, list) else given
+
+
+# Functions
+
+_MASKING = ("attn_mask", "is_causal", "window", "key_lengths", "empty_rows")
+_OTHERS = ("align", "query_lengths", "enable_gqa", "layout", "need_weights", "need_lse", "num_threads", "dropout_p")
+
+
+def _read_function(_: Any, inputs: list[Array], arguments: Arguments, __: Mapping[str, Array]) -> Formula:
+    """Read the arguments of `pyattn.attention`."""
+    same = ("is_causal", "align", "window", "key_lengths", "query_lengths", "enable_gqa", "layout", "empty_rows")
+    given = _options(arguments, *same, "scale", "score_weight", "attn_mask")
+    query, key, value = inputs
+    return Formula(query, key, value, score_function=arguments.get("score") or "dot", **given)
+
+
+FUNCTION = Kind(
+    "function",
+    ATTENTION,
+    (*_MASKING, "scale", "score", "score_weight", *_OTHERS),
+    lambda *_: True,
+    _read_function,
+)
+
+
+def _read_weighted(_: Any, inputs: list[Array], arguments: Arguments, __: Mapping[str, Array]) -> Formula:
+    """Read the arguments of `pyattn.self_attention`, some of which are a module's parameters and options."""
+    x, *weights = inputs
+    bias = arguments.get("bias")
+    names = (*WEIGHTED_INPUTS[1:], "b_query", "b_key", "b_value")
+    given = zip(names, (*weights, *(bias if bias is not None else (None,) * 3)), strict=True)
+    parameters = {name: _as_float64(x, name) for name, x in given if x is not None}
+    module = SimpleNamespace(convention=arguments.get("convention"), scale=arguments.get("scale"))
+    return _read_self_attention(module, [x], arguments, parameters)
+
+
+WEIGHTED = Kind(
+    "function of x and weights",
+    WEIGHTED_INPUTS,
+    (*_MASKING, "context", "bias", "convention", "scale", "align", "need_weights", "num_threads"),
+    lambda function, _: signature_of(function).positional[:4] == WEIGHTED_INPUTS,
+    _read_weighted,
+)
+
+
+# Modules
+
+
+def _is_multi_head(module: Any, names: Set[str]) -> bool:
+    return (
+        hasattr(module, "num_heads")
+        and getattr(module, "rotary", None) is None  # the formula lacks rotations
+        and "out_proj.weight" in names
+        and bool({"in_proj_weight", "q_proj_weight"} & names)
+    )
+
+
+def _read_multi_head(
+    module: Any, inputs: list[Array], arguments: Arguments, parameters: Mapping[str, Array]
+) -> Formula:
+    """Read the arguments of MultiheadAttention, whose masks have True = blocked."""
+    query, key, value = inputs
+    heads = int(module.num_heads)
+    length_first = query.ndim == 3 and not module.batch_first
+    if length_first:
+        query, key, value = (x.swapaxes(0, 1) for x in inputs)
+    into_query, into_key, into_value = (Affine(*projection) for projection in in_projections(parameters))
+    mask, padding = (_attendable(arguments.get(name)) for name in ("attn_mask", "key_padding_mask"))
+    if mask is not None and mask.ndim == 3:
+        mask = mask.reshape(*query.shape[:-2], heads, *mask.shape[-2:])
+    extras = []
+    if "bias_k" in parameters:
+        extras.append((parameters["bias_k"].ravel(), parameters["bias_v"].ravel()))
+    if getattr(module, "add_zero_attn", False):
+        extras.append((np.zeros(len(into_key.weight)), np.zeros(len(into_value.weight))))
+    return Formula(
+        query,
+        key,
+        value,
+        (into_query, into_key, into_value),
+        Affine(parameters["out_proj.weight"], parameters.get("out_proj.bias")),
+        heads,
+        int(getattr(module, "num_kv_heads", heads)),
+        tuple(extras),
+        scale=getattr(module, "scale", None),
+        attn_mask=mask,
+        padding=None if padding is None else padding[..., np.newaxis, np.newaxis, :],
+        blocked=True,
+        average=bool(arguments.get("need_weights", True) and arguments.get("average_attn_weights", True)),
+        length_first=length_first,
+        **_options(arguments, "is_causal", "window", "key_lengths", "empty_rows"),
+    )
+
+
+def _attendable(mask: Array | None) -> Array | None:
+    """Invert a mask of True = blocked."""
+    return ~mask if mask is not None and mask.dtype == np.bool_ else mask
+
+
+def _read_self_attention(
+    module: Any, inputs: list[Array], arguments: Arguments, parameters: Mapping[str, Array]
+) -> Formula:
+    """Read the arguments of SelfAttention, whose masks are those of attention, and which has no axis for its head."""
+    x, *context = inputs
+    given = arguments.get("context")
+    other = context[0] if context else x if given is None else given
+    weights = [parameters[name] for name in WEIGHTED_INPUTS[1:]]
+    column = getattr(module, "convention", None) == "column"
+    if column:
+        x, other = x.mT, other.mT
+    else:
+        weights = [weight.T for weight in weights]
+    query, key, value = map(Affine, weights, [parameters.get(name) for name in ("b_query", "b_key", "b_value")])
+    mask = arguments.get("attn_mask")
+    return Formula(
+        x,
+        other,
+        other,
+        (query, key, value),
+        scale=module.scale,
+        attn_mask=mask[..., np.newaxis, :, :] if mask is not None and mask.ndim > 2 else mask,
+        average=True,
+        convention="column" if column else "row",
+        **_options(arguments, "is_causal", "align", "window", "key_lengths", "empty_rows"),
+    )
+
+
+def _read_linear(_: Any, inputs: list[Array], __: Arguments, parameters: Mapping[str, Array]) -> Formula:
+    return Formula(inputs[0], out=Affine(parameters["weight"], parameters.get("bias")))
+
+
+MODULES = (
+    Kind(
+        "MultiheadAttention",
+        ATTENTION,
+        (*_MASKING, "key_padding_mask", "need_weights", "average_attn_weights"),
+        _is_multi_head,
+        _read_multi_head,
+    ),
+    Kind(
+        "SelfAttention",
+        ("x", "context"),
+        (*_MASKING, "context", "align", "need_weights"),
+        lambda _, names: names >= {"w_query", "w_key", "w_value"},
+        _read_self_attention,
+    ),
+    Kind(
+        "Linear",
+        ("input",),
+        (),
+        lambda module, names: hasattr(module, "in_features") and "weight" in names and names <= {"weight", "bias"},
+        _read_linear,
+    ),
+)
+
+
+def _as_float64(x: Any, name: str) -> Array:
+    return read_numbers(x, name).astype(np.float64)
+
+
+# Sides
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A module, a function or expected numbers; functools.partial is opened, and what it binds is in arguments."""
+
+    name: str
+    """'ours' or 'theirs'."""
+    target: Any
+    kind: Kind | None
+    """None for a module of which nothing is known, and for expected numbers."""
+    arguments: Arguments = field(default_factory=dict)
+    """Its own, on top of those for both sides."""
+    tensors: bool = False
+    """Whether it takes torch's tensors."""
+
+    @property
+    def is_module(self) -> bool:
+        """Whether its parameters can be read."""
+        return self.kind is not None and hasattr(self.target, "state_dict")
+
+    @property
+    def known(self) -> Kind:
+        """The kind of a side that has one."""
+        assert self.kind is not None
+        return self.kind
+
+    @property
+    def kind_name(self) -> str:
+        """The kind, as messages have it."""
+        return f"a {self.known.name}" if self.kind is WEIGHTED or self.is_module else "attention alone"
+
+    def compute(self, inputs: list[Array], arguments: Arguments) -> tuple[Formula, Computed]:
+        """Compute in float64 what the side's own parameters and options say."""
+        kind, arguments = self.known, {**arguments, **self.arguments}
+        _check_score(arguments)
+        for name in arguments:
+            if name not in kind.arguments:
+                known = ", ".join(kind.arguments) or "none"
+                raise TypeError(
+                    f"the formula of {self.kind_name} does not know the argument {name}; it knows {known}. For an "
+                    "argument of one side alone, wrap that side in a function"
+                )
+        try:
+            state = self.target.state_dict() if hasattr(self.target, "state_dict") else {}
+            formula = kind.read(
+                self.target, inputs, arguments, {name: _as_float64(x, name) for name, x in state.items()}
+            )
+            return formula, compute(formula)
+        except (IndexError, ValueError) as error:
+            given = dict(zip(kind.inputs, inputs, strict=False)) | arguments
+            shapes = ", ".join(f"{name} {x.shape}" for name, x in given.items() if isinstance(x, np.ndarray))
+            fits = "; pass query (..., L, head_dim), key (..., S, head_dim), value (..., S, v_dim)"
+            fits += " and masks that broadcast to (..., L, S)"
+            message = f"the formula of {self.kind_name} cannot be computed with {shapes}"
+            raise ValueError(message + fits if kind is FUNCTION else message) from error
+
+    def read_inputs(self, inputs: tuple[Any, ...]) -> list[Array]:
+        """Read the arrays that both sides are called with; one for query, key and value may stand for all three."""
+        names = self.known.inputs
+        fewest = 1 if names[-1] in self.known.arguments else len(names)
+        if names == ATTENTION and len(inputs) == 1:
+            inputs = inputs * 3
+        if not fewest <= len(inputs) <= len(names):
+            number = f"{fewest} or {len(names)}" if fewest < len(names) else f"{fewest}"
+            number += ", or 1 for all" if names == ATTENTION else ""
+            hint = "pass everything else by name"
+            if self.kind is FUNCTION and len(inputs) == len(WEIGHTED_INPUTS):
+                hint += f". A function of x and weights must call its arguments {', '.join(WEIGHTED_INPUTS)}"
+            raise TypeError(f"{len(inputs)} inputs are given, expected {number}: {', '.join(names)}; {hint}")
+        read: dict[int, Array] = {}  # one array for one input
+        return [read.setdefault(id(x), _core.as_real(x, name)) for name, x in zip(names, inputs, strict=False)]
+
+    def dropout(self, arguments: Arguments) -> str | None:
+        """Say how the side is told to drop weights; None where it is not."""
+        p = getattr(self.target, "dropout", 0)
+        p = getattr(p, "p", p)  # of a layer
+        if getattr(self.target, "training", False) and isinstance(p, float) and p > 0:
+            return f"being in training mode with dropout={p:g}"
+        p = {**arguments, **self.arguments}.get("dropout_p", 0)
+        return f"called with dropout_p={p:g}" if p else None
+
+    def call(self, inputs: list[Array], arguments: Arguments) -> dict[str, Array]:
+        """Return the results in float64, by name: output, and weights and lse where they are returned."""
+        returned, axes = self.target, inputs[0].ndim
+        if callable(self.target):
+            given = {**arguments, **self.arguments}
+            if not self.is_module and len(inputs) == len(ATTENTION):
+                inputs, given = _by_own_names(self.target, inputs, given, self.name)
+            returned = _call(self.target, inputs, given, self.tensors)
+        parts = parts_of(returned, axes, f"the result of {self.name}")
+        if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
+            what = "None" if parts and parts[0] is None else f"a {type(returned).__name__} of {len(parts)}"
+            raise TypeError(f"{self.name} gives {what}, expected the output, or (output, weights, lse)")
+        found = zip(RESULTS, parts, strict=False)
+        return {name: _as_float64(x, f"the {name} of {self.name}") for name, x in found if x is not None}
+
+    def precision(self, inputs: list[Array]) -> Precision:
+        """Return the precision of its parameters, or else of the inputs; expected numbers have their own."""
+        if hasattr(self.target, "state_dict"):
+            dtypes = [getattr(x, "dtype", None) for x in self.target.state_dict().values()]
+        elif callable(self.target):
+            dtypes = [np.result_type(*inputs)]
+        else:
+            output = self.target[0] if isinstance(self.target, tuple) else self.target
+            dtypes = [getattr(output, "dtype", None)]
+        return next(filter(None, map(precision_of, dtypes)), PRECISIONS["float64"])
+
+    def title(self) -> str:
+        """Return a name that a reader knows it by, such as torch.nn.MultiheadAttention."""
+        if not callable(self.target):
+            return "expected numbers"
+        named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
+        name = str(named.__qualname__).rpartition("<locals>.")[2]
+        top, *rest = str(named.__module__ or "").split(".")
+        package = f"{top}.nn" if "nn" in rest[:-1] else top  # where a user imports it from
+        return name if package in ("", "__main__", "builtins") else f"{package}.{name}"
+
+
+def _check_score(arguments: Arguments) -> None:
+    """Refuse unknown score functions: a function of the user's may not have looked."""
+    score, weight = arguments.get("score"), arguments.get("score_weight")
+    if score is not None:
+        as_choice(score, "score", get_args(Score))
+    if (score in ("bilinear", "additive")) != (weight is not None):
+        needs = "needs a score_weight" if weight is None else "takes no score_weight; 'bilinear' and 'additive' do"
+        raise ValueError(f"score={score or 'dot'!r} {needs}")
+
+
+def side_of(target: Any, name: str, tensors: bool | None) -> Side:
+    """Look at one of the two; with tensors None it takes tensors where it comes from torch."""
+    arguments: dict[str, Any] = {}
+    if isinstance(target, type):
+        raise TypeError(f"{name} is the class {target.__name__}, expected an instance: {target.__name__}(...)")
+    while isinstance(target, functools.partial):
+        if target.args:
+            raise TypeError(f"{name} is a partial with positional arguments; bind them by name")
+        arguments, target = {**target.keywords, **arguments}, target.func
+    takes_tensors = is_of(target, "torch") if tensors is None else bool(tensors)
+    return Side(name, target, kind_of(target), read_arrays(arguments), takes_tensors)
+
+
+def owner_of(ours: Side, theirs: Side) -> Side:
+    """Choose whose formula is computed in float64: a module's, ours if both are; else that of ours, a function."""
+    if ours.is_module and theirs.is_module and ours.kind is not theirs.kind:
+        raise TypeError(f"ours is {ours.kind_name} and theirs {theirs.kind_name}, expected two of a kind")
+    if theirs.target is None:
+        raise TypeError("theirs is None, expected a module, a function or expected numbers")
+    if theirs.is_module and not ours.is_module and callable(ours.target):
+        return theirs
+    if ours.kind is None:
+        kinds = f"{', '.join(kind.name for kind in MODULES)} or a function of query, key and value"
+        raise TypeError(f"ours is of type {type(ours.target).__name__}, expected {kinds}")
+    return ours
+
+
+def read_arrays(given: Arguments) -> dict[str, Any]:
+    """Make NumPy arrays of all arguments that are arrays."""
+
+    def is_array(x: Any, name: str) -> bool:
+        if isinstance(x, list):
+            return name in ARRAYS
+        return not isinstance(x, np.generic) and (hasattr(x, "__dlpack__") or hasattr(x, "__array__"))
+
+    return {name: _core.as_array(x, name) if is_array(x, name) else x for name, x in given.items()}
+
+
+# Calls
+
+
+def _by_own_names(
+    target: Callable[..., Any], inputs: list[Array], arguments: Arguments, name: str
+) -> tuple[list[Array], dict[str, Any]]:
+    """Return query, key and value by position, and everything else by the function's own names."""
+    own = signature_of(target)
+    computes = ("score", "score_weight")  # a function without these arguments is written for one score
+    given = {own.options.get(ours, ours): x for ours, x in arguments.items() if ours not in computes or own.takes(ours)}
+    if own.inputs:
+        by_name = dict(zip(own.inputs.values(), inputs, strict=True))
+        first = own.positional[: len(inputs)]
+        if sorted(first) == sorted(by_name):
+            return [by_name[one] for one in first], given
+        return [], by_name | given
+    if len([one for one in own.positional if one not in own.options.values()]) == 1:
+        if any(x is not inputs[0] for x in inputs):
+            raise TypeError(f"{name} takes {own.positional[0]} alone, expected one array for query, key and value")
+        return inputs[:1], given
+    return inputs, given
+
+
+def _call(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool) -> Any:
+    """Call a side with copies: if it writes into its inputs, nobody else's change."""
+    if tensors:
+        return _call_with_tensors(target, inputs, arguments)
+    made: dict[int, Array] = {}  # one copy for one array
+
+    def own(x: Any) -> Any:
+        return made.setdefault(id(x), np.copy(x, order="K")) if isinstance(x, np.ndarray) else x
+
+    try:
+        return target(*map(own, inputs), **{name: own(x) for name, x in arguments.items()})
+    except Exception as error:
+        text = text_of(error)
+        meant = "Tensor" in text or "'numpy.ndarray' object has no" in text
+        if "torch" in sys.modules and (meant or _takes_tensors(target, inputs, arguments)):
+            hint = "if theirs takes tensors, pass tensors=True; ours takes arrays"
+            raise TypeError(f"calling it with arrays failed: {text}; {hint}") from error
+        raise
+
+
+def _takes_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> bool:
+    """Try it: NumPy's message where a tensor was meant may be any."""
+    try:
+        return "Tensor" in type(_call_with_tensors(target, inputs, arguments)).__name__
+    except Exception:
+        return False
+
+
+def _call_with_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> Any:
+    """Use a module's own dtype and device; one tensor for one array, because torch asks which inputs are the same."""
+    import torch
+
+    parameters = target.parameters() if isinstance(target, torch.nn.Module) else ()
+    like = next((x for x in parameters if x.is_floating_point()), None)
+    made: dict[int, Any] = {}
+
+    def tensor(array: Array) -> Any:
+        if id(array) not in made:
+            x = to_torch(np.array(array, order="C"))
+            if like is not None:
+                x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+            made[id(array)] = x
+        return made[id(array)]
+
+    given = {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
+    with torch.no_grad():
+        return target(*map(tensor, inputs), **given)
