@@ -41,7 +41,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "module, weights": "module(*[endless(4, 8000, 256)] * 3)",
     "module, projections": "wide_module(*[endless(1, 1 << 14, 4096)] * 3, need_weights=False)",
     "layer": "layer(endless(1, 30000, 256))",
-    "feed_forward": "functional.feed_forward(endless(1 << 17, 999), endless(4096, 999), None, endless(999, 4096), None)",
+    "feed_forward": "functional.feed_forward(endless(1 << 17, 999), endless(999, 999), None, endless(999, 999), None)",
     "layer_norm": "functional.layer_norm(endless(1 << 20, 1024), 1024)",
     "gelu": "functional.gelu(np.zeros((1 << 20, 1024), 'f4'))",
     # wide rows, as nobody looks for a signal while ids are copied and checked

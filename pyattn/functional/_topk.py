@@ -32,7 +32,7 @@ class TopK(NamedTuple):
 
 
 def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.int64]:
-    """Find the place of the largest element along an axis: of equals the first, and NaN before any number, as in NumPy.
+    """Find the index of the largest element along an axis; the first of equal ones, NaN before numbers, as in NumPy.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ def heatmap(
     title: str | None = None,
     dark: bool | None = None,
 ) -> Axes:
-    """Draw the weights of one head, or its scores: a row per query, a column per key, strong colours for large numbers.
+    """Draw the weights or scores of one head: a row per query, a column per key, strong colours for large numbers.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class _Panel(NamedTuple):
 def steps(
     trace: TraceLike, figure: Figure | SubFigure | None = None, *, dark: bool | None = None
 ) -> Figure | SubFigure:
-    """Draw the eight steps of a trace on one page: what is computed, from what, and all numbers where they have room.
+    """Draw the eight steps of a trace on one page, with all numbers where there is room.
 
     Parameters
     ----------

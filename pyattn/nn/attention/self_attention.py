@@ -26,7 +26,9 @@ _BIASES = ("b_query", "b_key", "b_value")
 
 
 class SelfAttention(Module):
-    """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``: one head, nothing after.
+    """One head of self-attention: ``softmax(scale * Q K^T) V``, with nothing after it.
+
+    ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``.
 
     The function `pyattn.self_attention` with weights of its own: the system that articles on attention build step by
     step. Masks are as that function's, True = attend; those of MultiheadAttention are torch's, True = blocked.

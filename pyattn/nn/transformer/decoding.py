@@ -220,7 +220,7 @@ def embed_next(
     batch_first: bool,
     rng: RNG = None,
 ) -> FloatArray:
-    """Do as `pyattn.nn.tokens.embed` does, with a first position for each row."""
+    """Do as `pyattn.nn.transformer.tokens.embed` does, with a first position for each row."""
     rows = ids if batch_first else ids.T
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
         table = positions.rows(positions.max_length, 0, embedding.weight.dtype)

@@ -36,7 +36,7 @@ _Self = TypeVar("_Self", bound="TransformerLM")
 
 
 class TransformerLM(TokenModel):
-    """A decoder-only language model, which PyTorch leaves to its users: it gives each token's successors their scores.
+    """A decoder-only language model: the scores of each token's successors.
 
     ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and those before it.
     Every attribute but `positions`, which has no parameters unless they are learned, has the state_dict names of

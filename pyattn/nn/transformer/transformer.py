@@ -25,7 +25,7 @@ _Self = TypeVar("_Self", bound="Transformer")
 
 
 class Transformer(Module):
-    """An encoder, and a decoder that attends to its output: `torch.nn.Transformer` for NumPy, True = blocked in masks.
+    """An encoder and a decoder: `torch.nn.Transformer` for NumPy. True = blocked in bare masks.
 
     "Attention Is All You Need", Vaswani et al. 2017, without embeddings, positions and what turns outputs into words.
 
