@@ -31,7 +31,7 @@ Window = int | tuple[int | None, int | None]
 
 
 class Operands(NamedTuple):
-    """Query, key and value as (..., L or S, features) with equal leading axes; the last of these may be heads."""
+    """Query, key and value, (..., length, features), with equal leading axes."""
 
     query: Floats
     key: Floats
@@ -66,7 +66,7 @@ def attention(
     layout: Layout = "bhsd",
     dtype: npt.DTypeLike = np.float64,
 ) -> Attended:
-    """Return softmax(scale * score(query, key) + bias) value, over the visible keys of each query.
+    """Return softmax(scale * score(query, key) + bias) value over visible keys.
 
     Arguments mean the same as in `pyattn.attention`, except that align has a default.
 
@@ -141,7 +141,7 @@ def operands(
     enable_gqa: bool = False,
     dtype: npt.DTypeLike = np.float64,
 ) -> Operands:
-    """Broadcast query, key and value to the bhsd layout, equal leading axes and one dtype.
+    """Broadcast query, key and value to one layout, rank and dtype.
 
     Arrays have heads where one has at least 4 axes, or 3 and `enable_gqa`. Query head h then reads key and value head
     h // (query heads / key heads).

@@ -144,7 +144,7 @@ def feed_forward(
     residual: npt.ArrayLike | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> Floats:
-    """Compute a feed-forward layer, activation(x W1^T + b1) W2^T + b2 + residual, or its gated form.
+    """Compute activation(x W1^T + b1) W2^T + b2 + residual, or its gated form.
 
     Parameters
     ----------

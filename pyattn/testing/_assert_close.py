@@ -40,7 +40,7 @@ def assert_attention_close(
     layout: Layout = "bhsd",
     bar: float | None = None,
 ) -> None:
-    """Raise an AssertionError unless `actual` is the attention of the inputs, up to rounding.
+    """Assert that `actual` is the attention of the inputs, up to rounding.
 
     The exact answer is the formula in float64, in long double for float64 inputs. There is no tolerance to guess: each
     number may be off by ``bar * u * sum_j p_j (|v_j| + |o|) (1 + a_j)``, and some denormals. Here u is half the

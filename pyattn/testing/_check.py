@@ -65,7 +65,7 @@ def check(
     arrays: Library | None = None,
     strict: bool = False,
 ) -> CheckResult:
-    r"""Mark an attention function of your own: run it on some 200 cases, and say what is wrong and why.
+    r"""Run an attention function on some 200 cases, and say what is wrong and why.
 
     The cases, from easy to hard: plain ones; one query, one key; lengths and dims that differ; batches and heads, also
     heads that share keys; scale, causal, bool and float masks and key lengths where the function has an argument for

@@ -439,6 +439,7 @@ def _reshaped_heads(f: Formula) -> Variants:
             (f"{reshapes} where it merges the heads", split_heads, _raw_merge),
             (f"{reshapes} where it splits and merges heads", _raw_split, _raw_merge),
             ("interleaves the features of heads", _interleaved_split, _interleaved_merge),
+            ("interleaves the features of heads where it splits the projections", _interleaved_split, merge_heads),
         ):
             yield what, {"split": split, "merge": merge}
     if f.projections is not None or f.layout == "bshd" or min(f.query.ndim, f.key.ndim) < 4:

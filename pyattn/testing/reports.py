@@ -85,7 +85,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `pyattn.compare`. Its str is a table and a verdict, its repr one line.
+    """The result of `pyattn.compare`: print it for a table and a verdict.
 
     Attributes
     ----------
@@ -276,7 +276,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CheckResult:
-    """The result of `pyattn.testing.check`: prints as a table with the first failure, and is true where all passed.
+    """The result of `pyattn.testing.check`: prints as a table, true where all passed.
 
     Attributes
     ----------
