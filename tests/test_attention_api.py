@@ -284,8 +284,6 @@ def test_the_example_in_the_docstring_runs(name):
     assert not report, "".join(report)
 
 
-@pytest.mark.parametrize(
-    "name", ["attention", "scaled_dot_product_attention", "softmax", "log_softmax", "merge_states"]
-)
+@pytest.mark.parametrize("name", ["attention", "scaled_dot_product_attention", "softmax", "merge_states"])
 def test_every_computing_function_has_an_example(name):
     assert ">>> " in getattr(pyattn, name).__doc__

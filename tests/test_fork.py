@@ -19,6 +19,7 @@ LENGTH = 500 if SANITIZED else 2000
 COMMON = f"""
 import os, signal, threading, time, warnings
 import numpy as np, pyattn
+from pyattn import functional
 from helpers import bits
 
 signal.alarm({SECONDS})  # a lock that nobody opens any more

@@ -56,6 +56,7 @@ WHAT = LONG if EVERYTHING else ASKED
 COMMON = """
 import faulthandler, json, os, signal, sys, threading, time
 import numpy as np, pyattn
+from pyattn import functional
 from helpers import assert_same_bits
 from pyattn import functional
 from pyattn import nn
@@ -144,7 +145,7 @@ cache = model.new_cache()
 model.decode_step(prompt, cache)
 other = cache.fork()
 for _ in range(3):
-    delays.append(delay_of(model.step, rng.integers(1000, size=(1, most)), cache, begun=half_of_the_layers_have_all))
+    delays.append(delay_of(model.decode_step, rng.integers(1000, size=(1, most)), cache, begun=half_of_the_layers_have_all))
     assert cache.lengths.tolist() == [40]
     assert [len(cache.keys(n)) for n in range(4)] == [1] * 4
 for token in (3, 1, 4):
@@ -166,6 +167,7 @@ def test_ctrl_c_is_not_lost_in_the_first_call():
     script = """
 import ctypes, functools, signal
 import numpy as np, pyattn
+from pyattn import functional
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Two:  # comes with Ctrl-C, from C alone
@@ -184,6 +186,7 @@ raise SystemExit("the call came to its end")
 HANDLER = """
 import os, signal, threading, time
 import numpy as np, pyattn
+from pyattn import functional
 
 class Stop(Exception):
     pass
@@ -223,6 +226,7 @@ def test_another_thread_is_not_interrupted():
     script = """
 import os, signal, threading, time
 import numpy as np, pyattn
+from pyattn import functional
 signal.signal(signal.SIGINT, signal.default_int_handler)
 rng = np.random.default_rng(0)
 arrays = [rng.standard_normal((2, 8, 500, 64), np.float32) for _ in range(3)]
@@ -250,6 +254,7 @@ def test_the_program_may_end_while_a_daemon_thread_computes():
     script = """
 import threading, time
 import numpy as np, pyattn
+from pyattn import functional
 x = np.zeros((1, 8, 16384, 64), np.float32)
 def run(depth):
     return max([0], key=lambda _: run(depth - 1) or 0) if depth else pyattn.attention(x, x, x, num_threads=3)

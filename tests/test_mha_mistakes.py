@@ -81,7 +81,7 @@ def test_another_type_is_refused_with_the_fix(arguments, message):
         ({"key_lengths": [1, 2, 3]}, ValueError, r"key_lengths has shape \(3,\), which does not broadcast"),
         ({"is_causal": "no"}, TypeError, "is_causal is of type str, expected True or False"),
         ({"window": -1}, ValueError, "window is -1, expected 0 or more"),
-        ({"window": "x"}, ValueError, "window is 'x', expected an int or"),
+        ({"window": "x"}, TypeError, "window is of type str, expected an int or"),
     ],
 )
 def test_appended_keys_change_no_message(arguments, kind, message):

@@ -10,7 +10,7 @@ from pyattn.models.inputs import as_tokens
 
 @pytest.mark.parametrize(
     ("read", "name"),
-    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (as_tokens, "input_ids")],
+    [(nn.TransformerLM(13, 8, 2, 1, 12, rng=0).eval(), "input"), (lambda x: as_tokens(x, 13), "input_ids")],
     ids=["language model", "published models"],
 )
 def test_rows_of_different_lengths_are_refused(read, name):

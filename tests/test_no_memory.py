@@ -81,7 +81,7 @@ def outcome(call):
     return bits_of(result)
 
 def bits_of(result):
-    if isinstance(result, np.ndarray):
+    if isinstance(result, (np.ndarray, pyattn.masks.Mask)):
         return bits(result).tobytes()
     return [bits_of(part) for part in result] if isinstance(result, tuple) else result
 

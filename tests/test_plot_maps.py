@@ -59,7 +59,7 @@ def test_masks_are_legible(count, kind):
 @pytest.mark.parametrize("blocks", [False, True])
 def test_masks_that_add_are_legible(count, blocks):
     drawn = -0.5 * np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
-    drawn[~masks.causal(count)] *= np.inf if blocks else 1
+    drawn[masks.causal(count).blocked()] *= np.inf if blocks else 1
     found = assert_legible(plot.mask(drawn, tokens_of("English", count), title="a bias").figure)
     assert "added to the score" in found
     assert ("blocked, -inf is added" in found) == blocks
@@ -187,7 +187,7 @@ def test_a_bool_mask_is_drawn_in_the_colours_of_its_legend():
 def test_a_float_mask_of_zeros_and_lowest_numbers_is_two_colours(lowest):
     drawn = np.where(masks.causal(4), 0, lowest).astype(np.float32)
     ax = plot.mask(drawn)
-    np.testing.assert_array_equal(ax.get_images()[0].get_array(), ~masks.causal(4))
+    np.testing.assert_array_equal(ax.get_images()[0].get_array(), masks.causal(4).blocked())
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "attend, nothing is added",
         "blocked, -inf is added",
