@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import EVERYTHING, SANITIZED
+from support.helpers import EVERYTHING, SANITIZED
 
 from pyattn import _core, models
 
@@ -62,7 +62,7 @@ def pytest_deselected(items):
 
 
 def count_by_file(items):
-    """Lines such as `tests/test_a.py: 3 tests`."""
+    """Lines such as `test_a.py: 3 tests`."""
     counts = Counter(item.path.name for item in items)
     return [f"{name}: {count} tests" for name, count in counts.items()] or ["nothing"]
 
@@ -70,7 +70,7 @@ def count_by_file(items):
 def spared(config):
     """Yield a line for each file that is left out, and for each place where the others do less under a sanitizer."""
     yield from sorted(f"{Path(path).name}: all of it" for path in config.getoption("ignore") or [])
-    for path in sorted(set(Path(__file__).parent.glob("*.py")) - {Path(__file__)}):
+    for path in sorted(set(Path(__file__).parent.rglob("*.py")) - {Path(__file__)}):
         yield from (f"{path.name}: {line.strip()}" for line in path.read_text().splitlines() if "if SANITIZED" in line)
 
 
@@ -134,7 +134,7 @@ def dtype(request) -> str:
 @pytest.fixture(scope="session")
 def article() -> dict[str, np.ndarray]:
     """The tensors of the worked example, by name; one input per row, scores not scaled."""
-    tensors = json.loads(Path(__file__).with_name("article.json").read_text())
+    tensors = json.loads(Path(__file__).with_name("support") / "article.json".read_text())
     return {name: np.array(tensor) for name, tensor in tensors.items() if name != "about"}
 
 

@@ -61,8 +61,7 @@ assert core.__file__.startswith('$tree/'), core.__file__"
 # calls, which tell a sanitizer nothing new. Nor does how much memory large arrays take, in minutes. The summary at the
 # end names them, and what others do less of.
 on_top=()
-for file in tests/test_{benchmarks,causes,check_*,comparing*,docstrings,explain,interop_bertviz,layering,main,pages,plot_*}.py \
-    tests/test_{memory,prerequisites,readme,reference,site,trace*}.py; do
-    on_top+=("--ignore=$file")
+for path in tests/{house,plot,reference,testing,tracing,core/test_memory.py,interop/test_interop_bertviz.py}; do
+    on_top+=("--ignore=$path")
 done
 "${run[@]}" "$python" -m pytest --capture=sys "${on_top[@]}" "$@" 2>&1 | tee "$reports/output"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import driving
 import numpy as np
 import pytest
-from helpers import ROOT
+from support.helpers import ROOT
 
 import pyattn
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from test_browser_trace import places
-from test_trace_html import SEEN, nearest
+from tracing.test_trace_html import SEEN, nearest
 
 import pyattn
 

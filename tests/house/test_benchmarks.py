@@ -1,0 +1,262 @@
+"""`python -m benchmarks` compares the same work, says what it could not compare, and weighs what is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.helpers import ROOT, run_python
+
+sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
+
+from benchmarks import __main__ as command
+from benchmarks import models
+from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
+from benchmarks.grid import grid
+from benchmarks.measure import Effort
+from benchmarks.peers import Contender, NumPy, Pyattn, Torch
+from benchmarks.run import run_case
+
+SHORT = Effort(seconds=0.0, turns=1, tiny_turns=1, blocks=1)
+SMALL = LinearCase("linear", (2, 3, 4), 1.0)
+
+
+class Peer:
+    """One with several ways, each by its name: the seconds it says that it took, and the error of its output."""
+
+    def __init__(self, **ways):
+        self.ways = ways
+
+    def linear(self, case, inputs):
+        right = inputs.x @ inputs.weight.T + inputs.bias
+        return [
+            Contender(lambda _, s=seconds: s, lambda e=error: right + e, way)
+            for way, (seconds, error) in self.ways.items()
+        ]
+
+
+def result_of(**peers):
+    return run_case(SMALL, 1, peers, {}, SHORT)
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = Counter(case.name for case in grid())
+    assert {"cache", "encoder", "generate", "linear", "mha", "prefill", "scores", "sentences"} <= {
+        name.split()[0] for name in names
+    }
+    assert max(names.values()) == 1
+
+
+def test_the_time_of_a_peer_is_that_of_its_fastest_way():
+    result = result_of(torch=Peer(slow=(3.0, 0.0), fast=(1.0, 0.0), middling=(2.0, 0.0)))
+    assert result.figures["torch"] == 1.0 / result.times["pyattn"].minimum
+    assert {"torch slow", "torch fast", "torch middling"} < set(result.times)
+
+
+@pytest.mark.parametrize("error", [0.01, np.nan])
+def test_a_peer_with_another_output_is_not_timed(error):
+    result = result_of(torch=Peer(good=(1.0, 0.0), bad=(1.0, error)), numpy=Peer(good=(1.0, 0.0)))
+    assert set(result.times) == {"pyattn", "numpy good"}
+    assert result.absent["torch"].startswith("DIFFERS")
+    assert result.verdicts()["torch >= 1"] == "not shown"
+
+
+@pytest.mark.parametrize(
+    ("case", "own"),
+    [
+        (AttentionCase("decode", (1, 2, 1, 100, 8), (1.0, 1.0)), 2 * 2 * 100 * 8),
+        (LinearCase("linear", (1, 8, 100), 1.0), 8 * 100),
+        (MultiHeadCase("mha", (1, 1, 8, 2), 1.0, layers=3), 3 * 4 * 8 * 8),
+    ],
+)
+def test_one_token_is_compared_with_a_read_of_what_it_needs(case, own):
+    result = run_case(case, 1, {}, {}, SHORT)
+    assert result.read_bytes == 4 * own
+    assert result.figures["of a read"] == result.times["read"].minimum / result.times["pyattn"].minimum
+
+
+def test_more_tokens_are_not_compared_with_a_read():
+    assert "read" not in result_of().times
+
+
+@pytest.mark.parametrize("score", ["cosine", "distance", "bilinear"])
+def test_a_score_is_compared_with_the_dot_product_of_the_same_sizes(score, monkeypatch):
+    asked = []
+    attend = Pyattn.attention
+    monkeypatch.setattr(Pyattn, "attention", lambda case, inputs: asked.append(case.score) or attend(case, inputs))
+    result = run_case(AttentionCase("scores", (1, 2, 9, 9, 8), score=score), 1, {}, {}, SHORT)
+    assert sorted(asked) == sorted(["dot", score])
+    assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+
+
+def test_pages_are_compared_with_arrays_of_the_same_keys(monkeypatch):
+    asked = []
+    cached = Pyattn.cached
+    monkeypatch.setattr(Pyattn, "cached", lambda case, inputs: asked.append(cached(case, inputs)) or asked[0])
+    case = AttentionCase("cache", (2, 4, 3, 70, 8), kv_heads=2)
+    result = run_case(case, 1, {}, {}, SHORT)
+    np.testing.assert_array_equal(asked[0].output(), Pyattn.attention(case, case.inputs()).output())
+    assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+
+
+@pytest.fixture
+def run_without_torch(monkeypatch, tmp_path):
+    """The command on one case whose bars anyone passes who is there; its exit status, and the result in its JSON."""
+    case = AdditiveCase("scores additive", (2, 5, 7, 8), {"torch": 0.0, "numpy": 0.0})
+    monkeypatch.setattr(command, "grid", lambda: [case])
+    monkeypatch.setattr(command, "FULL", SHORT)
+    monkeypatch.setitem(sys.modules, "torch", None)  # cannot be imported
+
+    def run(peers):
+        options = ["--threads", "1", "--only", "^scores", "--check", "--out", str(tmp_path), "--peers", peers]
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+        return command.main(), json.loads((tmp_path / "results.json").read_text())["results"][0]
+
+    return run
+
+
+def test_a_peer_that_is_missing_is_printed_so_and_its_bar_counts_as_not_shown(run_without_torch, capsys):
+    status, result = run_without_torch("torch,numpy")
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("| scores additive"))
+    assert [cell.strip() for cell in row.split("|")].count("MISSING") == 1
+    assert "not shown: torch >= 0" in row
+    assert "1 passed, 0 missed, 1 not shown.\n  in 1 lines torch: MISSING: torch is not installed" in printed
+    assert result["bars"] == {"torch >= 0": "not shown", "numpy >= 0": "passed"}
+    assert status == 1
+
+
+def test_a_peer_that_nobody_asked_for_has_no_bar(run_without_torch, capsys):
+    status, result = run_without_torch("numpy")
+    assert "MISSING" not in capsys.readouterr().out.partition("| case")[2]
+    assert result["bars"] == {"numpy >= 0": "passed"}
+    assert status == 0
+
+
+GROWTH = """
+import numpy as np
+from benchmarks.memory import growth
+
+def call():
+    scratch = np.ones(16_000_000, np.float32)
+    return scratch.copy()
+
+print(growth(call), growth(lambda: np.ones(1)))
+"""
+
+
+def test_a_calls_growth_is_what_it_takes_beyond_its_result():
+    large, small = map(int, run_python(GROWTH).stdout.split())
+    assert 60e6 < large < 90e6  # one array beside the result, each of 64 MB; sanitizers add an eighth
+    assert small < 5e6
+
+
+# Against PyTorch
+
+
+@pytest.mark.peers
+def test_torchs_module_is_timed_with_its_fast_path_and_without(torch, monkeypatch):
+    called = []
+    native = torch._native_multi_head_attention
+    monkeypatch.setattr(torch, "_native_multi_head_attention", lambda *args: called.append(1) or native(*args))
+    case = MultiHeadCase("mha", (2, 3, 8, 2))
+    inputs = case.inputs()
+    peer = Torch(torch.get_num_threads())
+    try:
+        usual, other = peer.multi_head(case, inputs)
+        counts = []
+        for contender in (usual, other, usual):
+            np.testing.assert_allclose(contender.output(), Pyattn.multi_head(case, inputs).output(), atol=1e-5)
+            contender.sample(1)
+            counts.append(len(called))
+    finally:
+        peer.close()
+    assert counts == [2, 2, 4]
+    assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("shape", [(1, 1, 8, 2, 12), (2, 5, 8, 2, 12)])
+def test_torch_has_the_same_encoder_layer(shape):
+    torch = Torch(1)
+    try:
+        result = run_case(EncoderLayerCase("encoder layer", shape, 1.0), 1, {"torch": torch}, {}, SHORT)
+    finally:
+        torch.close()
+    assert result.absent == {}
+    assert {"pyattn", "torch", "torch without fast path"} <= result.times.keys()
+    assert (result.read_bytes > 0) == (shape[:2] == (1, 1))
+
+
+@pytest.mark.peers
+def test_peers_have_the_same_additive_attention():
+    case = AdditiveCase("scores additive", (2, 5, 7, 8), {"torch": 1.0, "numpy": 1.0})
+    inputs = case.inputs()
+    torch, numpy = Torch(1), NumPy(1)
+    try:
+        result = run_case(case, 1, {"torch": torch, "numpy": numpy}, {}, SHORT)
+        exact = numpy.additive(case, inputs)[0].output()
+        np.testing.assert_allclose(Pyattn.additive(case, inputs).output(), exact, rtol=0, atol=1e-5)
+    finally:
+        torch.close()
+        numpy.close()
+    assert result.absent == {}
+    assert {"torch", "numpy"} <= result.figures.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_every_peer_takes_part_in_the_families_of_modules(tmp_path):
+    options = ["--quick", "--threads", "1", "--only", "^(linear|mha)", "--peers", "torch,numpy", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "benchmarks", *options], cwd=ROOT, check=True, capture_output=True)
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert {result["operation"] for result in results} == {"linear", "multi_head"}
+    for result in results:
+        assert result["absent"] == {}
+        assert "not shown" not in result["bars"].values()
+    assert all(result["name"] in (tmp_path / "table.md").read_text() for result in results)
+
+
+# Against transformers
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("transformers")
+def test_transformers_writes_the_same_tokens(monkeypatch):
+    monkeypatch.setattr(models, "GPT2_WORDS", 97)
+    case = models.GenerateCase("generate", (2, 9, 5, 16, 2, 2), 1.0)
+    result = result_of_transformers(case)
+    weights = 97 * 16 + 16 * 2 + 2 * (12 * 16 * 16 + 13 * 16)  # the head; the last norm; of each layer
+    assert result.read_bytes == 4 * weights
+    assert result.figures["of a read"] > 0
+
+
+@pytest.mark.peers
+@pytest.mark.usefixtures("transformers")
+def test_transformers_has_the_same_vectors_of_sentences(monkeypatch):
+    monkeypatch.setattr(models, "MINILM_WORDS", 89)
+    result = result_of_transformers(models.SentencesCase("sentences", (2, 7, 16, 2, 2, 24), 1.0))
+    assert result.read_bytes == 0
+
+
+def result_of_transformers(case):
+    """Outputs agree, or it would not be timed."""
+    torch = Torch(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of configurations that are small on purpose
+            result = run_case(case, 1, {"torch": torch}, {}, SHORT)
+    finally:
+        torch.close()
+    assert result.absent == {}
+    assert {"torch transformers eager", "torch transformers sdpa"} < result.times.keys()
+    return result
+
+
+def test_a_token_is_timed_without_its_prompt():
+    assert models.seconds_of_a_token([10.0, 10.5, 11.5, 13.0]) == 1.0

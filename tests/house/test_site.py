@@ -1,0 +1,155 @@
+"""The site of docs/ has every public name and every picture, and tools/check_site.py finds what pages would fetch.
+
+`make docs` builds it, and takes Sphinx's warnings for errors: broken links, names that are not there, bad markup.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+from support.helpers import ROOT
+
+PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
+MODULES = [
+    "pyattn",
+    "pyattn.cache",
+    "pyattn.functional",
+    "pyattn.generation",
+    "pyattn.interop",
+    "pyattn.interop.bertviz",
+    "pyattn.interop.torch",
+    "pyattn.masks",
+    "pyattn.models",
+    "pyattn.models.examples",
+    "pyattn.nn",
+    "pyattn.nn.init",
+    "pyattn.plot",
+    "pyattn.runtime",
+    "pyattn.testing",
+    "pyattn.tracing",
+]
+
+
+def full_name(name, module):
+    """As Sphinx reads it below a `currentmodule`."""
+    return name if name.startswith("pyattn.") else f"{module}.{name}"
+
+
+def names_of(page):
+    """Names that the page documents, and those that its tables list, in order."""
+    documented, listed, module, in_table = [], [], None, False
+    for line in page.read_text().splitlines():
+        if found := re.fullmatch(r"\.\. (?:currentmodule|automodule):: (\S+)", line):
+            module = found[1]
+        elif found := re.fullmatch(r"\.\. auto(?:function|class|exception):: (\S+)", line):
+            documented.append(full_name(found[1], module))
+        elif found := re.fullmatch(r"   ~?([\w.]+)", line):
+            listed += [full_name(found[1], module)] if in_table else []
+        in_table = line == ".. autosummary::" or (in_table and (not line or line.startswith("   ")))
+    return documented, listed
+
+
+def resolve(name):
+    """The object, by attributes of modules as a user would reach it."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def public_objects():
+    """Name to object of every function and class in the `__all__` of a module."""
+    for module in MODULES:
+        for name in importlib.import_module(module).__all__:
+            found = resolve(f"{module}.{name}")
+            if callable(found):
+                yield pytest.param(found, id=f"{module}.{name}")
+
+
+@pytest.mark.parametrize("found", list(public_objects()))
+def test_every_public_name_is_in_the_reference(found):
+    documented = [resolve(name) for page in PAGES for name in names_of(page)[0]]
+    assert documented.count(found) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_list_what_their_page_documents(page):
+    documented, listed = names_of(page)
+    assert listed == documented
+
+
+def test_every_public_module_is_looked_at():
+    """A module whose names are public is one that a user reaches as an attribute."""
+    pyattn = importlib.import_module("pyattn")
+    assert {f"pyattn.{name}" for name in pyattn.__all__ if inspect.ismodule(getattr(pyattn, name))} <= set(MODULES)
+
+
+def test_names_that_docstrings_lead_to_are_there():
+    """Sphinx knows which of these it can link; what does not exist it takes for an argument's name."""
+    sources = [*(ROOT / "pyattn").rglob("*.py"), *(ROOT / "csrc" / "python").glob("doc_*.h")]
+    names = {name for path in sources for name in re.findall(r"(?<!`)`(pyattn\.[\w.]+)`(?!`)", path.read_text())}
+    assert len(names) > 10
+    for name in sorted(names):
+        first, *rest = name.split(".")
+        found = importlib.import_module(first)
+        for attribute in rest:
+            found = getattr(found, attribute, None)
+        assert found is not None, name
+
+
+def test_every_picture_is_in_the_gallery():
+    shown = re.findall(r"^!\[[^\]]+\]\(pictures/(\S+)\)$", (ROOT / "docs" / "gallery.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
+
+
+# What pages load
+
+FETCHING = {
+    "script": '<script src="https://example.org/a.js"></script>',
+    "any protocol": '<script src="//example.org/a.js"></script>',
+    "style sheet": '<link rel="stylesheet" href="https://example.org/a.css">',
+    "picture": '<img src="http://example.org/a.png">',
+    "picture of a set": '<img srcset="b.png 1x, https://example.org/a.png 2x">',
+    "picture in a drawing": '<svg><image href="https://example.org/a.png"/></svg>',
+    "style attribute": '<p style="background: url(https://example.org/a.png)">',
+    "style element": '<style>@import "https://example.org/a.css";</style>',
+}
+
+
+def check_site(folder, page, style=""):
+    (folder / "page.html").write_text(page)
+    (folder / "page.css").write_text(style)
+    command = [sys.executable, ROOT / "tools" / "check_site.py", folder]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("page", FETCHING.values(), ids=FETCHING)
+def test_a_page_that_loads_from_elsewhere_fails(page, tmp_path):
+    done = check_site(tmp_path, page)
+    assert done.returncode == 1
+    assert "example.org/a." in done.stderr
+
+
+def test_a_font_from_elsewhere_fails(tmp_path):
+    done = check_site(tmp_path, "<p>text</p>", "@font-face { src: url('https://example.org/a.woff2'); }")
+    assert done.returncode == 1
+    assert "page.css: https://example.org/a.woff2" in done.stderr
+
+
+def test_links_may_lead_elsewhere(tmp_path):
+    page = '<a href="https://example.org">there</a> <script src="here.js"></script> <img src="data:image/png;base64,">'
+    assert check_site(tmp_path, page, "p { background: url(here.png); }").returncode == 0
+
+
+def test_text_may_speak_of_styles(tmp_path):
+    assert check_site(tmp_path, "<p>A style says url(https://example.org/a.png).</p>").returncode == 0
+
+
+def test_a_folder_without_pages_fails(tmp_path):
+    command = [sys.executable, ROOT / "tools" / "check_site.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "has no pages" in done.stderr

@@ -1,0 +1,386 @@
+"""Mask objects mean the same to every function and module: held against the array that each stands for."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+from support.helpers import assert_same_bits, normal
+
+import pyattn
+from pyattn import functional, masks, nn
+
+N, H, L, S, E = 2, 2, 6, 9, 8
+Q, K = normal(N, L, E), normal(N, S, E, seed=1)
+Q4, K4 = normal(N, H, L, 4), normal(N, H, S, 4, seed=2)
+LENGTHS = [9, 4]
+RANDOM = np.random.default_rng(3).random((L, S)) < 0.6
+SOURCE, TARGET = np.arange(2 * S).reshape(2, S) % 7 + 1, np.arange(2 * L).reshape(2, L) % 7 + 1
+OPTIONS = {"batch_first": True, "rng": 0}
+
+MASKS = {
+    "causal": masks.causal(L, S, align="upper_left"),
+    "causal, lower right": masks.causal(L, S, align="lower_right"),
+    "causal, offset": masks.causal(L, S, align=-2),
+    "window": masks.window(L, S, left=2, right=1, align="upper_left"),
+    "window, one side": masks.window(L, S, left=1, right=None, align=1),
+    "window beside": masks.window(L, S, left=0, right=0, align=3),
+    "padding": masks.padding(LENGTHS, S),
+    "document": masks.document([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 2, 0, 0, 1]),
+    "documents of a batch": masks.document(np.arange(12).reshape(2, 6) % 3, np.arange(18).reshape(2, 9) % 3),
+    "prefix": masks.prefix(3, L, S, align="upper_left"),
+    "array": masks.from_array(RANDOM),
+    "blocked": masks.from_blocked(RANDOM),
+    "of heads": masks.from_array(np.random.default_rng(4).random((N, H, L, S)) < 0.6),
+    "and": masks.causal(L, S, align="upper_left") & masks.padding(LENGTHS, S),
+    "intervals": masks.causal(L, S, align=2) & masks.window(L, S, left=3, right=None, align=0),
+    "two windows": masks.window(L, S, left=2, right=2, align=0) & masks.window(L, S, left=1, right=4, align=2),
+    "and array": RANDOM & masks.causal(L, S, align="lower_right"),
+    "or": masks.window(L, S, left=0, right=0, align=0) | RANDOM | masks.padding([1, 2], S),
+    "all": masks.causal(L, S, align=1) & masks.padding(LENGTHS, S) & RANDOM & masks.padding([5, 9], S),
+    "complement": masks.causal(L, S, align="upper_left").complement(),
+    "nothing": masks.window(L, S, left=0, right=0, align=2) & masks.window(L, S, left=0, right=0, align=5),
+}
+
+
+def mha(**options):
+    return nn.MultiheadAttention(E, H, **OPTIONS, **options).eval()
+
+
+def decode(mask):
+    """The last L of S tokens, after a first part that has none."""
+    module, cache = mha(), pyattn.KVCache(1, H, 4, batch_size=N)
+    module.decode_step(K[:, : S - L], cache)
+    return module.decode_step(K[:, S - L :], cache, attn_mask=mask, is_causal=False, need_weights=True)
+
+
+def attend_memory(mask):
+    module, cache = mha(), pyattn.KVCache(1, H, 4, batch_size=N)
+    module.encode_memory(K, cache)
+    return module.attend_memory(Q, cache, attn_mask=mask)
+
+
+def cached(mask):
+    cache = pyattn.KVCache(1, H, 4, batch_size=N)
+    cache.append(0, K4, K4)
+    return cache.attend(0, Q4, attn_mask=mask)
+
+
+def bshd(mask):
+    return pyattn.attention(*(x.swapaxes(1, 2) for x in (Q4, K4, K4)), attn_mask=mask, layout="bshd")
+
+
+def function(mask):
+    weights = normal(3 * E, E, seed=5), normal(E, E, seed=6)
+    inputs = (x.swapaxes(0, 1) for x in (Q, K, K))
+    return functional.multi_head_attention_forward(
+        *inputs, E, H, weights[0], None, None, None, False, 0.0, weights[1], None, attn_mask=mask
+    )
+
+
+DECODER = nn.TransformerDecoderLayer(E, H, 16, **OPTIONS).eval()
+STACK = nn.TransformerDecoder(DECODER, 2)
+TRANSFORMER = nn.Transformer(E, H, 1, 1, 16, **OPTIONS).eval()
+SEQ2SEQ = nn.Seq2SeqTransformer(9, 9, E, H, 1, 1, 16, **OPTIONS).eval()
+ADDITIVE = normal(4, 5, seed=7), normal(4, 5, seed=8), normal(5, seed=9)
+
+# True = attend in a bare array.
+ATTEND = {
+    "attention": lambda mask: pyattn.attention(Q4, K4, K4, attn_mask=mask, need_weights=True, need_lse=True),
+    "attention, bshd": bshd,
+    "attention, dropout": lambda mask: pyattn.attention(Q4, K4, K4, attn_mask=mask, dropout_p=0.3, rng=0),
+    "scaled_dot_product_attention": lambda mask: pyattn.scaled_dot_product_attention(Q4, K4, K4, mask),
+    "additive_attention": lambda mask: pyattn.additive_attention(Q4, K4, K4, *ADDITIVE, attn_mask=mask),
+    "KVCache.attend": cached,
+}
+# True = blocked in a bare array.
+BLOCKED = {
+    "MultiheadAttention": lambda mask: mha()(Q, K, K, attn_mask=mask),
+    "MultiheadAttention, add_bias_kv": lambda mask: mha(add_bias_kv=True)(Q, K, K, attn_mask=mask),
+    "MultiheadAttention, key_lengths": lambda mask: mha()(Q, K, K, attn_mask=mask, key_lengths=[7, 8]),
+    "multi_head_attention_forward": function,
+    "decode_step": decode,
+    "attend_memory": attend_memory,
+    "TransformerDecoderLayer": lambda mask: DECODER(Q, K, memory_mask=mask),
+    "TransformerDecoder": lambda mask: STACK(Q, K, memory_mask=mask),
+    "Transformer": lambda mask: TRANSFORMER(K, Q, memory_mask=mask),
+    "Seq2SeqTransformer": lambda mask: SEQ2SEQ(SOURCE, TARGET, memory_mask=mask),
+}
+
+
+def four_axes(mask):
+    """The array with True = attend, for scores of (N, H, L, S)."""
+    return np.broadcast_to(mask, (N, H, L, S))
+
+
+def assert_same(found, expected):
+    for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("call", ATTEND.values(), ids=ATTEND)
+def test_functions_read_a_mask_as_its_array(call, mask):
+    assert_same(call(mask), call(four_axes(mask)))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("call", BLOCKED.values(), ids=BLOCKED)
+def test_modules_read_a_mask_as_its_array_blocked(call, mask):
+    blocked = ~four_axes(mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of these look inverted as arrays
+        expected = call(blocked.reshape(N * H, L, S))
+    assert_same(call(mask), expected)
+
+
+SQUARE = {
+    "causal": masks.causal(L),
+    "window": masks.window(L, left=1, right=2),
+    "document": masks.document([0, 0, 1, 1, 1, 2]),
+    "prefix": masks.prefix(2, L),
+    "array": masks.from_array(np.random.default_rng(5).random((L, L)) < 0.6),
+    "and": masks.causal(L) & masks.padding([6, 3], L),
+}
+ENCODER = nn.TransformerEncoderLayer(E, H, 16, **OPTIONS).eval()
+LANGUAGE_MODEL = nn.TransformerLM(9, E, H, 1, 16, rng=0).eval()
+SQUARES = {
+    "TransformerEncoderLayer": lambda mask: ENCODER(Q, mask),
+    "TransformerEncoderLayer, training": lambda mask: nn.TransformerEncoderLayer(E, H, 16, 0.5, **OPTIONS)(
+        Q, mask, rng=1
+    ),
+    "TransformerEncoder": lambda mask: nn.TransformerEncoder(ENCODER, 2)(Q, mask),
+    "TransformerDecoderLayer": lambda mask: DECODER(Q, K, mask),
+    "TransformerLM": lambda mask: LANGUAGE_MODEL(TARGET, mask, is_causal=False),
+    "Seq2SeqTransformer": lambda mask: SEQ2SEQ(SOURCE, TARGET, tgt_mask=mask, tgt_is_causal=False),
+    "forward_with_weights": lambda mask: ENCODER.forward_with_weights(Q, mask),
+}
+
+
+@pytest.mark.parametrize("mask", SQUARE.values(), ids=SQUARE)
+@pytest.mark.parametrize("call", SQUARES.values(), ids=SQUARES)
+def test_layers_and_models_read_a_mask_of_their_own_tokens(call, mask):
+    blocked = ~np.broadcast_to(mask, (N, H, L, L))
+    assert_same(call(mask), call(blocked.reshape(N * H, L, L)))
+
+
+PADDED = {
+    "MultiheadAttention": lambda mask: mha()(Q, K, K, key_padding_mask=mask),
+    "MultiheadAttention, add_zero_attn": lambda mask: mha(add_zero_attn=True)(Q, K, K, key_padding_mask=mask),
+    "attend_memory": lambda mask: attend_memory(None) if mask is None else None,
+    "TransformerEncoderLayer": lambda mask: ENCODER(K, src_key_padding_mask=mask),
+    "TransformerEncoder": lambda mask: nn.TransformerEncoder(ENCODER, 2)(K, src_key_padding_mask=mask),
+    "TransformerDecoderLayer": lambda mask: DECODER(Q, K, memory_key_padding_mask=mask),
+    "Transformer": lambda mask: TRANSFORMER(K, Q, None, None, None, mask, None, mask),
+    "TransformerLM": lambda mask: LANGUAGE_MODEL(SOURCE, key_padding_mask=mask),
+    "Seq2SeqTransformer": lambda mask: SEQ2SEQ(SOURCE, TARGET, src_key_padding_mask=mask),
+}
+
+
+@pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize("call", PADDED.values(), ids=PADDED)
+def test_modules_take_padding_of_keys(call, heads):
+    array = np.arange(S) >= np.array(LENGTHS)[:, None]
+    assert_same(call(masks.padding(LENGTHS, S, heads=heads)), call(array))
+    assert_same(call(masks.from_blocked(array)), call(array))
+
+
+def test_one_head_reads_a_mask_without_a_heads_axis():
+    weights = [normal(E, 4, seed=n) for n in range(3)]
+    for mask in (masks.causal(L, S, align=2), masks.padding(LENGTHS, S, heads=False), masks.from_array(RANDOM)):
+        array = np.broadcast_to(mask, (N, L, S))
+        for call in (
+            lambda mask: pyattn.self_attention(Q, *weights, context=K, attn_mask=mask, need_weights=True),
+            lambda mask: nn.SelfAttention.from_arrays(*weights)(Q, K, attn_mask=mask, need_weights=True),
+            lambda mask: pyattn.attention(Q, K, K, attn_mask=mask),
+            lambda mask: pyattn.scaled_dot_product_attention(Q, K, K, mask),
+        ):
+            assert_same(call(mask), call(array))
+
+
+def test_traces_read_a_mask_as_its_array():
+    weights = [normal(E, 4, seed=n) for n in range(3)]
+    causal = masks.causal(L)
+    np.testing.assert_array_equal(
+        pyattn.trace(Q[0], *weights, attn_mask=causal).weights,
+        pyattn.trace(Q[0], *weights, is_causal=True).weights,
+    )
+    cross = masks.causal(L, S, align=3)
+    np.testing.assert_array_equal(
+        pyattn.trace_attention(Q[0], K[0], K[0], attn_mask=cross).weights,
+        pyattn.trace_attention(Q[0], K[0], K[0], attn_mask=np.asarray(cross)).weights,
+    )
+    for mask, array in ((causal, causal.blocked()), (masks.causal(L) & masks.padding(4, L), None)):
+        array = mask.blocked().reshape(L, L) if array is None else array
+        found, expected = (mha().trace(Q[0], attn_mask=one).outputs for one in (mask, array))
+        np.testing.assert_array_equal(found, expected)
+
+
+# The two examples that read a mask the wrong way round
+
+
+def test_the_mask_of_pyattn_is_causal_in_nn():
+    x = normal(4, 1, E)
+    module = nn.MultiheadAttention(E, H, rng=0)
+    assert_same(module(x, x, x, attn_mask=masks.causal(4)), module(x, x, x, is_causal=True))
+    with pytest.warns(pyattn.MaskWarning, match=r"attn_mask blocks each query's own key and all before it"):
+        module(x, x, x, attn_mask=np.asarray(masks.causal(4)))
+
+    ids = [[1, 2, 3, 4]]
+    assert_same(LANGUAGE_MODEL(ids, mask=masks.causal(4)), LANGUAGE_MODEL(ids))
+    with pytest.warns(pyattn.MaskWarning, match=r"mask blocks each"):
+        LANGUAGE_MODEL(ids, mask=np.asarray(masks.causal(4)))
+
+
+# Bare arrays that warn, and that do not; True = blocked
+
+TRIANGLE = np.tri(4, 6, dtype=bool)
+BARE = {
+    "inverted causal": (np.tri(4, dtype=bool), True),
+    "inverted causal, 4 x 6": (TRIANGLE, True),
+    "inverted causal, 6 x 4": (np.tri(6, 4, dtype=bool), True),
+    "inverted and more blocked": (TRIANGLE | (np.arange(6) == 5), True),
+    "causal": (~TRIANGLE, False),
+    "triu(0)": (np.triu(np.ones((4, 4), bool)), False),
+    "triu(1)": (np.triu(np.ones((4, 4), bool), 1), False),
+    "band": (~np.asarray(masks.window(4, left=1, right=1)), False),
+    "later keys and one before": (TRIANGLE & ~np.eye(4, 6, -3, dtype=bool), False),
+    "documents": (masks.document([0, 0, 1, 1]).blocked(), False),
+    "all blocked": (np.ones((4, 4), bool), False),
+    "nothing blocked": (np.zeros((4, 4), bool), False),
+    "one by one": (np.ones((1, 1), bool), False),
+    "float": (np.where(TRIANGLE, -np.inf, 0).astype("f4"), False),
+}
+BARE_PADDING = {
+    "right padding inverted": ([[1, 1, 1, 0], [1, 0, 0, 0]], True),
+    "inverted, one full row": ([[1, 1, 1, 1], [1, 1, 0, 0]], True),
+    "inverted, one empty row": ([[0, 0, 0, 0], [1, 1, 0, 0]], True),
+    "right padding": ([[0, 0, 0, 1], [0, 1, 1, 1]], False),
+    "one dead entry": ([[1, 1, 1, 1], [0, 0, 0, 0]], False),
+    "dead entries alone": ([[1, 1, 1, 1], [1, 1, 1, 1]], False),
+    "nothing blocked": ([[0, 0, 0, 0], [0, 0, 0, 0]], False),
+    "hole": ([[1, 0, 1, 0], [1, 1, 0, 0]], False),
+}
+
+
+def warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [warning for warning in caught if warning.category is pyattn.MaskWarning]
+
+
+@pytest.mark.parametrize(("mask", "expected"), BARE.values(), ids=BARE)
+def test_bare_masks_that_look_inverted_warn(mask, expected):
+    q, k = normal(len(mask), E), normal(mask.shape[1], E)
+    found = warnings_of(lambda: mha()(q, k, k, attn_mask=mask))
+    assert bool(found) == expected
+    if found:
+        assert found[0].filename == __file__
+        assert str(found[0].message).endswith("pyattn.masks.from_array(attn_mask)")
+        for silent in (masks.from_array(mask), masks.from_blocked(mask)):
+            assert not warnings_of(lambda: mha()(q, k, k, attn_mask=silent))  # noqa: B023
+
+
+@pytest.mark.parametrize(("mask", "expected"), BARE_PADDING.values(), ids=BARE_PADDING)
+def test_bare_padding_that_looks_inverted_warns(mask, expected):
+    x, array = normal(2, 4, E), np.array(mask, bool)
+    found = warnings_of(lambda: mha()(x, x, x, key_padding_mask=array))
+    assert bool(found) == expected
+    if found:
+        assert str(found[0].message).endswith("pyattn.masks.from_array(key_padding_mask)")
+        assert not warnings_of(lambda: mha()(x, x, x, key_padding_mask=masks.from_blocked(array)))
+
+
+def test_a_call_site_warns_once():
+    x = normal(4, E)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            mha()(x, x, x, attn_mask=np.tri(4, dtype=bool))
+    assert len(caught) == 1
+
+
+# As arrays
+
+
+def test_a_mask_is_an_array_in_what_people_do_with_it():
+    mask, array = masks.causal(4), np.tri(4, dtype=bool)
+    np.testing.assert_array_equal(mask.astype(int), array.astype(int))
+    np.testing.assert_array_equal(np.where(mask, 1.0, 0.0), array)
+    np.testing.assert_array_equal(mask[1:, 0], array[1:, 0])
+    np.testing.assert_array_equal(mask.to_bias("f8"), np.where(array, 0, -np.inf))
+    assert (mask.shape, mask.ndim, mask.size, mask.dtype, len(mask)) == ((4, 4), 2, 16, np.bool_, 4)
+    assert (mask.any(), mask.all(), mask.sum(), mask.tolist()) == (True, False, 10, array.tolist())
+    assert ((mask == array).all(), (mask != array).any()) == (True, False)
+    for combined in (mask & array, array & mask, mask | array, array | mask):
+        assert isinstance(combined, masks.Mask)
+        np.testing.assert_array_equal(combined, array)
+    np.testing.assert_array_equal(mask.T, array.T)
+    np.testing.assert_array_equal(list(mask), array)
+
+
+@pytest.mark.peers
+def test_a_mask_becomes_a_tensor(torch):
+    mask = masks.causal(4)
+    for tensor in (torch.as_tensor(mask), torch.from_dlpack(mask)):
+        assert tensor.dtype == torch.bool
+        np.testing.assert_array_equal(tensor.numpy(), mask)
+    x = torch.from_numpy(Q4[:, :, :4])
+    expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=torch.as_tensor(mask))
+    np.testing.assert_allclose(pyattn.scaled_dot_product_attention(*[x.numpy()] * 3, mask), expected, atol=1e-6)
+
+
+def test_a_mask_is_drawn():
+    assert repr(masks.prefix(2, 3)) == "prefix(2, 3)\n  x x .\n  x x .\n  x x x"
+    assert repr(masks.causal(2, 3, align=1) & RANDOM[:2, :3]).startswith("causal(2, 3, align=1) & from_array(...)\n  ")
+    assert repr(masks.causal(50)) == "causal(50)"
+    assert repr(masks.padding([1, 2], 3, heads=False)) == "padding([1, 2], 3, heads=False), shape (2, 1, 3)"
+    assert masks.causal(3).plot().axes
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.causal(L)),
+            "is causal(6) for 6 queries and 6 keys; the call has 6 and 9",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding(LENGTHS, 10)),
+            "has shape (2, 1, 1, 10), which does not",
+        ),
+        (
+            lambda: pyattn.attention(Q, K, K, attn_mask=masks.padding(LENGTHS, S)),
+            "make padding and document masks with heads=False",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding(LENGTHS, S, heads=False)),
+            "and the call has a heads axis; make it with heads=True",
+        ),
+        (
+            lambda: mha()(Q, K, K, attn_mask=masks.causal(S)),
+            "is causal(9) for 9 queries and 9 keys; the call has 6 and 9",
+        ),
+        (
+            lambda: mha()(Q, K, K, attn_mask=masks.from_array(np.ones((N * H, L, S), bool))),
+            "has shape (4, 6, 9), which does not broadcast to (2, 2, 6, 9)",
+        ),
+        (
+            lambda: mha()(Q, K, K, key_padding_mask=masks.padding([4], S)),
+            "key_padding_mask has shape (1, 9), expected (2, 9)",
+        ),
+        (lambda: mha()(Q, K, K, key_padding_mask=masks.document([[0] * S] * 2)), "a mask of pairs goes to attn_mask"),
+        (lambda: cached(masks.causal(L)), "is causal(6) for 6 queries and 6 keys; the call has 6 and 9"),
+    ],
+)
+def test_a_mask_is_never_cropped(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -1,0 +1,346 @@
+"""pyattn.plot.steps and animate: the worked example on one page and as a moving picture."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+from support.helpers import run_python
+from support.pictures import SIZES, assert_legible, texts_of, tokens_of
+
+import pyattn
+from pyattn import plot
+from pyattn.plot.looks import PALETTE
+
+pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")
+
+
+NAMES = ("x", "w_query", "w_key", "w_value")
+
+
+@pytest.fixture
+def example(article):
+    return pyattn.trace(*(article[name] for name in NAMES))
+
+
+def draw_trace(count, features=4, tokens=None):
+    """Of that many random inputs."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((3, features, features)) / features**0.5
+    return pyattn.trace(rng.standard_normal((count, features)), *weights, tokens=tokens)
+
+
+def changed(trace, steps):
+    """What looks like a trace, with other fields in the steps of these numbers."""
+    fields = {name: getattr(trace, name) for name in (*NAMES, "keys", "queries", "values", "scores", "weights")}
+    parts = [part._replace(**steps.get(part.number, {})) for part in trace.steps]
+    return SimpleNamespace(steps=parts, tokens=trace.tokens, convention="row", outputs=trace.outputs, **fields)
+
+
+def small_figure():
+    """As many pixels as are drawn quickly."""
+    return Figure(figsize=(7, 6), dpi=40)
+
+
+# One page
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
+def test_pages_are_legible(count, kind):
+    found = assert_legible(plot.steps(draw_trace(count, 8, tokens_of(kind, count))))
+    assert sum(re.match(r"[1-8]  ", text) is not None for text in found) == 8
+    assert f"queries {count}×8" in found
+
+
+@pytest.mark.parametrize("features", [1, 20, 64])
+def test_other_sizes_are_legible(features):
+    assert_legible(plot.steps(draw_trace(5, features)))
+
+
+def test_long_titles_formulas_and_notes_are_wrapped(example):
+    long = {"title": "title " * 30, "formula": "formula_" * 40, "note": "a note that goes on " * 60}
+    found = assert_legible(plot.steps(changed(example, {4: long, 5: long})))
+    assert "…" in found
+
+
+def test_all_numbers_of_the_example_are_written(example, article):
+    found = [text for text, _ in texts_of(plot.steps(example))]
+    for name in ("keys", "queries", "values", "x"):
+        assert " ".join(str(int(number)) for number in article[name].ravel()) in " ".join(found)
+    outputs = [f"{number:.2f}" for number in example.outputs.ravel()]
+    assert " ".join(outputs) in " ".join(found)
+
+
+def test_each_array_has_its_colour_and_its_name(example):
+    figure = plot.steps(example)
+    cells = [patch for patch in figure.findobj(Rectangle) if patch.get_window_extent().width < 60]
+    for name, colour in PALETTE.items():
+        assert any(same_color(patch.get_facecolor(), colour) for patch in cells), name
+    words = {"inputs 3×4", "key weights 4×3", "query weights 4×3", "value weights 4×3", "keys 3×3", "queries 3×3"}
+    words |= {"values 3×3", "scores 1×3", "attention weights 1×3", "weighted values 3×3", "outputs 1×3", "outputs 3×3"}
+    assert words <= {text for text, _ in texts_of(figure)}
+
+
+def test_large_matrices_are_images_that_hold_the_numbers():
+    trace = draw_trace(40, 20)
+    figure = plot.steps(trace)
+    images = [image.get_array() for image in figure.axes[0].get_images()]
+    for name in ("x", "w_key", "keys", "scores", "weights", "outputs"):
+        assert any(np.array_equal(image, getattr(trace, name)) for image in images), name
+
+
+def test_what_is_not_finite_can_be_drawn():
+    x = np.eye(3)
+    x[0, 0] = np.nan
+    found = assert_legible(plot.steps(pyattn.trace(x, *np.ones((3, 3, 2)), is_causal=True)))
+    assert "\N{MINUS SIGN}∞" in found
+    assert "NaN" in found
+
+
+def test_scores_that_are_hidden_all_can_be_drawn():
+    hidden = np.zeros((40, 40), bool)
+    figure = plot.steps(pyattn.trace_attention(*np.ones((3, 40, 2)), attn_mask=hidden))
+    assert_legible(figure)
+    assert any(image.get_array().shape == (40, 40) and image.get_array().mask.all() for image in figure.axes[0].images)
+
+
+def test_arrays_of_other_names_and_of_one_axis_are_drawn(example):
+    arrays = {"b_key": np.array([1.0, 2.0, 3.0]), "some_thing": np.eye(2)}
+    assert {"key bias 1×3", "some thing 2×2"} <= set(
+        assert_legible(plot.steps(changed(example, {2: {"arrays": arrays}})))
+    )
+
+
+@pytest.mark.parametrize("size", [(4, 4), (9, 3), (20, 30)])
+def test_a_page_fits_the_figure_that_is_given(example, size):
+    figure = Figure(figsize=size)
+    assert plot.steps(example, figure) is figure
+    assert_legible(figure)
+
+
+def test_a_page_fits_a_subfigure(example):
+    left, right = Figure(figsize=(16, 8)).subfigures(1, 2)
+    assert plot.steps(example, left) is left
+    plot.steps(example, right)
+    assert_legible(left.figure)
+
+
+def test_the_ground_of_the_figure_decides_unless_it_is_said(example):
+    for figure in (plot.steps(example, dark=True), plot.steps(example, Figure(facecolor="black"))):
+        assert max(to_rgb(figure.get_facecolor())) < 0.2
+        title = next(text for text in figure.axes[0].texts if text.get_text().startswith("1  "))
+        assert min(to_rgb(title.get_color())) > 0.8
+    assert to_rgb(plot.steps(example).get_facecolor()) == (1, 1, 1)
+
+
+# The moving picture
+
+
+def frames_of(animation):
+    """The figure at each frame."""
+    for number in range(len(animation.captions)):
+        animation._draw(number)
+        yield animation._figure
+
+
+@pytest.fixture
+def animation(example):
+    made = plot.animate(example, small_figure())
+    yield made
+    made._draw_was_started = True  # matplotlib warns of an animation that nobody saw
+
+
+def test_it_goes_through_all_steps(animation):
+    numbers = [int(re.match(r"Step (\d)  ", caption)[1]) for caption in animation.captions]
+    assert numbers == [1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(("count", "features"), [(3, 4), (12, 8), (128, 8), (200, 64)])
+@pytest.mark.parametrize("kind", ["long", "Chinese"])
+def test_frames_are_legible(kind, count, features):
+    figure = Figure(figsize=(7, 6), dpi=60)  # in smaller letters every width is rounded up to another pixel
+    made = plot.animate(draw_trace(count, features, tokens_of(kind, count)), figure)
+    for figure in frames_of(made):
+        assert_legible(figure)
+    made._draw_was_started = True
+
+
+def test_numbers_appear_with_their_step(animation, example):
+    shown = [[text for text, _ in texts_of(figure)] for figure in frames_of(animation)]
+    counts = [sum(re.fullmatch(r"[\d.]+", text) is not None for text in texts) for texts in shown]
+    inputs, weights, one = 12, 36, 9
+    first = inputs + weights + 3 * one
+    fourth_to_seventh = [first + 3, first + 6, first + 15, first + 18]
+    repeated = [first + 27, first + 36, first + 36, first + 36]
+    assert counts == [inputs, inputs + weights, first - 18, first - 9, first, *fourth_to_seventh, *repeated]
+
+
+def test_what_is_read_has_a_dashed_frame_and_what_is_made_a_solid_one(animation):
+    """As many of each as a step reads and makes; of step 8 the two other inputs, then all, twice."""
+    frames = []
+    for _ in frames_of(animation):
+        lines = [patch for patch in animation._figure.axes[0].patches if isinstance(patch, Rectangle)]
+        styles = [line.get_linestyle() for line in lines if line.get_zorder() > 4]  # beyond the cells and their edges
+        frames.append((sum(style != "solid" for style in styles), styles.count("solid")))
+    projections = [(2, 1)] * 3
+    assert frames == [(0, 0), (0, 0), *projections, (2, 1), (1, 1), (2, 1), (1, 1), (1, 3), (1, 3), (0, 0), (0, 0)]
+
+
+def test_the_last_frame_holds_all_outputs(animation, example):
+    *_, last = frames_of(animation)
+    outputs = " ".join(f"{number:.2f}" for number in example.outputs.ravel())
+    assert outputs in " ".join(text for text, _ in texts_of(last))
+
+
+def test_the_weighted_values_are_those_of_the_present_input(animation, example):
+    texts = [" ".join(text for text, _ in texts_of(figure)) for figure in frames_of(animation)]
+    for frame, query in ((8, 0), (9, 1), (10, 2)):
+        weighted = example.weights[query][:, None] * example.values
+        assert " ".join(f"{number:.2f}" for number in weighted.ravel()) in texts[frame]
+
+
+def test_columns_are_shown_as_rows_are(example, article):
+    """The same numbers turned: what is a row of one is a column of the other."""
+    turned = pyattn.trace(*(article[name].T for name in NAMES), convention="column")
+    pair = [plot.animate(trace, small_figure()) for trace in (example, turned)]
+    for frame in (5, 9, 12):
+        numbers = []
+        for made in pair:
+            made._draw(frame)
+            numbers.append(sorted(text for text, _ in texts_of(made._figure) if re.fullmatch(r"[\d.]+", text)))
+        assert len(numbers[0]) > 60
+        assert numbers[0] == numbers[1]
+    for made in pair:
+        made._draw_was_started = True
+
+
+def test_cross_attention_has_no_inputs_and_may_have_other_lengths():
+    rng = np.random.default_rng(0)
+    queries, keys, values = rng.random((2, 3)), rng.random((5, 3)), rng.random((5, 4))
+    made = plot.animate(pyattn.trace_attention(queries, keys, values), small_figure())
+    for figure in frames_of(made):
+        assert not any(text.startswith("inputs") for text in assert_legible(figure))
+    made._draw_was_started = True
+
+
+@pytest.mark.slow
+def test_a_gif_has_all_frames_in_the_interval(example, tmp_path):
+    made = plot.animate(example, small_figure(), interval=500)
+    made.save(tmp_path / "steps.gif")
+    with Image.open(tmp_path / "steps.gif") as image:
+        durations = []
+        for frame in range(image.n_frames):
+            image.seek(frame)
+            durations.append(image.info["duration"])
+    assert sum(durations) == 500 * len(made.captions)  # equal frames are one
+
+
+class Page(HTMLParser):
+    """Tags that are opened and closed, and what they refer to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.images, self.references = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.references += [attrs[name] for name in ("src", "href") if name in attrs]
+        if tag == "img":
+            self.images.append(attrs)
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_an_html_page_holds_all_it_needs(article, tmp_path):
+    tokens = ['<b>"in"</b>', "<script>", "&"]
+    made = plot.animate(pyattn.trace(*(article[name] for name in NAMES), tokens=tokens), small_figure())
+    assert '(<b>"in"</b>)' in " ".join(made.captions)
+    made.save(tmp_path / "steps.html")
+    text = (tmp_path / "steps.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.open
+    assert [image["alt"] for image in page.images] == made.captions
+    assert all(reference.startswith("data:image/png;base64,") for reference in page.references)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text)
+    assert "display:none" not in "".join(image["style"] for image in page.images)  # all are seen where scripts are off
+
+
+@pytest.mark.slow
+def test_html_of_200_tokens_is_below_a_megabyte(tmp_path):
+    plot.animate(draw_trace(200, 200)).save(tmp_path / "steps.html")
+    assert (tmp_path / "steps.html").stat().st_size < 1_000_000
+
+
+STATE = """
+import matplotlib as mpl, matplotlib.pyplot as plt, sys
+mpl.use("Agg")
+figure, mine = plt.subplots()
+settings = dict(mpl.rcParams)
+from pyattn import plot
+import numpy as np, pyattn
+trace = pyattn.trace(np.eye(3), *np.ones((3, 3, 2)))
+plot.steps(trace).draw_without_rendering()
+from matplotlib.figure import Figure
+made = plot.animate(trace, Figure(dpi=30))
+made.to_html()
+assert plt.get_fignums() == [1] and plt.gcf() is figure and plt.gca() is mine
+assert dict(mpl.rcParams) == settings
+"""
+
+
+def test_neither_pyplot_nor_its_settings_change():
+    run_python(STATE)
+
+
+KINDS = [(plot.steps, "trace", "pyattn.trace"), (plot.animate, "steps", "pyattn.trace or pyattn.generate")]
+
+
+@pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
+def test_mistakes_are_named(draw, name, makers, example):
+    message = f"{name} is of type ndarray, expected what {makers} returns"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        draw(np.eye(3))
+    spoilt = changed(example, {6: {"arrays": {"weighted_values": np.ones((3, 3, 3))}}})
+    message = "weighted_values of step 6 has shape (3, 3, 3), expected (rows, columns)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        draw(spoilt)
+
+
+@pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
+def test_of_several_heads_one_is_to_be_chosen(draw, name, makers):
+    message = f"{name} is of type HeadTraces, expected what {makers} returns; choose a head, {name}.heads[0]"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        draw(pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4))))
+
+
+def test_a_figure_is_needed_to_draw_on(example):
+    with pytest.raises(TypeError, match=r"^figure is of type str, expected a Figure of matplotlib$"):
+        plot.steps(example, "steps.png")
+    message = r"^figure is of type SubFigure, expected a Figure: all of it is saved$"
+    with pytest.raises(TypeError, match=message):
+        plot.animate(example, Figure().subfigures())
+
+
+@pytest.mark.parametrize(
+    ("interval", "kind", "message"),
+    [
+        ("fast", TypeError, "interval is 'fast', expected a number of milliseconds"),
+        (0, ValueError, "interval is 0, expected a number of milliseconds above 0"),
+        (float("nan"), ValueError, "interval is nan, expected a number of milliseconds above 0"),
+    ],
+)
+def test_an_interval_is_a_positive_number(example, interval, kind, message):
+    with pytest.raises(kind, match=re.escape(message)):
+        plot.animate(example, interval=interval)

@@ -1,0 +1,64 @@
+"""Small things that many tests need: bits, another Python, how patient to be, how much to draw."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
+SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
+EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make test-all` sets it
+
+
+def tenth(count: int) -> int:
+    """How many of `count` repetitions or drawn cases to run: a tenth, and all of them in `make test-all`."""
+    return count if EVERYTHING else -(-count // 10)
+
+
+def bits(array) -> np.ndarray:
+    """The array's bits as unsigned integers: unlike numbers, NaN and the two zeros compare as they are stored."""
+    array = np.asarray(array)
+    native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return native.view(f"u{array.dtype.itemsize}").reshape(array.shape)
+
+
+def assert_same_bits(actual, expected, about=""):
+    """Of arrays, or of all that two AttentionResults have."""
+    if isinstance(expected, tuple):
+        for name, one, other in zip(expected._fields, actual, expected, strict=True):
+            assert (one is None) == (other is None), f"{name} {about}"
+            if other is not None:
+                assert_same_bits(one, other, f"{name} {about}")
+        return
+    assert actual.dtype.newbyteorder("=") == expected.dtype.newbyteorder("="), about
+    np.testing.assert_array_equal(bits(actual), bits(expected), err_msg=str(about))
+
+
+def part(result, *index):
+    """The same rows of all that an AttentionResult has."""
+    return type(result)(*(None if array is None else array[index] for array in result))
+
+
+def normal(*shape, dtype="float32", seed=0) -> np.ndarray:
+    """Numbers of the normal distribution, the same each time."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def run_python(script: str, *, options=(), timeout=120, **environment) -> subprocess.CompletedProcess:
+    """Run a script in an interpreter of its own, which finds the same pyattn and these helpers. It must return 0.
+
+    An environment variable of None is taken away.
+    """
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **environment}
+    env = {name: text for name, text in env.items() if text is not None}
+    command = [sys.executable, *options, "-c", script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
