@@ -3,7 +3,7 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.typing import RNG, CacheUse, Layout, Score, Window
+from pyattn._util.typing import RNG, Align, CacheUse, Layout, Score, Window
 from pyattn.functional._attention import AttentionResult
 
 __version__: str
@@ -20,7 +20,7 @@ def attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
@@ -46,7 +46,7 @@ def attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
@@ -72,7 +72,7 @@ def attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,
@@ -98,7 +98,7 @@ def attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     score: Score = "dot",
     score_weight: npt.ArrayLike | None = None,

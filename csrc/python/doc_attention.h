@@ -21,15 +21,15 @@
     "    What queries are compared with.\n" \
     "value : array_like, (..., heads, S, v_dim)\n" \
     "    What is averaged, with v_dim features of its own.\n" \
-    "attn_mask : array_like, optional\n" \
+    "attn_mask : array_like or pyattn.masks.Mask, optional\n" \
     "    Broadcasts to (..., heads, L, S) in every layout. bool: True = attend (`torch.nn.MultiheadAttention` means the\n" \
-    "    opposite). Any float dtype: added to the scaled scores, in natural-log units. It is read in place, never expanded.\n" \
+    "    opposite). Any float dtype: added to the scaled scores, in natural-log units. Read in place, never expanded.\n" \
     "is_causal : bool, default False\n" \
     "    Query i sees no key after its own position. Combined with `attn_mask`.\n" \
-    "align : {'upper_left', 'lower_right'}, optional\n" \
-    "    Where causal masks and windows start when L != S. 'upper_left': query i stands at key i (torch, JAX).\n" \
+    "align : {'upper_left', 'lower_right'} or int, optional\n" \
+    "    Position of query 0 for causal masks and windows; needed when L != S. 'upper_left': key 0 (torch, JAX).\n" \
     "    'lower_right': the last query stands at the last key (FlashAttention; decoding with a cache); with `key_lengths` or\n" \
-    "    `query_lengths`, at each batch entry's own last ones. Must be said when L != S.\n" \
+    "    `query_lengths`, at each batch entry's own last ones. An int: that key, which may be negative.\n" \
     "scale : float, optional\n" \
     "    What scores are multiplied with. Default: see `score`.\n" \
     "score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}, default 'dot'\n" \
@@ -81,7 +81,7 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that do not go together; a missing `align`; lengths out of range; a scale that is not finite; a `score`\n" \
+    "    Shapes that disagree; a missing `align`; lengths out of range; a scale that is not finite; a `score`\n" \
     "    without its `score_weight`, or the reverse; an `out` that does not fit.\n" \
     "TypeError\n" \
     "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import linear
-from pyattn._util.typing import RNG, FloatArray, Layout, Window
+from pyattn._util.typing import RNG, Align, FloatArray, Layout, Window
 from pyattn.functional._attention import AttentionResult, attention
 from pyattn.functional._self_attention import check_inner, read_rows, read_weight
 
@@ -27,7 +27,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -55,7 +55,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -83,7 +83,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -111,7 +111,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -138,7 +138,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -181,7 +181,7 @@ def additive_attention(
         Broadcasts to (..., heads, L, S). bool: True = attend; float: added to the scores. Default: None, no mask.
     is_causal : bool
         Query i attends to no key after its own position. Default: False.
-    align : {'upper_left', 'lower_right'}, optional
+    align : {'upper_left', 'lower_right'} or int, optional
         As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
     scale : float, optional
         What scores are multiplied with. Default: 1.

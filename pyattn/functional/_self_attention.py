@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 import pyattn.masks as masks
 from pyattn._util.arguments import as_choice
-from pyattn._util.typing import Convention, FloatArray, Window
+from pyattn._util.typing import Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
@@ -33,7 +33,7 @@ def self_attention(
     need_weights: Literal[False] = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -53,7 +53,7 @@ def self_attention(
     need_weights: Literal[True],
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -73,7 +73,7 @@ def self_attention(
     need_weights: bool = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -92,7 +92,7 @@ def self_attention(
     need_weights: bool = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Literal["upper_left", "lower_right"] | None = None,
+    align: Align | SupportsIndex | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -127,7 +127,7 @@ def self_attention(
         None, no mask.
     is_causal : bool
         Query i attends to no key after its own position. Default: False.
-    align : {'upper_left', 'lower_right'}, optional
+    align : {'upper_left', 'lower_right'} or int, optional
         As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
     window : int or (int or None, int or None), optional
         Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.

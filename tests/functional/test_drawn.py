@@ -173,9 +173,7 @@ def test_no_further_from_the_exact_answer_than_pytorch(record):
 def _explain(failures):
     lines = "\n  ".join(failures[:8])
     more = f"\n  ... {len(failures)} in all" if len(failures) > 8 else ""
-    return (
-        f"\n  {lines}{more}\nreplay one with PYATTN_TEST_CASE=<index> python -m pytest tests/functional/test_drawn.py"
-    )
+    return f"\n  {lines}{more}\nreplay one: PYATTN_TEST_CASE=<index> python -m pytest tests/functional/test_drawn.py"
 
 
 def test_the_draw_covers_what_it_must(summary):

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-import wrong_masks  # noqa: F401  it adds to WRONG
+from support import wrong_masks  # noqa: F401  it adds to WRONG
 from support.right_attentions import careful, counts_of, formula
 from support.wrong_attentions import WRONG, scores_of, softmax
 

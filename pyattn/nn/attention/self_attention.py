@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyattn._util.arguments import as_choice, as_count, as_finite, as_flag, as_float_dtype
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, Convention, FloatArray, Window
+from pyattn._util.typing import RNG, Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
@@ -234,7 +234,7 @@ class SelfAttention(Module):
         need_weights: Literal[False] = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Literal["upper_left", "lower_right"] | None = None,
+        align: Align | SupportsIndex | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -248,7 +248,7 @@ class SelfAttention(Module):
         need_weights: Literal[True],
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Literal["upper_left", "lower_right"] | None = None,
+        align: Align | SupportsIndex | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -262,7 +262,7 @@ class SelfAttention(Module):
         need_weights: bool = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Literal["upper_left", "lower_right"] | None = None,
+        align: Align | SupportsIndex | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -275,7 +275,7 @@ class SelfAttention(Module):
         need_weights: bool = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Literal["upper_left", "lower_right"] | None = None,
+        align: Align | SupportsIndex | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -295,7 +295,7 @@ class SelfAttention(Module):
             Default: None, no mask.
         is_causal : bool
             Query i attends to no key after its own position. Default: False.
-        align : {'upper_left', 'lower_right'}, optional
+        align : {'upper_left', 'lower_right'} or int, optional
             As in `pyattn.attention`. Default: None; must be said for a causal mask or a window when L differs from S.
         window : int or (int or None, int or None), optional
             Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
