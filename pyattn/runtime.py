@@ -33,7 +33,7 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
 
     Notes
     -----
-    `threadpoolctl.threadpool_limits` covers pyattn if threadpoolctl is imported before pyattn, or before a call of
+    ``threadpoolctl.threadpool_limits`` covers pyattn if threadpoolctl is imported before pyattn, or before a call of
     this function.
 
     Examples

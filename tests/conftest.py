@@ -134,7 +134,7 @@ def dtype(request) -> str:
 @pytest.fixture(scope="session")
 def article() -> dict[str, np.ndarray]:
     """The tensors of the worked example, by name; one input per row, scores not scaled."""
-    tensors = json.loads(Path(__file__).with_name("support") / "article.json".read_text())
+    tensors = json.loads((Path(__file__).parent / "support" / "article.json").read_text())
     return {name: np.array(tensor) for name, tensor in tensors.items() if name != "about"}
 
 

@@ -33,7 +33,7 @@
     "ValueError\n" \
     "    An id that is no row: negative ones are none. Shapes that do not go together; an `out` that does not fit.\n" \
     "TypeError\n" \
-    "    Ids that are no integers; for weight and residual, what `attention` refuses, too.\n" \
+    "    Ids that are no integers; for weight and residual, what `pyattn.attention` refuses, too.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

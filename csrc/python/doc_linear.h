@@ -33,7 +33,7 @@
     "ValueError\n" \
     "    Shapes that do not go together; an unknown `activation`; an `out` that does not fit.\n" \
     "TypeError\n" \
-    "    What `attention` refuses, too: complex, object and string dtypes, masked arrays, tensors elsewhere.\n" \
+    "    What `pyattn.attention` refuses, too: complex, object and string dtypes, masked arrays, tensors elsewhere.\n" \
     "\n" \
     "Notes\n" \
     "-----\n" \

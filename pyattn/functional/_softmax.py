@@ -49,7 +49,7 @@ def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | 
 
 
 def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
-    """``x - log(sum(exp(x)))`` along an axis: the natural logarithm of `softmax`, without overflow.
+    """``x - log(sum(exp(x)))`` along an axis: the natural logarithm of `pyattn.softmax`, without overflow.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Test your own attention: `check` runs a function on graded cases, `compare` finds where two differ and why.
+"""Test your own attention: `check` runs a function on graded cases, `pyattn.compare` finds where two differ, and why.
 
 >>> import pyattn
 >>> pyattn.testing.check(pyattn.attention).passed

@@ -83,4 +83,4 @@ def test_the_demonstration_shows_an_equal_pair_and_names_a_fault(with_torch):
 def test_the_command_fails_where_nothing_is_told_apart(blind, capsys, monkeypatch):
     monkeypatch.setattr(demo, "compare", blind)
     assert main(["compare"]) == 1
-    assert capsys.readouterr().out.count("theirs  planted.") == 2
+    assert capsys.readouterr().out.count("theirs  support.") == 2

@@ -39,7 +39,7 @@ class TransformerLM(TokenModel):
     """A decoder-only language model: the scores of each token's successors.
 
     ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and those before it.
-    Every attribute but `positions`, which has no parameters unless they are learned, has the state_dict names of
+    Every attribute but ``positions``, which has no parameters unless they are learned, has the state_dict names of
     torch's module of that name.
 
     Parameters
