@@ -6,7 +6,7 @@
 #   make test-all    all of the suite: also slow tests, ten times as many drawn cases, JAX, transformers and MiniLM
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
-#   make lint     ruff, mypy, stubtest, and the examples in docstrings
+#   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    what `make test` runs under ASan and UBSan, the thread tests of it under TSan
@@ -62,6 +62,8 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
+	$(python) -m mypy --warn-unused-ignores tests/typing
+	$(python) -m basedpyright
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules pyattn
 
