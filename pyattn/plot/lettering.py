@@ -194,8 +194,8 @@ def _find_fallbacks(missing: set[str]) -> list[str]:
     if missing:
         _add_new_fonts()
     found = []
-    for family in _FALLBACKS if missing else ():
-        if has := missing & _characters_of(family):
+    for family in _FALLBACKS:
+        if missing and (has := missing & _characters_of(family)):
             found.append(family)
             missing = missing - has
     return found
