@@ -11,15 +11,32 @@ it drew. Nothing is shown, and neither pyplot's state nor matplotlib's settings 
 >>> axes.figure.savefig("weights.png")  # doctest: +SKIP
 """
 
-try:
-    import matplotlib as mpl  # noqa: F401
-except ImportError as missing:
-    raise ImportError("pyattn.plot draws with matplotlib: pip install 'pyattn[plot]'") from missing
-
-from pyattn.plot.flowing import flow
-from pyattn.plot.maps import heads, heatmap, mask, positional
-from pyattn.plot.moving import animate
-from pyattn.plot.pages import steps
-from pyattn.plot.playing import StepsAnimation
+import importlib
+from typing import TYPE_CHECKING
 
 __all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
+
+# Imported on first use, as each file imports matplotlib: `import pyattn.plot` works without it.
+_FILES = {"heads": "maps", "heatmap": "maps", "mask": "maps", "positional": "maps", "flow": "flowing"}
+_FILES |= {"animate": "moving", "steps": "pages", "StepsAnimation": "playing"}
+
+if TYPE_CHECKING:
+    from pyattn.plot.flowing import flow
+    from pyattn.plot.maps import heads, heatmap, mask, positional
+    from pyattn.plot.moving import animate
+    from pyattn.plot.pages import steps
+    from pyattn.plot.playing import StepsAnimation
+else:
+
+    def __getattr__(name):
+        if name not in _FILES:
+            raise AttributeError(f"module 'pyattn.plot' has no attribute {name!r}")
+        try:
+            found = getattr(importlib.import_module(f"pyattn.plot.{_FILES[name]}"), name)
+        except ModuleNotFoundError as missing:
+            raise ImportError(f"pyattn.plot.{name} draws with matplotlib: pip install 'pyattn[plot]'") from missing
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted({*__all__, *globals()})

@@ -355,11 +355,13 @@ def test_neither_pyplot_nor_its_settings_change():
 MISSING = """
 import sys
 sys.modules["matplotlib"] = None
-import pyattn
+import inspect, pyattn
+assert hasattr(pyattn, "plot") and inspect.getmembers(pyattn)
+exec("from pyattn import *")
 try:
-    pyattn.plot
+    pyattn.plot.mask
 except ImportError as error:
-    assert str(error) == "pyattn.plot draws with matplotlib: pip install 'pyattn[plot]'", error
+    assert str(error) == "pyattn.plot.mask draws with matplotlib: pip install 'pyattn[plot]'", error
 else:
     raise AssertionError
 """
