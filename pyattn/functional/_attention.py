@@ -92,7 +92,7 @@ def scaled_dot_product_attention(
     TypeError
         Dtypes differ, or are not float32 or float64.
     ValueError
-        Shapes disagree; dropout_p is no probability.
+        Shapes disagree; dropout_p is not a probability.
 
     Examples
     --------

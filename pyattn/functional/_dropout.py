@@ -89,7 +89,7 @@ def dropout_keep_mask(
     Raises
     ------
     ValueError
-        shape has less than two axes; dropout_p is no probability.
+        shape has less than two axes; dropout_p is not a probability.
     TypeError
         shape, dropout_p or rng is of another type.
 

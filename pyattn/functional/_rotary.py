@@ -81,7 +81,7 @@ def rotary_embedding(
     Raises
     ------
     ValueError
-        Shapes that do not go together, positions beyond 2**53, an out that does not fit, or what `rotary_frequencies`
+        Shapes disagree, positions beyond 2**53, an out that does not fit, or what `rotary_frequencies`
         refuses.
     TypeError
         An argument is of another type.

@@ -34,9 +34,9 @@ def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | 
     Raises
     ------
     TypeError
-        x is not an array of real numbers, or axis is no integer.
+        x is not an array of real numbers, or axis is not an integer.
     numpy.exceptions.AxisError
-        There is no such axis.
+        axis is out of range for x.
 
     Examples
     --------
@@ -66,9 +66,9 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
     Raises
     ------
     TypeError
-        x is not an array of real numbers, or axis is no integer.
+        x is not an array of real numbers, or axis is not an integer.
     numpy.exceptions.AxisError
-        There is no such axis.
+        axis is out of range for x.
 
     Examples
     --------

@@ -49,11 +49,11 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     Raises
     ------
     TypeError
-        x is not an array of real numbers, or axis is no integer.
+        x is not an array of real numbers, or axis is not an integer.
     ValueError
         There is nothing along the axis.
     numpy.exceptions.AxisError
-        There is no such axis.
+        axis is out of range for x.
 
     Examples
     --------

@@ -161,7 +161,7 @@ class Generation:
         Raises
         ------
         ValueError
-            There is no such row, or generate was called without return_steps.
+            The row is out of range, or generate was called without return_steps.
         """
         index = as_count(row, "row", least=0)
         if index >= len(self.tokens):
@@ -193,7 +193,7 @@ class Generation:
         TypeError
             vocabulary is neither a sequence nor a mapping.
         ValueError
-            There is no such row, generate was called without return_steps, or vocabulary has no word for an id.
+            The row is out of range, generate was called without return_steps, or vocabulary has no word for an id.
         """
         lines = [("step", "decoder input", "next token", "probability", "alternatives")]
         for step in self.row_steps(row):
