@@ -876,7 +876,6 @@ def as_arguments(
     align: Any,
     window: Any,
     key_lengths: Any,
-    query_lengths: Any,
 ) -> tuple[BoolArray | None, bool, Any, Any, Any]:
     """Lower a mask to attn_mask, is_causal, align, window and key_lengths, combined with those of the call."""
     parts = parts_of(mask, scores, heads, "attn_mask")
@@ -914,12 +913,12 @@ def for_attention(
     heads = axes > 3 or (axes == 3 and bool(enable_gqa))
     least = 3 if heads else 2
     if min(len(query), len(key)) < least:
-        return (np.asarray(mask), *options[:-1])
+        return (np.asarray(mask), *options)
     length = length if heads else -2
     try:
         batch = np.broadcast_shapes(query[:-least], key[:-least])
     except ValueError:
-        return (np.asarray(mask), *options[:-1])
+        return (np.asarray(mask), *options)
     scores = (*batch, *((max(query[head], key[head]),) if heads else ()), query[length], key[length])
     return as_arguments(mask, scores, heads, *options)
 

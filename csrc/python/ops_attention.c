@@ -189,21 +189,21 @@ static int lower_mask(PyObject **values, owned *o)
 {
     static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW,
                                    PYATTN_KEY_LENGTHS};
-    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[10] = {NULL};
+    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[9] = {NULL};
     if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks");
     PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
     const int is_object = class ? PyObject_IsInstance(mask, class) : -1;
     Py_XDECREF(class);
     if (is_object > 0) {
-        static const int options[] = {PYATTN_LAYOUT, PYATTN_ENABLE_GQA,  PYATTN_IS_CAUSAL,    PYATTN_ALIGN,
-                                      PYATTN_WINDOW, PYATTN_KEY_LENGTHS, PYATTN_QUERY_LENGTHS};
+        static const int options[] = {PYATTN_LAYOUT, PYATTN_ENABLE_GQA, PYATTN_IS_CAUSAL,
+                                      PYATTN_ALIGN,  PYATTN_WINDOW,     PYATTN_KEY_LENGTHS};
         PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]);
         given[0] = mask, given[1] = query, given[2] = key;
-        for (int n = 0; n < 7; n++) given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
+        for (int n = 0; n < 6; n++) given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
         if (given[5] == Py_None) given[5] = Py_False; /* is_causal */
         PyObject *function = query && key ? PyObject_GetAttrString(module, "for_attention") : NULL;
-        o->lowered = function ? PyObject_Vectorcall(function, given, 10, NULL) : NULL;
+        o->lowered = function ? PyObject_Vectorcall(function, given, 9, NULL) : NULL;
         Py_XDECREF(function);
         Py_XDECREF(query);
         Py_XDECREF(key);

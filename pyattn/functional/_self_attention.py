@@ -180,7 +180,7 @@ def self_attention(
     pairs = (*inputs[0].shape[:-1], inputs[1].shape[-2])
     if isinstance(attn_mask, masks.Mask):
         options = (is_causal, align, window, key_lengths)
-        attn_mask, *lowered = masks.as_arguments(attn_mask, pairs, False, *options, None)
+        attn_mask, *lowered = masks.as_arguments(attn_mask, pairs, False, *options)
         is_causal, align, window, key_lengths = lowered
     if attn_mask is not None:
         attn_mask = _mask_of(attn_mask, pairs)
