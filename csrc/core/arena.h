@@ -12,11 +12,11 @@ typedef struct {
     size_t bytes;  /* usable from scratch on */
 } attn_arena;
 
-/* Returns 0 when memory cannot be had. `bytes` of 0 is fine. */
+/* Returns 0 when out of memory. `bytes` may be 0. */
 int attn_arena_take(attn_arena *arena, size_t bytes);
 void attn_arena_give(attn_arena *arena);
 
-/* Sizes that stop at SIZE_MAX instead of wrapping: a product that does not fit is an allocation that fails. */
+/* Saturating arithmetic of sizes: a size that overflows becomes SIZE_MAX, whose allocation fails. */
 static inline size_t attn_times(size_t a, size_t b)
 {
     size_t product;
@@ -33,7 +33,7 @@ static inline size_t attn_padded(size_t bytes)
     return attn_plus(bytes, ATTN_ALIGNMENT - 1) & ~(size_t)(ATTN_ALIGNMENT - 1);
 }
 
-/* Hands out parts of one piece of memory; from NULL it only counts. */
+/* Returns the next part of a piece of memory. With memory == NULL it only counts the bytes. */
 static inline void *attn_next_part(char *memory, size_t *used, size_t bytes)
 {
     char *at = memory == NULL ? NULL : memory + *used;
@@ -41,7 +41,7 @@ static inline void *attn_next_part(char *memory, size_t *used, size_t bytes)
     return at;
 }
 
-/* Quotients of numbers that are not negative. In a small call most are 0 or by 1, and a division takes up to 90 cycles. */
+/* Quotients of non-negative numbers. Small calls mostly divide by 1 or get 0, and a division takes up to 90 cycles. */
 static inline ptrdiff_t attn_over(ptrdiff_t a, ptrdiff_t b) { return a < b ? 0 : b == 1 ? a : a / b; }
 static inline ptrdiff_t attn_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a == 0 ? 0 : attn_over(a - 1, b) + 1; }
 static inline ptrdiff_t attn_smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }

@@ -7,7 +7,7 @@ static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *
 {
     const attn_plan *plan = context;
     attn_task task;
-    for (ptrdiff_t part = 0; part < plan->in_order; part++) {
+    for (ptrdiff_t part = 0; part < plan->heads_per_task; part++) {
         const ptrdiff_t first = attn_begin_task(plan, attn_task_of(plan, number, part), worker, job, &task);
         if (!attn_walk_keys(&task)) return;
         for (int n = 0; n < task.count; n++) {
@@ -28,13 +28,13 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
     plan.scratch = arena.scratch;
     plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
 
-    const ptrdiff_t tasks = problem->batches * plan.groups / plan.in_order * plan.tasks_per_group;
+    const ptrdiff_t tasks = problem->batches * plan.groups / plan.heads_per_task * plan.tasks_per_group;
     attn_status status;
     int forks;
-    do { /* folding spans changes what was folded: a child begins with the first of them */
+    do { /* folding overwrites chunk states, so a forked child starts over from the first chunk */
         forks = attn_forks();
-        status = plan.spans == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
-                                 : attn_attend_spans(&plan, tasks);
+        status = plan.kv_splits == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
+                                     : attn_attend_spans(&plan, tasks);
     } while (status == ATTN_OK && attn_forks() != forks);
     attn_arena_give(&arena);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;

@@ -1,4 +1,4 @@
-/* How a checked problem is cut into tasks, and what a task works with. plan.c makes the cut, attend.c and spans.c run
+/* How a checked problem is cut into tasks, and the state of a task. plan.c makes the cut, attend.c and spans.c run
  * the tasks, attention.c walks the keys of one, rows.c begins and ends its rows.
  *
  * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
@@ -18,50 +18,50 @@ enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 /* A block of query rows, its running state, and where its rows live. */
 typedef struct {
     int rows, vectors;
-    int part_begun, total_begun;                              /* the state holds something */
-    int masked;                                               /* some pair of a tile it met was not to be touched */
-    ptrdiff_t row;                                            /* number of its first row in the group */
-    ptrdiff_t least_first, most_first, least_last, most_last; /* over its rows */
-    ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];    /* visible keys of each row: [first, last) */
+    int part_begun, total_begun;                           /* the state holds something */
+    int masked;                                            /* some pair of a tile that it processed was masked */
+    ptrdiff_t row;                                         /* index of its first row in the group */
+    ptrdiff_t min_first, max_first, min_last, max_last;    /* over its rows */
+    ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH]; /* visible keys of each row: [first, last) */
     void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
-    uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* names of its rows, where weights are dropped by chance */
-    double largest;         /* size of its queries, where scores are distances (distance.inc.h); NaN: there is one */
+    uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* Philox counters of its rows, for dropout */
+    double largest;         /* distances: the largest factor |q|^2 of its rows (distance.inc.h), or NaN */
     void *packed;           /* queries, as score_block or decode_scores reads them */
-    void *unscaled;         /* and as distance_block does */
+    void *unscaled;         /* unscaled queries, as distance_block reads them */
     attn_state part, total; /* of this chunk; of the chunks before it */
-    char *kept;             /* when weights are asked for: per key block, what kept_block finds */
+    char *kept;             /* need_weights: an attn_kept for each key block */
 } attn_block;
 
-/* What is kept of one key block until its rows are finished, when weights are asked for. */
+/* need_weights: the scores of one key block, saved until its rows are finished. */
 typedef struct {
-    int keys;      /* 0: the block was dead, or not visited */
+    int keys;      /* 0: the block was masked, or not visited */
     void *seen;    /* (rows) running maximum that the weights were computed with */
-    void *weights; /* the scores' place, after the softmax */
+    void *weights; /* unnormalised weights, in place of the scores */
 } attn_kept;
 
 typedef struct {
     const attn_problem *problem;
     const attn_kernels *kernels;
     int decode;
-    ptrdiff_t groups, rows;        /* groups of heads in a batch entry; rows of a group */
-    ptrdiff_t run, blocks_per_run; /* rows that are cut into blocks together */
+    ptrdiff_t groups, rows;                    /* groups of heads in a batch entry; rows of a group */
+    ptrdiff_t row_segment, blocks_per_segment; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
-    ptrdiff_t chunks, spans;    /* spans > 1: a task takes some of the chunks, and states are folded later */
-    ptrdiff_t wave, wave_start; /* chunks that are shared out at a time; the first of those at hand */
-    ptrdiff_t in_order;         /* groups whose weights are averaged: one task takes them one after the other; else 1 */
-    ptrdiff_t columns;          /* v_dim, padded to whole vectors */
+    ptrdiff_t chunks, kv_splits;        /* kv_splits > 1: a task handles some chunks; their states are folded later */
+    ptrdiff_t split_batch, split_start; /* chunks that are split at a time; the first of the current ones */
+    ptrdiff_t heads_per_task;           /* average_weights: the heads that one task handles in order; else 1 */
+    ptrdiff_t columns;                  /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
-    ptrdiff_t features; /* that scores are taken over: head_dim, and what a score function needs behind it */
+    ptrdiff_t features; /* length of a packed row: head_dim, plus 2 for distances */
     int workers;
     /* bytes of one worker's scratch and of its parts */
     size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes,
-        turned_bytes;
-    size_t weights_row_bytes; /* of a row of weights before it is averaged; 0 where it is not */
+        transposed_bytes;
+    size_t weights_row_bytes; /* average_weights: of one head's row of weights; else 0 */
     size_t worker_bytes, partial_bytes;
     char *scratch, *partials;
 } attn_plan;
 
-/* The keys or values of a task: rows from `first` on, or in pages, where its head begins at `offset` of each. */
+/* The keys or values of a task: rows from `first` on; or pages, in which its head begins at byte `offset`. */
 typedef struct {
     const char *first;
     void *const *pages;
@@ -73,18 +73,18 @@ typedef struct {
     const attn_plan *plan;
     attn_job *job;
     int worker, count;
-    int careful;   /* pair by pair, and with values times `factor` */
+    int careful;   /* pair by pair: masked values are not read, the others are scaled by `factor` */
     double factor; /* 1 unless careful */
-    double kept;   /* weights are divided by it: 1 without dropout */
+    double kept;   /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     attn_source key, value;
     void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
-        *turned_keys, *square_copy;
+        *transposed_keys, *square_copy;
     unsigned char *dead;
-    char *weights;      /* of a block's rows, when they are averaged */
-    attn_block *blocks; /* in scratch: they are more than the stack of a small thread has room for */
+    char *weights;      /* average_weights: one head's weights of a block's rows */
+    attn_block *blocks; /* in scratch: too large for the stack of a small thread */
 } attn_task;
 
 /* plan.c */
@@ -100,7 +100,7 @@ double attn_factor_of(const attn_problem *problem); /* of scores, in units of lo
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
-uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* a bit a row; returns the odd ones */
+uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* returns nonfinite rows as bits */
 void attn_finish_weights(attn_task *task, const attn_block *block);
 
 /* mask.c */
@@ -114,14 +114,14 @@ int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, con
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
 
 /* attention.c */
-ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* one of the parts that go in order */
+ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* task number of part `part` */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
-int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when the work is no longer wanted */
+int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when interrupted */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block);
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked); /* writes the output of block n */
 
-/* spans.c: tasks 0 .. tasks - 1 of a plan with spans > 1 */
+/* spans.c: tasks 0 .. tasks - 1 of a plan with kv_splits > 1 */
 attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks);
 
 #endif

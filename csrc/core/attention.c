@@ -1,7 +1,7 @@
 /* Attention: the loop nest over chunks, key blocks and query blocks of a task.
  *
  *     task         a super-block of query rows of one group of heads (decode: also some of the chunks)
- *       chunk      512 keys, its state started afresh, then folded into the total
+ *       chunk      512 keys with a softmax state of their own, which is then folded into the running state
  *         block    64 keys: scores, mask, softmax, values, for every query block of the task
  */
 #include <math.h>
@@ -15,12 +15,12 @@
 
 /* A block of keys or values as the kernels read it. */
 typedef struct {
-    const void *data, *next; /* next: where those after a whole block lie */
+    const void *data, *next; /* next: the rows after a whole block */
     ptrdiff_t stride;        /* of rows, in reals */
-    double largest;          /* size of a key, where scores are distances */
+    double largest;          /* distances: the largest factor |k|^2 of the block */
 } key_block;
 
-/* Keys or values from a multiple of ATTN_BLOCK_KEYS on. Behind the last page comes nothing. */
+/* Address of row `from`, a multiple of ATTN_BLOCK_KEYS. Clamped to the last page, as prefetches may run past it. */
 static const char *rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
 {
     if (source->pages == NULL) return source->first + from * operand->row;
@@ -38,7 +38,7 @@ static key_block block_of(const attn_source *source, const attn_operand *operand
     return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * size, padded, 0};
 }
 
-/* Keys as the scores want them. */
+/* Keys in the form that the score function reads: as they are, normalised, or with their squared norms. */
 static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
@@ -67,7 +67,7 @@ static void begin_state(const attn_plan *plan, const attn_block *block, attn_sta
     }
 }
 
-/* Where the scores of a key block go: kept until the weights are written, or one of a chunk's (decode), or the one. */
+/* Where a key block's scores go: saved for the weights, a slot per block of the chunk (decode), or one shared tile. */
 static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t from)
 {
     const attn_plan *plan = task->plan;
@@ -78,23 +78,23 @@ static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t
            (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
 }
 
-/* How many keys of the block that begins at `from`, and ends at `to` at the latest, some row sees. */
+/* Number of keys to compute in the block [from, to): up to the last one that any row sees; 0 if none. */
 static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
 {
     const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
-    if (from + keys > p->hidden_len) return keys;
-    if (from >= block->most_last || from + keys <= block->least_first) return 0;
-    return block->most_last - from < keys ? (int)(block->most_last - from) : keys;
+    if (from + keys > p->maskable_len) return keys;
+    if (from >= block->max_last || from + keys <= block->min_first) return 0;
+    return block->max_last - from < keys ? (int)(block->max_last - from) : keys;
 }
 
-/* Whether products will do for all pairs of a tile of distances. It is the kernel that decides, in its own arithmetic:
- * less than a hundredth below its limit is left to it. NaN is not below. */
+/* Whether the product form is accurate enough for every pair of a tile of distances. The margin of 1% leaves borderline
+ * pairs to the kernel, which decides them in its own arithmetic. NaN compares as false. */
 static int products_do(const attn_block *block, key_block key)
 {
     return block->largest + key.largest < 0.99 * ATTN_PRODUCT_LIMIT;
 }
 
-/* Scores of the prefill layout, and task->maximum. first is NULL where no limit is to be minded. */
+/* Scores in the prefill layout, and task->maximum. `first` is NULL when every row sees all keys of the block. */
 static void score_keys(const attn_task *task, const attn_block *block, key_block key, int keys, const void *bias,
                        const int32_t *first, const int32_t *last, void *scores)
 {
@@ -120,7 +120,7 @@ static void score_keys(const attn_task *task, const attn_block *block, key_block
     k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
 }
 
-/* `key` is not looked at in the decode layout: decode_chunk has been there. */
+/* `key` is unused in the decode layout, where decode_chunk has already computed the scores. */
 static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, key_block key, key_block value)
 {
     const attn_plan *plan = task->plan;
@@ -134,9 +134,9 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     const attn_tile_kind kind = attn_read_masks(task, block, from, keys);
     if (kind == ATTN_TILE_DEAD) return;
     if (kind == ATTN_TILE_MIXED) bias = task->bias;
-    int limited = from < block->most_first || from + keys > block->least_last;
+    int limited = from < block->max_first || from + keys > block->min_last;
     if (limited || bias || plan->decode || task->careful) attn_limit_keys(block, from, keys, first, last);
-    if (limited && from + keys > p->hidden_len) { /* what is seen is no interval any more */
+    if (limited && from + keys > p->maskable_len) { /* visible keys are not one interval */
         attn_limit_by_bias(task, block, from, keys, first, last, bias != NULL);
         bias = task->bias;
         limited = 0;
@@ -178,7 +178,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
 /* Walking the keys --------------------------------------------------------------------------------------------------
  */
 
-/* The total so far and one more chunk. The first chunk becomes the total: folding into nothing gives the same bits. */
+/* Folds a chunk's state into the running state. The first one is swapped in: folding into nothing changes no bit. */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block)
 {
     if (!block->part_begun) return;
@@ -193,24 +193,24 @@ void attn_fold_chunk(const attn_plan *plan, attn_block *block)
     block->part_begun = 0;
 }
 
-/* Scores in the decode layout that are no dot products, or not all. A query and a key are added, or subtracted and
- * squared: the block form does it, with their roles exchanged, and the same bits come out. */
-static void score_turned(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
+/* Additive and distance scores in the decode layout. Both are symmetric in query and key, so the block kernels compute
+ * them with the roles of queries and keys exchanged, bit-identically. */
+static void score_transposed(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
     const int vectors = ATTN_BLOCK_KEYS / k->lanes;
     const void *row[ATTN_BLOCK_KEYS];
-    double unused[ATTN_BLOCK_KEYS] = {0}; /* maxima over queries */
+    double unused[ATTN_BLOCK_KEYS] = {0}; /* maxima over queries, not needed here */
 
     for (int n = 0; n < keys; n++) row[n] = (const char *)key.data + n * key.stride * k->size;
-    k->pack_queries(keys, vectors, plan->features, row, 1, task->turned_keys);
+    k->pack_queries(keys, vectors, plan->features, row, 1, task->transposed_keys);
     if (p->score == ATTN_SCORE_ADDITIVE)
-        k->additive_block(vectors, block->rows, p->head_dim, task->turned_keys, block->packed, plan->features,
+        k->additive_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->packed, plan->features,
                           p->score_weight, attn_factor_of(p), NULL, scores, unused);
     else
-        k->distance_block(vectors, block->rows, p->head_dim, task->turned_keys, block->unscaled, plan->features,
+        k->distance_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->unscaled, plan->features,
                           attn_factor_of(p), NULL, scores, unused);
 }
 
@@ -220,19 +220,19 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
     const attn_score score = plan->problem->score;
     const int size = plan->kernels->size;
     if (score == ATTN_SCORE_ADDITIVE) {
-        score_turned(task, block, keys, key, scores);
+        score_transposed(task, block, keys, key, scores);
         return;
     }
     plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, key.next,
                                  task->square_copy, scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
-    for (int r = 0; r < block->rows; r++) /* lanes without a key are read, too */
+    for (int r = 0; r < block->rows; r++) /* distance_block reads unused lanes, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));
-    score_turned(task, block, keys, key, scores);
+    score_transposed(task, block, keys, key, scores);
 }
 
-/* Decode: the keys of a whole chunk, then (walk_chunk) its values. Two long reads go at the speed of memory; a change
- * from keys to values every 64 rows does not: 33 against 24 GB/s on Zen 4. */
+/* Decode: scores of a whole chunk first; attn_walk_chunk then reads its values. Two long reads reach memory bandwidth;
+ * alternating between keys and values every 64 rows does not (33 against 24 GB/s on Zen 4). */
 static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
 {
     const attn_problem *p = task->plan->problem;
@@ -275,13 +275,13 @@ static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
     *from = PTRDIFF_MAX;
     *to = 0;
     for (int n = 0; n < task->count; n++) {
-        if (task->blocks[n].least_first < *from) *from = task->blocks[n].least_first;
-        if (task->blocks[n].most_last > *to) *to = task->blocks[n].most_last;
+        if (task->blocks[n].min_first < *from) *from = task->blocks[n].min_first;
+        if (task->blocks[n].max_last > *to) *to = task->blocks[n].max_last;
     }
-    if (task->plan->problem->hidden_len < task->plan->problem->kv_len) *to = task->plan->problem->kv_len;
+    if (task->plan->problem->maskable_len < task->plan->problem->kv_len) *to = task->plan->problem->kv_len;
 }
 
-/* All chunks, left to right. Returns 0 when the work is no longer wanted. */
+/* All chunks, left to right. Returns 0 when the call was interrupted. */
 int attn_walk_keys(attn_task *task)
 {
     ptrdiff_t from, to;
@@ -296,7 +296,7 @@ int attn_walk_keys(attn_task *task)
     return 1;
 }
 
-/* The block once more, pair by pair, with values times `factor`; writes `rows`, and returns those that are still odd. */
+/* Recomputes a block pair by pair, with values times `factor`; writes `rows` and returns those still not finite. */
 static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double factor, uint64_t rows)
 {
     attn_task again = *task;
@@ -307,9 +307,9 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
-/* A row came out odd, as NaN or infinity. Where pairs were masked, it may be the 0 * NaN of one that was not to be
- * touched. Else a sum of values may have overflowed, though no value did; with small ones it does not. A row that is
- * odd after that has met a NaN or an infinity. */
+/* Writes a block and redoes its rows that are NaN or infinite. First with exact masking: a masked pair may have added
+ * 0 * NaN. Then with values scaled down: a sum of finite values may have overflowed. A row that is still not finite has
+ * seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;
@@ -324,10 +324,10 @@ void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
 {
     const ptrdiff_t unit = attn_over(number, plan->tasks_per_group);
-    return number + (unit * (plan->in_order - 1) + part) * plan->tasks_per_group;
+    return number + (unit * (plan->heads_per_task - 1) + part) * plan->tasks_per_group;
 }
 
-/* in_page: bytes from the beginning of a page to those of all heads. */
+/* in_page: byte offset of the keys, or of the values, inside a page. */
 static attn_source source_of(const attn_problem *p, const attn_operand *operand, ptrdiff_t batch, ptrdiff_t head,
                              ptrdiff_t in_page)
 {
@@ -338,8 +338,8 @@ static attn_source source_of(const attn_problem *p, const attn_operand *operand,
                          .offset = in_page + head * operand->head};
 }
 
-/* Task numbers run over spans of chunks fastest, then super-blocks from the last (in causal attention the largest),
- * then groups of heads, then batch entries. Returns the first block's number. */
+/* Tasks are numbered by batch entry, by group of heads, then by super-block in reverse: in causal attention the last
+ * super-block is the largest. Returns the first block's number. */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
 {
     const attn_problem *p = plan->problem;
@@ -352,11 +352,11 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->worker = worker;
     task->careful = 0;
     task->factor = 1;
-    task->kept = p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* nothing is left, and no 0 / 0 */
+    task->kept = p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */
     if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
     task->batch = attn_over(unit, plan->groups);
     task->group = unit - task->batch * plan->groups;
-    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->hidden_len);
+    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->maskable_len);
     task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
     const ptrdiff_t head = task->group * p->group;
     task->key = source_of(p, &p->key, task->batch, attn_over(head, p->key_group), 0);

@@ -1,4 +1,4 @@
-/* Keys and values in pages: the rules on a cache, what it looks like to attention, and how rows come into it. */
+/* The paged KV cache: its rules, its views for attention, and appending rows. */
 #include "attend.h"
 #include "check.h"
 #include "copy.h"
@@ -8,7 +8,7 @@ _Static_assert((int)ATTN_PAGE_KEYS == (int)ATTN_BLOCK_KEYS, "a page is a block o
 
 static ptrdiff_t size_of(const attn_cache *cache) { return cache->dtype == ATTN_F64 ? 8 : 4; }
 
-/* The bytes of a page must be a number that fits. */
+/* The size of a page in bytes must fit in ptrdiff_t. */
 static attn_status check_cache(const attn_cache *c, attn_error *error)
 {
     ptrdiff_t bytes, key, value;
@@ -23,7 +23,7 @@ static attn_status check_cache(const attn_cache *c, attn_error *error)
     return ATTN_OK;
 }
 
-/* One of the two arrays; as the layout orders its axes. */
+/* The keys or the values as one array, with axes in the layout's order. */
 static attn_view view_of(const attn_cache *c, attn_layout layout, ptrdiff_t dim, ptrdiff_t *shape, ptrdiff_t *strides)
 {
     const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
@@ -62,7 +62,7 @@ attn_status attn_check_pages(const attn_problem *p, attn_error *error)
     return ATTN_OK;
 }
 
-/* Rows on their way in */
+/* Appending rows */
 
 static attn_status check_rows(const char *name, const attn_cache *c, const attn_view *rows, const attn_view *like,
                               ptrdiff_t new, attn_layout layout, attn_error *error)
@@ -82,7 +82,7 @@ static attn_status check_rows(const char *name, const attn_cache *c, const attn_
     return ATTN_OK;
 }
 
-/* Rows [0, count) of one batch entry and head, to position `first` and those after it. */
+/* Copies rows [0, count) of one batch entry and head to positions first, first + 1 ... */
 static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page, const attn_view *rows,
                       const char *from, int length, ptrdiff_t first, ptrdiff_t count)
 {
@@ -108,13 +108,13 @@ attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, c
         const ptrdiff_t own = count ? count[b] : new;
         if (own < 0 || own > new) FAIL("batch entry %td has %td new positions, expected 0 to %td", b, own, new);
         if (first[b] < 0 || __builtin_add_overflow(first[b], own, &end))
-            FAIL("batch entry %td goes on at position %td, which no array has", b, first[b]);
+            FAIL("batch entry %td would continue at position %td, which is out of range", b, first[b]);
         if (own > 0 && (status = check_count(cache, b, end, error)) != ATTN_OK) return status;
     }
     return ATTN_OK;
 }
 
-/* Each batch entry, of keys, then of values, each head. */
+/* Order of the copies: batch entry, keys before values, head. */
 attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_view key,
                               attn_view value, attn_layout layout, attn_error *error)
 {

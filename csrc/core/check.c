@@ -1,4 +1,4 @@
-/* All rules on the shapes, dtypes and values of an attention call. Each mistake is named where it can be seen. */
+/* All rules on the shapes, dtypes and values of an attention call. */
 #include "check.h"
 #include "error.h"
 #include "kernels.h"
@@ -10,7 +10,7 @@ static const char *axes_text(const attn_axis_places *at)
                             : "(..., length, heads, dim)";
 }
 
-/* The dimension of one axis after broadcasting; -1 when the sizes do not go together. */
+/* The size of one axis after broadcasting; -1 when the sizes disagree. */
 static ptrdiff_t broadcast(ptrdiff_t a, ptrdiff_t b) { return a == b || b == 1 ? a : a == 1 ? b : -1; }
 
 static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int *rank, attn_error *error)
@@ -38,7 +38,7 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
     const int length_first = has_heads && args->layout == ATTN_LAYOUT_BSHD;
     *at = attn_places_of(args->layout, has_heads);
     if (!has_heads && args->layout == ATTN_LAYOUT_BSHD)
-        FAIL("layout='bshd' with fewer than 4 axes: there is no heads axis. If axis -2 holds heads, pass "
+        FAIL("layout='bshd' with fewer than 4 axes: the heads axis is missing. If axis -2 holds heads, pass "
              "enable_gqa=True; if not, leave layout out. Given: query %s, key %s, value %s",
              attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
              attn_shape_text(args->value.axes, args->value.shape));
@@ -77,7 +77,7 @@ static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b)
     return a;
 }
 
-/* The heads of the result, or -1 where those of key and value do not go into query's. */
+/* The number of heads of the result; -1 when it is not a multiple of key's and value's. */
 static ptrdiff_t heads_of(ptrdiff_t query, ptrdiff_t key, ptrdiff_t value)
 {
     const ptrdiff_t heads = query == 1 ? broadcast(key, value) : query;
@@ -85,7 +85,7 @@ static ptrdiff_t heads_of(ptrdiff_t query, ptrdiff_t key, ptrdiff_t value)
     return (key > 0 && heads % key != 0) || (value > 0 && heads % value != 0) ? -1 : heads;
 }
 
-/* What to add when heads and lengths would go together in the other layout. */
+/* A hint for the message when the shapes would fit in the other layout. */
 static const char *layout_hint(const attn_args *args, const attn_axis_places *at)
 {
     const ptrdiff_t heads = heads_of(attn_size_of(&args->query, at->length), attn_size_of(&args->key, at->length),
@@ -112,7 +112,7 @@ static attn_status check_heads(const attn_args *args, const attn_axis_places *at
     p->key_group = key > 0 ? p->heads / key : 1;
     p->value_group = value > 0 ? p->heads / value : 1;
     if (p->heads == 0) p->key_group = p->value_group = 1;
-    p->group = args->average_weights ? 1 : common_divisor(p->key_group, p->value_group); /* heads go in order then */
+    p->group = args->average_weights ? 1 : common_divisor(p->key_group, p->value_group); /* one head at a time */
     return ATTN_OK;
 }
 
@@ -136,7 +136,7 @@ static attn_status check_batch(const attn_args *args, const attn_axis_places *at
     return ATTN_OK;
 }
 
-/* The number of elements of every result must be a number of bytes that fits. */
+/* The size in bytes of every result must fit in ptrdiff_t. */
 static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_error *error)
 {
     ptrdiff_t count = p->heads, weights;
@@ -160,10 +160,10 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
     const attn_view *weight = &args->score_weight;
     p->score = args->score;
     p->score_weight = weight->data;
-    if ((unsigned)args->score > ATTN_SCORE_ADDITIVE) FAIL("score is %d, which no attn_score is", (int)args->score);
+    if ((unsigned)args->score > ATTN_SCORE_ADDITIVE) FAIL("score is %d, expected an attn_score", (int)args->score);
     if (args->score != ATTN_SCORE_ADDITIVE) {
         if (weight->data == NULL) return ATTN_OK;
-        FAIL("score_weight was given, but score='%s' has none; it goes with score='bilinear' or score='additive'",
+        FAIL("score='%s' takes no score_weight: leave it out, or pass score='bilinear' or score='additive'",
              (const char *const[]){"dot", "cosine", "distance"}[args->score]);
     }
     if (weight->data == NULL)

@@ -17,7 +17,7 @@ static inline ptrdiff_t attn_stride_of(const attn_view *view, int axis)
 
 /* Where the named axes lie, counted from the right. */
 typedef struct {
-    int length, heads, batch; /* batch: the rightmost batch axis; heads is 0 when there is none */
+    int length, heads, batch; /* batch: the rightmost batch axis; heads: 0 without a heads axis */
 } attn_axis_places;
 
 /* Where the axes of query, key, value and output lie. */
@@ -31,7 +31,7 @@ static inline attn_axis_places attn_places_of(attn_layout layout, int has_heads)
     return at;
 }
 
-/* An array as the problem's operand: its strides by what they are for. */
+/* Turns an array into an operand of the problem: its strides, by named axis. */
 static inline void attn_resolve(const attn_view *view, const attn_axis_places *at, const attn_problem *p,
                                 attn_operand *operand)
 {
@@ -42,7 +42,7 @@ static inline void attn_resolve(const attn_view *view, const attn_axis_places *a
     for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(view, at->batch + p->batch_axes - 1 - n);
 }
 
-/* results.c: a result that is asked for has this shape, and query's dtype. */
+/* results.c: a result that is given must have this shape and dtype. */
 attn_status attn_check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
                               attn_dtype dtype, attn_error *error);
 

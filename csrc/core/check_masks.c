@@ -1,4 +1,4 @@
-/* The rules on what queries see and what is kept of their weights: masks, dropout, lengths, causal masks and windows. */
+/* The rules on masks, dropout, lengths, causal masks and windows. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,13 +17,13 @@ static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int ran
     return 1;
 }
 
-/* What to add when the mask has an axis of size 1 too many, as one for heads where there are none. */
+/* A hint for the message when the mask has one axis of size 1 too many, such as a heads axis. */
 static const char *squeeze_hint(const char *name, const attn_view *mask, int rank, const ptrdiff_t *expected)
 {
     static _Thread_local char hint[64];
     for (int n = 0; n < mask->axes && mask->axes <= rank + 1; n++)
         if (mask->shape[n] == 1 && broadcasts_to(mask->axes, mask->shape, n, rank, expected)) {
-            snprintf(hint, sizeof hint, "; %s.squeeze(%d) does", name, n - mask->axes);
+            snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->axes);
             return hint;
         }
     return "";
@@ -50,7 +50,7 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
     memcpy(expected, p->batch_shape, (size_t)p->batch_axes * sizeof *expected);
     if (p->has_heads) expected[rank - 3] = p->heads;
     expected[rank - 2] = p->q_len;
-    expected[rank - 1] = which == ATTN_KEEP ? p->kv_len : p->hidden_len;
+    expected[rank - 1] = which == ATTN_KEEP ? p->kv_len : p->maskable_len;
     if (!broadcasts_to(mask->axes, mask->shape, -1, rank, expected))
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
              attn_shape_text(mask->axes, mask->shape), attn_shape_text(rank, expected),
@@ -68,12 +68,12 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
     p->dropout_p = args->dropout_p;
     p->dropout_seed = args->dropout_seed;
     p->drops = args->keep_mask.data != NULL || args->dropout_p > 0;
-    if (args->keep_mask.data != NULL) return attn_check_dropout(args->dropout_p, 0, 0, 0, error); /* no chance */
+    if (args->keep_mask.data != NULL) return attn_check_dropout(args->dropout_p, 0, 0, 0, error); /* not drawn */
     return attn_check_dropout(args->dropout_p, p->batches * p->heads, args->query_start + p->q_len,
                               args->key_start + p->kv_len, error);
 }
 
-/* Elements are read once each, not once for each batch entry that sees them: there may be far more of those. */
+/* Reads each stored element once: broadcasting may repeat it for a great many batch entries. */
 const int64_t *attn_out_of_range(const attn_view *lengths, int64_t least, int64_t most)
 {
     ptrdiff_t count = 1;
@@ -128,12 +128,12 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
     if (args->window_left < ATTN_UNBOUNDED || args->window_right < ATTN_UNBOUNDED)
         FAIL("window is (%td, %td), expected two sizes of 0 or more, or None for unbounded", args->window_left,
              args->window_right);
-    if ((args->is_causal || windowed) && p->q_len != p->hidden_len && args->align == ATTN_ALIGN_UNSAID)
+    if ((args->is_causal || windowed) && p->q_len != p->maskable_len && args->align == ATTN_ALIGN_UNSAID)
         FAIL("%s with %td queries and %td keys needs align='upper_left' (torch, JAX) or align='lower_right' "
              "(FlashAttention; decoding with a cache). For %s, x = up to the query's own position:\n%s",
-             args->is_causal ? "is_causal=True" : "window", p->q_len, p->hidden_len,
-             p->q_len < p->hidden_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
-             p->q_len < p->hidden_len ? wide : tall);
+             args->is_causal ? "is_causal=True" : "window", p->q_len, p->maskable_len,
+             p->q_len < p->maskable_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
+             p->q_len < p->maskable_len ? wide : tall);
 
     if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
         FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
@@ -158,15 +158,15 @@ attn_status attn_check_masks(const attn_args *args, attn_problem *p, attn_error 
 {
     attn_status status;
     if (args->extra_keys < 0 || args->extra_keys > p->kv_len || (args->extra_keys > 0 && args->query_lengths.data))
-        FAIL("extra_keys is %td, expected 0 to %td, the length of key, and no query_lengths beside it",
-             args->extra_keys, p->kv_len);
-    p->hidden_len = p->kv_len - args->extra_keys;
+        FAIL("extra_keys is %td, expected 0 to %td (the length of key), and 0 with query_lengths", args->extra_keys,
+             p->kv_len);
+    p->maskable_len = p->kv_len - args->extra_keys;
     for (int which = 0; which < ATTN_MASKS; which++)
         if ((status = check_mask(args, which, p, error)) != ATTN_OK) return status;
     if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
     if ((status = check_dropout(args, p, error)) != ATTN_OK) return status;
-    status =
-        check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->hidden_len, p, &p->key_lengths, error);
+    status = check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->maskable_len, p, &p->key_lengths,
+                           error);
     if (status != ATTN_OK) return status;
     return check_lengths(&args->query_lengths, "query_lengths", "the length of query", p->q_len, p, &p->query_lengths,
                          error);

@@ -34,19 +34,19 @@ static attn_status check_inputs(const attn_multihead_args *args, attn_multihead_
     return ATTN_OK;
 }
 
-/* What the cache holds must be what the heads are. */
+/* Batch, heads and dtype of the cache must match those of the call. */
 static attn_status check_cache(const attn_multihead_args *args, const attn_multihead_plan *m, attn_error *error)
 {
     const attn_cache *cache = args->attention.cache;
     if (cache == NULL) return ATTN_OK;
     if (m->batch_axes != 1 || m->batches != cache->batches)
-        FAIL("query has shape %s, expected (%td, length, features): the cache has so many batch entries",
-             attn_shape_text(args->query.axes, args->query.shape), cache->batches);
+        FAIL("query has shape %s, expected (%td, length, features): the cache has %td batch entries",
+             attn_shape_text(args->query.axes, args->query.shape), cache->batches, cache->batches);
     if (cache->kv_heads != args->kv_heads)
         FAIL("the cache has %td heads but kv_heads is %td", cache->kv_heads, args->kv_heads);
     if (cache->dtype != m->dtype) FAIL("the cache has another dtype than query");
-    if (args->extra_key.data || args->add_zero) FAIL("extra_key and add_zero do not go with a cache");
-    if (args->key.data && args->cache_first == NULL) FAIL("cache_first is missing");
+    if (args->extra_key.data || args->add_zero) FAIL("extra_key and add_zero cannot be used with a cache");
+    if (args->key.data && args->cache_first == NULL) FAIL("cache_first is missing: new keys need a position");
     return ATTN_OK;
 }
 
@@ -60,7 +60,7 @@ static attn_status check_bias(const char *name, const attn_view *bias, const cha
     return ATTN_OK;
 }
 
-/* The heads' sizes must be the same in weights and in the cache. */
+/* head_dim must agree between the weights, and with the cache. */
 static attn_status check_sizes(const attn_multihead_args *args, const attn_multihead_plan *m, attn_error *error)
 {
     const attn_cache *cache = args->attention.cache;
@@ -79,7 +79,8 @@ static attn_status check_weights(const attn_multihead_args *args, attn_multihead
     static const char *const biases[] = {"q_bias", "k_bias", "v_bias"};
     const int last = args->query.axes - 1;
     if (args->heads < 1 || args->kv_heads < 1 || args->heads % args->kv_heads != 0)
-        FAIL("there are %td heads and %td kv_heads, expected 1 or more, and a multiple", args->heads, args->kv_heads);
+        FAIL("heads is %td and kv_heads %td: heads must be a multiple of kv_heads, both 1 or more", args->heads,
+             args->kv_heads);
     for (int n = Q; n < m->projections; n++) {
         const attn_view *weight = attn_weight_of(args, n), *x = attn_input_of(args, n);
         const ptrdiff_t heads = n == Q ? args->heads : args->kv_heads;
@@ -100,7 +101,8 @@ static attn_status check_extra(const attn_multihead_args *args, const attn_multi
     static const char *const names[] = {"extra_key", "extra_value"};
     for (int n = 0; n < 2; n++) {
         const ptrdiff_t features = m->part[K + n].features;
-        if ((extra[n]->data == NULL) != (extra[0]->data == NULL)) FAIL("extra_key and extra_value come together");
+        if ((extra[n]->data == NULL) != (extra[0]->data == NULL))
+            FAIL("extra_key and extra_value must be given together");
         if (extra[n]->data == NULL) continue;
         if (extra[n]->axes != 1 || extra[n]->shape[0] != features || extra[n]->dtype != m->dtype)
             FAIL("%s has shape %s, expected (%td,), in query's dtype", names[n],
@@ -112,8 +114,8 @@ static attn_status check_extra(const attn_multihead_args *args, const attn_multi
 static attn_status check_output(const attn_multihead_args *args, const attn_multihead_plan *m, attn_error *error)
 {
     const attn_view *weight = &args->out_weight, *bias = &args->out_bias;
-    if (bias->data && !weight->data) FAIL("out_bias comes with out_weight");
-    if (args->residual.data && !weight->data) FAIL("residual comes with out_weight");
+    if (bias->data && !weight->data) FAIL("out_bias needs out_weight");
+    if (args->residual.data && !weight->data) FAIL("residual needs out_weight");
     if (!weight->data) return ATTN_OK;
     if (weight->axes != 2 || weight->shape[1] != m->heads.features)
         FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->axes, weight->shape),
@@ -124,7 +126,7 @@ static attn_status check_output(const attn_multihead_args *args, const attn_mult
                                : ATTN_OK;
 }
 
-/* Two products are one where the same rows meet weights that follow one another in memory. */
+/* Two projections become one product when they share their input and their weights are adjacent in memory. */
 static int joins(const attn_multihead_args *args, int n)
 {
     const attn_view *x = attn_input_of(args, n), *before = attn_input_of(args, n - 1);

@@ -4,7 +4,7 @@
 #include "rotary.h"
 #include "walk.h"
 
-/* Positions beyond it are no longer doubles of their own. */
+/* Beyond it, a double cannot tell neighbouring positions apart. */
 #define FAR ((int64_t)1 << 53)
 
 /* Heads are an axis of four axes or more, and in ATTN_LAYOUT_BSHD always. */
@@ -39,7 +39,7 @@ static attn_status check_frequencies(const attn_rotary_args *args, attn_error *e
         FAIL("inv_freq has shape %s, expected (pairs,), and must be float64",
              attn_shape_text(inv_freq->axes, inv_freq->shape));
     if (inv_freq->shape[0] > dim / 2)
-        FAIL("inv_freq is of %td pairs, but x has dim %td, which is %td pairs. Given: x %s", inv_freq->shape[0], dim,
+        FAIL("inv_freq has %td pairs, but x has dim %td: at most %td pairs. Given: x %s", inv_freq->shape[0], dim,
              dim / 2, attn_shape_text(args->x.axes, args->x.shape));
     if (inv_freq->shape[0] > 1 && inv_freq->strides[0] != (ptrdiff_t)sizeof(double))
         FAIL("inv_freq must be contiguous");
@@ -80,14 +80,14 @@ attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error)
     return check_positions(args, error);
 }
 
-/* An axis of x and y, counted from the right; 0 is none. */
+/* An axis of x and y, counted from the right; 0 stands for an axis of size 1. */
 static attn_rotary_axis axis_of(const attn_view *x, const attn_view *y, int axis)
 {
     if (axis == 0) return (attn_rotary_axis){1, 0, 0, 0};
     return (attn_rotary_axis){attn_size_of(x, axis), attn_stride_of(x, axis), attn_stride_of(y, axis), 0};
 }
 
-attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_turning *t, attn_error *error)
+attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_rope *t, attn_error *error)
 {
     const attn_view *x = &args->x, *ids = &args->position_ids;
     attn_status status = attn_check_rotary(args, error);
@@ -129,7 +129,7 @@ attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_turn
 
 attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error)
 {
-    attn_turning turning;
-    const attn_status status = attn_lay_rotary(args, y, &turning, error);
-    return status == ATTN_OK ? attn_turn(&turning, args->num_threads, error) : status;
+    attn_rope rope;
+    const attn_status status = attn_lay_rotary(args, y, &rope, error);
+    return status == ATTN_OK ? attn_apply_rope(&rope, args->num_threads, error) : status;
 }

@@ -9,11 +9,11 @@ typedef struct {
     attn_row_cut cut;
     ptrdiff_t n, k;
     const char *x;
-    char *values; /* NULL: k is 1, and its value not wanted */
+    char *values; /* NULL: argmax, which needs no values */
     int64_t *indices;
 } choose_job;
 
-/* So many elements between two looks at whether to stop: some milliseconds where each of them joins a large heap. */
+/* Elements between two polls for interruption: a few milliseconds when every element enters a large heap. */
 enum { PART = 1 << 14 };
 
 static void choose_row(const choose_job *c, ptrdiff_t row, int worker, attn_job *job)
@@ -53,7 +53,7 @@ static attn_status choose(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const v
 attn_status attn_argmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, int64_t *indices, int num_threads,
                         attn_error *error)
 {
-    if (n < 1 && rows > 0) return attn_fail(error, ATTN_INVALID, "x has rows of no elements, and none is the largest");
+    if (n < 1 && rows > 0) return attn_fail(error, ATTN_INVALID, "x has empty rows, which have no largest element");
     return choose(dtype, rows, n, x, 1, NULL, indices, num_threads, error);
 }
 

@@ -1,4 +1,4 @@
-/* How many CPUs this process may use. */
+/* The number of CPUs that this process may use. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static int affinity(void)
     return online > 0 ? (int)online : 1;
 }
 
-/* The numbers that a control group's file starts with, at most two; how many there are. */
+/* Reads up to two numbers from the start of a control group's file; returns how many it found. */
 static int read_numbers(const char *root, const char *group, const char *name, long long *first, long long *second)
 {
     char path[1000];
@@ -35,7 +35,7 @@ static int read_numbers(const char *root, const char *group, const char *name, l
     return found;
 }
 
-/* Quota over period of one control group, rounded up; 0 when there is none, which is "max" (version 2) or -1 (1). */
+/* Quota over period of one control group, rounded up. 0 without a quota: "max" in version 2, -1 in version 1. */
 static int quota_of(const char *root, const char *group)
 {
     long long quota = 0, period = 0, unused;
@@ -48,7 +48,7 @@ static int quota_of(const char *root, const char *group)
     return cpus < INT_MAX ? (int)cpus : INT_MAX;
 }
 
-/* The tightest quota on the way from a group up to its hierarchy, the first `hierarchy` characters. */
+/* The smallest quota from a group up to the root of its hierarchy, the first `hierarchy` characters of `group`. */
 static int tightest_quota(const char *root, char *group, size_t hierarchy)
 {
     int least = 0;
@@ -61,8 +61,9 @@ static int tightest_quota(const char *root, char *group, size_t hierarchy)
     }
 }
 
-/* Over this process's groups. Version 2 has one, "0::/group"; in version 1 the one of the controller cpu counts, as in
- * "4:cpu,cpuacct:/group". In a container the name may be the host's: no files there, and the root is the container's. */
+/* The smallest quota over this process's groups. Version 2 has one group, "0::/group"; in version 1 the group of the
+ * cpu controller counts, such as "4:cpu,cpuacct:/group". In a container the path may be the host's and have no files;
+ * the root's files are then the container's. */
 int attn_cgroup_quota(const char *root)
 {
     char path[1000], line[512], controllers[512] = ",", group[512] = "/cpu";

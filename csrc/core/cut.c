@@ -19,7 +19,7 @@ ptrdiff_t attn_count_cuts(ptrdiff_t rows, ptrdiff_t entries, ptrdiff_t least, in
 attn_cut attn_cut_of(ptrdiff_t entries, ptrdiff_t cuts, ptrdiff_t number)
 {
     if (cuts == 1) return (attn_cut){entries, 0, entries};
-    const ptrdiff_t more = entries % cuts; /* parts of one entry more */
+    const ptrdiff_t more = entries % cuts; /* parts that are one entry longer */
     return (attn_cut){entries, entries / cuts * number + attn_smaller(number, more), entries / cuts + (number < more)};
 }
 

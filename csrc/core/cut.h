@@ -1,24 +1,24 @@
-/* Long inputs in parts: what is at hand is then for a few rows at a time, whatever their number, but for enough that every
- * thread has its share and a weight is used well. No cut changes a number.
+/* Cuts long inputs into parts, so that scratch memory does not grow with the number of rows. A part is large enough to
+ * keep every thread busy and to reuse each weight. A cut does not change any result.
  */
 #ifndef ATTN_CORE_CUT_H
 #define ATTN_CORE_CUT_H
 
 #include "attn.h"
 
-/* Entries of an axis of `entries`, a part of them. */
+/* A part of an axis: `count` of its `entries`, from `first` on. */
 typedef struct {
     ptrdiff_t entries, first, count;
 } attn_cut;
 
-/* How many parts of so many rows there are, each `least` entries of their axis or more. */
+/* Number of parts for `rows` rows on an axis of `entries` entries. Each part has at least `least` entries. */
 ptrdiff_t attn_count_cuts(ptrdiff_t rows, ptrdiff_t entries, ptrdiff_t least, int num_threads);
 
-/* Number `number` of `cuts` parts, of which the first are one entry longer than the last. */
+/* Part `number` of `cuts`. The first parts are one entry longer when `entries` is not a multiple of `cuts`. */
 attn_cut attn_cut_of(ptrdiff_t entries, ptrdiff_t cuts, ptrdiff_t number);
 
-/* The part of a view whose axis is `axes` from the last. A view that is the same for all, or has no such axis, stays.
- * `shape` is what the part's shape points to. */
+/* The cut of a view along its axis -axes. A view without that axis, or broadcast along it, is returned unchanged.
+ * `shape` is storage for the new shape. */
 attn_view attn_cut_view(attn_view view, int axes, attn_cut cut, ptrdiff_t *shape);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which instruction set: asked of the CPU and of the operating system once, or forced by PYATTN_ISA. */
+/* Chooses the instruction-set level once, by what the CPU and the operating system support, or by PYATTN_ISA. */
 #include "dispatch.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 static const attn_kernel_table *const compiled[] = {ATTN_ISA_LIST(TABLE) NULL};
 #undef TABLE
 
-/* __builtin_cpu_supports asks XGETBV too: a CPU whose operating system does not save the wide registers lacks them. */
+/* __builtin_cpu_supports also checks XGETBV, so it is false when the operating system does not save wide registers. */
 static int machine_has(const char *isa)
 {
 #if defined(__x86_64__)
@@ -55,7 +55,7 @@ static const attn_kernel_table *find(const char *name)
 static const attn_kernel_table *chosen;
 static char complaint[256];
 
-/* Two threads may both get here first: they find the same and store the same. */
+/* Two threads may both be first: they compute and store the same value. */
 static const attn_kernel_table *current(void)
 {
     const attn_kernel_table *table = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);

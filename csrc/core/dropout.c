@@ -1,4 +1,4 @@
-/* Dropout by chance: the threshold, the range of the generator's names, its keeps as an array, and dropout of rows. */
+/* Random dropout: the threshold, the range of Philox counters, the mask of kept weights, and dropout of rows. */
 #include <string.h>
 
 #include "check.h"
@@ -18,7 +18,7 @@ double attn_kept_factor(double dropout_p) { return dropout_p < 1 ? 1 / (1 - drop
 
 attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error)
 {
-    const int64_t most = (int64_t)1 << 32; /* rows are named by 32 bits each, and keys by four times as many */
+    const int64_t most = (int64_t)1 << 32; /* 32-bit counters; one counter gives four keys */
     if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
     if (dropout_p > 0 && (units > most || queries > most || keys / 4 >= most))
         FAIL("dropout with %td heads in all, %td queries and %td keys, expected at most 2**32 of each (keys: 2**34); "
@@ -27,15 +27,15 @@ attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t quer
     return ATTN_OK;
 }
 
-/* The keeps of some heads, as attention takes them: (units, q_len, kv_len). Rows are cut into pieces, each a look at
- * whether the caller still wants them. */
+/* The dropout mask of some heads, in the layout of attention's keep_mask: (units, q_len, kv_len). Rows are cut into
+ * pieces; each piece polls for interruption. */
 enum { PIECE_KEYS = 1 << 16 };
 typedef struct {
     const attn_kernels *kernels;
     double dropout_p;
     uint64_t seed;
     attn_row_cut cut;
-    ptrdiff_t q_len, kv_len, pieces; /* pieces of a row */
+    ptrdiff_t q_len, kv_len, pieces; /* pieces per row */
     unsigned char *keep;
 } keeps;
 
@@ -70,7 +70,8 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     ptrdiff_t rows, all;
     if (units < 0 || q_len < 0 || kv_len < 0 || __builtin_mul_overflow(units, q_len, &rows) ||
         __builtin_mul_overflow(rows, kv_len, &all))
-        FAIL("%td heads, %td queries and %td keys are no size of an array", units, q_len, kv_len);
+        FAIL("%td heads, %td queries and %td keys: sizes must be 0 or more, and the mask must fit in memory", units,
+             q_len, kv_len);
     attn_status status = attn_check_dropout(dropout_p, units, q_len, kv_len, error);
     if (status != ATTN_OK || all == 0) return status;
     if (dropout_p == 0) {
@@ -84,13 +85,13 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }
 
-/* Rows, cut into the same pieces. */
+/* Dropout of rows, which are cut into the same pieces. */
 typedef struct {
     const attn_kernels *kernels;
     double dropout_p;
     uint64_t seed;
     attn_row_cut cut;
-    ptrdiff_t features, pieces; /* pieces of a row */
+    ptrdiff_t features, pieces; /* pieces per row */
     const char *x;
     char *y;
 } drops;
@@ -114,7 +115,7 @@ attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features,
 {
     if (dtype != ATTN_F32 && dtype != ATTN_F64) FAIL("x must be float32 or float64");
     if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
-    if (features / 4 >= (int64_t)1 << 32) /* keys are named by 32 bits, four of them at a time */
+    if (features / 4 >= (int64_t)1 << 32) /* 32-bit counters, each for four features */
         FAIL("x has %td features in a row, expected less than 2**34", features);
     if (rows == 0 || features == 0) return ATTN_OK;
     drops d = {

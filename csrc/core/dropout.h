@@ -5,13 +5,13 @@
 #include "attn.h"
 #include "kernels.h"
 
-/* For 0 < dropout_p. To be called inside a task, where no floating-point flag is the caller's. */
+/* For dropout_p > 0. Call it inside a task: it may raise floating-point flags, which must not reach the caller. */
 attn_dropout attn_dropout_of(double dropout_p, uint64_t seed);
 
-/* What is kept is multiplied with, so that the mean stays. Inside a task, too. */
+/* 1 / (1 - dropout_p), the factor of what is kept; 0 for dropout_p = 1. Call it inside a task, too. */
 double attn_kept_factor(double dropout_p);
 
-/* Is it a probability, and are there few enough rows and keys? */
+/* Checks that dropout_p is a probability, and that 32-bit counters suffice for the rows and keys. */
 attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error);
 
 #endif

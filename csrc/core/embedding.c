@@ -1,6 +1,6 @@
-/* Embeddings: rows of a table by number, scaled, with another row added on the way out.
+/* Embeddings: rows of a table, looked up by id, scaled, with a residual row added in the same pass.
  *
- * Ids, residual and y are walked as arrays of y's shape, in which broadcast axes have stride 0: nothing is expanded.
+ * Ids and residual are viewed in y's shape; broadcast axes have stride 0, so nothing is copied.
  */
 #include "embedding.h"
 
@@ -9,7 +9,7 @@
 #include "error.h"
 #include "parallel.h"
 
-/* (..., dim) of ids (...), with strides of 0: nothing is placed yet. */
+/* Starts a view of y's shape (..., dim), for ids (...); all strides are 0 for now. */
 static void begin_spread(const attn_embedding_args *args, attn_own_view *spread)
 {
     const int axes = args->ids.axes + 1;
@@ -21,7 +21,7 @@ static void begin_spread(const attn_embedding_args *args, attn_own_view *spread)
         (attn_view){.dtype = args->weight.dtype, .axes = axes, .shape = spread->shape, .strides = spread->strides};
 }
 
-/* Lays `view` over the last axes, but for `behind` of them; 0 where its sizes do not broadcast. */
+/* Broadcasts `view` to the spread's axes, but for the last `behind`; returns 0 when its sizes do not fit. */
 static int lay_over(const attn_view *view, int behind, attn_own_view *spread)
 {
     const int ahead = spread->view.axes - behind - view->axes;
@@ -35,7 +35,7 @@ static int lay_over(const attn_view *view, int behind, attn_own_view *spread)
     return 1;
 }
 
-/* The number of rows, or -1 when they, or the bytes of the result, do not fit. */
+/* The number of rows; -1 when it, or the size of the result in bytes, overflows. */
 static ptrdiff_t count_rows(const attn_embedding_args *args)
 {
     attn_own_view spread;
@@ -153,7 +153,7 @@ static void look_up_row(const lookup_job *j, ptrdiff_t row)
     if (l->residual.data)
         j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, attn_row_at(&l->residual, row),
                               l->residual.column / size, y);
-    else if (l->scale == 1) /* as they are: arithmetic would make zeros of denormals */
+    else if (l->scale == 1) /* a plain copy: arithmetic would flush denormals */
         attn_copy_row(y, from, l->weight_column, l->dim, l->dim, size);
     else
         j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, NULL, 0, y);

@@ -1,4 +1,4 @@
-/* A lookup that is checked all through: y[row] = scale * weight[ids[row]] + residual[row]. */
+/* A fully checked lookup: y[row] = scale * weight[ids[row]] + residual[row]. */
 #ifndef ATTN_CORE_EMBEDDING_H
 #define ATTN_CORE_EMBEDDING_H
 
@@ -13,11 +13,11 @@ typedef struct {
     double scale;
 } attn_lookup;
 
-/* All rules but that ids are rows of weight: what the result looks like is settled then. */
+/* All rules except the range of the ids, which is enough to know the result's shape and dtype. */
 attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_error *error);
 
-/* Fills `lookup`; all rules on the arguments, the ids among them, and on y. Nothing in it points to a shape of the
- * caller's. Ids must not change from here on. */
+/* Checks the arguments, ids included, and y; fills `lookup`, which keeps no pointer to the caller's shapes. The ids
+ * must not change afterwards. */
 attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error);
 
 attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error);

@@ -1,4 +1,4 @@
-/* One sentence for whoever called. */
+/* Error messages: one sentence for the caller. */
 #ifndef ATTN_CORE_ERROR_H
 #define ATTN_CORE_ERROR_H
 
@@ -8,7 +8,7 @@
 __attribute__((format(printf, 3, 4))) attn_status attn_fail(attn_error *error, attn_status status, const char *format,
                                                             ...);
 
-/* Of a rule that is broken: for functions that have an `error` and return a status. */
+/* Reports a broken rule, in functions that have an `error` and return a status. */
 #define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)
 
 /* A shape as "(2, 3, 4)" in one of a few rotating buffers: good for the arguments of one attn_fail. */

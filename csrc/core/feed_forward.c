@@ -1,5 +1,5 @@
-/* The feed-forward part of a Transformer's layer. Its hidden rows are all the memory it takes, and x where that is
- * normalised first; of many rows, for a part at a time.
+/* The feed-forward part of a Transformer's layer. Scratch memory holds the hidden rows and, with a norm, the normalised
+ * x. Many rows are done in parts, so that it stays small.
  */
 #include "layer.h"
 
@@ -14,7 +14,7 @@ static attn_linear_args product_of(const attn_feed_forward_args *args, attn_view
     return (attn_linear_args){.x = args->x, .weight = weight, .bias = bias, .num_threads = args->num_threads};
 }
 
-/* The first product, or the gate's; then the product that the gate meets. */
+/* The product that the activation is applied to: the gate's, or without a gate that of in_weight. */
 static attn_linear_args first_of(const attn_feed_forward_args *args)
 {
     attn_linear_args first = args->gate_weight.data ? product_of(args, args->gate_weight, args->gate_bias)
@@ -23,7 +23,7 @@ static attn_linear_args first_of(const attn_feed_forward_args *args)
     return first;
 }
 
-/* A weight and its bias under their own names. */
+/* Checks a weight and its bias, under the names that the caller knows. */
 static attn_status check_part(const attn_feed_forward_args *args, const char *part, const attn_view *weight,
                               const attn_view *bias, attn_error *error)
 {
@@ -57,7 +57,7 @@ attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_err
             FAIL("gate_weight has shape %s, expected that of in_weight, %s", attn_shape_text(gate->axes, gate->shape),
                  attn_shape_text(in->axes, in->shape));
     } else if (args->gate_bias.data) {
-        FAIL("gate_bias comes with gate_weight");
+        FAIL("gate_bias needs gate_weight");
     }
     attn_lay_contiguous(&args->x, in->shape[0], &hidden);
     if (out->axes != 2 || out->shape[1] != in->shape[0])
@@ -83,11 +83,11 @@ size_t attn_feed_forward_work(const attn_feed_forward_args *args)
 typedef struct {
     attn_feed_forward_args args;
     attn_view y;
-    ptrdiff_t shapes[3][ATTN_MAX_AXES]; /* what the views' shapes point to */
+    ptrdiff_t shapes[3][ATTN_MAX_AXES]; /* storage for the views' shapes */
     attn_own_view normed, hidden;
 } rows_part;
 
-/* Returns the bytes that it needs. From NULL it only counts. */
+/* Sets up a part in `memory`; returns the bytes it needs. With memory == NULL it only counts them. */
 static size_t take_part(const attn_feed_forward_args *args, attn_view y, int axes, attn_cut cut, int norms,
                         char *memory, rows_part *part)
 {
@@ -131,7 +131,7 @@ static attn_status run(rows_part *part, const attn_norm_args *norm, attn_error *
     return attn_linear(&linear, part->y, error);
 }
 
-/* The axis that rows are cut along: the longest but the last. */
+/* The axis that rows are cut along: the longest one except the last. */
 static int axis_of(const attn_view *x)
 {
     int longest = 0;
@@ -152,13 +152,13 @@ attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const a
     const int axis = axis_of(&args->x), axes = args->x.axes - axis;
     const ptrdiff_t entries = axes > 1 ? args->x.shape[axis] : 1;
     const ptrdiff_t cuts = attn_count_cuts(attn_count_rows(&args->x, 1), entries, 1, args->num_threads);
-    const int in_place = y.data == args->x.data || y.data == args->residual.data; /* a layer begins anew itself */
+    const int in_place = y.data == args->x.data || y.data == args->residual.data; /* then the layer restarts */
     const size_t bytes = take_part(args, y, axes, attn_cut_of(entries, cuts, 0), norm != NULL, NULL, &part);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the feed-forward part needs %zu bytes for its hidden rows", bytes);
     for (ptrdiff_t n = 0; status == ATTN_OK && n < cuts; n++) {
         int forks;
-        do { /* what meets a gate does so in place: a child begins with the products */
+        do { /* the gate multiplies in place, so a forked child starts over from the products */
             forks = attn_forks();
             take_part(args, y, axes, attn_cut_of(entries, cuts, n), norm != NULL, arena.scratch, &part);
             status = run(&part, norm, error);

@@ -1,5 +1,5 @@
-/* Denormals are zero inside a loop's tasks (they would cost up to 87 times as much), and the thread's own
- * floating-point state, flags included, is put back after it.
+/* Tasks run with denormals flushed to zero, as denormals can be 87 times slower. Afterwards the thread gets back its
+ * own floating-point state, flags included.
  */
 #ifndef ATTN_CORE_FLOAT_STATE_H
 #define ATTN_CORE_FLOAT_STATE_H
@@ -10,7 +10,7 @@
 #include <xmmintrin.h>
 typedef struct {
     unsigned sse;
-    uint16_t x87; /* its flags: what a mask of long doubles raises */
+    uint16_t x87; /* x87 flags, which reading a long double mask raises */
 } attn_float_state;
 static inline uint16_t attn_x87_flags(void)
 {
@@ -25,15 +25,15 @@ static inline attn_float_state attn_float_save(void)
 static inline void attn_float_leave(attn_float_state before)
 {
     _mm_setcsr(before.sse);
-    if (attn_x87_flags() == before.x87) return; /* what follows takes its time */
+    if (attn_x87_flags() == before.x87) return; /* the rest is slow */
     uint32_t environment[7];                    /* status is the second word */
     __asm__ volatile("fnstenv %0" : "=m"(environment));
     environment[1] = (environment[1] & ~(uint32_t)0x3f) | before.x87;
     __asm__ volatile("fldenv %0" : : "m"(environment));
 }
-/* All exceptions masked, to nearest, flush to zero, denormals are zero. */
+/* Exceptions masked, round to nearest, flush to zero, denormals are zero. */
 static inline void attn_float_flush(void) { _mm_setcsr(0x1f80 | 0x8040); }
-/* The same, but denormals are what they are: comparisons, which they do not slow down, tell them apart. */
+/* The same with denormals kept: comparisons must tell them apart, and are not slowed down by them. */
 static inline void attn_float_keep(void) { _mm_setcsr(0x1f80); }
 #elif defined(__aarch64__)
 typedef struct {
@@ -69,7 +69,7 @@ static inline void attn_float_flush(void) { fesetenv(FE_DFL_ENV); }
 static inline void attn_float_keep(void) { fesetenv(FE_DFL_ENV); }
 #endif
 
-/* Starts such a part; returns what attn_float_leave wants at its end. */
+/* Enters the flushing state; returns the previous one, for attn_float_leave. */
 static inline attn_float_state attn_float_enter(void)
 {
     const attn_float_state before = attn_float_save();

@@ -1,8 +1,8 @@
-/* A layer's batch in groups of entries of its first axis. */
+/* Cuts a layer's batch into groups of entries of its first axis. */
 #include "cut.h"
 #include "layer.h"
 
-/* Keeps of dropout are counted over the whole batch, and a cache is for all of it. */
+/* Dropout counts its heads over the whole batch, and a cache belongs to the whole batch. */
 static int stays_whole(const attn_args *attention)
 {
     return attention->cache != NULL || attention->dropout_p > 0 || attention->keep_mask.data != NULL;
@@ -21,7 +21,7 @@ void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_we
     *group = (attn_group){.args = *args, .y = y, .self_weights = self_weights, .cross_weights = cross_weights};
     const attn_cut cut = attn_cut_of(args->x.shape[0], groups, number);
     attn_multihead_args *self = &group->args.self, *cross = &group->args.cross;
-    const int batch = args->x.axes - 2; /* axes; a view's others come behind them */
+    const int batch = args->x.axes - 2; /* number of batch axes, a view's first ones */
     struct {
         attn_view *view;
         int axes;

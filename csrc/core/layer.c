@@ -1,7 +1,7 @@
-/* A layer of a Transformer: its parts one after the other, each added to what it works on.
+/* A layer of a Transformer: self-attention, attention to memory and feed-forward, each added to its input.
  *
- * The sum so far stands in y. What norm_first normalises goes there for self-attention, whose sum is x, and to scratch
- * memory for the others. A batch is done in groups: this, and what the parts take themselves, is for the rows of one.
+ * y holds the running sum. With norm_first, the normalised input of self-attention goes to y, too, as its sum is x; the
+ * other parts normalise into scratch memory. A batch is processed in groups, so that scratch memory is for one group.
  */
 #include "layer.h"
 
@@ -13,7 +13,7 @@
 
 enum { SELF, CROSS, FEED };
 
-/* The parts with their inputs. x is what they work on, sum what is added to them. */
+/* The parts' arguments: x is the input of a part, sum the residual added to its output. */
 static attn_multihead_args self_of(const attn_layer_args *args, attn_view x, attn_view sum)
 {
     attn_multihead_args self = args->self;
@@ -51,12 +51,12 @@ static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_view x
                             .num_threads = args->feed.num_threads};
 }
 
-/* What a part gives is added to x. */
+/* A part's output is added to x, so it must have x's features. */
 static attn_status check_sum(const attn_layer_args *args, const char *part, const attn_view *weight, attn_error *error)
 {
     if (weight->data == NULL) FAIL("out_weight of %s is missing", part);
     if (args->x.axes < 1 || weight->axes != 2 || weight->shape[0] == attn_last_size(&args->x)) return ATTN_OK;
-    FAIL("out_weight of %s has shape %s, expected (%td, inner): what it gives is added to x, which has shape %s", part,
+    FAIL("out_weight of %s has shape %s, expected (%td, inner): its output is added to x, which has shape %s", part,
          attn_shape_text(weight->axes, weight->shape), attn_last_size(&args->x),
          attn_shape_text(args->x.axes, args->x.shape));
 }
@@ -84,7 +84,7 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
     return ATTN_OK;
 }
 
-/* y = sum + attention(x), where x is sum, or sum normalised into `normed`. */
+/* y = sum + attention(x), where x is sum, or with norm_first its normalisation, written to `normed`. */
 static attn_status attend(const attn_layer_args *args, int part, attn_view sum, attn_view normed, attn_view y,
                           attn_view weights, attn_error *error)
 {
@@ -115,7 +115,7 @@ static attn_status attend_to_memory(const attn_layer_args *args, attn_view y, at
     return status;
 }
 
-/* y = sum + part(sum), normalised where that comes last. */
+/* y = sum + part(sum), then normalised unless norm_first. */
 static attn_status add_part(const attn_layer_args *args, int part, attn_view sum, attn_view y, attn_view weights,
                             attn_error *error)
 {
@@ -135,14 +135,14 @@ static attn_status add_part(const attn_layer_args *args, int part, attn_view sum
     return attn_normalize(&norm, none, y, error);
 }
 
-/* The layer for what is in one group. */
+/* The layer for one group. */
 static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
                        attn_error *error)
 {
     static const attn_view none = {.data = NULL};
     attn_status status;
     int forks;
-    do { /* parts are added in place: a child begins with the first of them */
+    do { /* y is updated in place, so a forked child starts over from the first part */
         forks = attn_forks();
         status = add_part(args, SELF, args->x, y, self_weights, error);
         if (status == ATTN_OK && has_cross(args)) status = add_part(args, CROSS, y, y, cross_weights, error);
@@ -151,7 +151,7 @@ static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_
     return status;
 }
 
-/* All rules: those on the inputs, and on the results, which a group takes its part of. */
+/* All rules on the inputs and on the results, for the whole batch: a group sees only its part of the results. */
 static attn_status check(const attn_layer_args *args, const attn_view *y, const attn_view *self_weights,
                          const attn_view *cross_weights, attn_error *error)
 {
@@ -160,7 +160,7 @@ static attn_status check(const attn_layer_args *args, const attn_view *y, const 
     attn_status status = attn_layer_shapes(args, &self, &cross, error);
     if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, attn_last_size(&args->x), error);
     if (status != ATTN_OK) return status;
-    if (y->data == args->x.data) FAIL("y is x, expected an array of its own");
+    if (y->data == args->x.data) FAIL("y must not share x's memory: pass another array");
     status = attn_check_result("self_weights", self_weights, self.weights_axes, self.weights, dtype, error);
     if (status != ATTN_OK || !has_cross(args)) return status;
     return attn_check_result("cross_weights", cross_weights, cross.weights_axes, cross.weights, dtype, error);

@@ -1,8 +1,8 @@
-/* Linear layers: attention's own product of keys and queries, with the rows of the weight as keys.
+/* Linear layers, computed by attention's query-key product with the rows of the weight as keys.
  *
- * Rows of x are cut into blocks of lanes, and blocks into chunks, which are packed once and then meet every block of
- * features. A few rows take decode's form, which reads the weight at the speed of memory. The weight is read in place,
- * unless its columns are not contiguous: a part is copied then. No cut changes an element's sum.
+ * Rows of x are cut into blocks of lanes, and blocks into chunks. A chunk is packed once and multiplied with every
+ * block of features. A few rows take the decode kernels (gemv), which read the weight at memory bandwidth. The weight
+ * is read in place; if its columns are not contiguous, a block of it is copied. A cut never changes an element's sum.
  */
 #include "linear.h"
 
@@ -15,29 +15,29 @@
 #include "parallel.h"
 
 enum {
-    MOST_BLOCKS = 8,       /* of a chunk */
-    CHUNK_BYTES = 1 << 22, /* of packed rows, about */
-    TASKS_PER_WORKER = 8,  /* so that none waits long for the last */
-    NEAR_BYTES = 1 << 18,  /* of packed rows that are read again and again */
-    BESIDE = 8,            /* a register tile's features, or a multiple */
+    MOST_BLOCKS = 8,       /* per chunk */
+    CHUNK_BYTES = 1 << 22, /* packed rows of a chunk, about */
+    TASKS_PER_WORKER = 8,  /* so that no worker waits long for the last one */
+    NEAR_BYTES = 1 << 18,  /* packed rows that may be read again and again */
+    NR = 8,                /* features of a register tile, or a multiple of that */
     FEATURES = ATTN_BLOCK_KEYS
 };
 
 typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
-    int few;        /* rows go through decode's form */
-    int beside;     /* features that are walked beside each other */
-    ptrdiff_t fold; /* inner elements of theirs that are at hand */
+    int gemv;     /* few rows, which take the decode kernels */
+    int nr;       /* features processed together */
+    ptrdiff_t kc; /* inner elements per pass over them */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
-    ptrdiff_t feature_blocks, features_per_task, tasks_per_chunk; /* features_per_task: in blocks */
+    ptrdiff_t feature_blocks, features_per_task, tasks_per_chunk; /* features_per_task is in blocks */
     int copy_weight, gather;
-    ptrdiff_t weight_row; /* of a copied block, in bytes */
+    ptrdiff_t weight_row; /* row stride of a copied block, in bytes */
     size_t packed_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
     char *scratch;
 } linear_plan;
 
-/* A block of rows of the chunk at hand. */
+/* A block of rows of the current chunk. */
 typedef struct {
     int rows, vectors;
     ptrdiff_t row;
@@ -45,11 +45,11 @@ typedef struct {
 
 /* One worker's scratch. */
 typedef struct {
-    ptrdiff_t *chunk; /* the one whose rows are packed here, + 1 */
+    ptrdiff_t *chunk; /* number of the chunk packed here, plus 1 */
     char *packed, *panels, *weight, *rows, *maximum, *copy;
 } worker_memory;
 
-/* Addresses of `count` rows, at a column that is `offset` bytes into each. */
+/* Addresses of `count` rows, each plus `offset` bytes. */
 static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
 {
     for (int i = 0; i < count; i++) address[i] = attn_row_at(rows, first + i) + offset;
@@ -66,7 +66,7 @@ static size_t lay_out(const linear_plan *plan, char *memory, worker_memory *w)
     w->weight = attn_next_part(memory, &used, plan->weight_bytes);
     w->rows = attn_next_part(memory, &used, plan->row_bytes);
     w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
-    w->copy = attn_next_part(memory, &used, plan->few ? (size_t)plan->kernels->copy_bytes : 0);
+    w->copy = attn_next_part(memory, &used, plan->gemv ? (size_t)plan->kernels->copy_bytes : 0);
     return used;
 }
 
@@ -77,36 +77,36 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     *plan = (linear_plan){.product = p, .kernels = k};
 
     /* 1. rows into blocks and chunks */
-    plan->few = p->rows <= k->decode_rows;
-    const size_t lanes = plan->few ? (size_t)p->rows : (size_t)k->width;
-    plan->blocks = plan->few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
+    plan->gemv = p->rows <= k->decode_rows;
+    const size_t lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
+    plan->blocks = plan->gemv ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
     plan->packed_bytes = attn_padded(attn_times((size_t)p->inner, lanes * size));
     plan->blocks_per_chunk = attn_smaller(MOST_BLOCKS, plan->blocks);
     while (plan->blocks_per_chunk > 1 && attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
         plan->blocks_per_chunk--;
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
-    plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* a last one of a few reads a weight, too */
+    plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
 
-    /* 2. what is copied */
+    /* 2. copies of x and of the weight */
     plan->gather = p->x.column != k->size && p->inner > 1;
     plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
     plan->copy_weight = p->weight_column != k->size && p->inner > 1;
 
-    /* 3. one block of rows shares nothing with others: rows of the weight are then read whole, in the order of memory.
-     * 16 rows of 768 to 30,000 features out of memory, on Zen 4, one thread: 7.5 ms, fold by fold 9.5 */
+    /* 3. a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order.
+     * For 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
     const size_t used = attn_times(attn_padded(attn_times((size_t)p->rows, size)), (size_t)p->inner);
-    const int alone = !plan->few && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
-    plan->beside = alone ? BESIDE : FEATURES;
-    plan->fold = alone || plan->few ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
+    const int alone = !plan->gemv && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
+    plan->nr = alone ? NR : FEATURES;
+    plan->kc = alone || plan->gemv ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
 
     /* 4. scratch: a copied block's rows are an odd number of cache lines apart */
-    const size_t weight_row = attn_padded(attn_times((size_t)plan->fold, size)) | ATTN_ALIGNMENT;
+    const size_t weight_row = attn_padded(attn_times((size_t)plan->kc, size)) | ATTN_ALIGNMENT;
     plan->weight_row = (ptrdiff_t)weight_row;
     plan->weight_bytes = plan->copy_weight ? attn_times(weight_row, FEATURES) : 0;
-    plan->panel_bytes = FEATURES * (plan->few ? (size_t)k->decode_rows : (size_t)k->width) * size;
+    plan->panel_bytes = FEATURES * (plan->gemv ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
-/* Features among tasks: enough for every worker, and no more than that calls for. */
+/* Splits features among tasks: enough tasks for every worker, but not more than needed. Returns the workers. */
 static int cut_features(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
@@ -121,11 +121,11 @@ static int cut_features(linear_plan *plan, int num_threads)
 
 /* A task ----------------------------------------------------------------------------------------------------------- */
 
-/* Blocks are cut evenly in units of one vector, as attention's are. */
+/* Blocks get equal numbers of vectors, as attention's do. */
 static row_block block_of(const linear_plan *plan, ptrdiff_t number)
 {
     const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
-    if (plan->few) return (row_block){(int)rows, 1, 0};
+    if (plan->gemv) return (row_block){(int)rows, 1, 0};
     const ptrdiff_t from = vectors * number / plan->blocks, to = vectors * (number + 1) / plan->blocks;
     return (row_block){(int)(attn_smaller(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
 }
@@ -142,13 +142,13 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_bloc
         attn_copy_row(w->rows + (size_t)i * row_bytes, row[i], p->x.column, p->inner, p->inner, size);
         row[i] = w->rows + (size_t)i * row_bytes;
     }
-    if (plan->few)
+    if (plan->gemv)
         for (int i = 0; i < block->rows; i++) memcpy(packed + (size_t)i * row_bytes, row[i], row_bytes);
     else
         plan->kernels->pack_queries(block->rows, block->vectors, p->inner, (const void *const *)row, 1, packed);
 }
 
-/* `features` rows of the weight over some of the inner axis: in place, or copied. Returns the rows' stride, in reals. */
+/* `features` rows of the weight, over part of the inner axis: in place or copied. Returns the row stride in reals. */
 static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, ptrdiff_t feature, int features,
                              ptrdiff_t from, ptrdiff_t inner, const char **part)
 {
@@ -162,22 +162,22 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
     return plan->weight_row / plan->kernels->size;
 }
 
-/* The products of the features from `at` on of a panel, and a chunk's blocks: what is at hand meets all of them. */
-static void multiply_beside(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
-                            ptrdiff_t feature, int at, int features)
+/* Multiplies features [at, at + features) of a panel with all blocks of a chunk, some inner elements at a time. */
+static void multiply_panel(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
+                           ptrdiff_t feature, int at, int features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     ptrdiff_t from = 0;
-    do { /* also once for an inner axis of 0: the products are 0 */
-        const ptrdiff_t inner = attn_smaller(plan->fold, p->inner - from);
+    do { /* runs once even for an inner axis of 0, as the products are then 0 */
+        const ptrdiff_t inner = attn_smaller(plan->kc, p->inner - from);
         const char *weight;
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
         for (ptrdiff_t n = first; n < last; n++) {
             const row_block block = block_of(plan, n);
             const char *packed = w->packed + (size_t)(n - first) * plan->packed_bytes;
             char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
-            if (plan->few)
+            if (plan->gemv)
                 k->decode_scores(block.rows, features, inner, packed, weight, stride,
                                  weight + FEATURES * stride * k->size, w->copy, panel);
             else
@@ -191,32 +191,32 @@ static void multiply_beside(const linear_plan *plan, const worker_memory *w, ptr
 static void multiply_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
                               ptrdiff_t feature, int features)
 {
-    for (int at = 0; at < features; at += plan->beside)
-        multiply_beside(plan, w, first, last, feature, at, (int)attn_smaller(plan->beside, features - at));
+    for (int at = 0; at < features; at += plan->nr)
+        multiply_panel(plan, w, first, last, feature, at, (int)attn_smaller(plan->nr, features - at));
 }
 
-/* Their way out. */
+/* Applies the epilogue to a block of features, and stores them. */
 static void store_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
                            ptrdiff_t feature, int features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     void *y[ATTN_MAX_WIDTH], *gate[ATTN_MAX_WIDTH], *residual[ATTN_MAX_WIDTH];
-    const attn_way_out way = {.bias = p->bias ? p->bias + feature * k->size : NULL,
-                              .activation = (attn_activation_kind)p->activation,
-                              .gate = p->gate.data ? (const void *const *)gate : NULL,
-                              .residual = p->residual.data ? (const void *const *)residual : NULL};
+    const attn_epilogue epilogue = {.bias = p->bias ? p->bias + feature * k->size : NULL,
+                                    .activation = (attn_activation_kind)p->activation,
+                                    .gate = p->gate.data ? (const void *const *)gate : NULL,
+                                    .residual = p->residual.data ? (const void *const *)residual : NULL};
 
     for (ptrdiff_t n = first; n < last; n++) {
         const row_block block = block_of(plan, n);
         const char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
         addresses_of(&p->y, block.row, block.rows, feature * k->size, y);
-        if (way.gate) addresses_of(&p->gate, block.row, block.rows, feature * k->size, gate);
-        if (way.residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, residual);
-        if (plan->few)
-            k->linear_rows(block.rows, features, panel, &way, y);
+        if (epilogue.gate) addresses_of(&p->gate, block.row, block.rows, feature * k->size, gate);
+        if (epilogue.residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, residual);
+        if (plan->gemv)
+            k->linear_rows(block.rows, features, panel, &epilogue, y);
         else
-            k->linear_block(block.vectors, block.rows, features, panel, &way, y);
+            k->linear_block(block.vectors, block.rows, features, panel, &epilogue, y);
     }
 }
 

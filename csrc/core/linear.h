@@ -1,4 +1,4 @@
-/* A matrix product that is checked all through: y = activation(x . weight^T + bias) * gate + residual. */
+/* A fully checked matrix product: y = activation(x . weight^T + bias) * gate + residual. */
 #ifndef ATTN_CORE_LINEAR_H
 #define ATTN_CORE_LINEAR_H
 
@@ -13,7 +13,7 @@ typedef struct {
     attn_activation activation;
 } attn_product;
 
-/* check_linear.c: fills `product`; all rules on the arguments and on y. Nothing in it points to a shape of the caller's. */
+/* check_linear.c: checks the arguments and y; fills `product`, which keeps no pointer to the caller's shapes. */
 attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error);
 
 attn_status attn_multiply(const attn_product *product, int num_threads, attn_error *error);

@@ -1,7 +1,7 @@
-/* What a key block is to the rows of a query block: which pairs are visible, which weights are dropped.
+/* Masks and dropout of one key block against one query block.
  *
- * Masks come a tile at a time, as a bias that is added to the scores: -inf hides. What is kept of the weights comes as
- * a tile of the same kind: -inf drops.
+ * Masks are read a tile at a time, into a bias that is added to the scores: -inf masks a pair. The dropout mask is a
+ * tile of the same kind, in which -inf drops a weight.
  */
 #include <math.h>
 #include <string.h>
@@ -20,14 +20,14 @@ static tile_steps steps_of(const attn_plan *plan, const attn_block *block)
     return plan->decode ? (tile_steps){ATTN_BLOCK_KEYS, 1} : (tile_steps){1, block->vectors * plan->kernels->lanes};
 }
 
-/* Reals of a tile, for what runs over all of them. */
+/* The number of reals in a tile. */
 static ptrdiff_t tile_size(const attn_plan *plan, const attn_block *block, int keys)
 {
     return plan->decode ? (ptrdiff_t)block->rows * ATTN_BLOCK_KEYS
                         : (ptrdiff_t)keys * block->vectors * plan->kernels->lanes;
 }
 
-/* Limits of each row inside this key block. Rows that pad the last vector see everything: nobody looks at them. */
+/* Limits of each row inside this key block. Padding rows of the last vector see all keys; their results are unused. */
 void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
 {
     for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
@@ -46,13 +46,13 @@ static void put_real(const attn_plan *plan, void *tile, ptrdiff_t at, double x)
         ((double *)tile)[at] = x;
 }
 
-/* The limits of a block with extra keys, as task->bias, which holds a bias already if `adds`. first and last then say
- * that all is seen. */
+/* Turns the limits of a block with extra keys into task->bias, which already holds a bias if `adds`. Afterwards `first`
+ * and `last` include all keys. */
 void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
                         int32_t *last, int adds)
 {
     const tile_steps step = steps_of(task->plan, block);
-    const ptrdiff_t hidden = task->plan->problem->hidden_len - from;
+    const ptrdiff_t hidden = task->plan->problem->maskable_len - from;
     for (int r = 0; r < block->rows; r++) {
         for (int n = 0; n < keys; n++) {
             const ptrdiff_t at = r * step.row + n * step.key;
@@ -66,7 +66,7 @@ void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_
     }
 }
 
-/* Pairs that are not to be touched, into task->dead. Returns whether there are any. */
+/* Marks masked pairs in task->dead. Returns whether there are any. */
 int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
                    const void *bias)
 {
@@ -97,12 +97,12 @@ static attn_tile_kind read_columns(const attn_task *task, const attn_block *bloc
                                           step.row, step.key);
 }
 
-/* The same of a mask that ends before extra keys, which it then does not hide. */
+/* The same for a mask that ends before the extra keys, which it leaves visible. */
 static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
                                 double times, void *tile)
 {
     const attn_plan *plan = task->plan;
-    const ptrdiff_t columns = which == ATTN_KEEP ? keys : plan->problem->hidden_len - from;
+    const ptrdiff_t columns = which == ATTN_KEEP ? keys : plan->problem->maskable_len - from;
     const tile_steps step = steps_of(plan, block);
     if (columns >= keys) return read_columns(task, block, which, from, keys, times, tile);
     if (columns <= 0) return ATTN_TILE_FREE;
@@ -116,7 +116,7 @@ static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, 
 
 static int is_bool(attn_mask_dtype dtype) { return dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED; }
 
-/* Do the masks say at a glance that no pair is visible? */
+/* Whether a bool mask alone masks every pair of the tile. Float masks are not read. */
 int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_problem *p = task->plan->problem;
@@ -127,8 +127,8 @@ int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from,
     return 0;
 }
 
-/* Both masks as one tile, in task->bias. task->keep, which is not needed yet, holds the second meanwhile. Two of floats
- * are added before they are brought to units of log2, so that they have the bits of one mask that holds their sums. */
+/* Reads both masks into one tile, task->bias; task->keep, unused until dropout, holds the second one. Two float masks
+ * are added before the scaling by log2(e), so that they are bit-identical to one mask of their sums. */
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
@@ -145,7 +145,7 @@ attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, p
     return second == ATTN_TILE_FREE ? first : second;
 }
 
-/* Weights that are dropped become 0. The rows' sums have been taken before. */
+/* Sets dropped weights to 0. The rows' sums already include them, as dropout comes after the softmax. */
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights)
 {
     const attn_plan *plan = task->plan;

@@ -1,4 +1,4 @@
-/* Yardsticks for the benchmarks. */
+/* Peak speeds of this machine, for the benchmarks. */
 #include <time.h>
 
 #include "arena.h"
@@ -12,7 +12,7 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The best of short runs: a neighbour's burst is not the machine's peak. */
+/* The best of many short runs, so that other programs' load does not lower the peak. */
 double attn_measure_fma(double seconds)
 {
     enum { ROUNDS = 20000 };

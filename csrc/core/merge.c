@@ -1,5 +1,5 @@
-/* Partial attentions over parts of the keys, merged through their logsumexps. All sums are taken in double: a part may
- * weigh e^-80 of another, and what it adds still counts. */
+/* Combines attention computed over chunks of keys, through their logsumexps. Sums are in double, so that a chunk with a
+ * weight of e^-80 relative to another still counts. */
 #include <math.h>
 #include <string.h>
 
@@ -20,25 +20,25 @@ static void store_real(attn_dtype dtype, void *data, ptrdiff_t i, double x)
         ((double *)data)[i] = x;
 }
 
-/* One row: weights of the parts, then their sum of outputs. `share` and `sum` are scratch of `parts` and dim. */
+/* One row: softmax of the lses, then the weighted sum of outputs. Scratch: `share` (parts), `sum` (dim). */
 static void merge_row(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t row, ptrdiff_t dim, const void *const *outputs,
                       const void *const *lses, void *output, void *lse, double *share, double *sum)
 {
-    /* 1. the largest logsumexp; NaN is not lost */
+    /* 1. the largest logsumexp; a NaN wins */
     double top = (double)-INFINITY, total = 0;
     for (ptrdiff_t n = 0; n < parts; n++) {
         share[n] = real_at(dtype, lses[n], row);
         if (!(share[n] <= top)) top = share[n];
     }
 
-    /* 2. each part's share; nothing at all is 0 with lse = -inf */
+    /* 2. each part's share; without any key, the output is 0 and lse -inf */
     for (ptrdiff_t n = 0; n < parts; n++) {
         share[n] = share[n] == (double)-INFINITY ? 0 : exp(share[n] - top);
         total += share[n];
     }
     store_real(dtype, lse, row, total == 0 ? (double)-INFINITY : top + log(total));
 
-    /* 3. outputs; a part without a share is not touched */
+    /* 3. outputs; a part without a share is never read */
     memset(sum, 0, (size_t)dim * sizeof *sum);
     for (ptrdiff_t n = 0; n < parts; n++) {
         if (share[n] == 0) continue;

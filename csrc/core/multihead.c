@@ -1,9 +1,8 @@
-/* Multi-head attention: three projections, attention, and a projection of what the heads give.
+/* Multi-head attention: three projections, attention, and a projection of the heads' output.
  *
- * q, k and v are written where attention reads them: rows of all heads side by side, (batch, length, heads, dim), a head
- * being a few columns. They and the heads' output are all the memory that a call takes besides attention's own; of many
- * queries, q and the heads' output are there for a part at a time. With a cache, k and v are copied to their pages, and
- * attention reads those.
+ * q, k and v are written in the layout that attention reads, (batch, length, heads, dim). Scratch memory holds them and
+ * the heads' output, besides attention's own; many queries are processed in parts, with q and the heads' output for one
+ * part at a time. With a cache, k and v are copied to its pages, and attention reads those.
  */
 #include "multihead.h"
 
@@ -25,7 +24,7 @@ static ptrdiff_t out_dim(const attn_multihead_plan *m)
 
 /* Memory ----------------------------------------------------------------------------------------------------------- */
 
-/* Rows an odd number of cache lines apart, as many bytes as `features` of them. Returns the bytes of all. */
+/* Row stride for `features` elements: an odd number of cache lines. Returns the bytes of all rows. */
 static size_t lay_rows(const attn_multihead_plan *m, ptrdiff_t length, ptrdiff_t features, ptrdiff_t *row)
 {
     const size_t bytes = attn_padded(attn_times((size_t)features, (size_t)m->size)) | ATTN_ALIGNMENT;
@@ -33,7 +32,7 @@ static size_t lay_rows(const attn_multihead_plan *m, ptrdiff_t length, ptrdiff_t
     return attn_times(attn_times((size_t)m->batches, (size_t)length), bytes);
 }
 
-/* From NULL it only counts. */
+/* Lays out scratch memory; with memory == NULL it only counts the bytes, which it returns. */
 static size_t lay_out(attn_multihead_plan *m, char *memory)
 {
     size_t used = 0;
@@ -57,7 +56,7 @@ static size_t lay_out(attn_multihead_plan *m, char *memory)
     return used;
 }
 
-/* (batch..., length, features), or (batch..., length, heads, features / heads) where heads > 0. */
+/* A view (batch..., length, features), or (batch..., length, heads, features / heads) when heads > 0. */
 static const attn_view *view_of(const attn_multihead_plan *m, const attn_projection *part, ptrdiff_t length,
                                 ptrdiff_t features, ptrdiff_t heads, attn_own_view *own)
 {
@@ -105,7 +104,7 @@ static attn_status project(const attn_multihead_plan *m, int n, attn_error *erro
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 
-/* The keys and values behind those of `key`: given ones, then zeros. */
+/* Writes the extra keys and values behind those of `key`: the given pair, then a pair of zeros. */
 static void append_extra(const attn_multihead_plan *m)
 {
     const attn_view *given[] = {&m->args->extra_key, &m->args->extra_value};
@@ -123,7 +122,7 @@ static void append_extra(const attn_multihead_plan *m)
     }
 }
 
-/* Arguments of the attention in the middle. `own` keeps the views' shapes. */
+/* Arguments of the inner attention. `own` stores the views' shapes. */
 static attn_args middle_of(const attn_multihead_plan *m, attn_own_view own[ATTN_PROJECTIONS])
 {
     const attn_multihead_args *args = m->args;
@@ -137,8 +136,8 @@ static attn_args middle_of(const attn_multihead_plan *m, attn_own_view own[ATTN_
     return middle;
 }
 
-/* Arguments that turn q or k where it lies. */
-static attn_rotary_args turning_of(const attn_multihead_plan *m, int n, attn_own_view *own)
+/* Arguments that rotate q or k in place. */
+static attn_rotary_args rope_args_of(const attn_multihead_plan *m, int n, attn_own_view *own)
 {
     attn_rotary_args rotary = m->args->rotary;
     const ptrdiff_t length = attn_input_of(m->args, n)->shape[m->batch_axes];
@@ -148,19 +147,19 @@ static attn_rotary_args turning_of(const attn_multihead_plan *m, int n, attn_own
     return rotary;
 }
 
-static int turns(const attn_multihead_plan *m, int n)
+static int uses_rope(const attn_multihead_plan *m, int n)
 {
     return m->args->rotary.inv_freq.data != NULL && n < m->projections;
 }
 
-static attn_status turn(const attn_multihead_plan *m, int n, attn_error *error)
+static attn_status apply_rope(const attn_multihead_plan *m, int n, attn_error *error)
 {
     attn_own_view own;
-    attn_turning turning;
-    if (!turns(m, n)) return ATTN_OK;
-    const attn_rotary_args rotary = turning_of(m, n, &own);
-    const attn_status status = attn_lay_rotary(&rotary, rotary.x, &turning, error);
-    return status == ATTN_OK ? attn_turn(&turning, rotary.num_threads, error) : status;
+    attn_rope rope;
+    if (!uses_rope(m, n)) return ATTN_OK;
+    const attn_rotary_args rotary = rope_args_of(m, n, &own);
+    const attn_status status = attn_lay_rotary(&rotary, rotary.x, &rope, error);
+    return status == ATTN_OK ? attn_apply_rope(&rope, rotary.num_threads, error) : status;
 }
 
 /* Whether new keys and values go into a cache. */
@@ -202,8 +201,8 @@ attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *
     if (status != ATTN_OK) return status;
     lay_out(&m, NULL);
     for (int n = Q; n <= K; n++) {
-        if (!turns(&m, n)) continue;
-        const attn_rotary_args rotary = turning_of(&m, n, &own[n]);
+        if (!uses_rope(&m, n)) continue;
+        const attn_rotary_args rotary = rope_args_of(&m, n, &own[n]);
         if ((status = attn_check_rotary(&rotary, error)) != ATTN_OK) return status;
     }
     const attn_args middle = middle_of(&m, own);
@@ -218,7 +217,7 @@ attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *
     return ATTN_OK;
 }
 
-/* The heads' output where there is no projection of it: columns of the caller's array. */
+/* Without an output projection, the heads write straight into columns of the caller's array. */
 static attn_projection heads_in(const attn_multihead_plan *m, attn_view output)
 {
     attn_projection heads = m->heads;
@@ -227,7 +226,7 @@ static attn_projection heads_in(const attn_multihead_plan *m, attn_view output)
     return heads;
 }
 
-/* Only the shape of a contiguous output is looked at. Where it has no elements, its strides say nothing. */
+/* Without out_weight, output must be contiguous: heads are written as its columns. Strides of empty arrays vary. */
 static attn_status check_contiguous(const attn_multihead_plan *m, const attn_view *output, attn_error *error)
 {
     ptrdiff_t step = m->size;
@@ -243,7 +242,7 @@ static attn_status check_contiguous(const attn_multihead_plan *m, const attn_vie
     return ATTN_OK;
 }
 
-/* The products whose rows are all there before any query attends: k and v, and q beside them where queries are not cut. */
+/* The projections of the whole call: k and v, and q unless queries are processed in parts. */
 static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
 {
     const int first = m->cuts > 1 ? K : Q;
@@ -252,11 +251,11 @@ static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
         if (!m->joined[n] && (status = project(m, n, error)) != ATTN_OK) return status;
     if (m->extra > 0) append_extra(m);
     for (int n = first; n <= K; n++)
-        if ((status = turn(m, n, error)) != ATTN_OK) return status;
+        if ((status = apply_rope(m, n, error)) != ATTN_OK) return status;
     return ATTN_OK;
 }
 
-/* The middle of a plan whose q, k and v are there. */
+/* Inner attention, once q, k and v are projected. */
 static attn_status attend_heads(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
 {
     static const attn_view none = {.data = NULL};
@@ -271,14 +270,14 @@ static attn_status attend_heads(const attn_multihead_plan *m, attn_view output, 
     return attn_attention(&middle, heads.view, weights, none, error);
 }
 
-/* The middle and the output. */
+/* Inner attention and the output projection. */
 static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
 {
     const attn_status status = attend_heads(m, output, weights, error);
     return status == ATTN_OK && m->args->out_weight.data ? project_output(m, output, error) : status;
 }
 
-/* The same of a part of the queries, from their product on. */
+/* Query projection, attention and output projection for one part of the queries. */
 static attn_status attend_part(const attn_multihead_plan *m, attn_view output, attn_view weights, ptrdiff_t number,
                                attn_error *error)
 {
@@ -286,7 +285,7 @@ static attn_status attend_part(const attn_multihead_plan *m, attn_view output, a
     attn_status status;
     attn_take_queries(m, output, weights, number, part);
     if ((status = project(&part->plan, Q, error)) != ATTN_OK) return status;
-    if ((status = turn(&part->plan, Q, error)) != ATTN_OK) return status;
+    if ((status = apply_rope(&part->plan, Q, error)) != ATTN_OK) return status;
     return attend(&part->plan, part->output, part->weights, error);
 }
 
@@ -310,10 +309,10 @@ attn_status attn_multihead(const attn_multihead_args *args, attn_view output, at
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "multi-head attention needs %zu bytes of scratch memory", bytes);
     lay_out(&m, arena.scratch);
-    /* what is computed from is gone then: a layer begins anew itself, from what it has */
+    /* the inputs were overwritten then, so the layer restarts instead, from its own inputs */
     const int in_place = output.data == args->residual.data || output.data == args->query.data;
     int forks;
-    do { /* what is turned is turned in place: a child begins with the products */
+    do { /* RoPE works in place, so a forked child starts over from the projections */
         forks = attn_forks();
         status = run(&m, output, weights, error);
     } while (status == ATTN_OK && attn_forks() != forks && !in_place);

@@ -1,4 +1,4 @@
-/* Multi-head attention that is checked: its projections, and where they go. */
+/* Checked multi-head attention: its projections, and where they are stored. */
 #ifndef ATTN_CORE_MULTIHEAD_H
 #define ATTN_CORE_MULTIHEAD_H
 
@@ -7,10 +7,10 @@
 
 enum { ATTN_Q, ATTN_K, ATTN_V, ATTN_PROJECTIONS };
 
-/* (batch, length, features) in scratch memory. */
+/* An array (batch, length, features) in scratch memory. */
 typedef struct {
     char *data;
-    ptrdiff_t length, features, row; /* row: in bytes, from one to the next */
+    ptrdiff_t length, features, row; /* row: stride in bytes */
 } attn_projection;
 
 typedef struct {
@@ -19,31 +19,31 @@ typedef struct {
     ptrdiff_t size, batches, extra; /* extra: keys behind those of `key` */
     int batch_axes;
     const ptrdiff_t *batch_shape;
-    int projections; /* all, or that of query alone, where keys and values lie in a cache already */
+    int projections; /* 3, or 1 when a cache already holds all keys and values */
     attn_projection part[ATTN_PROJECTIONS], heads;
-    int joined[ATTN_PROJECTIONS]; /* with the one before it: one product gives both */
-    ptrdiff_t cuts;               /* parts that the queries are done in, one after the other */
-    struct attn_queries *queries; /* memory for the one at hand, where there are several */
+    int joined[ATTN_PROJECTIONS]; /* shares a product with the one before it */
+    ptrdiff_t cuts;               /* number of parts that queries are cut into */
+    struct attn_queries *queries; /* the current part, if cuts > 1 */
 } attn_multihead_plan;
 
-/* queries.c: a part of the queries, with the arguments and results that are theirs. */
+/* queries.c: a part of the queries, with its slices of the arguments and results. */
 enum { ATTN_QUERY_VIEWS = 8 };
 typedef struct attn_queries {
     attn_multihead_plan plan;
     attn_multihead_args args;
     attn_view output, weights;
-    ptrdiff_t shapes[ATTN_QUERY_VIEWS][ATTN_MAX_AXES]; /* what the views' shapes point to */
+    ptrdiff_t shapes[ATTN_QUERY_VIEWS][ATTN_MAX_AXES]; /* storage for the views' shapes */
 } attn_queries;
 
-/* Cuts a plan's queries: q and what the heads give are then for the longest part. Where there are several, all rules are
- * looked at, as a part would not tell a wrong length from its own. */
+/* Cuts a plan's queries: q and the heads' output then have the size of the longest part. With several parts, this
+ * checks all rules: a part could not tell a wrong length from its own. */
 attn_status attn_cut_queries(attn_multihead_plan *plan, const attn_view *output, const attn_view *weights,
                              attn_error *error);
 
 void attn_take_queries(const attn_multihead_plan *plan, attn_view output, attn_view weights, ptrdiff_t number,
                        attn_queries *part);
 
-/* Fills `plan` but for memory and cuts: all rules but those on the attention in the middle and on what goes into a cache. */
+/* Fills `plan` except memory and cuts. Checks all rules except those of the inner attention and of the cache's rows. */
 attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead_plan *plan, attn_error *error);
 
 static inline const attn_view *attn_input_of(const attn_multihead_args *args, int n)

@@ -1,4 +1,4 @@
-/* A normalisation that is checked all through. */
+/* A fully checked normalisation. */
 #ifndef ATTN_CORE_NORM_H
 #define ATTN_CORE_NORM_H
 
@@ -13,8 +13,8 @@ typedef struct {
     double epsilon;
 } attn_normalization;
 
-/* All rules on the arguments; and on sum, which may be left out, and y. Fills `norm`. Nothing in it points to a shape of
- * the caller's. */
+/* attn_check_norm checks the arguments; attn_lay_norm also checks y and the optional sum, and fills `norm`, which keeps
+ * no pointer to the caller's shapes. */
 attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
 attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
                           attn_error *error);

@@ -1,8 +1,8 @@
 /* The only file with threads: a small pool of workers that are parked between loops.
  *
- * One loop at a time has the pool. Its tasks are handed out by a counter; the calling thread works too. Workers spin
- * for SPIN_NS after a loop, in case the next one follows, then sleep. After a fork the child starts with an empty pool:
- * the handler takes no lock, as the forking thread may hold what the owner of a lock waits for.
+ * One loop at a time has the pool. A counter hands out its tasks; the calling thread works, too. After a loop, workers
+ * spin for SPIN_NS in case another one follows, then sleep. After a fork the child starts with an empty pool. The fork
+ * handler takes no lock: the forking thread may hold something that the lock's owner waits for.
  */
 #define _GNU_SOURCE
 #include "parallel.h"
@@ -24,19 +24,19 @@ struct attn_job {
     void *context;
     ptrdiff_t tasks, next;    /* next: atomic */
     int stop;                 /* atomic */
-    int alone;                /* one worker: it counts in plain steps */
-    attn_float_state outside; /* worker 0's: the host gets its own floating-point state */
+    int alone;                /* one worker, so the counter need not be atomic */
+    attn_float_state outside; /* worker 0's floating-point state, restored for the host */
 };
 
 static struct {
     pthread_mutex_t busy; /* held for the whole of a loop */
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake, done;
-    int threads; /* workers alive; the caller is not among them */
-    int open;    /* invitations to the loop that nobody has taken; written under the lock, also read outside */
-    int joined;  /* taken ones: the next worker's number is one more */
-    int running; /* joined and not through; written under the lock, also read outside */
-    int forks;   /* how often this process is a child that a fork made */
+    int threads; /* workers alive, without the calling thread */
+    int open;    /* open places in the loop; written under the lock, also read outside */
+    int joined;  /* places taken; also the number of the last worker to join */
+    int running; /* joined and not finished; written under the lock, also read outside */
+    int forks;   /* forks between the first process and this one */
     attn_job *job;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -52,7 +52,7 @@ static int64_t clock_now(clockid_t clock)
 
 static int64_t now(void) { return clock_now(CLOCK_MONOTONIC); }
 
-/* Cheap, and good to some milliseconds. */
+/* A cheap clock, accurate to a few milliseconds. */
 static int64_t about_now(void)
 {
 #ifdef CLOCK_MONOTONIC_COARSE
@@ -67,7 +67,7 @@ static int64_t about_now(void)
 
 static int threads_set; /* atomic; 0: the default */
 
-/* 0 when the variable is not set, -1 when it is no number of threads. */
+/* 0 when the variable is not set, -1 when it is not a valid number of threads. */
 static int from_environment(const char *name)
 {
     const char *text = getenv(name);
@@ -77,7 +77,7 @@ static int from_environment(const char *name)
     return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : -1;
 }
 
-/* What the environment says, 0 where it says nothing. Read once: another thread may change the environment later. */
+/* The environment's setting, or 0. Read only once, as another thread may change the environment later. */
 static int environment_threads(void)
 {
     static int known = -1; /* atomic */
@@ -98,7 +98,7 @@ const char *attn_threads_complaint(void)
     environment_threads();
     if (from_environment("PYATTN_NUM_THREADS") >= 0) return NULL;
     snprintf(complaint, sizeof complaint,
-             "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d, and is not heeded", text, MOST_WORKERS);
+             "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d and is ignored", text, MOST_WORKERS);
     return complaint;
 }
 
@@ -147,7 +147,7 @@ ptrdiff_t attn_first_row(const attn_row_cut *cut, ptrdiff_t task)
 /* A loop ------------------------------------------------------------------------------------------------------------
  */
 
-/* The host may run anything, a signal handler for one: it finds the floating-point state that it had. */
+/* Calls the host in its own floating-point state: it may run any code, such as a signal handler. */
 static int ask_host(const attn_job *job)
 {
     const attn_float_state inside = attn_float_save();
@@ -157,9 +157,9 @@ static int ask_host(const attn_job *job)
     return stop;
 }
 
-/* Over all loops of a thread, for a call may be many short ones. Where looks come often, not each reads the clock. */
+/* Per thread, not per loop, as a call may be many short loops. Frequent polls do not read the clock each time. */
 static _Thread_local struct {
-    int64_t asked, read; /* when the host was asked, the clock read */
+    int64_t asked, read; /* when the host was last asked, and the clock last read */
     int skipped;
 } caller;
 
@@ -195,7 +195,7 @@ static void work(attn_job *job, int worker)
     attn_float_leave(state);
 }
 
-/* Waits for a loop to join: awake for a while, then asleep. Gives this worker its number in it. */
+/* Waits for a loop to join, first spinning, then sleeping. Sets this worker's number in the loop. */
 static attn_job *next_job(int *worker)
 {
     for (int64_t until = now() + SPIN_NS; now() < until;)
@@ -237,11 +237,11 @@ static void forget_threads(void)
 
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
 
-/* Brings the pool to `wanted` workers if it can; whatever it has is then used. Called with `busy` held. Workers block
- * all signals but faults: a handler runs where the program expects it. */
+/* Grows the pool to `wanted` workers if it can. Called with `busy` held. Workers block all signals but faults, so that
+ * signal handlers run on the program's own threads. */
 static void grow(int wanted)
 {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* a worker's own: its handler may say where */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* delivered to the faulting worker itself */
     sigset_t all, before;
     pthread_attr_t attributes;
 
@@ -261,7 +261,7 @@ static void grow(int wanted)
     pthread_attr_destroy(&attributes);
 }
 
-/* Until every worker that joined is through, still asking the host whether to stop. Who has not joined need not. */
+/* Closes the loop to more workers and waits for those that joined, still polling the host for interruption. */
 static void wait_for_workers(attn_job *job)
 {
     pthread_mutex_lock(&pool.lock);
@@ -277,7 +277,7 @@ static void wait_for_workers(attn_job *job)
         until.tv_nsec += POLL_NS;
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         pthread_cond_timedwait(&pool.done, &pool.lock, &until);
-        pthread_mutex_unlock(&pool.lock); /* the host may take its time, and take its own locks */
+        pthread_mutex_unlock(&pool.lock); /* the host may be slow, and take locks of its own */
         attn_should_stop(job, 0);
         pthread_mutex_lock(&pool.lock);
     }
@@ -292,7 +292,7 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const int forks = pool.forks;
 
-    if (workers > 1) pthread_once(&once, watch_forks); /* first: a child must not inherit a pool that is taken */
+    if (workers > 1) pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
         grow(workers - 1);
         pthread_mutex_lock(&pool.lock);
@@ -306,7 +306,7 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
         wait_for_workers(&job);
         if (pool.forks == forks) {
             pthread_mutex_unlock(&pool.busy);
-        } else { /* the host forked when it was asked, and this is the child: what its workers had begun is lost */
+        } else { /* the host forked during a poll and this is the child: its workers and their tasks are gone */
             job.next = 0;
             work(&job, 0);
         }

@@ -6,39 +6,39 @@
 
 typedef struct attn_job attn_job;
 
-/* One task of a loop. `worker` is below the number that attn_workers gave, and no two tasks share one at a time. */
+/* One task of a loop. `worker` is below attn_workers' result; concurrent tasks have different ones. */
 typedef void (*attn_body)(void *context, ptrdiff_t task, int worker, attn_job *job);
 
-/* How many workers a loop of so many tasks may use. num_threads 0: as set. */
+/* The number of workers for a loop of `tasks` tasks. num_threads 0: as set by attn_set_num_threads. */
 int attn_workers(int num_threads, ptrdiff_t tasks);
 
-/* Runs tasks 0, 1, 2 ... on up to `workers` threads, the calling one among them. One loop at a time has the pool: a
- * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED when the host said so. A
- * task may be run twice: a child that is forked in the midst of a loop begins it anew. */
+/* Runs tasks 0, 1, 2 ... on up to `workers` threads, including the calling one. One loop at a time has the pool: a
+ * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED if the host asked to
+ * stop. A task may run twice: a child that is forked during a loop starts the loop over. */
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
 
-/* For loops whose tasks overwrite what an earlier loop left: changed when this process is a new child by now. */
+/* Number of forks so far. It changes in a forked child, whose loops must then restart if they overwrote their input. */
 int attn_forks(void);
 
-/* Below so many multiply-adds, some microseconds of work, a second thread costs more than it gives. */
+/* Multiply-adds (some microseconds of work) below which a second thread costs more than it saves. */
 enum { ATTN_WORTH_THREADS = 1000000 };
 
-/* Rows shared out among tasks, about as many elements to each; a task has those from attn_first_row of its own number
- * up to that of the next. */
+/* Splits rows among tasks of about equally many elements. Task n has rows attn_first_row(n) up to, but not including,
+ * attn_first_row(n + 1). */
 typedef struct {
     ptrdiff_t rows, per_task, tasks;
 } attn_row_cut;
 attn_row_cut attn_cut_rows(ptrdiff_t rows, size_t row_elements);
 ptrdiff_t attn_first_row(const attn_row_cut *cut, ptrdiff_t task);
 
-/* For long tasks: nonzero when the rest of the work is no longer wanted. Worker 0 asks the host, now and then. */
+/* For long tasks: nonzero when the task must stop early. Worker 0 polls the host from time to time. */
 int attn_should_stop(attn_job *job, int worker);
 
-/* cpus.c: CPUs that affinity and cgroup leave to this process, at least 1. */
+/* cpus.c: CPUs that affinity and cgroup allow this process, at least 1. */
 int attn_usable_cpus(void);
 
-/* cpus.c: CPUs that this process's control groups pay for, rounded up; 0 when they set no limit. `root` is where the
- * system's files are: "", or a folder with some like them. */
+/* cpus.c: the CPU quota of this process's control groups, rounded up; 0 without a limit. `root` is prepended to the
+ * paths of the system's files: "", or a test's folder. */
 int attn_cgroup_quota(const char *root);
 
 #endif

@@ -16,9 +16,10 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
     plan->groups = attn_over(p->heads, p->group);
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
-    plan->run = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
-    plan->blocks_per_run = plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->run, k->lanes), ATTN_VECTORS);
-    plan->blocks = plan->run == 0 ? 0 : attn_over(plan->rows, plan->run) * plan->blocks_per_run;
+    plan->row_segment = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
+    plan->blocks_per_segment =
+        plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->row_segment, k->lanes), ATTN_VECTORS);
+    plan->blocks = plan->row_segment == 0 ? 0 : attn_over(plan->rows, plan->row_segment) * plan->blocks_per_segment;
 }
 
 static void size_scratch(const attn_problem *p, attn_plan *plan)
@@ -31,23 +32,24 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
     plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
-    const int turned = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
-    plan->turned_bytes = turned ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
+    const int transposed = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
+    plan->transposed_bytes = transposed ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
     plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
     plan->kept_bytes = p->weights.data ? attn_times(key_blocks, plan->kept_block_bytes) : 0;
     const int average = p->weights.data && p->average;
-    plan->in_order = average ? plan->groups : 1; /* rows an odd number of cache lines apart */
+    plan->heads_per_task = average ? plan->groups : 1;
+    /* an odd number of cache lines, so that rows do not share cache sets */
     plan->weights_row_bytes = average ? attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
-/* How many blocks walk the keys together: as many as have packed queries and states of TASK_BYTES at most, and leave
- * every worker several tasks. */
+/* Sets the blocks per task, which walk the keys together: as many as fit their packed queries and states into
+ * TASK_BYTES while leaving every worker several tasks. */
 static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
     enum { TASK_BYTES = 384 << 10 };
-    const ptrdiff_t units = p->batches * plan->groups / plan->in_order;
+    const ptrdiff_t units = p->batches * plan->groups / plan->heads_per_task;
     const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
     ptrdiff_t most = p->weights.data ? 1 : attn_smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
 
@@ -60,26 +62,27 @@ static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
     plan->tasks_per_group = attn_ceil_div(plan->blocks, plan->blocks_per_task);
 }
 
-/* Too few tasks for the workers: chunks are shared out too, as many at a time as WAVE_BYTES hold the states of. */
+/* With too few tasks for the workers, splits the chunks, too: at a time, as many as have their states in
+ * SPLIT_BYTES. */
 static void cut_chunks(const attn_problem *p, attn_plan *plan)
 {
-    enum { WAVE_BYTES = 4 << 20 };
+    enum { SPLIT_BYTES = 4 << 20 };
     const ptrdiff_t tasks = p->batches * plan->groups * plan->tasks_per_group;
     plan->chunks = p->kv_len == 0 ? 0 : attn_ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
-    plan->spans = 1;
+    plan->kv_splits = 1;
     plan->partial_bytes = 0;
     if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
 
     const size_t slot_bytes = attn_times((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
-    if (slot_bytes > WAVE_BYTES / 4) return; /* no room for more than two chunks */
-    plan->wave = attn_smaller(plan->chunks, (ptrdiff_t)(WAVE_BYTES / slot_bytes) - 1);
-    plan->spans = attn_smaller(plan->wave, attn_ceil_div(4 * plan->workers, tasks));
-    plan->partial_bytes = (size_t)(plan->wave + 1) * slot_bytes;
+    if (slot_bytes > SPLIT_BYTES / 4) return; /* too large to split */
+    plan->split_batch = attn_smaller(plan->chunks, (ptrdiff_t)(SPLIT_BYTES / slot_bytes) - 1);
+    plan->kv_splits = attn_smaller(plan->split_batch, attn_ceil_div(4 * plan->workers, tasks));
+    plan->partial_bytes = (size_t)(plan->split_batch + 1) * slot_bytes;
 }
 
-/* Whether a line of a value would leave the first cache before its other vectors are read: rows of a block share a few
- * sets there, and a vector is less than a line. Level avx2 on Zen 4, 1,024 keys of 128 features 4 KB apart: 63 ms copied,
- * 91 in place; avx512 46 and 43. Keys are read along their rows, and are never copied for that: avx512 44, avx2 the same. */
+/* Whether a cache line of a value would be evicted from L1 before all of its vectors are read. This happens when rows
+ * share a few cache sets and a vector is shorter than a line; copying the values then pays (avx2 on Zen 4: 63 ms
+ * instead of 91). Keys are read along their rows, so they never need it. */
 static int lose_lines(const attn_kernels *k, ptrdiff_t row)
 {
     return k->lanes * k->size < ATTN_ALIGNMENT && attn_aliases(row);
@@ -90,12 +93,12 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     const attn_kernels *k = attn_kernels_for(p->dtype);
     plan->problem = p;
     plan->kernels = k;
-    plan->wave = plan->wave_start = 0;
+    plan->split_batch = plan->split_start = 0;
 
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
     plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX - 1 ? p->head_dim + 2 : p->head_dim;
-    const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* in the copy */
+    const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* the copy is modified */
     plan->gather_queries = prepared || (p->query.column != k->size && p->head_dim > 1);
     plan->copy_keys = prepared || (p->key.column != k->size && p->head_dim > 1);
     plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
@@ -104,7 +107,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);
 
-    ptrdiff_t tasks = p->batches * plan->groups / plan->in_order * plan->tasks_per_group * plan->spans;
+    ptrdiff_t tasks = p->batches * plan->groups / plan->heads_per_task * plan->tasks_per_group * plan->kv_splits;
     plan->workers = attn_workers(plan->workers, tasks);
     attn_task unused;
     plan->worker_bytes = attn_lay_out(plan, NULL, &unused);
@@ -135,7 +138,7 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     const size_t size = (size_t)plan->kernels->size;
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const attn_problem *p = plan->problem;
-    const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->hidden_len < p->kv_len;
+    const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->maskable_len < p->kv_len;
     const int distances = p->score == ATTN_SCORE_DISTANCE;
     size_t used = 0;
 
@@ -147,7 +150,7 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->correction = attn_next_part(memory, &used, rows * size);
     task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
-    task->turned_keys = attn_next_part(memory, &used, plan->turned_bytes);
+    task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
     task->square_copy = attn_next_part(memory, &used, plan->decode ? (size_t)plan->kernels->copy_bytes : 0);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);

@@ -20,48 +20,48 @@ typedef struct {
     int batch_axes, has_heads;
     ptrdiff_t batch_shape[ATTN_MAX_AXES];
     ptrdiff_t batches, heads, q_len, kv_len, head_dim, v_dim;
-    ptrdiff_t hidden_len; /* keys that masks, windows and lengths are about: those behind are seen by every row */
-    ptrdiff_t key_group, value_group; /* query heads that share a key head, a value head */
-    ptrdiff_t group;                  /* query heads that share both */
+    ptrdiff_t maskable_len;           /* keys that masks, windows and lengths apply to; every row sees those after */
+    ptrdiff_t key_group, value_group; /* query heads per key head, per value head */
+    ptrdiff_t group;                  /* query heads that share both of them */
     attn_dtype dtype;
-    int has_scale; /* else the score's own, taken where the caller's floating-point flags are safe */
+    int has_scale; /* 0: the score's default, computed inside a task, where flags are not the caller's */
     attn_score score;
     const char *score_weight;
     double scale, empty;
     double dropout_p;
     uint64_t dropout_seed;
-    int drops;               /* some weights, by keep_mask or by chance */
+    int drops;               /* dropout by keep_mask or at random */
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
     ptrdiff_t query_start, key_start, offset;
-    int lower_right, average; /* average: weights over heads */
+    int lower_right, average; /* average: mean of the weights over heads */
     attn_mask_dtype mask_dtypes[ATTN_MASKS];
     attn_operand masks[ATTN_MASKS];
-    const attn_cache *cache; /* NULL, or what key and value lie in: their data are the tables of pages then */
+    const attn_cache *cache; /* NULL, or the cache; key.data and value.data then point to its page tables */
     attn_operand query, key, value, key_lengths, query_lengths, output, weights, lse;
 } attn_problem;
 
-/* Fills `problem` up to query_lengths: all rules on the inputs. */
+/* Checks all rules on the inputs, and fills `problem` up to query_lengths. */
 attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn_error *error);
 
-/* check_masks.c: its part on masks, dropout, lengths and visibility, in a problem whose sizes are known. */
+/* check_masks.c: the rules on masks, dropout, lengths and visibility, for a problem whose sizes are known. */
 attn_status attn_check_masks(const attn_args *args, attn_problem *problem, attn_error *error);
 
-/* cache.c: the rules on a cache, and the same as the two arrays that attention's other rules are about. Their batch axis
- * runs over the tables of pages, their other strides hold inside a page. */
+/* cache.c: checks a cache and views it as two arrays, key and value, for attention's other rules. Their batch axis
+ * steps over page tables; their other strides are valid inside a page. */
 typedef struct {
     attn_view key, value;
     ptrdiff_t shapes[2][4], strides[2][4];
 } attn_cache_views;
 attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_cache_views *views, attn_error *error);
 
-/* cache.c: every position that a row may see is in a page. For a problem whose key_lengths are checked. */
+/* cache.c: checks that a page exists for every visible position. The key_lengths must have been checked. */
 attn_status attn_check_pages(const attn_problem *problem, attn_error *error);
 
 /* cache.c: the rules of attn_cache_append. */
 attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
                               const attn_view *key, const attn_view *value, attn_layout layout, attn_error *error);
 
-/* Bytes of a page in front of its values. */
+/* Byte offset of the values in a page. */
 static inline ptrdiff_t attn_page_values(const attn_cache *cache)
 {
     return cache->kv_heads * ATTN_PAGE_KEYS * cache->head_dim * (cache->dtype == ATTN_F64 ? 8 : 4);
@@ -70,19 +70,19 @@ static inline ptrdiff_t attn_page_values(const attn_cache *cache)
 /* The shapes of the results of a checked problem. */
 void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);
 
-/* Shapes and dtypes of the results that a caller brought. */
+/* Checks shapes and dtypes of the caller's result arrays. */
 attn_status attn_check_results(const attn_args *args, const attn_problem *problem, const attn_view *output,
                                const attn_view *weights, const attn_view *lse, attn_error *error);
 
-/* Fills output, weights and lse of a problem whose inputs are checked. */
+/* Fills output, weights and lse of a problem whose inputs have been checked. */
 attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                attn_problem *problem, attn_error *error);
 
-/* attend.c: computes a problem that is checked all through. */
+/* attend.c: computes a fully checked problem. */
 attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);
 
-/* Multiply-adds, about; a tanh takes as long as some twenty of them. In integers: a double would raise the caller's
- * inexact flag. */
+/* Approximate number of multiply-adds; a tanh counts as 20. In integers, as a double would raise the caller's inexact
+ * flag. */
 static inline size_t attn_work(const attn_problem *p)
 {
     const size_t pairs = attn_times((size_t)p->batches * (size_t)p->heads * (size_t)p->q_len, (size_t)p->kv_len);
@@ -90,7 +90,7 @@ static inline size_t attn_work(const attn_problem *p)
     return attn_times(pairs, attn_plus(score, (size_t)p->v_dim));
 }
 
-/* Address of an array's part that belongs to a batch entry and head. */
+/* Address of an array's slice for one batch entry and head. */
 static inline char *attn_part(const attn_problem *problem, const attn_operand *operand, ptrdiff_t batch, ptrdiff_t head)
 {
     char *at = operand->data + head * operand->head;

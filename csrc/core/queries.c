@@ -1,16 +1,16 @@
-/* Many queries, a part at a time: keys and values are there for all, q and what the heads give for a part alone. */
+/* Processes many queries in parts: k and v exist for the whole call, q and the heads' output for one part at a time. */
 #include "check.h"
 #include "cut.h"
 #include "multihead.h"
 
 enum { Q = ATTN_Q, K = ATTN_K };
 
-/* Queries of a part: their product is one of its own, which packs rows of query again. For 4 entries of 1,024 rows of 256,
- * on Zen 4, parts of 512 took 3 % longer than the whole; one of 4,096 rows of 768 is done 3 to 13 % sooner in parts. */
+/* Fewest queries of a part. Each part packs its rows anew, which costs 3% in parts of 512 queries; long inputs gain 3
+ * to 13% from parts (Zen 4). */
 enum { LEAST = 768 };
 
-/* Lengths of queries and the corner of the last one are those of all; new keys go to a cache once; the heads side by side,
- * where they are the output, are contiguous; and what is a part already is not cut again. */
+/* Whether queries cannot be cut. query_lengths and a lower-right corner refer to all queries; new keys enter a cache
+ * only once; without out_weight the output must stay contiguous; a part is not cut again. */
 static int stays_whole(const attn_multihead_args *args)
 {
     const attn_args *attention = &args->attention;
@@ -53,7 +53,7 @@ void attn_take_queries(const attn_multihead_plan *m, attn_view output, attn_view
     attn_args *attention = &args->attention;
     const struct {
         attn_view *view;
-        int axes; /* that of queries is so many from the last */
+        int axes; /* the query axis, counted from the last one */
     } views[ATTN_QUERY_VIEWS] = {
         {&args->query, 2},          {&args->residual, 2},
         {&part->output, 2},         {&part->weights, 2},

@@ -1,15 +1,15 @@
-/* What the results look like, what a caller may want to be warned of, and what results a caller may bring. */
+/* Shapes of the results, likely mistakes to warn about, and rules on the caller's result arrays. */
 #include <float.h>
 #include <string.h>
 
 #include "check.h"
 #include "error.h"
 
-/* 0 for a zero of a float mask, 1 for a one, 2 for any other number. The bits are looked at: the conversion of a long
- * double, or the comparison of a signalling NaN, would raise the caller's floating-point flags. */
+/* 0 for a zero of a float mask, 1 for a one, 2 for any other number. Compares bits: converting a long double, or
+ * comparing a signalling NaN, would raise the caller's floating-point flags. */
 static int zero_or_one(const char *at, attn_dtype dtype)
 {
-    enum { LONG_BYTES = LDBL_MANT_DIG == 64 ? 10 : sizeof(long double) }; /* the rest of x86's sixteen is padding */
+    enum { LONG_BYTES = LDBL_MANT_DIG == 64 ? 10 : sizeof(long double) }; /* x86: 10 of 16 bytes, the rest is padding */
     static const long double long_zero = 0, long_minus_zero = -0.0L, long_one = 1;
     uint16_t half;
     uint32_t single;
@@ -28,15 +28,15 @@ static int zero_or_one(const char *at, attn_dtype dtype)
     }
 }
 
-/* A float mask whose first row (of the first head and batch entry) and last one (of the last) hold zeros and ones, and not zeros alone. */
+/* Whether a float mask's very first and very last row hold only zeros and ones, and at least one 1. */
 static int looks_like_ones(const attn_problem *p, int which)
 {
     const attn_operand *mask = &p->masks[which];
     const attn_mask_dtype dtype = p->mask_dtypes[which];
     if (mask->data == NULL || dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED) return 0;
-    if (p->q_len == 0 || p->hidden_len == 0) return 0;
+    if (p->q_len == 0 || p->maskable_len == 0) return 0;
     if (p->batches == 0 || p->heads == 0) return 0;
-    const ptrdiff_t columns = mask->column == 0 ? 1 : p->hidden_len < 2048 ? p->hidden_len : 2048;
+    const ptrdiff_t columns = mask->column == 0 ? 1 : p->maskable_len < 2048 ? p->maskable_len : 2048;
     int seen = 0;
     for (int last = 0; last < 2; last++) {
         const char *at =
@@ -47,8 +47,8 @@ static int looks_like_ones(const attn_problem *p, int which)
     return seen == 1;
 }
 
-/* Probably (..., length, heads, dim): hundreds of heads, but as few queries and keys as there may be heads, and query's
- * a multiple of key's. One new token against a cache has more keys than queries. */
+/* Whether query is probably (..., length, heads, dim): hundreds of heads, at most 64 queries, and a number of queries
+ * that is a multiple of the keys. The last rule excludes decoding, which has more keys than queries. */
 static int heads_look_like_length(const attn_problem *p)
 {
     return p->has_heads && p->heads > 512 && p->q_len <= 64 && p->kv_len > 0 && p->q_len % p->kv_len == 0;
@@ -123,7 +123,7 @@ attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_vie
     const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
 
     if (output.data == NULL || output.dtype != p->dtype) FAIL("output must be given, in query's dtype");
-    const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* else strides say nothing */
+    const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
     if (written && p->v_dim > 1 && attn_stride_of(&output, 1) != size) FAIL("output's last axis must be contiguous");
     if (written && weights.data != NULL && p->kv_len > 1 && attn_stride_of(&weights, 1) != size)
         FAIL("the last axis of weights must be contiguous");

@@ -1,12 +1,12 @@
-/* Rotary position embedding: angles, their cosines and sines, and rows that are turned by them.
+/* Rotary position embedding (RoPE): tables of cosines and sines, and rotation of rows by them.
  *
- * Units are blocks of positions of a batch entry. A worker makes a block's table and keeps it while the units that follow
- * share it; all heads of a unit are turned by it.
+ * A unit is a block of positions of a batch entry. A worker computes a block's table, rotates all heads with it, and
+ * reuses it for the next units with the same positions.
  *
- * Angles are exact: position * inv_freq is a product in double and what that product lost. A sine costs as much as
- * turning a hundred pairs, so positions are taken apart, p = base + r with base a multiple of 32: one sine for the base
- * and one for r, both kept, make that of p. So a row's bits depend on its own position alone, and cosines and sines are
- * within three units in the last place of double.
+ * Angles are exact: position * inv_freq in double, plus the rounding error of that product. A sine costs as much as
+ * rotating a hundred pairs, so positions are split into p = base + r, with base a multiple of 32. The sines of base and
+ * of r are cached, and the angle sum formula gives those of p. A row's result depends only on its own position, and
+ * cosines and sines are accurate to 3 ULP of double.
  */
 #include "rotary.h"
 
@@ -17,22 +17,22 @@
 #include "error.h"
 #include "parallel.h"
 
-enum { STEPS = 32 }; /* of a block, and from one base to the next */
+enum { STEPS = 32 }; /* positions per block, and per base */
 
 typedef struct {
-    const attn_turning *turning;
+    const attn_rope *rope;
     const attn_kernels *kernels;
-    attn_row_cut cut;        /* of units: (own, blocks, shared) */
+    attn_row_cut cut;        /* cuts units (own, blocks, shared) */
     ptrdiff_t blocks, width; /* reals in a row of a table */
     size_t worker_bytes;
     char *scratch;
-} turning_plan;
+} rope_plan;
 
-/* What a worker keeps. */
+/* A worker's cached table and sines. */
 typedef struct {
-    ptrdiff_t table_of; /* (own, block) whose table is here, + 1 */
+    ptrdiff_t table_of; /* number of the (own, block) whose table this is, plus 1 */
     int64_t base;
-    uint32_t has_base, has_steps; /* has_steps: a bit for each */
+    uint32_t has_base, has_steps; /* has_steps: a bit per step */
 } kept;
 
 /* One worker's scratch. */
@@ -42,9 +42,9 @@ typedef struct {
     char *table;           /* (STEPS, width) */
 } worker_memory;
 
-static size_t lay_out(const turning_plan *plan, char *memory, worker_memory *w)
+static size_t lay_out(const rope_plan *plan, char *memory, worker_memory *w)
 {
-    const size_t row = attn_times((size_t)plan->turning->pairs, 2 * sizeof(double));
+    const size_t row = attn_times((size_t)plan->rope->pairs, 2 * sizeof(double));
     size_t used = 0;
     w->kept = attn_next_part(memory, &used, sizeof *w->kept);
     w->bases = attn_next_part(memory, &used, row);
@@ -54,7 +54,7 @@ static size_t lay_out(const turning_plan *plan, char *memory, worker_memory *w)
     return used;
 }
 
-/* out (2, pairs): cosines and sines of position * inv_freq, to first order in what the product lost. */
+/* out (2, pairs): cosines and sines of position * inv_freq, corrected to first order for the product's rounding. */
 static void sines_of(ptrdiff_t pairs, const double *inv_freq, double position, double *out)
 {
     for (ptrdiff_t n = 0; n < pairs; n++) {
@@ -65,9 +65,9 @@ static void sines_of(ptrdiff_t pairs, const double *inv_freq, double position, d
     }
 }
 
-static void make_table_row(const turning_plan *plan, const worker_memory *w, int64_t position, void *row)
+static void make_table_row(const rope_plan *plan, const worker_memory *w, int64_t position, void *row)
 {
-    const attn_turning *t = plan->turning;
+    const attn_rope *t = plan->rope;
     const int step = (int)(position & (STEPS - 1));
     const int64_t base = position - step;
     double *steps = w->steps + step * 2 * t->pairs;
@@ -83,7 +83,7 @@ static void make_table_row(const turning_plan *plan, const worker_memory *w, int
     plan->kernels->rotary_table(t->interleaved, t->pairs, w->bases, steps, t->scale, row);
 }
 
-/* Adds entry n of some axes to the places in x, y and ids. */
+/* Advances the offsets into x, y and ids to entry n of some axes. */
 static void walk(const attn_rotary_axis *axes, int count, ptrdiff_t n, ptrdiff_t *x, ptrdiff_t *y, ptrdiff_t *ids)
 {
     for (int axis = count - 1; axis >= 0 && n > 0; axis--) {
@@ -95,9 +95,9 @@ static void walk(const attn_rotary_axis *axes, int count, ptrdiff_t n, ptrdiff_t
     }
 }
 
-static void make_table(const turning_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t ids)
+static void make_table(const rope_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t ids)
 {
-    const attn_turning *t = plan->turning;
+    const attn_rope *t = plan->rope;
     for (ptrdiff_t i = 0; i < rows; i++) {
         const char *id = t->ids + ids + (first + i) * t->row.ids;
         const int64_t position = t->ids ? *(const int64_t *)(const void *)id : t->offset + first + i;
@@ -105,10 +105,10 @@ static void make_table(const turning_plan *plan, const worker_memory *w, ptrdiff
     }
 }
 
-/* Rows of all heads: along whichever of the two axes lies closer together, as memory is read. */
-static void turn_rows(const turning_plan *plan, const worker_memory *w, ptrdiff_t rows, const char *x, char *y)
+/* Rotates the rows of all heads. The inner loop runs along heads or positions, whichever has the smaller stride. */
+static void rotate_rows(const rope_plan *plan, const worker_memory *w, ptrdiff_t rows, const char *x, char *y)
 {
-    const attn_turning *t = plan->turning;
+    const attn_rope *t = plan->rope;
     const ptrdiff_t size = plan->kernels->size;
     const int along_heads = rows == 1 || (t->heads > 1 && t->head.x < t->row.x);
     const attn_rotary_axis *in = along_heads ? &t->head : &t->row, *out = along_heads ? &t->row : &t->head;
@@ -119,9 +119,9 @@ static void turn_rows(const turning_plan *plan, const worker_memory *w, ptrdiff_
                                    x + n * out->x, in->x / size, y + n * out->y, in->y / size);
 }
 
-static void turn_unit(const turning_plan *plan, const worker_memory *w, ptrdiff_t unit)
+static void rotate_unit(const rope_plan *plan, const worker_memory *w, ptrdiff_t unit)
 {
-    const attn_turning *t = plan->turning;
+    const attn_rope *t = plan->rope;
     const ptrdiff_t table = attn_over(unit, t->shared), own = attn_over(table, plan->blocks);
     const ptrdiff_t first = (table - own * plan->blocks) * STEPS, rows = attn_smaller(STEPS, t->length - first);
     ptrdiff_t x = first * t->row.x, y = first * t->row.y, ids = 0;
@@ -131,25 +131,25 @@ static void turn_unit(const turning_plan *plan, const worker_memory *w, ptrdiff_
         w->kept->table_of = table + 1;
     }
     walk(t->shared_axis, t->shared_axes, unit - table * t->shared, &x, &y, &ids);
-    turn_rows(plan, w, rows, t->x + x, t->y + y);
+    rotate_rows(plan, w, rows, t->x + x, t->y + y);
 }
 
 static void some_units(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
-    const turning_plan *plan = context;
+    const rope_plan *plan = context;
     worker_memory w;
     lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
     for (ptrdiff_t unit = attn_first_row(&plan->cut, task); unit < attn_first_row(&plan->cut, task + 1); unit++) {
         if (attn_should_stop(job, worker)) return;
-        turn_unit(plan, &w, unit);
+        rotate_unit(plan, &w, unit);
     }
 }
 
-attn_status attn_turn(const attn_turning *t, int num_threads, attn_error *error)
+attn_status attn_apply_rope(const attn_rope *t, int num_threads, attn_error *error)
 {
     worker_memory w;
     attn_arena arena;
-    turning_plan plan = {.turning = t, .kernels = attn_kernels_for(t->dtype)};
+    rope_plan plan = {.rope = t, .kernels = attn_kernels_for(t->dtype)};
     const ptrdiff_t rows = attn_smaller(STEPS, t->length);
     if (t->own == 0 || t->shared == 0 || t->heads == 0 || t->length == 0 || t->dim == 0) return ATTN_OK;
 

@@ -1,4 +1,4 @@
-/* Rotary position embedding that is checked all through. */
+/* Fully checked rotary position embedding. */
 #ifndef ATTN_CORE_ROTARY_H
 #define ATTN_CORE_ROTARY_H
 
@@ -9,7 +9,7 @@ typedef struct {
     ptrdiff_t size, x, y, ids;
 } attn_rotary_axis;
 
-/* Batch axes are walked as two: entries with positions of their own, and in each those that share them. */
+/* Batch axes come in two groups: `own` ones along which positions differ, and `shared` ones along which they agree. */
 typedef struct {
     attn_dtype dtype;
     ptrdiff_t own, shared, heads, length, dim, pairs;
@@ -22,11 +22,11 @@ typedef struct {
     double scale;
     ptrdiff_t offset;
     int interleaved;
-} attn_turning;
+} attn_rope;
 
-/* check_rotary.c: fills `turning`; all rules on the arguments and on y. Nothing in it points to a shape of the caller's. */
-attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_turning *turning, attn_error *error);
+/* check_rotary.c: checks the arguments and y; fills `rope`, which keeps no pointer to the caller's shapes. */
+attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_rope *rope, attn_error *error);
 
-attn_status attn_turn(const attn_turning *turning, int num_threads, attn_error *error);
+attn_status attn_apply_rope(const attn_rope *rope, int num_threads, attn_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-/* The rows of a query block: where they live, which keys they see, how they begin and end. */
+/* The rows of a query block: their addresses, their visible keys, and their start and end. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -12,7 +12,7 @@ ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptr
     return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
 }
 
-/* Visible keys of query i: an interval, empty as [0, 0). check.c keeps the sums from overflowing. */
+/* Visible keys of query i: an interval, [0, 0) when empty. The rules in check.c prevent overflow in the sums. */
 static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, ptrdiff_t *last)
 {
     const attn_problem *p = task->plan->problem;
@@ -24,7 +24,7 @@ static void visible_keys(const attn_task *task, ptrdiff_t i, ptrdiff_t *first, p
     if (i >= task->query_length || *first >= *last) *first = *last = 0;
 }
 
-/* Where a row of the group is. Walking saves a division for every row. */
+/* Head and query of a group's row. Stepping from row to row saves a division per row. */
 typedef struct {
     ptrdiff_t head, i;
 } row_place;
@@ -56,23 +56,23 @@ static void limit_block(attn_task *task, attn_block *block)
 {
     const attn_problem *p = task->plan->problem;
     ptrdiff_t i = place_of(task, block->row).i;
-    block->least_first = block->least_last = PTRDIFF_MAX;
-    block->most_first = block->most_last = 0;
+    block->min_first = block->min_last = PTRDIFF_MAX;
+    block->max_first = block->max_last = 0;
     for (int r = 0; r < block->rows; r++) {
         ptrdiff_t first, last;
         visible_keys(task, i, &first, &last);
         block->first[r] = first;
         block->last[r] = last;
-        if (first < block->least_first) block->least_first = first;
-        if (first > block->most_first) block->most_first = first;
-        if (last < block->least_last) block->least_last = last;
-        if (last > block->most_last) block->most_last = last;
+        if (first < block->min_first) block->min_first = first;
+        if (first > block->max_first) block->max_first = first;
+        if (last < block->min_last) block->min_last = last;
+        if (last > block->max_last) block->max_last = last;
         if (++i == p->q_len) i = 0;
     }
 }
 
-/* What a row's weights are dropped by: its head among those of all batch entries, and its query. Those of a cache have
- * positions in it: whether they come one by one or all at once changes nothing. */
+/* Dropout counters of each row: its head, counted over all batch entries, and its query. With a cache, the query counts
+ * by its position in the cache, so that decoding step by step drops the same weights as prefill. */
 static void name_rows(const attn_task *task, attn_block *block)
 {
     const attn_problem *p = task->plan->problem;
@@ -101,13 +101,13 @@ static double scale_of(const attn_problem *p)
 
 double attn_factor_of(const attn_problem *p) { return scale_of(p) * 1.4426950408889634; }
 
-/* What packed queries are multiplied with. Additive scores have the factor in their weight, distances before that. */
+/* The factor of packed queries. Additive scores apply it to score_weight, distances in distance_queries. */
 static double query_factor(const attn_problem *p)
 {
     return p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE ? 1 : attn_factor_of(p);
 }
 
-/* Rows of queries as contiguous reals: in place, or gathered and made what the score function wants. */
+/* Rows of queries as contiguous reals: in place, or gathered and normalised for the score function. */
 static void query_rows(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
@@ -123,7 +123,7 @@ static void query_rows(const attn_task *task, attn_block *block, void **query)
     if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(block->rows, p->head_dim, plan->features, task->query_rows);
 }
 
-/* Distances want queries twice: packed as they are, and scaled. Then `query` is the scaled rows. */
+/* Distances need queries unscaled, packed here, and scaled: afterwards `query` points to the scaled rows. */
 static void distance_rows(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
@@ -136,7 +136,7 @@ static void distance_rows(const attn_task *task, attn_block *block, void **query
         query[r] = (char *)task->scaled_queries + (ptrdiff_t)r * plan->features * k->size;
 }
 
-/* The decode layout's queries: rows as they are, times the factor. */
+/* Queries in the decode layout: rows, not transposed, times the factor. */
 static void scale_rows(const attn_plan *plan, int rows, void *const *query, double factor, void *packed)
 {
     const ptrdiff_t features = plan->features;
@@ -154,27 +154,28 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    const ptrdiff_t run = attn_over(number, plan->blocks_per_run), part = number - run * plan->blocks_per_run;
+    const ptrdiff_t segment = attn_over(number, plan->blocks_per_segment);
+    const ptrdiff_t part = number - segment * plan->blocks_per_segment;
     const double factor = query_factor(p);
     void *query[ATTN_MAX_WIDTH];
 
-    /* 1. which rows: a run is cut evenly in units of one vector, never into a nearly empty block */
-    const ptrdiff_t units = plan->decode ? 1 : attn_ceil_div(plan->run, k->lanes);
-    const ptrdiff_t lanes = plan->decode ? plan->run : k->lanes;
-    const ptrdiff_t from = attn_over(units * part, plan->blocks_per_run) * lanes;
-    const ptrdiff_t to = clamp(attn_over(units * (part + 1), plan->blocks_per_run) * lanes, 0, plan->run);
-    block->row = run * plan->run + from;
+    /* 1. which rows: a segment is cut evenly, in units of one vector, so that no block is nearly empty */
+    const ptrdiff_t units = plan->decode ? 1 : attn_ceil_div(plan->row_segment, k->lanes);
+    const ptrdiff_t lanes = plan->decode ? plan->row_segment : k->lanes;
+    const ptrdiff_t from = attn_over(units * part, plan->blocks_per_segment) * lanes;
+    const ptrdiff_t to = clamp(attn_over(units * (part + 1), plan->blocks_per_segment) * lanes, 0, plan->row_segment);
+    block->row = segment * plan->row_segment + from;
     block->rows = (int)(to - from);
     block->vectors = plan->decode ? 0 : (int)attn_ceil_div(block->rows, k->lanes);
     block->part_begun = block->total_begun = block->masked = 0;
 
-    /* 2. what they see */
+    /* 2. visible keys */
     limit_block(task, block);
     for (int which = 0; which < ATTN_MASKS; which++)
         if (p->masks[which].data) row_addresses(task, &p->masks[which], block, block->mask[which]);
     if (p->drops && p->masks[ATTN_KEEP].data == NULL) name_rows(task, block);
 
-    /* 3. the queries, once */
+    /* 3. packed queries */
     query_rows(task, block, query);
     if (p->score == ATTN_SCORE_DISTANCE) distance_rows(task, block, query);
     if (plan->decode)
@@ -186,8 +187,8 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
         for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_kept_of(plan, block, n)->keys = 0;
 }
 
-/* Natural logarithm of a row's sum, from its state in units of log2. A maximum at the end of the dtype's range was
- * clamped there (bias.inc.h): the bias was at the end of the range, and so is the result. A NaN in the sum stays. */
+/* The natural logarithm of a row's sum, from its state in units of log2. A maximum of +-most was clamped from a bias at
+ * the end of the dtype's range (bias.inc.h), so the result is that bias itself. A NaN in the sum stays. */
 static double natural_log(double top, double sum, double most)
 {
     if (sum == 0) return (double)-INFINITY;
@@ -222,11 +223,12 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     row_addresses(task, &p->output, block, output);
     for (int r = 0; r < block->rows; r++)
         if (!(rows >> r & 1)) output[r] = NULL;
+    const int is_mean = task->factor != 1 && task->kept == 1; /* of values that were made small, and nothing dropped */
     return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, task->factor * task->kept,
-                                      p->empty, output);
+                                      is_mean, p->empty, output);
 }
 
-/* The rows' weights, as many keys at a time as a block has. `row` is advanced. */
+/* Writes the rows' weights, one key block at a time. Advances `row`. */
 static void write_weights(const attn_task *task, const attn_block *block, void **row)
 {
     const attn_plan *plan = task->plan;
@@ -261,7 +263,7 @@ void attn_finish_weights(attn_task *task, const attn_block *block)
     }
     for (int r = 0; r < block->rows; r++) row[r] = task->weights + (size_t)r * plan->weights_row_bytes;
     write_weights(task, block, row);
-    for (int r = 0; r < block->rows; r++) /* head by head: the order of the sum */
+    for (int r = 0; r < block->rows; r++) /* heads in order, so that the sum is reproducible */
         plan->kernels->share_row(p->kv_len, task->weights + (size_t)r * plan->weights_row_bytes, 1 / (double)p->heads,
                                  place_of(task, block->row + r).head == 0, output[r]);
 }

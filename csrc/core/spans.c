@@ -1,20 +1,21 @@
-/* Chunks shared out among workers: few queries, many keys.
+/* Splits chunks of keys among workers, for few queries and many keys.
  *
- * The state of every chunk is kept until those before it are folded, left to right, so that a row's arithmetic is what
- * one worker's would be. This goes in waves of some chunks, so that memory does not grow with the number of keys.
+ * Chunk states are saved and then folded from left to right, so that a row is bit-identical to one worker's result.
+ * This is done for split_batch chunks at a time, so that memory does not grow with the number of keys.
  */
 #include <string.h>
 
 #include "attend.h"
 
-/* A slot holds the state of one block, after this: slot 0 the total of the waves before, then one for each chunk. */
+/* A slot: this, then the state of one block. Slot 0 holds the running state of earlier batches, slot n that of chunk
+ * n. */
 typedef struct {
     int begun, masked;
 } slot_mark;
 
 static char *slot_of(const attn_plan *plan, ptrdiff_t number, int block, ptrdiff_t slot)
 {
-    const ptrdiff_t at = (number * plan->blocks_per_task + block) * (plan->wave + 1) + slot;
+    const ptrdiff_t at = (number * plan->blocks_per_task + block) * (plan->split_batch + 1) + slot;
     return plan->partials + (size_t)at * (plan->state_bytes + ATTN_ALIGNMENT);
 }
 
@@ -25,22 +26,22 @@ static ptrdiff_t chunk_start(const attn_problem *p, ptrdiff_t chunk)
     return chunk == 0 ? 0 : chunk * ATTN_CHUNK_KEYS - p->key_start % ATTN_CHUNK_KEYS;
 }
 
-static ptrdiff_t wave_end(const attn_plan *plan)
+static ptrdiff_t split_end(const attn_plan *plan)
 {
-    return plan->wave < plan->chunks - plan->wave_start ? plan->wave_start + plan->wave : plan->chunks;
+    return plan->split_batch < plan->chunks - plan->split_start ? plan->split_start + plan->split_batch : plan->chunks;
 }
 
-/* Some chunks of the wave, for one super-block of queries. */
+/* Computes some chunks of a batch for one super-block of queries. */
 static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const attn_plan *plan = context;
-    const ptrdiff_t span = number % plan->spans, whole = number / plan->spans;
-    const ptrdiff_t chunks = wave_end(plan) - plan->wave_start, to = chunks * (span + 1) / plan->spans;
+    const ptrdiff_t span = number % plan->kv_splits, whole = number / plan->kv_splits;
+    const ptrdiff_t chunks = split_end(plan) - plan->split_start, to = chunks * (span + 1) / plan->kv_splits;
     attn_task task;
     attn_begin_task(plan, whole, worker, job, &task);
 
-    for (ptrdiff_t n = chunks * span / plan->spans; n < to; n++) {
-        const ptrdiff_t key = chunk_start(plan->problem, plan->wave_start + n);
+    for (ptrdiff_t n = chunks * span / plan->kv_splits; n < to; n++) {
+        const ptrdiff_t key = chunk_start(plan->problem, plan->split_start + n);
         if (attn_should_stop(job, worker)) return;
         for (int b = 0; b < task.count; b++) {
             attn_lay_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].part);
@@ -52,15 +53,15 @@ static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *j
     }
 }
 
-/* The total so far of one block and the wave's chunks. Leaves the total where it then lies. */
-static slot_mark fold_wave(const attn_plan *plan, ptrdiff_t number, int n, attn_block *block)
+/* Folds a batch of chunks into the running state of one block, which may end up in any of their slots. */
+static slot_mark fold_split_batch(const attn_plan *plan, ptrdiff_t number, int n, attn_block *block)
 {
     char *slot = slot_of(plan, number, n, 0);
-    slot_mark total = plan->wave_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
+    slot_mark total = plan->split_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
     attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->total);
     block->total_begun = total.begun;
-    for (ptrdiff_t chunk = plan->wave_start; chunk < wave_end(plan); chunk++) {
-        slot = slot_of(plan, number, n, chunk - plan->wave_start + 1);
+    for (ptrdiff_t chunk = plan->split_start; chunk < split_end(plan); chunk++) {
+        slot = slot_of(plan, number, n, chunk - plan->split_start + 1);
         attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->part);
         block->part_begun = mark_of(slot)->begun;
         total.masked |= mark_of(slot)->masked;
@@ -78,8 +79,8 @@ static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *jo
 
     for (int n = 0; n < task.count; n++) {
         attn_block *block = &task.blocks[n];
-        const slot_mark mark = fold_wave(plan, number, n, block);
-        if (wave_end(plan) < plan->chunks) {
+        const slot_mark mark = fold_split_batch(plan, number, n, block);
+        if (split_end(plan) < plan->chunks) {
             char *slot = slot_of(plan, number, n, 0);
             *mark_of(slot) = mark;
             if ((char *)block->total.maximum != slot + ATTN_ALIGNMENT)
@@ -93,9 +94,9 @@ static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *jo
 attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks)
 {
     attn_status status = ATTN_OK;
-    for (plan->wave_start = 0; status == ATTN_OK && plan->wave_start < plan->chunks;
-         plan->wave_start = wave_end(plan)) {
-        status = attn_parallel_for(tasks * plan->spans, plan->workers, attend_span, plan);
+    for (plan->split_start = 0; status == ATTN_OK && plan->split_start < plan->chunks;
+         plan->split_start = split_end(plan)) {
+        status = attn_parallel_for(tasks * plan->kv_splits, plan->workers, attend_span, plan);
         if (status == ATTN_OK) status = attn_parallel_for(tasks, plan->workers, fold_spans, plan);
     }
     return status;

@@ -15,7 +15,7 @@ size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view 
     return bytes;
 }
 
-/* Axes that follow one another in memory are one axis: a row is then found without a division for each. */
+/* Merges axes that are contiguous with each other, so that finding a row takes fewer divisions. */
 void attn_rows_of(const attn_view *view, attn_rows *rows)
 {
     rows->data = view->data;

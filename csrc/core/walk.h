@@ -1,4 +1,4 @@
-/* The rows of an array: all its axes but the last, as few as they can be walked as. */
+/* The rows of an array: all axes but the last, merged into as few as possible. */
 #ifndef ATTN_CORE_WALK_H
 #define ATTN_CORE_WALK_H
 
@@ -18,21 +18,21 @@ typedef struct {
     ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
 } attn_own_view;
 
-/* Lays a contiguous array of x's dtype and axes, the last of them `columns` long, without memory yet. Returns its bytes,
- * which stop at SIZE_MAX. */
+/* Describes a contiguous array of x's dtype and axes, but with `columns` columns; its data is set later. Returns its
+ * size in bytes, at most SIZE_MAX. */
 size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own);
 
-/* Nothing in it points to a shape of the caller's. Sizes and strides beyond the axes stay as they are. */
+/* Fills `rows`, which keeps no pointer to the view's shape. Entries beyond rows->axes are not set. */
 void attn_rows_of(const attn_view *view, attn_rows *rows);
 
-/* How many rows there are; -1 when they, of `columns` doubles each, do not fit into memory. */
+/* The number of rows; -1 when rows of `columns` doubles would not fit in memory. */
 ptrdiff_t attn_count_rows(const attn_view *view, ptrdiff_t columns);
 
 /* Checks that an array has x's rows and dtype, with `columns` contiguous elements each. */
 attn_status attn_check_rows(const char *name, const attn_view *view, const attn_view *x, ptrdiff_t columns,
                             attn_error *error);
 
-/* Where row n is. */
+/* The address of row n. */
 static inline char *attn_row_at(const attn_rows *rows, ptrdiff_t n)
 {
     char *at = rows->data;

@@ -3,9 +3,9 @@
  *     output = softmax(score(query, key) + mask) . value        per batch entry and head
  *
  * Arrays are views: any number of axes, any strides (in bytes: negative, zero and broadcast ones too). Elements must be
- * aligned and in native byte order. Nothing is written unless a call returns ATTN_OK, or ATTN_INTERRUPTED, after which
- * the output holds rows that are finished and rows that are not; and so after ATTN_NO_MEMORY of attn_multihead,
- * attn_feed_forward and attn_layer, which do what is large in parts.
+ * aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After ATTN_INTERRUPTED, some rows
+ * of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by attn_multihead, attn_feed_forward
+ * and attn_layer: they process large inputs in parts and may have finished some.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -38,13 +38,13 @@ typedef struct {
     const ptrdiff_t *shape, *strides;
 } attn_view;
 
-/* Which corner the diagonal of a causal mask, or the centre of a window, starts from when q_len != kv_len. */
+/* The corner from which a causal mask's diagonal, or a window's centre, starts when q_len != kv_len. */
 typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT, ATTN_ALIGN_OFFSET } attn_align;
 
 /* Axes of query, key, value and output: (..., heads, length, dim) or (..., length, heads, dim). */
 typedef enum { ATTN_LAYOUT_BHSD, ATTN_LAYOUT_BSHD } attn_layout;
 
-/* What a query and a key score, before the mask:
+/* The score of a query and a key, before the mask:
  *
  *     ATTN_SCORE_DOT        scale * q . k                        scale 1 / sqrt(head_dim) unless has_scale
  *     ATTN_SCORE_COSINE     scale * q . k / (|q| |k|)            1; a vector of zeros scores 0
@@ -55,15 +55,15 @@ typedef enum { ATTN_SCORE_DOT, ATTN_SCORE_COSINE, ATTN_SCORE_DISTANCE, ATTN_SCOR
 
 enum { ATTN_UNBOUNDED = -1 };
 
-/* Keys and values in pages of ATTN_PAGE_KEYS positions, which are read and written in place. A page is aligned to its
- * elements and holds keys (kv_heads, ATTN_PAGE_KEYS, head_dim) and, right behind them, values (kv_heads, ATTN_PAGE_KEYS,
- * v_dim), both contiguous. Position j of batch entry b is row j % ATTN_PAGE_KEYS of pages[b][j / ATTN_PAGE_KEYS]. Pages
- * may be shared; what lies behind a batch entry's last position is never looked at. */
+/* A paged KV cache. Each page holds ATTN_PAGE_KEYS positions, which are read and written in place: keys (kv_heads,
+ * ATTN_PAGE_KEYS, head_dim), directly followed by values (kv_heads, ATTN_PAGE_KEYS, v_dim), both contiguous and aligned
+ * to their elements. Position j of batch entry b is row j % ATTN_PAGE_KEYS of pages[b][j / ATTN_PAGE_KEYS]. Batch
+ * entries may share pages. Rows after a batch entry's last position are never read. */
 enum { ATTN_PAGE_KEYS = 64 };
 typedef struct {
     attn_dtype dtype;            /* ATTN_F32 or ATTN_F64 */
-    void *const *const *pages;   /* (batches): each batch entry's */
-    const ptrdiff_t *page_count; /* (batches): how many those are */
+    void *const *const *pages;   /* (batches): page tables */
+    const ptrdiff_t *page_count; /* (batches): pages per table */
     ptrdiff_t batches, kv_heads, head_dim, v_dim;
     ptrdiff_t length; /* positions of the longest batch entry: the length of key and value */
 } attn_cache;
@@ -71,26 +71,26 @@ typedef struct {
 /* Arguments of attention. Zero-initialise, then set query, key, value, and window_left = window_right = ATTN_UNBOUNDED.
  *
  * Leading axes broadcast. Heads are an axis when an array has four axes or more, or with enable_gqa (one of which
- * ATTN_LAYOUT_BSHD needs); query heads may then be a multiple of key and value heads. Masks broadcast to
- * (..., heads, q_len, kv_len). mask and padding_mask: bool (nonzero = attend, or the opposite where `blocked` says so) or
- * a float type (added after scaling); what either hides is hidden. Key j is visible to query i when
+ * ATTN_LAYOUT_BSHD needs); query heads may then be a multiple of key and value heads. Masks broadcast to (..., heads,
+ * q_len, kv_len). mask and padding_mask are bool (nonzero = attend, or the opposite with mask_blocked or
+ * padding_blocked) or a float type, added after scaling. A pair must pass both. Key j is visible to query i when
  *
  *     0 <= j < key_length,  i < query_length,  and  i + offset - window_left <= j <= i + offset + window_right
  *
  * where is_causal means a window_right of 0, and offset = query_start - key_start, plus key_length - query_length for
- * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place a part of a longer problem: its rows then
- * get the bits of the whole. A cache takes the place of arrays with axes (batches, kv_heads, length, dim).
+ * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place the call as a part of a longer problem;
+ * its rows are then bit-identical to those of the whole. A cache replaces arrays (batches, kv_heads, length, dim).
  *
- * Dropout comes after the softmax, and is in the weights but not in the logsumexp: a weight becomes 0, or is divided by
- * 1 - dropout_p (and is 0 where that is 0). Kept is what keep_mask (bool, nonzero = kept) says; without it, what
- * attn_dropout_keep does, of query query_start + i and key key_start + j; with a cache and ATTN_ALIGN_LOWER_RIGHT, of the
- * position that the query stands at, query_start + i + key_length - query_length.
+ * Dropout comes after the softmax; it affects the weights but not the logsumexp. A weight is dropped (set to 0) or
+ * divided by 1 - dropout_p; with dropout_p = 1 all are dropped. keep_mask (bool, nonzero = kept) chooses which; without
+ * it, attn_dropout_keep does, for query query_start + i and key key_start + j. With a cache and ATTN_ALIGN_LOWER_RIGHT,
+ * the query counts by its position in the cache, query_start + i + key_length - query_length.
  */
 typedef struct {
     attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
-    const attn_cache *cache;     /* NULL, or what key and value are read from; those two are not looked at then */
+    const attn_cache *cache;     /* not NULL: keys and values are read from it; key and value are ignored */
     attn_view mask, padding_mask;
-    ptrdiff_t extra_keys; /* so many at the end, which every row sees: all that hides, and its sizes, ends before */
+    ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, window or length covers them */
     int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
     attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
@@ -99,7 +99,7 @@ typedef struct {
     attn_view score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
     int is_causal;
     attn_align align;
-    ptrdiff_t align_offset; /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
+    ptrdiff_t align_offset;              /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
     ptrdiff_t window_left, window_right; /* inclusive */
     ptrdiff_t query_start, key_start;
     attn_layout layout;
@@ -107,59 +107,58 @@ typedef struct {
     double dropout_p; /* 0 <= dropout_p <= 1 */
     uint64_t dropout_seed;
     attn_view keep_mask;
-    double empty;        /* what a row with nothing to attend to gives: 0, or NaN */
-    int average_weights; /* weights, if asked for, are their mean over heads: (..., q_len, kv_len) */
-    int num_threads;     /* 0: as attn_set_num_threads says */
+    double empty;        /* output of a row that sees no key: 0 or NaN */
+    int average_weights; /* return the mean of the weights over heads: (..., q_len, kv_len) */
+    int num_threads;     /* 0: as set by attn_set_num_threads */
 } attn_args;
 
-/* What the results look like, and what a caller may want to warn about. */
+/* Shapes of the results, and likely mistakes that a caller may warn about. */
 typedef struct {
     int axes, weights_axes, lse_axes;
     ptrdiff_t output[ATTN_MAX_AXES], weights[ATTN_MAX_AXES], lse[ATTN_MAX_AXES];
-    int mask_looks_like_ones,
-        padding_looks_like_ones; /* float masks of zeros and ones: added, but probably meant as 0/1 */
+    int mask_looks_like_ones, padding_looks_like_ones; /* a float mask of zeros and ones, probably meant as bool */
     int heads_look_like_length;
     ptrdiff_t heads, q_len;
-    size_t work; /* multiply-adds, about: whether to let go of a lock for it */
+    size_t work; /* approximate multiply-adds, to decide whether to release a lock */
 } attn_shapes;
 
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes. output must have the shape that attn_attention_shapes gives, the dtype of query, and a contiguous last
- * axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
+/* Computes attention. output must have the shape that attn_attention_shapes gives, the dtype of query, and a contiguous
+ * last axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
 ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
                                     attn_error *error);
 
-/* Writes rows of key and value into the cache: `count`[b] of them (NULL: all) to positions first[b], first[b] + 1 ... of
- * batch entry b. key (batches, kv_heads, new, head_dim) and value (batches, kv_heads, new, v_dim), or as layout says. Its
- * pages must be there; cache->length is not looked at. */
+/* Writes the first count[b] rows of key and value (count == NULL: all) to positions first[b], first[b] + 1 ... of batch
+ * entry b. key is (batches, kv_heads, new, head_dim), value (batches, kv_heads, new, v_dim), or in the other layout.
+ * The pages must exist; cache->length is ignored. */
 ATTN_API attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
                                        attn_view key, attn_view value, attn_layout layout, attn_error *error);
 
-/* Which weights a call with this dropout_p and seed keeps: keep (units, q_len, kv_len) bytes of 0 and 1, where units are
- * batch entries times heads. A function of (seed, unit, query, key) alone, the last two from their absolute 0. */
+/* The weights that a call with this dropout_p and seed keeps, as bytes 0 and 1: keep (units, q_len, kv_len), where
+ * units is batch entries times heads. Each byte depends only on seed, unit, and the absolute query and key position. */
 ATTN_API attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len,
                                        ptrdiff_t kv_len, unsigned char *keep, int num_threads, attn_error *error);
 
-/* Dropout of rows: y[row, feature] = x[row, feature] / (1 - dropout_p) where kept, else 0 (everywhere where dropout_p is 1;
- * what is dropped is not looked at). Kept is what attn_dropout_keep says of unit row >> 32, query row & 0xffffffff and key
- * feature: of up to 2^32 rows, its keeps for one unit. x and y (rows, features) are contiguous; y may be x. */
+/* Dropout of rows: y[row, feature] = x[row, feature] / (1 - dropout_p) where kept, else 0, even for a NaN. Kept are
+ * those that attn_dropout_keep keeps for unit row >> 32, query row & 0xffffffff and key `feature`. x and y (rows,
+ * features) are contiguous; y may be x. */
 ATTN_API attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features, const void *x, void *y,
                                     double dropout_p, uint64_t seed, int num_threads, attn_error *error);
 
-/* Partial attentions over disjoint parts of the keys, merged into one through their logsumexps (natural logarithm):
+/* Combines attention computed over disjoint chunks of keys, through their logsumexps (natural logarithm):
  *     lse = log(sum_n exp(lse_n)),  output = sum_n exp(lse_n - lse) * output_n
- * A part with lse = -inf is not touched. outputs (parts, rows, dim) and lses (parts, rows) are contiguous. */
+ * A part with lse = -inf is never read. outputs (parts, rows, dim) and lses (parts, rows) are contiguous. */
 ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows, ptrdiff_t dim,
                                        const void *const *outputs, const void *const *lses, void *output, void *lse,
                                        attn_error *error);
 
-/* What a neuron makes of its sum: x, max(x, 0), x Phi(x), the same with tanh in Phi's place, x sigmoid(x), tanh(x). */
+/* Activations, in this order: x, max(x, 0), x Phi(x), the same with tanh in Phi's place, x sigmoid(x), tanh(x). */
 typedef enum { ATTN_IDENTITY, ATTN_RELU, ATTN_GELU, ATTN_GELU_TANH, ATTN_SILU, ATTN_TANH } attn_activation;
 
-/* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. All arrays have one dtype, ATTN_F32 or
- * ATTN_F64; zero-initialise what is left out. */
+/* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. All arrays have one dtype,
+ * ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
 typedef struct {
     attn_view x;              /* (..., inner) */
     attn_view weight;         /* (features, inner), read in place */
@@ -172,26 +171,26 @@ typedef struct {
 /* Checks every rule on the arguments; computes nothing. */
 ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
 
-/* Computes. y (..., features) has a contiguous last axis, and may be gate or residual. */
+/* Computes a linear layer. y (..., features) has a contiguous last axis, and may be gate or residual. */
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
 
-/* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis, or RMS normalisation, the
- * same with 0 for the mean. All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
+/* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis, or RMS normalisation,
+ * the same with 0 for the mean. All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
 typedef enum { ATTN_NORM_LAYER, ATTN_NORM_RMS } attn_norm;
 typedef struct {
     attn_norm kind;
-    attn_view x, residual;  /* (..., features), with a contiguous last axis; x + residual is what is normalised */
+    attn_view x, residual;  /* (..., features), with a contiguous last axis; x + residual is normalised */
     attn_view weight, bias; /* (features), contiguous */
     double epsilon;
     int num_threads;
 } attn_norm_args;
 
-/* Computes. sum = x + residual, where there is a residual, may be left out; sum and y (..., features) have a contiguous
- * last axis, and may be x or residual. */
+/* Computes a normalisation. sum receives x + residual and may be left out; it is only written with a residual. sum and
+ * y (..., features) have a contiguous last axis, and may be x or residual. */
 ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error);
 
-/* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left out,
- * but not scale. */
+/* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left
+ * out, but not scale. */
 typedef struct {
     attn_view ids;      /* (...), ATTN_I64, each a row of weight */
     attn_view weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
@@ -203,22 +202,22 @@ typedef struct {
 /* Checks every rule on the arguments, every id among them; computes nothing. */
 ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error);
 
-/* Computes. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With a scale of 1 and without
- * a residual the numbers are copied. */
+/* Computes an embedding. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With scale 1
+ * and without a residual, rows are copied bit for bit. */
 ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error);
 
 /* Arguments of rotary position embedding: pairs (a, b) of a row's features become
  *
  *     (a cos t - b sin t,  b cos t + a sin t)        t = position * inv_freq[pair], cos and sin times `scale`
  *
- * Pair n is the features (n, n + pairs), or (2n, 2n + 1) where `interleaved`; features after the first 2 * pairs stay as
- * they are. Zero-initialise what is left out. */
+ * Pair n is the features (n, n + pairs), or (2n, 2n + 1) where `interleaved`; features after the first 2 * pairs stay
+ * as they are. Zero-initialise what is left out. */
 typedef struct {
     attn_view x;            /* (..., heads, length, dim), or (..., length, heads, dim); ATTN_F32 or ATTN_F64, with a
                              * contiguous last axis. Heads are an axis of four axes or more, or in ATTN_LAYOUT_BSHD */
     attn_view inv_freq;     /* (pairs), ATTN_F64, contiguous */
-    double scale;           /* 1, but for models whose attention has another temperature */
-    ptrdiff_t offset;       /* the position of the first row; the next are one more each */
+    double scale;           /* 1, except for models that also scale the attention's temperature, such as YaRN */
+    ptrdiff_t offset;       /* the position of the first row; each next row is one further */
     attn_view position_ids; /* ATTN_I64, in place of offset; broadcasts to (..., length), without heads */
     int interleaved;
     attn_layout layout;
@@ -228,20 +227,20 @@ typedef struct {
 /* Checks every rule on the arguments; computes nothing. */
 ATTN_API attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error);
 
-/* Computes. y has x's shape and dtype and a contiguous last axis; it is x itself (the same data and strides), or shares
- * no memory with it. */
+/* Applies RoPE. y has x's shape and dtype and a contiguous last axis; it is x itself (the same data and strides), or
+ * shares no memory with it. */
 ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error);
 
 /* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
  *
- *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(turned(q), turned(k), v)
+ *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(rope(q), rope(k), v)
  *     output = heads . out_weight^T + out_bias + residual
  *
  * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
  *
- * With attention.cache, query (batches, length, inner) attends to what the cache holds. Before that k and v go into it, as
- * attn_cache_append has it with cache_first and cache_count, unless key is left out: then neither value nor their weights
- * are looked at.
+ * With attention.cache, query (batches, length, inner) attends to the cache. First k and v are appended to it, as by
+ * attn_cache_append with cache_first and cache_count. If key is left out, nothing is appended, and value, k_weight and
+ * v_weight are ignored.
  */
 typedef struct {
     attn_view query, key, value; /* (..., length, inner), of the same leading axes */
@@ -249,23 +248,22 @@ typedef struct {
     attn_view k_weight;          /* (kv_heads * head_dim, inner) */
     attn_view v_weight;          /* (kv_heads * v_head_dim, inner) */
     attn_view q_bias, k_bias, v_bias;
-    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair behind all others */
-    int add_zero;                     /* a pair of zeros behind that */
-    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the heads side by side are the output */
-    attn_view residual;             /* (..., q_len, out_dim), added last; with out_weight alone */
+    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair after all others */
+    int add_zero;                     /* a pair of zeros after that */
+    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the output is the concatenated heads */
+    attn_view residual;             /* (..., q_len, out_dim), added last; needs out_weight */
     ptrdiff_t heads, kv_heads;
-    attn_rotary_args
-        rotary; /* of q and k; its x, layout and num_threads are not looked at. Without inv_freq: not turned */
+    attn_rotary_args rotary; /* applied to q and k if inv_freq is set; its x, layout and num_threads are ignored */
     const ptrdiff_t *cache_first, *cache_count; /* (batches); cache_count NULL: all rows */
-    attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are not looked at */
+    attn_args attention; /* everything else; its query, key, value, layout and enable_gqa are ignored */
 } attn_multihead_args;
 
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes. output (..., q_len, out_dim), contiguous where out_weight is left out, may be residual, and with out_weight
- * query, though that be key and value, too (the same data and strides); weights are as attn_attention's, and may be left
- * out. */
+/* Computes multi-head attention. output is (..., q_len, out_dim), and contiguous without out_weight. It may be
+ * residual; with out_weight it may be query (the same data and strides), even if query is also key and value. weights
+ * are as in attn_attention, and may be left out. */
 ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
                                     attn_error *error);
 
@@ -273,8 +271,8 @@ ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view o
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
 
-/* The place of the largest element of each of `rows` contiguous rows, and the k largest of each (rows, k), the largest first,
- * with their places. NaN is larger than any number; of equals the one of the lower index comes first. */
+/* The index of the largest element of each of `rows` contiguous rows; the k largest elements of each and their indices,
+ * both (rows, k), largest first. NaN is larger than any number; equal elements are in order of their indices. */
 ATTN_API attn_status attn_argmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, int64_t *indices,
                                  int num_threads, attn_error *error);
 ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t k, void *values,
@@ -283,7 +281,7 @@ ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, c
 /* The feed-forward part of a Transformer's layer, in two products or three:
  *
  *     hidden = activation(x . in_weight^T + in_bias)
- *     hidden = activation(x . gate_weight^T + gate_bias) * (x . in_weight^T + in_bias)      with a gate: SwiGLU and its like
+ *     hidden = activation(x . gate_weight^T + gate_bias) * (x . in_weight^T + in_bias)      with a gate, as in SwiGLU
  *     output = hidden . out_weight^T + out_bias + residual
  *
  * All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
@@ -298,11 +296,12 @@ typedef struct {
     int num_threads;
 } attn_feed_forward_args;
 
-/* Computes. y (..., features) has a contiguous last axis, and may be x or residual (the same data and strides). */
+/* Computes the feed-forward part. y (..., features) has a contiguous last axis, and may be x or residual (the same data
+ * and strides). */
 ATTN_API attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error);
 
-/* A layer of a Transformer: self-attention, attention to `memory` where there is one (a decoder's), and the feed-forward
- * part. Each is added to what it works on, and normalised: after that, or before with norm_first. */
+/* A layer of a Transformer: self-attention, attention to `memory` if given (in a decoder), and the feed-forward part.
+ * Each part is added to its input and the sum normalised; with norm_first, the input is normalised instead. */
 typedef struct {
     attn_norm kind;
     attn_view weight, bias; /* (features), contiguous; may be left out */
@@ -311,20 +310,20 @@ typedef struct {
 
 typedef struct {
     attn_view x;                     /* (..., length, features), with a contiguous last axis */
-    attn_view memory;                /* (..., memory length, memory features); data == NULL: no attention to it, unless
-                                      * there is cross.attention.cache, which holds its keys and values already */
-    attn_multihead_args self, cross; /* their query, key, value and residual are not looked at */
-    attn_feed_forward_args feed;     /* nor are its x and residual */
-    attn_norm_weights norms[3];      /* of self, cross, feed; without memory the second is not looked at */
+    attn_view memory;                /* (..., memory length, memory features). data == NULL: no cross attention, unless
+                                      * cross.attention.cache already holds the keys and values of memory */
+    attn_multihead_args self, cross; /* their query, key, value and residual are ignored */
+    attn_feed_forward_args feed;     /* its x and residual are ignored */
+    attn_norm_weights norms[3];      /* of self, cross, feed; without memory the second is ignored */
     int norm_first;
 } attn_layer_args;
 
-/* Checks the rules on all inputs, and tells how the weights of both attentions look; computes nothing. `cross` is not
- * written to without memory; self->work is that of the whole layer. */
+/* Checks the rules on all inputs, and gives the shapes of both attentions' weights; computes nothing. Without memory,
+ * `cross` is not written. self->work is the work of the whole layer. */
 ATTN_API attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross,
                                        attn_error *error);
 
-/* Computes. y has x's shape and a contiguous last axis, and is not x. The weights may be left out. */
+/* Computes the layer. y has x's shape and a contiguous last axis, and must not be x. The weights may be left out. */
 ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights,
                                 attn_view cross_weights, attn_error *error);
 
@@ -332,32 +331,32 @@ ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_v
 ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,
                                    int num_threads, attn_error *error);
 
-/* Threads used when a call does not say. 0 asks for the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS, else what
- * affinity and cgroup allow. */
+/* The number of threads for calls with num_threads = 0. 0 sets the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS,
+ * else the CPUs that affinity and cgroup allow. */
 ATTN_API void attn_set_num_threads(int num_threads);
 ATTN_API int attn_get_num_threads(void);
-/* NULL, or what is wrong with PYATTN_NUM_THREADS. The first call reads the environment, once; without it, the first
- * computation does. A program that changes its environment while other threads run calls this before they start. */
+/* NULL, or a message about an invalid PYATTN_NUM_THREADS. The environment is read once, by the first call of this or by
+ * the first computation. A program that changes its environment while other threads run must call this before. */
 ATTN_API const char *attn_threads_complaint(void);
 
-/* The instruction-set level in use. attn_set_isa takes a name out of attn_isa_name(0), (1) ..., best first, NULL after
- * the last that this machine has; it returns ATTN_INVALID for any other. attn_isa_compiled names those that are compiled
- * in, in the same way, whether this machine has them or not. Levels are first chosen at first use: the best, or the one
- * PYATTN_ISA names. attn_isa_complaint is NULL, or what was wrong with PYATTN_ISA. */
+/* Instruction-set levels. attn_isa is the level in use: at first the best one, or the one that PYATTN_ISA names.
+ * attn_isa_name(0), (1) ... are the levels of this machine, best first, then NULL; attn_isa_compiled lists all compiled
+ * levels in the same way. attn_set_isa accepts the former, and returns ATTN_INVALID for any other name.
+ * attn_isa_complaint is NULL, or a message about an invalid PYATTN_ISA. */
 ATTN_API const char *attn_isa(void);
 ATTN_API const char *attn_isa_name(int index);
 ATTN_API const char *attn_isa_compiled(int index);
 ATTN_API attn_status attn_set_isa(const char *name, attn_error *error);
 ATTN_API const char *attn_isa_complaint(void);
 
-/* For benchmarks: floating-point operations a second of fma on one thread (float32, measured for about `seconds`), and
- * bytes a second of a pure read of an array of floats. */
+/* For benchmarks: fma throughput of one thread in FLOP/s (float32, measured for about `seconds`), and the speed of
+ * reading an array of floats in bytes/s. */
 ATTN_API double attn_measure_fma(double seconds);
 ATTN_API double attn_measure_read(const float *data, ptrdiff_t count, int num_threads);
 
-/* What the core asks of its host. NULL members keep the defaults: malloc, free, never interrupted. `interrupted` is
- * called now and then by the calling thread alone; nonzero stops the call with ATTN_INTERRUPTED. It may fork: the child
- * begins the call anew, which comes out right unless the call writes into its own input. */
+/* Hooks into the host program. NULL members keep the defaults: malloc, free, never interrupted. `interrupted` is polled
+ * by the calling thread only; nonzero stops the call with ATTN_INTERRUPTED. It may fork: the child restarts the call,
+ * which is correct unless the call writes into its own input. */
 typedef struct {
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory);

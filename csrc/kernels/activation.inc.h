@@ -1,4 +1,4 @@
-/* Activations: what a neuron makes of its sum.
+/* Activation functions.
  *
  *     RELU       max(x, 0)
  *     GELU       x Phi(x), Phi the normal distribution's: Hendrycks and Gimpel 2016
@@ -6,17 +6,17 @@
  *     SILU       x / (1 + exp(-x))
  *     TANH       tanh.inc.h
  *
- * Nothing cancels: of both sides of 0 the smaller one is computed and the larger one is what is left, so that a large
- * negative x keeps its digits where 1 + erf(x) has none. Results below the smallest normal number are 0. Measured over
- * every float: tests/c/test_activation.c.
+ * The formulas avoid cancellation: GELU computes the tail -a Phi(-a) directly and adds it to x where x is positive, so
+ * a large negative x keeps its digits where 1 + erf(x) would lose all. Results below the smallest normal number are 0.
+ * Measured over every float: tests/c/test_activation.c.
  */
 
-/* Phi(-a) exp(a^2 / 2) = t P(1 - 2t), t = 1 / (1 + a / GELU_SPREAD): a minimax polynomial for 0 <= a <= GELU_MOST (Remez,
- * relative error 2^-30.0 for float, 2^-62.2 for double), beyond which Phi(-a) is below the smallest number. */
+/* Phi(-a) exp(a^2 / 2) = t P(1 - 2t), t = 1 / (1 + a / GELU_SPREAD): a minimax polynomial for 0 <= a <= GELU_MOST
+ * (Remez, relative error 2^-30.0 for float, 2^-62.2 for double), beyond which Phi(-a) is below the smallest number. */
 #if REAL_F32
 #define GELU_SPREAD 3
 #define GELU_MOST   14.5f
-#define GELU_GRID   0x1p-8f /* multiples of it have an exact square */
+#define GELU_GRID   0x1p-8f /* multiples of it have exact squares */
 #define GELU_DEGREE 10
 static const float K(gelu_terms)[GELU_DEGREE + 1] = {
     0x1.f1b89cp-3f,  -0x1.5bb438p-3f,  0x1.3a0d04p-4f,   -0x1.021e06p-6f, -0x1.c91d4ap-9f, 0x1.307e5ap-9f,
@@ -38,7 +38,7 @@ static const double K(gelu_terms)[GELU_DEGREE + 1] = {
 };
 #endif
 
-/* min(|x|, most); a NaN stays. */
+/* min(|x|, most); keeps NaN. */
 static inline vec K(size_up_to)(vec x, real most)
 {
     const vec none = V(splat)(0);
@@ -60,7 +60,7 @@ static inline vec K(gelu)(vec x)
     return V(select)(V(lt)(x, none), below, V(add)(x, below));
 }
 
-/* x / (1 + exp(-z)), z of x's sign and given by its negative size; a = |x|, where it is large enough any large number. */
+/* x / (1 + exp(-z)), with z of x's sign, minus_z = -|z|, and a = |x|, which may be clamped where exp(-|z|) is 0. */
 static inline vec K(sigmoid_share)(vec x, vec a, vec minus_z)
 {
     const vec none = V(splat)(0), e = K(exp_negative)(minus_z, none);
@@ -81,17 +81,18 @@ static inline vec K(gelu_tanh)(vec x)
     return K(sigmoid_share)(x, a, V(mul)(V(mul)(V(splat)(root), a), V(add)(V(splat)(1), cubic)));
 }
 
-/* `kind` is not known when this is compiled; beside the arithmetic of any of them the question costs nothing. */
+/* Branches on `kind` at run time, which costs nothing next to the arithmetic. */
 static __attribute__((noinline)) vec K(activation)(attn_activation_kind kind, vec x)
 {
     switch (kind) {
-    case ATTN_KIND_RELU: return V(max)(V(splat)(0), x); /* a NaN stays */
+    case ATTN_KIND_RELU: return V(max)(V(splat)(0), x); /* keeps NaN */
     case ATTN_KIND_GELU: return K(gelu)(x);
     case ATTN_KIND_GELU_TANH: return K(gelu_tanh)(x);
     case ATTN_KIND_SILU: return K(silu)(x);
     case ATTN_KIND_TANH: return K(tanh)(x);
-    default: return x;
+    case ATTN_KIND_IDENTITY: break;
     }
+    return x;
 }
 
 static void K(activate)(attn_activation_kind kind, ptrdiff_t n, const void *x, void *y)

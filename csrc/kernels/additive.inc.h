@@ -1,5 +1,5 @@
-/* Additive scores, weight . tanh(query + key), laid out as score_block's. The time goes into tanh, so that one vector of
- * queries at a time will do.
+/* Additive scores, weight . tanh(query + key), in score_block's layout. tanh dominates the time, so one vector of
+ * queries at a time is enough.
  */
 
 /* R keys against J = 1 vector of queries, over some features: one chain of fma per score. */
@@ -14,7 +14,7 @@ ATTN_TEMPLATE void K(additive_tile)(const int R, ptrdiff_t features, const real 
     }
 }
 
-/* R keys, all features, folded every ATTN_FOLD_FEATURES, and out. */
+/* R keys and all features, summed in parts of ATTN_FOLD_FEATURES; stores the scores. */
 ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
                                    const real *key, ptrdiff_t key_stride, const real *weight, real factor,
                                    const real *bias, real *scores, vec best)

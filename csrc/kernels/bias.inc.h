@@ -1,5 +1,5 @@
-/* A tile of the mask, read through its strides: bool becomes 0 or -inf, a float mask is brought to units of log2, or read
- * as it is. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of them a row of nothing. */
+/* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is multiplied by log2(e) or by 1. A
+ * finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see no key. */
 
 static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
 static inline real K(bias_of_blocked)(const char *p) { return *p ? -INFINITY : 0; }
@@ -23,7 +23,7 @@ static inline real K(bias_of_f16)(const char *p, double times)
     return K(bias_of_double)(half & 0x8000 ? -x : x, times);
 }
 
-/* A mask of the kernel's own dtype: one rounding in that dtype, as bias_vector does it. */
+/* A mask of the kernel's own dtype: one rounding in that dtype, as in bias_squares. */
 static inline real K(bias_of_real)(real x, real times)
 {
     real y = x * times;
@@ -50,12 +50,12 @@ static inline real K(bias_of_long)(const char *p, double times)
 {
     long double x;
     memcpy(&x, p, sizeof x);
-    double y = (double)x; /* may overflow to inf where x was finite */
+    double y = (double)x; /* may overflow to inf for a finite x */
     if (isinf(y) && !isinf(x)) y = y < 0 ? -DBL_MAX : DBL_MAX;
     return K(bias_of_double)(y, times);
 }
 
-/* One row of any dtype, with dtype a constant at every call. */
+/* One row of any dtype. Every caller passes dtype as a constant. */
 ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask, ptrdiff_t step, double times,
                                real *bias, ptrdiff_t key_out)
 {
@@ -86,7 +86,7 @@ static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *
     }
 }
 
-/* y = x * log2(e) where some y may have left the range: bias_of_real, LANES at a time. */
+/* bias_of_real for LANES at a time: corrects y = x * log2(e) where a finite x overflowed. */
 static inline vec K(bias_at_the_edge)(vec x, vec y)
 {
     const vec least = V(splat)(-INFINITY), most = V(splat)(INFINITY);
@@ -94,9 +94,8 @@ static inline vec K(bias_at_the_edge)(vec x, vec y)
     return V(select)(V(eq)(y, most), V(select)(V(eq)(x, most), most, V(splat)(REAL_MAX)), y);
 }
 
-/* A block of contiguous rows, bool or of the kernel's own dtype, into the prefill layout: squares, transposed in
- * registers. keys is a multiple of LANES. The rows lie far apart, each a stream of its own: what the next block of keys
- * reads is fetched here. */
+/* A block of contiguous rows, bool or of the kernel's own dtype, transposed in registers into the prefill layout. keys
+ * is a multiple of LANES. The rows are far apart, so the elements of the next key block are prefetched here. */
 ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
                                    double times, real *bias, ptrdiff_t key_out)
 {
@@ -129,20 +128,20 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
     }
 }
 
-/* One row for all queries: read once. */
+/* One row that all queries share: read once. */
 static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
                               double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
     real row[ATTN_BLOCK_KEYS];
     K(bias_rows)(dtype, 1, keys, mask, step, times, row, 0, 1);
-    if (row_out == 1) /* prefill: lanes past `rows` are there to be written */
+    if (row_out == 1) /* prefill: lanes past `rows` may be written */
         for (int n = 0; n < keys; n++)
             for (int i = 0; i < rows; i += LANES) V(store)(bias + n * key_out + i, V(splat)(row[n]));
     else
         for (int i = 0; i < rows; i++) memcpy(bias + i * row_out, row, (size_t)keys * sizeof(real));
 }
 
-/* Bool rows that are contiguous say at a glance, eight keys at a time, whether all is attended to, or nothing. */
+/* For contiguous bool rows, tests eight keys at a time whether all pairs are visible, or none. */
 static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask)
 {
     const uint64_t ones = 0x0101010101010101u;
@@ -200,7 +199,7 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
     return ATTN_TILE_MIXED;
 }
 
-/* Chosen, not only added: -inf hides, whatever the other mask says, and finite ones do not add up to it. */
+/* Selects -inf instead of adding it: -inf wins over +inf and NaN, and finite biases never add up to -inf. */
 static void K(join_bias)(ptrdiff_t n, double times, const void *other, void *bias)
 {
     const vec dead = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);

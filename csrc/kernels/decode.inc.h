@@ -1,11 +1,11 @@
-/* Decode: a few rows of queries against a long cache, which is read once, at the speed of memory.
+/* Decode: a few rows of queries against a long KV cache, which is read once, at memory bandwidth.
  *
- * A key lies in each lane: squares of LANES keys x LANES features are turned in registers, and every score is the same
- * chain of fma over the features that the prefill tile computes. Scores are (rows, ATTN_BLOCK_KEYS).
+ * Each lane holds a key: squares of LANES keys x LANES features are transposed in registers. Every score is the same
+ * chain of fma over the features as in the prefill tile. Scores are (rows, ATTN_BLOCK_KEYS).
  */
 
-/* R rows against G groups of LANES keys over whole squares of features. In a group, every feature waits for the one
- * before it; meanwhile the next group's square is turned.
+/* R rows against G groups of LANES keys over whole squares of features. Within a group, each fma depends on the one
+ * before; the next group's transpose fills the wait.
  *
  *   query (R) pointers to `features` reals
  *   key   (G * LANES, features)             row stride key_stride
@@ -22,12 +22,12 @@ ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t feature
         ATTN_UNROLL for (int g = 0; g < G; g++)
         {
             vec k[LANES];
-            at = K(load_turned)(at, key_stride, k);
+            at = K(load_transposed)(at, key_stride, k);
             ATTN_UNROLL for (int i = 0; i < LANES; i++)
                 ATTN_UNROLL for (int r = 0; r < R; r++)
                     sum[g * R + r] = V(fma)(k[i], V(splat)(query[r][d + i]), sum[g * R + r]);
             K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
-            __asm__ volatile("" ::: "memory"); /* one square after the other: two have no room */
+            __asm__ volatile("" ::: "memory"); /* one square at a time: two do not fit in the registers */
         }
     }
     ATTN_UNROLL for (int n = 0; n < G * R; n++) acc[n] = sum[n];
@@ -45,8 +45,8 @@ ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const rea
         ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r][i]), acc[r]);
 }
 
-/* How many groups of keys are walked beside each other: G, unless their rows leave no room in the second cache for
- * those that are fetched meanwhile, or fall into the same few sets of the first. */
+/* The number of groups processed together: G, unless their rows would fill the L2 cache, which prefetching needs, or
+ * fall into the same few sets of the L1 cache. */
 ATTN_TEMPLATE int K(groups_beside)(const int G, ptrdiff_t head_dim, ptrdiff_t key_stride)
 {
     enum { FIRST = 16 << 10, SECOND = 128 << 10 };
@@ -55,14 +55,13 @@ ATTN_TEMPLATE int K(groups_beside)(const int G, ptrdiff_t head_dim, ptrdiff_t ke
     return bytes <= FIRST || near ? G : 1;
 }
 
-/* Rows of a square that are copied: a cache line more than a fold apart. None where a set has ways for all of them. */
+/* The copy of a square: its row stride is ATTN_FOLD_FEATURES plus a cache line. Unused if a set has enough ways. */
 enum { K(WAYS) = 8, K(COPY_STRIDE) = ATTN_FOLD_FEATURES + 64 / sizeof(real) };
 enum { K(COPY_BYTES) = LANES > K(WAYS) ? LANES * K(COPY_STRIDE) * sizeof(real) : 0 };
 
-/* Whether the rows of a square are more than a set of the first cache has ways, and fall into few sets. A fold of them
- * is then copied, row by row, to where they do not; four queries and more have so much to do that it only adds to that.
- * One row of a linear layer out of the last cache, on Zen 4: 3,072 features 21 GB/s, in place 17; out of memory 1,024
- * features 18 and 15. */
+/* Whether the rows of a square conflict in the L1 cache: more rows than ways, in few sets. They are then copied first,
+ * ATTN_FOLD_FEATURES at a time. This raises a linear layer of one row from 17 to 21 GB/s (Zen 4), but does not pay for
+ * four queries or more, which are limited by arithmetic. */
 ATTN_TEMPLATE int K(share_sets)(ptrdiff_t head_dim, ptrdiff_t key_stride)
 {
     enum { FIRST = 32 << 10 };
@@ -77,8 +76,8 @@ ATTN_TEMPLATE void K(copy_rows)(ptrdiff_t features, const real *row, ptrdiff_t s
             V(store)(copy + i * K(COPY_STRIDE) + d, V(load)(row + i * stride + d));
 }
 
-/* Up to R rows against all keys of a block; spare rows repeat the last one. `squares` is decode_squares for G groups,
- * `single` for one. */
+/* Up to R rows against all keys of a block; missing rows repeat the last one. `squares` is decode_squares for G groups,
+ * `single` for one group. */
 typedef void K(squares_of)(ptrdiff_t features, const real *const *query, const real *key, ptrdiff_t key_stride,
                            K(row_stream) * soon, vec *acc);
 ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squares, K(squares_of) * single, int rows,
@@ -123,10 +122,10 @@ ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squa
     }
 }
 
-/* Two groups are walked beside each other where the registers have room for it. */
+/* Two groups are processed together if they fit in the registers. */
 #define GROUPS(R) (2 * (R) <= VEC_ACCUMULATORS / 3 ? 2 : 1)
 
-/* A function each: the compiler gives out registers for all of a function at once. */
+/* Separate functions, so that the compiler allocates registers for each of them alone. */
 #define DECODE_ROWS(R)                                                                                                 \
     static __attribute__((noinline)) void K(decode_squares_##R)(ptrdiff_t features, const real *const *query,          \
                                                                 const real *key, ptrdiff_t key_stride,                 \
@@ -174,7 +173,7 @@ static inline void K(decode_mask)(int keys, int first, int last, const real *bia
     }
 }
 
-/* softmax_block for one row. The four partial sums are the same four: keys 0, 4, 8 ... in the first, and so on. */
+/* softmax_block for one row, with the same four partial sums: keys 0, 4, 8 ... in the first, and so on. */
 static inline void K(decode_row)(int keys, real *s, real *state_max, real *state_sum, real *correction)
 {
     typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real))));

@@ -3,16 +3,16 @@
  *     product   2 factor q . k - factor |q|^2 - factor |k|^2: score_block's, over two features more
  *     direct    -factor sum (q - k)^2
  *
- * The product cancels: it is off by some u factor (|q| + |k|)^2, however near q is to k. A pair whose
- * factor (|q|^2 + |k|^2) stays below ATTN_PRODUCT_LIMIT has it all the same, as it is off by little more than dot
- * products of usual rows are; any other has the direct form. Nothing but the pair decides, so that its bits depend on
- * nothing else. Rows of normal numbers and 256 features add up to 23 +- 1.5, with the scale that is usual.
+ * The product form cancels: its error is about u factor (|q| + |k|)^2, even if q is close to k. Pairs whose
+ * factor (|q|^2 + |k|^2) is below ATTN_PRODUCT_LIMIT use it nevertheless, as the error is then little more than that of
+ * usual dot products; all others use the direct form. The choice depends only on the pair, and so do its bits. With the
+ * default scale, normally distributed rows of 256 features have a sum of 23 +- 1.5.
  *
- * A row's *size* is -factor |row|^2, and lies behind its features. It is inf or NaN where the square overflows or the
- * row is not finite: such pairs are direct.
+ * A row's *size* is -factor |row|^2, stored after its features. It is inf or NaN if the square overflows or the row is
+ * not finite; such pairs use the direct form.
  */
 
-/* Puts a row's size behind it. Returns the larger of it and `most`, without sign; NaN stays. */
+/* Stores a row's size after its features. Returns the larger of |size| and `most`, or NaN. */
 static inline double K(put_size)(ptrdiff_t dim, double factor, real *row, double most)
 {
     row[dim] = (real)(-factor * K(sum_of_squares)(dim, row, 1));
@@ -20,7 +20,7 @@ static inline double K(put_size)(ptrdiff_t dim, double factor, real *row, double
     return size > most || size != size ? size : most;
 }
 
-/*   key  (keys, dim + 2)   row stride `stride`; out: behind the features, its size and 1
+/*   key  (keys, dim + 2)   row stride `stride`; out: the size and 1, after the features
  * Returns the largest size, or NaN.
  */
 static double K(distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key)
@@ -34,7 +34,7 @@ static double K(distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double
     return most;
 }
 
-/*   query   (rows, dim + 1)  row stride `stride`; out: behind the features, its size
+/*   query   (rows, dim + 1)  row stride `stride`; out: the size, after the features
  *   scaled  (rows, dim + 2)  row stride `stride`; out: 2 factor query, 1, size, whose products with keys are the scores
  * Returns the largest size, or NaN.
  */
@@ -72,7 +72,7 @@ ATTN_TEMPLATE void K(direct_tile)(const int R, ptrdiff_t features, const real *p
     }
 }
 
-/* R rows and one vector of lanes: product forms come in, scores go out. */
+/* R rows and one vector of lanes. scores: in, the product forms; out, the scores. */
 ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
                                    const real *row, ptrdiff_t row_stride, real factor, const real *bias, real *scores,
                                    vec best)
@@ -81,7 +81,7 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
     const vec limit = V(splat)((real)ATTN_PRODUCT_LIMIT * (real)ATTN_PRODUCT_LIMIT);
     vec score[R], sum[R], missing = V(splat)(0);
 
-    /* 1. the product where it will do, else NaN. Sizes have either sign, against the factor's: squares are compared */
+    /* 1. the product form where it is accurate enough, else NaN. A size has the sign of -factor: compare squares. */
     ATTN_UNROLL for (int r = 0; r < R; r++)
     {
         const vec size = V(add)(V(splat)(row[r * row_stride + features]), lane_size);
@@ -90,14 +90,14 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
         missing = V(add)(missing, score[r]);
     }
 
-    /* 2. the direct form where there is none. A product that will do is of finite numbers, and finite */
+    /* 2. the direct form in place of NaN. An accepted product has finite inputs, and so is never NaN itself. */
     if (V(has_nan)(missing)) {
         K(direct_tile)(R, features, packed, width, row, row_stride, sum);
         ATTN_UNROLL for (int r = 0; r < R; r++)
             score[r] = V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
     }
 
-    /* 3. the bias: chosen, not only added, as the score of a masked key may be NaN */
+    /* 3. the bias. -inf is selected rather than added: the score of a masked key may be NaN. */
     ATTN_UNROLL for (int r = 0; r < R; r++)
     {
         if (bias) {

@@ -1,12 +1,12 @@
-/* Dropout: which weights of a tile, or features of a row, are kept, and dropping the others.
+/* Dropout: computes which weights of a tile, or features of a row, are kept, and drops the others.
  *
- * A keep is a function of the seed, the head, the query and the key alone, so that it is the same for any tile, order
- * and number of threads: Philox4x32-10, a generator without a state (Salmon, Moraes, Dror, Shaw: "Parallel random
- * numbers: as easy as 1, 2, 3", 2011). The counter is (key / 4, query, head, 0), the key the seed; word w of what
- * comes out belongs to key 4 * (key / 4) + w. Integers: every level gives the same.
+ * The random numbers are those of Philox4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel
+ * random numbers: as easy as 1, 2, 3", 2011). They depend only on the seed, head, query and key, and so neither on
+ * tiles nor on the order of work or the number of threads. The counter is (key / 4, query, head, 0), Philox's key is
+ * the seed; output word w belongs to key 4 * (key / 4) + w. It is integer arithmetic, the same at every level.
  */
 
-/* Ten rounds for the counters c[0..3][l], l < count, which become the numbers. */
+/* Ten rounds, in place: turns the counters c[0..3][l], l < count, into random numbers. */
 static void K(philox)(int count, uint32_t c[4][ATTN_MAX_WIDTH], const uint32_t seed[2])
 {
     uint32_t low = seed[0], high = seed[1];
@@ -23,7 +23,7 @@ static void K(philox)(int count, uint32_t c[4][ATTN_MAX_WIDTH], const uint32_t s
     }
 }
 
-/* Keys 4 * n .. 4 * n + 3 of all rows at once: the prefill layout. */
+/* The prefill layout: four keys of all rows at a time. */
 static void K(keep_lanes)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
                           uint32_t first, real *keep, ptrdiff_t width)
 {
@@ -41,7 +41,7 @@ static void K(keep_lanes)(const attn_dropout *dropout, int rows, int keys, const
     }
 }
 
-/* All keys of one row at once: the decode layout. */
+/* The decode layout: all keys of one row. */
 static void K(keep_row)(const attn_dropout *dropout, uint32_t query, uint32_t head, uint32_t first, real *keep)
 {
     enum { COUNT = ATTN_BLOCK_KEYS / 4 };
@@ -75,7 +75,7 @@ static void K(drop_weights)(ptrdiff_t n, const void *keep, void *weights)
     }
 }
 
-/* One of each pair is chosen, none multiplied by 0: a NaN that is dropped is gone. */
+/* Dropped features are set to 0 instead of multiplied by it, so that a dropped NaN becomes 0. */
 static void K(drop_features)(const attn_dropout *dropout, uint64_t row, ptrdiff_t first, ptrdiff_t features,
                              double factor, const void *x, void *y)
 {

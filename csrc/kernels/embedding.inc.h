@@ -1,4 +1,4 @@
-/* A row of a table, scaled, with another row added to it: one rounding. Neither has to be contiguous. */
+/* A scaled row of a table plus another row, with one rounding. Both may have any strides. */
 
 static inline vec K(load_apart)(const real *x, ptrdiff_t step, int count)
 {

@@ -2,7 +2,7 @@
  *
  * x = n + f with n integral and |f| <= 1/2; 2^f is a minimax polynomial with constant term exactly 1 (relative error
  * 2^-28.5 for float, 2^-55.6 for double, Remez), so 2^0 = 1. Results below the smallest normal number are 0: x is
- * clamped where 2^x is certain to be flushed. Measured over every float in [-150, 0]: tests/c/test_exp2.c.
+ * clamped to a value whose 2^x is flushed. Measured over every float in [-150, 0]: tests/c/test_exp2.c.
  */
 #if REAL_F32
 #define EXP2_DEGREE 6
@@ -40,7 +40,7 @@ static inline vec K(exp2_split)(vec n, vec f)
 
 static inline vec K(exp2)(vec x)
 {
-    x = V(max)(V(splat)(EXP2_LOWEST), x); /* in this order: a NaN stays */
+    x = V(max)(V(splat)(EXP2_LOWEST), x); /* in this order, to keep NaN */
     vec n = V(round)(x);
     return K(exp2_split)(n, V(sub)(x, n));
 }
@@ -55,7 +55,7 @@ static void K(exp2_array)(ptrdiff_t n, const void *x, void *y)
     }
 }
 
-/* What has to be subtracted from scores: the maximum, or 0 where it is -inf and -inf - -inf would be NaN. */
+/* The shift to subtract from scores: the maximum, or 0 if it is -inf, as -inf - -inf would be NaN. */
 static inline vec K(finite_maximum)(vec maximum)
 {
     return V(select)(V(eq)(maximum, V(splat)(-INFINITY)), V(splat)(0), maximum);

@@ -1,33 +1,33 @@
-/* The way out of a matrix product: y = activation(product + bias) * gate + residual.
+/* The epilogue of a matrix product: y = activation(product + bias) * gate + residual.
  *
  * The product itself is score_block's or decode_scores's, with the weight's rows as keys and x's rows as queries.
  */
 
-/* Features n, n + 1, ... of row i. `plain`: there is no gate, and no activation but ReLU; no call is in the way then. */
-ATTN_TEMPLATE void K(finish_part)(const int plain, const int whole, int count, vec product, const attn_way_out *way,
+/* Features n, n + 1, ... of row i. `plain`: no gate, and ReLU or no activation, so that no function is called. */
+ATTN_TEMPLATE void K(finish_part)(const int plain, const int whole, int count, vec product, const attn_epilogue *e,
                                   int i, int n, real *y)
 {
-    if (way->bias) product = V(add)(product, K(load_part)(whole, count, (const real *)way->bias + n));
+    if (e->bias) product = V(add)(product, K(load_part)(whole, count, (const real *)e->bias + n));
     if (plain) {
-        if (way->activation == ATTN_KIND_RELU) product = V(max)(V(splat)(0), product); /* a NaN stays */
+        if (e->activation == ATTN_KIND_RELU) product = V(max)(V(splat)(0), product); /* keeps NaN */
     } else {
-        product = K(activation)(way->activation, product);
-        if (way->gate) product = V(mul)(product, K(load_part)(whole, count, (const real *)way->gate[i] + n));
+        product = K(activation)(e->activation, product);
+        if (e->gate) product = V(mul)(product, K(load_part)(whole, count, (const real *)e->gate[i] + n));
     }
-    if (way->residual) product = V(add)(product, K(load_part)(whole, count, (const real *)way->residual[i] + n));
+    if (e->residual) product = V(add)(product, K(load_part)(whole, count, (const real *)e->residual[i] + n));
     K(store_part)(whole, count, y, product);
 }
 
-static inline int K(is_plain)(const attn_way_out *way)
+static inline int K(is_plain)(const attn_epilogue *e)
 {
-    return way->gate == NULL && (way->activation == ATTN_KIND_IDENTITY || way->activation == ATTN_KIND_RELU);
+    return e->gate == NULL && (e->activation == ATTN_KIND_IDENTITY || e->activation == ATTN_KIND_RELU);
 }
 
 /*   product   (features, vectors * LANES)            score_block's
  *   y         (rows) pointers to `features` reals    out
  */
 ATTN_TEMPLATE void K(linear_panel)(const int plain, int vectors, int rows, int features, const real *product,
-                                   const attn_way_out *way, void *const *y)
+                                   const attn_epilogue *e, void *const *y)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     for (int i = 0; i < rows; i += LANES)
@@ -36,29 +36,29 @@ ATTN_TEMPLATE void K(linear_panel)(const int plain, int vectors, int rows, int f
             const int count = features - n < LANES ? features - n : LANES;
             const real *panel = product + n * width + i;
             vec r[LANES];
-            if (count == LANES) K(turn_square)(1, LANES, panel, width, r);
-            else K(turn_square)(0, count, panel, width, r);
+            if (count == LANES) K(transpose_square)(1, LANES, panel, width, r);
+            else K(transpose_square)(0, count, panel, width, r);
             for (int l = 0; l < lanes; l++) {
                 real *out = (real *)y[i + l] + n;
-                if (count == LANES) K(finish_part)(plain, 1, LANES, r[l], way, i + l, n, out);
-                else K(finish_part)(plain, 0, count, r[l], way, i + l, n, out);
+                if (count == LANES) K(finish_part)(plain, 1, LANES, r[l], e, i + l, n, out);
+                else K(finish_part)(plain, 0, count, r[l], e, i + l, n, out);
             }
         }
 }
 
-static void K(linear_block)(int vectors, int rows, int features, const void *product, const attn_way_out *way,
+static void K(linear_block)(int vectors, int rows, int features, const void *product, const attn_epilogue *e,
                             void *const *y)
 {
-    const attn_way_out own = *way; /* which nothing that is written can be */
-    if (K(is_plain)(way)) K(linear_panel)(1, vectors, rows, features, product, &own, y);
+    const attn_epilogue own = *e; /* a copy that stores to y cannot alias */
+    if (K(is_plain)(e)) K(linear_panel)(1, vectors, rows, features, product, &own, y);
     else K(linear_panel)(0, vectors, rows, features, product, &own, y);
 }
 
 /*   product   (rows, ATTN_BLOCK_KEYS)                decode_scores's */
-static void K(linear_rows)(int rows, int features, const void *product, const attn_way_out *way, void *const *y)
+static void K(linear_rows)(int rows, int features, const void *product, const attn_epilogue *e, void *const *y)
 {
-    const attn_way_out own = *way;
-    const int plain = K(is_plain)(way);
+    const attn_epilogue own = *e;
+    const int plain = K(is_plain)(e);
     for (int i = 0; i < rows; i++)
         for (int n = 0; n < features; n += LANES) {
             const int count = features - n < LANES ? features - n : LANES;

@@ -1,4 +1,4 @@
-/* What the benchmarks hold the other kernels against, in the same run: the peak of fma, and a pure read. */
+/* References for the benchmarks: peak fma throughput, and a pure read. */
 
 /* Runs `rounds` rounds of independent fma chains; returns the floating-point operations done. */
 static double K(fma_rounds)(ptrdiff_t rounds, void *sink)
@@ -14,7 +14,7 @@ static double K(fma_rounds)(ptrdiff_t rounds, void *sink)
     return 2.0 * LANES * CHAINS * (double)rounds;
 }
 
-/* Adds up n reals, n rounded down to whole groups of four vectors; fetches ahead, as the decode kernels do. */
+/* Adds up n reals, n rounded down to whole groups of four vectors; prefetches as the decode kernels do. */
 static void K(read_array)(ptrdiff_t n, const void *x, void *sink)
 {
     const real *at = x;

@@ -1,8 +1,8 @@
 /* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias, of a row; and RMS normalisation, the same
  * with 0 for the mean and without a bias.
  *
- * Sums are 16 interleaved partial sums over 4,096 elements at a time, as in rowwise.inc.h: the same bits at every level.
- * The variance is that of x - mean, in a second pass: nothing cancels.
+ * Sums are 16 interleaved partial sums over 4,096 elements at a time, as in rowwise.inc.h: bit-identical at every
+ * level. The variance is computed from x - mean in a second pass, to avoid cancellation.
  */
 
 /* LANES reals, or the first `count` when not whole. */
@@ -33,7 +33,7 @@ ATTN_TEMPLATE real K(sum_block)(const int squares, ptrdiff_t n, const real *x, v
     for (int c = 0; i < n; c++, i += LANES) {
         const int count = n - i < LANES ? (int)(n - i) : LANES;
         V(store)(lanes, V(sub)(V(load_first)(x + i, count), shift));
-        const vec a = V(load_first)(lanes, count); /* lanes past the end add nothing */
+        const vec a = V(load_first)(lanes, count); /* zeros past the end */
         part[c] = squares ? V(fma)(a, a, part[c]) : V(add)(part[c], a);
     }
     return K(add_parts)(part);
@@ -56,14 +56,14 @@ ATTN_TEMPLATE void K(norm_part)(const int whole, int count, const real *x, vec m
     K(store_part)(whole, count, y, a);
 }
 
-/* sum: x + residual, where there is a residual; it may be y. */
+/* sum receives x + residual, if there is a residual; it may be y. */
 static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
                         const void *bias, double epsilon, void *sum, void *y)
 {
     const real *in = x, *other = residual, *w = weight, *b = bias;
     ptrdiff_t i;
 
-    /* Pass 1: what is added first */
+    /* Pass 1: x + residual */
     if (other) {
         real *total = sum;
         for (i = 0; i + LANES <= n; i += LANES) V(store)(total + i, V(add)(V(load)(in + i), V(load)(other + i)));
@@ -77,7 +77,7 @@ static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const v
     /* Passes 2 and 3: mean and variance */
     const int centred = kind == ATTN_NORM_KIND_LAYER;
     real mean = centred ? K(mean_of)(0, n, in, 0) : 0, variance = K(mean_of)(1, n, in, mean);
-    if (!(variance <= REAL_MAX)) { /* sums beyond it: once more of numbers whose squares all fit, kept in y's place */
+    if (!(variance <= REAL_MAX)) { /* overflow: repeat with x scaled down, stored in y */
         const double factor = REAL_F32 ? 0x1p-80 : 0x1p-600;
         K(scale_row)(n, in, 1, factor, NULL, 0, y);
         in = y;
@@ -86,7 +86,7 @@ static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const v
         epsilon *= factor * factor;
     }
 
-    /* Pass 4 */
+    /* Pass 4: the result */
     const vec shift = V(splat)(mean), by = V(splat)((real)(1 / sqrt((double)variance + epsilon)));
     real *out = y;
     for (i = 0; i + LANES <= n; i += LANES)

@@ -1,7 +1,7 @@
-/* Rows of queries and keys, in a copy of their own, as another score function than the dot product wants them.
+/* Prepares copies of queries and keys for score functions other than the dot product.
  *
- * A sum of squares is eight interleaved partial sums in double, folded in a fixed order: the same bits at every level. In
- * double, numbers whose squares leave the range are brought near 1 first.
+ * A sum of squares is eight interleaved partial sums in double, folded in a fixed order: bit-identical at every level.
+ * For float64, rows whose squares leave double's range are first scaled to around 1.
  */
 
 typedef real K(eight) __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias));
@@ -22,7 +22,7 @@ static inline double K(sum_of_squares)(ptrdiff_t dim, const real *row, double ti
     return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
-/* A row of norm 1. One of zeros stays. */
+/* Scales a row to norm 1, except a row of zeros. */
 static inline void K(normalise_row)(ptrdiff_t dim, real *row)
 {
     double times = 1, squares = K(sum_of_squares)(dim, row, 1);

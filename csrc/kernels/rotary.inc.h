@@ -1,10 +1,10 @@
-/* Rotary position embedding: pairs of a row's features, turned by an angle each.
+/* Rotary position embedding (RoPE): rotates pairs of a row's features, each by its own angle.
  *
- * Both ways of pairing do the same arithmetic, y = fma(x, cos, other * (-sin or sin)), and so give the same bits for the
- * same pairs. The table is made in double and rounded once.
+ * Both pairings do the same arithmetic, y = fma(x, cos, other * (-sin or sin)), so the same pairs give bit-identical
+ * results. The table is computed in double and rounded once.
  */
 
-/*   base, step  (2, pairs)   cosines, sines: of an angle, and of another that is added to it
+/*   base, step  (2, pairs)   cosines and sines of two angles, which are added
  *   table       (2, pairs)   cosines, sines; interleaved (2, 2 * pairs): c0 c0 c1 c1 ..., -s0 s0 -s1 s1 ...
  */
 static void K(rotary_table)(int interleaved, ptrdiff_t pairs, const double *base, const double *step, double scale,
@@ -16,7 +16,7 @@ static void K(rotary_table)(int interleaved, ptrdiff_t pairs, const double *base
         const double s = scale * (base[pairs + n] * step[n] + base[n] * step[pairs + n]);
         if (interleaved) {
             cosine[2 * n] = cosine[2 * n + 1] = (real)c;
-            sine[2 * n] = (real)(0 - s); /* +0 for 0, as below */
+            sine[2 * n] = (real)(0 - s); /* +0 for 0, as in rotate_halves */
             sine[2 * n + 1] = (real)s;
         } else {
             cosine[n] = (real)c;
@@ -25,35 +25,35 @@ static void K(rotary_table)(int interleaved, ptrdiff_t pairs, const double *base
     }
 }
 
-/* n lanes of each half, from `a` and `b`. */
-ATTN_TEMPLATE void K(turn_halves)(const int whole, int n, const real *cosine, const real *sine, const real *a,
-                                  const real *b, real *to_a, real *to_b)
+/* Rotates n lanes of `a`, the first half of the features, with n of `b`, the second. */
+ATTN_TEMPLATE void K(rotate_halves)(const int whole, int n, const real *cosine, const real *sine, const real *a,
+                                    const real *b, real *to_a, real *to_b)
 {
     const vec c = whole ? V(load)(cosine) : V(load_first)(cosine, n),
               s = whole ? V(load)(sine) : V(load_first)(sine, n);
     const vec x = whole ? V(load)(a) : V(load_first)(a, n), y = whole ? V(load)(b) : V(load_first)(b, n);
-    const vec turned_x = V(fma)(x, c, V(mul)(y, V(sub)(V(splat)(0), s))), turned_y = V(fma)(y, c, V(mul)(x, s));
+    const vec rotated_x = V(fma)(x, c, V(mul)(y, V(sub)(V(splat)(0), s))), rotated_y = V(fma)(y, c, V(mul)(x, s));
     if (whole) {
-        V(store)(to_a, turned_x);
-        V(store)(to_b, turned_y);
+        V(store)(to_a, rotated_x);
+        V(store)(to_b, rotated_y);
     } else {
-        V(store_first)(to_a, n, turned_x);
-        V(store_first)(to_b, n, turned_y);
+        V(store_first)(to_a, n, rotated_x);
+        V(store_first)(to_b, n, rotated_y);
     }
 }
 
-/* n lanes, an even number, of neighbours. */
-ATTN_TEMPLATE void K(turn_neighbours)(const int whole, int n, const real *cosine, const real *sine, const real *from,
-                                      real *to)
+/* Rotates n lanes, an even number, as pairs of neighbours. */
+ATTN_TEMPLATE void K(rotate_neighbours)(const int whole, int n, const real *cosine, const real *sine, const real *from,
+                                        real *to)
 {
     const vec c = whole ? V(load)(cosine) : V(load_first)(cosine, n),
               s = whole ? V(load)(sine) : V(load_first)(sine, n);
     const vec x = whole ? V(load)(from) : V(load_first)(from, n);
-    const vec turned = V(fma)(x, c, V(mul)(V(swap_pairs)(x), s));
+    const vec rotated = V(fma)(x, c, V(mul)(V(swap_pairs)(x), s));
     if (whole)
-        V(store)(to, turned);
+        V(store)(to, rotated);
     else
-        V(store_first)(to, n, turned);
+        V(store_first)(to, n, rotated);
 }
 
 static void K(rotary_row)(int interleaved, ptrdiff_t pairs, const real *table, const real *from, real *to)
@@ -62,12 +62,12 @@ static void K(rotary_row)(int interleaved, ptrdiff_t pairs, const real *table, c
     const real *cosine = table, *sine = table + n;
     ptrdiff_t d = 0;
     if (interleaved) {
-        for (; d + LANES <= n; d += LANES) K(turn_neighbours)(1, LANES, cosine + d, sine + d, from + d, to + d);
-        if (d < n) K(turn_neighbours)(0, (int)(n - d), cosine + d, sine + d, from + d, to + d);
+        for (; d + LANES <= n; d += LANES) K(rotate_neighbours)(1, LANES, cosine + d, sine + d, from + d, to + d);
+        if (d < n) K(rotate_neighbours)(0, (int)(n - d), cosine + d, sine + d, from + d, to + d);
     } else {
         for (; d + LANES <= n; d += LANES)
-            K(turn_halves)(1, LANES, cosine + d, sine + d, from + d, from + n + d, to + d, to + n + d);
-        if (d < n) K(turn_halves)(0, (int)(n - d), cosine + d, sine + d, from + d, from + n + d, to + d, to + n + d);
+            K(rotate_halves)(1, LANES, cosine + d, sine + d, from + d, from + n + d, to + d, to + n + d);
+        if (d < n) K(rotate_halves)(0, (int)(n - d), cosine + d, sine + d, from + d, from + n + d, to + d, to + n + d);
     }
 }
 

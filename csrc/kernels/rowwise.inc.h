@@ -1,9 +1,9 @@
 /* softmax and log_softmax of a contiguous row.
  *
- * exp(t) = 2^n exp(t - n log(2)), with log(2) in two parts, the first so short that n times it is exact, with fma or
- * without: no rounding grows with |t|. Sums are 16 interleaved partial sums over 4,096 elements at a time, folded in a
- * fixed order, and then added up with what each addition loses: the same bits at every level, and as exact for 10^8
- * elements as for ten.
+ * exp(t) = 2^n exp(t - n log(2)), with log(2) split in two. The high part is so short that n times it is exact, with or
+ * without fma, so the error does not grow with |t|. Sums are 16 interleaved partial sums over blocks of 4,096 elements,
+ * folded in a fixed order; block sums are added with compensation. The result is bit-identical at every level, and as
+ * accurate for 10^8 elements as for ten.
  */
 #if REAL_F32
 #define LN2_HIGH 0x1.62e4p-1f
@@ -29,7 +29,7 @@ static inline vec K(exp_negative)(vec t, vec little)
     return K(exp2_split)(n, f);
 }
 
-/* The largest of n reals and of `before`, in any order: it is exact. A NaN is passed over. */
+/* The maximum of n reals and `before`; the order does not matter. Skips NaN. */
 static inline real K(row_maximum)(ptrdiff_t n, const real *x, real before)
 {
     real lanes[LANES];
@@ -52,7 +52,7 @@ static real K(add_parts)(const vec *part)
     return lanes[0];
 }
 
-/* e = exp(x - shift) of n elements, stored unless y is NULL; returns their sum. */
+/* y = exp(x - shift) of n elements, stored unless y is NULL; returns their sum. */
 static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
 {
     const vec none = V(splat)(0);
@@ -69,7 +69,7 @@ static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
     for (int c = 0; i < n; c++, i += LANES) {
         const int count = n - i < LANES ? (int)(n - i) : LANES;
         V(store)(lanes, K(exp_negative)(V(sub)(V(load_first)(x + i, count), shift), none));
-        const vec e = V(load_first)(lanes, count); /* lanes past the end add nothing */
+        const vec e = V(load_first)(lanes, count); /* zeros past the end */
         part[c] = V(add)(part[c], e);
         if (y) V(store_first)(y + i, count, e);
     }
@@ -81,7 +81,7 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
     const real *in = x;
     real *out = y, top = -INFINITY, sum = 0, lost = 0;
 
-    /* Pass 1: maximum. A NaN must not be lost: it comes back through exp. */
+    /* Pass 1: maximum. It skips NaN, which pass 2 propagates through exp. */
     top = K(row_maximum)(n, in, top);
 
     /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
@@ -94,7 +94,7 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
     }
     sum += lost;
 
-    /* Pass 3 */
+    /* Pass 3: the result */
     if (logarithm) {
         const real log_sum = ROW_LOG(sum);
         for (ptrdiff_t i = 0; i < n; i++) out[i] = (in[i] - top) - log_sum;

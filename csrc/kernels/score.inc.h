@@ -1,5 +1,5 @@
-/* Queries packed, and scores of one key block against one query block, transposed: keys along rows, queries along
- * lanes, so that the softmax over keys needs no horizontal step.
+/* Packs queries, and computes scores of one key block against one query block. Scores are transposed, with keys along
+ * rows and queries along lanes, so that the softmax over keys needs no horizontal step.
  */
 
 /*   query   (rows) pointers to head_dim contiguous reals
@@ -63,7 +63,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
         ATTN_UNROLL for (int j = 0; j < J; j++) {
             real *out = scores + r * width + j * LANES;
             vec s = adds ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
-            if (bias) { /* chosen, not only added: the score of a masked key may be NaN */
+            if (bias) { /* selected, not added: the score of a masked key may be NaN */
                 const vec b = V(load)(bias + r * width + j * LANES);
                 s = V(select)(V(eq)(b, dead), dead, V(add)(s, b));
             }
@@ -72,7 +72,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
         }
 }
 
-/* All keys of a block, R rows at a time and then what is left. */
+/* All keys of a block: R rows at a time, then the rest. */
 ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int adds, int last, const real *packed,
                                  const real *key, ptrdiff_t key_stride, const real *bias, real *scores, real *maximum)
 {
@@ -96,7 +96,7 @@ static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void
                            ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
 {
     const real *q = packed, *k = key;
-    do { /* also once for head_dim 0: the scores are 0 */
+    do { /* runs once even for head_dim 0, as scores are then 0 */
         const int last = head_dim <= ATTN_FOLD_FEATURES;
         const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;
         const void *add = last ? bias : NULL;

@@ -27,7 +27,7 @@ static void K(mask_block)(int vectors, int keys, const int32_t *first, const int
     }
 }
 
-/* The sum over a block's keys is four interleaved partial sums, (0 + 1) + (2 + 3): the order every level keeps. */
+/* The sum over a block's keys is four interleaved partial sums, (0 + 1) + (2 + 3), in the same order at every level. */
 static void K(softmax_block)(int vectors, int keys, void *scores, const void *maximum, attn_state *state,
                              void *correction)
 {

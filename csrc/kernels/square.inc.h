@@ -1,25 +1,26 @@
-/* Squares of LANES x LANES, turned in registers. */
+/* Transposes of LANES x LANES squares in registers. */
 
-enum { K(part) = 16 / sizeof(real), K(parts) = LANES / K(part) }; /* lanes in 16 bytes; of those in a vector */
+enum { K(part) = 16 / sizeof(real), K(parts) = LANES / K(part) }; /* lanes in 16 bytes; such parts in a vector */
 
 /* r[i] lane j <-> r[j] lane i: across the parts, then inside each. */
 ATTN_TEMPLATE void K(transpose)(vec *r)
 {
-    vec turned[LANES];
+    vec transposed[LANES];
     ATTN_UNROLL for (int i = 0; i < K(part); i++)
     {
         vec rows[K(parts)];
         ATTN_UNROLL for (int n = 0; n < K(parts); n++) rows[n] = r[i + n * K(part)];
-        V(turn_across)(rows);
-        ATTN_UNROLL for (int n = 0; n < K(parts); n++) turned[n * K(part) + i] = rows[n];
+        V(transpose_across)(rows);
+        ATTN_UNROLL for (int n = 0; n < K(parts); n++) transposed[n * K(part) + i] = rows[n];
     }
-    ATTN_UNROLL for (int n = 0; n < LANES; n += K(part)) V(turn_inside)(turned + n);
-    ATTN_UNROLL for (int n = 0; n < LANES; n++) r[n] = turned[n];
+    ATTN_UNROLL for (int n = 0; n < LANES; n += K(part)) V(transpose_inside)(transposed + n);
+    ATTN_UNROLL for (int n = 0; n < LANES; n++) r[n] = transposed[n];
 }
 
-/* A square out of memory, turned as it comes: all of it at once has no room in the registers. Nor have the addresses of
- * its rows, which the compiler would keep if it knew what they have in common. Returns where the next square begins. */
-ATTN_TEMPLATE const real *K(load_turned)(const real *at, ptrdiff_t stride, vec *r)
+/* Loads a square and transposes it part by part, as a whole square does not fit in the registers. The asm hides how row
+ * addresses are related, so that the compiler does not keep all of them in registers. Returns the next square's
+ * address. */
+ATTN_TEMPLATE const real *K(load_transposed)(const real *at, ptrdiff_t stride, vec *r)
 {
     const real *group[K(parts)];
     ATTN_UNROLL for (int n = 0; n < K(parts); n++)
@@ -34,13 +35,13 @@ ATTN_TEMPLATE const real *K(load_turned)(const real *at, ptrdiff_t stride, vec *
         V(load_across)(group, i * stride, rows);
         ATTN_UNROLL for (int n = 0; n < K(parts); n++) r[n * K(part) + i] = rows[n];
     }
-    ATTN_UNROLL for (int n = 0; n < LANES; n += K(part)) V(turn_inside)(r + n);
+    ATTN_UNROLL for (int n = 0; n < LANES; n += K(part)) V(transpose_inside)(r + n);
     return at;
 }
 
-/* How a panel with rows along its lanes leaves for memory: r[l], lane c = lane l of vector c, the vectors `width` apart,
- * `count` of them, the rest zero. */
-ATTN_TEMPLATE void K(turn_square)(const int whole, int count, const real *panel, ptrdiff_t width, vec *r)
+/* Transposes a square of a panel whose rows run along lanes: lane c of r[l] = lane l of vector c. The `count` vectors
+ * are `width` apart; missing ones are zero. */
+ATTN_TEMPLATE void K(transpose_square)(const int whole, int count, const real *panel, ptrdiff_t width, vec *r)
 {
     if (whole) {
         ATTN_UNROLL for (int c = 0; c < LANES; c++) r[c] = V(load)(panel + c * width);

@@ -1,4 +1,4 @@
-/* Running softmax states: folding one into another, and the end of a row. */
+/* Running softmax states: folding one into another, and computing the final rows. */
 
 static void K(fold_state)(int rows, ptrdiff_t columns, const attn_state *part, const attn_state *total)
 {
@@ -6,7 +6,7 @@ static void K(fold_state)(int rows, ptrdiff_t columns, const attn_state *part, c
         real *best = (real *)total->maximum + i, *sum = (real *)total->sum + i;
         const real *from = (const real *)part->out + i * columns;
         real *into = (real *)total->out + i * columns;
-        real weight[LANES]; /* scalar exp2 and fma are lane 0 of the vector's: every level the same bits */
+        real weight[LANES]; /* vector exp2 and fma, of which lane 0 is used: bit-identical at every level */
 
         vec old = V(splat)(*best), new = V(splat)(((const real *)part->maximum)[i]);
         vec top = V(max)(old, new), shift = K(finite_maximum)(top);
@@ -20,14 +20,14 @@ static void K(fold_state)(int rows, ptrdiff_t columns, const attn_state *part, c
     }
 }
 
-/* v_dim reals of one row, times `by`. Returns whether any of them is NaN or infinite: zero times those is NaN. */
+/* Writes v_dim reals of one row, times `by`. Returns whether any is NaN or infinite: 0 times those is NaN. */
 ATTN_TEMPLATE int K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real *into)
 {
     const vec none = V(splat)(0);
     vec check = none;
     ptrdiff_t d = 0;
     for (; d + LANES <= v_dim; d += LANES) {
-        vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* no -0: its sign tells what was flushed on the way */
+        vec y = V(add)(V(mul)(V(load)(from + d), by), none); /* avoids -0, whose sign would depend on flushing */
         V(store)(into + d, y);
         check = V(fma)(y, none, check);
     }
@@ -39,8 +39,19 @@ ATTN_TEMPLATE int K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real 
     return V(has_nan)(check);
 }
 
+/* Replaces infinite outputs of finite sums by the largest real. Returns whether NaN or infinities are left. */
+ATTN_TEMPLATE int K(bound_row)(ptrdiff_t v_dim, const real *from, real *into)
+{
+    int odd = 0;
+    for (ptrdiff_t d = 0; d < v_dim; d++) {
+        if (isinf(into[d]) && isfinite(from[d])) into[d] = from[d] > 0 ? REAL_MAX : -REAL_MAX;
+        odd |= !isfinite(into[d]);
+    }
+    return odd;
+}
+
 static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double factor,
-                               double empty, void *const *output)
+                               int is_mean, double empty, void *const *output)
 {
     const vec by = V(splat)((real)(1 / factor));
     real inverse[ATTN_MAX_WIDTH];
@@ -54,8 +65,12 @@ static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *stat
         if (output[i] == NULL) continue;
         if (((const real *)state->sum)[i] == 0)
             for (ptrdiff_t d = 0; d < v_dim; d++) ((real *)output[i])[d] = (real)empty;
-        else if (K(finish_row)(v_dim, (const real *)state->out + i * out_stride, V(splat)(inverse[i]), output[i]))
-            odd |= (uint64_t)1 << i;
+        else {
+            const real *from = (const real *)state->out + i * out_stride;
+            int is_odd = K(finish_row)(v_dim, from, V(splat)(inverse[i]), output[i]);
+            if (is_odd && is_mean) is_odd = K(bound_row)(v_dim, from, output[i]);
+            odd |= (uint64_t)is_odd << i;
+        }
     }
     return odd;
 }

@@ -1,36 +1,34 @@
-/* Rows of keys and values that are read soon, fetched meanwhile.
+/* Prefetches rows of keys and values that will be read soon.
  *
- * Lines are asked for in the order of memory: the machine's own prefetcher takes up a line that moves forward, and does
- * not take up one that jumps from row to row as the tiles do. Measured on Zen 4, one query of decode, one thread: 28
- * GB/s; in the tiles' order 11; none 9; a pure read 33. On Zen 5, 16 queries, 32 heads, 4,096 keys: 7.4 ms; none 15.6.
- * On Zen 4, one row of a linear layer of 768 to 30,000 features out of memory: 24 GB/s; into the first cache 12, whose
- * few places for lines on their way are what limits it. 48 rows: 21.7 ms; all lines of a tile at once, 25. What is asked
- * for may lie past the end of an array: that does no harm, nothing is read.
+ * Lines are requested in memory order: the hardware prefetcher follows a stream that moves forward, but not one that
+ * jumps from row to row, as the tiles do. One query of decode (Zen 4, one thread) reads 28 GB/s this way, 11 in the
+ * tiles' order and 9 without prefetching; a pure read reaches 33. Prefetching goes to the L2 cache, as L1 has few line
+ * fill buffers. Addresses may be past the end of an array, which is harmless: nothing is read.
  */
 
 enum { K(rows_ahead) = 24, K(line) = 64 / sizeof(real) };
 
-/* Row n of a block; behind its last one comes `next`. */
+/* Address of row n of a block; `next` follows its last row. */
 static inline const real *K(row_of)(const real *block, const real *next, int n, ptrdiff_t stride)
 {
     return n < ATTN_BLOCK_KEYS ? block + n * stride : next + (n - ATTN_BLOCK_KEYS) * stride;
 }
 
-/* Which lines come next. */
+/* A cursor over the cache lines to prefetch. */
 typedef struct {
     const char *at;
     ptrdiff_t row_bytes, to_next_row, column;
 } K(row_stream);
 
-/* `columns` of each row. */
+/* Starts a cursor at `row`, over `columns` of each row. */
 static inline K(row_stream) K(rows_from)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
 {
     return (K(row_stream)){(const char *)row, stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
                            stride * (ptrdiff_t)sizeof(real), 0};
 }
 
-/* From some rows after those that are walked beside row n of a block. Contiguous rows are one long row up to the end of
- * the block, and another from `next` on, no longer than that: as many are fetched as are walked. */
+/* Starts a cursor some rows ahead of row n and of those processed with it. Contiguous rows count as one long row up to
+ * the end of the block, and as another one from `next` on, so that as many bytes are prefetched as are read. */
 static inline K(row_stream) K(rows_soon)(const real *block, const real *next, int n, ptrdiff_t stride,
                                          ptrdiff_t columns, int beside)
 {
@@ -43,8 +41,8 @@ static inline K(row_stream) K(rows_soon)(const real *block, const real *next, in
     return soon;
 }
 
-/* By fours, or all at once when there are fewer, into the second cache: the first one has no room for them beside what is
- * at work. A row's last ones may reach beyond it. */
+/* Prefetches `lines` cache lines into the L2 cache, in groups of up to four. The L1 cache has no room for them. The
+ * last group of a row may reach beyond its end. */
 ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
 {
     const int group = lines < 4 ? lines : 4;

@@ -1,9 +1,9 @@
 /* tanh.
  *
- * tanh(x) = -t / (t + 2) with t = exp(-2|x|) - 1 = 2^n * (2^f - 1) + (2^n - 1), n + f = -2|x| log2(e): nothing cancels,
- * and a small x keeps its digits. (2^f - 1) / f is a polynomial fitted on |f| <= 1/2 (relative error 2^-26.1 for float,
- * 2^-54.3 for double) whose constant term is log(2) to the last bit; exp2's has its error where t is small.
- * Measured over every float in [2^-126, 16]: tests/c/test_tanh.c.
+ * tanh(x) = -t / (t + 2) with t = exp(-2|x|) - 1 = 2^n * (2^f - 1) + (2^n - 1), n + f = -2|x| log2(e): this avoids
+ * cancellation, so a small x keeps its digits. (2^f - 1) / f is a polynomial fitted on |f| <= 1/2 (relative error
+ * 2^-26.1 for float, 2^-54.3 for double) whose constant term is log(2) to the last bit; exp2's has its error where t is
+ * small. Measured over every float in [2^-126, 16]: tests/c/test_tanh.c.
  */
 #if REAL_F32
 #define TANH_DEGREE 5
@@ -24,7 +24,7 @@ static const double K(tanh_terms)[TANH_DEGREE + 1] = {
 static inline vec K(tanh)(vec x)
 {
     const vec one = V(splat)(1), none = V(splat)(0);
-    const vec size = V(max)(V(sub)(none, x), x); /* in this order, and so below: a NaN stays */
+    const vec size = V(max)(V(sub)(none, x), x); /* in this order, here and below, to keep NaN */
     const vec y = V(max)(V(splat)(TANH_LOWEST), V(mul)(size, V(splat)((real)-2.8853900817779268)));
     const vec n = V(round)(y), f = V(sub)(y, n), power = V(scale2)(one, n);
     vec p = V(splat)(K(tanh_terms)[TANH_DEGREE]);

@@ -1,8 +1,8 @@
 /* Compiling one instruction set per file, without per-file compiler flags.
  *
  * A stub isa_<name>.c writes ATTN_TARGET_BEGIN("avx2,fma") before it includes a vocabulary and the algorithms, and
- * ATTN_TARGET_END after them. Headers of the system and of the compiler come first: what they declare must not be
- * compiled for the wider set.
+ * ATTN_TARGET_END after them. System and compiler headers come first: their functions must not be compiled for the
+ * wider instruction set.
  */
 #ifndef ATTN_KERNELS_TARGET_H
 #define ATTN_KERNELS_TARGET_H
@@ -22,11 +22,11 @@
 #define ATTN_UNROLL_SOME _Pragma("GCC unroll 8")
 #endif
 
-/* ATTN_UNROLL: a loop that disappears. ATTN_UNROLL_SOME: the long loop of a tile, of some 64 rounds. A processor foresees
- * the end of 8 rounds, not of 64: attention of 512 keys takes 3 to 6 % less time on Zen 3, with 80 or 256 features 10 to
- * 30 %. */
+/* ATTN_UNROLL unrolls a loop fully. ATTN_UNROLL_SOME is for a tile's long loop of about 64 rounds: branch prediction
+ * foresees the end of 8 rounds, but not of 64. On Zen 3, attention with 512 keys takes 3 to 6% less time, and 10 to 30%
+ * less with 80 or 256 features. */
 
-/* A template: every caller passes its sizes as constants, and the loops over them disappear. */
+/* A template: every caller passes its sizes as constants, so that loops over them are unrolled. */
 #define ATTN_TEMPLATE static inline __attribute__((always_inline))
 
 #endif

@@ -2,14 +2,14 @@
  * The block's own sum is taken from zero, one chain of fma per element, and folded in with one fma.
  */
 
-/* Ends a tile: what the block gave, folded into what was there. */
+/* Ends a tile: folds the block's sum into the output. */
 static inline void K(fold_value)(real *out, vec acc, real correction, int begins)
 {
     V(store)(out, begins ? acc : V(fma)(V(load)(out), V(splat)(correction), acc));
 }
 
-/* The register tile: R queries x J vectors of value columns, over all keys. `fetch`: no tile came by here before, so
- * this one fetches the rows that are read soon. */
+/* The register tile: R queries x J vectors of value columns, over all keys. `fetch`: this is the first tile of its
+ * columns, which prefetches the next rows. */
 ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, const real *weights,
                                  ptrdiff_t row_stride, ptrdiff_t key_stride, const real *value,
                                  ptrdiff_t value_stride, const real *correction, int begins, real *out,
@@ -36,7 +36,7 @@ ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, 
             K(fold_value)(out + r * out_stride + j * LANES, acc[r][j], correction[r], begins);
 }
 
-/* One panel of J vectors of columns, as many rows at a time as the registers hold, and then what is left. */
+/* One panel of J vectors of columns: as many rows at a time as fit in the registers, then the rest. */
 ATTN_TEMPLATE void K(value_panel)(const int J, int rows, int keys, const real *weights, ptrdiff_t row_stride,
                                   ptrdiff_t key_stride, const real *value, ptrdiff_t value_stride,
                                   const real *correction, int begins, real *out, ptrdiff_t out_stride)
@@ -65,7 +65,7 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
     K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
                    correction, begins, (real *)out + j * LANES, out_stride)
     int j = 0;
-    if (rows * 8 <= VEC_ACCUMULATORS) /* few rows: value is read once, in memory's order */
+    if (rows * 8 <= VEC_ACCUMULATORS) /* few rows: reads value once, in memory order */
         for (; j + 8 <= vectors; j += 8) PANEL(8);
     for (; j + WIDE <= vectors; j += WIDE) PANEL(WIDE);
     if (WIDE > 2)
@@ -74,8 +74,8 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
 #undef PANEL
 }
 
-/* Pairs that are dead keep their zero weight, but see a zero in place of the value, with its sign: a row without NaN
- * gets the bits that value_block gives it. */
+/* Masked (dead) pairs use a zero with the value's sign instead of the value. Rows without NaN are bit-identical to
+ * those of value_block. */
 static void K(value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
                                    ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value,
                                    ptrdiff_t value_stride, double factor, const void *correction, int begins,

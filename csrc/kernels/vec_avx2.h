@@ -22,7 +22,7 @@ static inline __m256i vf64_first(int n)
 
 static inline vf32 vf32_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline vf64 vf64_load(const double *p) { return _mm256_loadu_pd(p); }
-/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+/* The first n lanes, the rest zero; reads nothing at or past p + n. */
 static inline vf32 vf32_load_first(const float *p, int n) { return _mm256_maskload_ps(p, vf32_first(n)); }
 static inline vf64 vf64_load_first(const double *p, int n) { return _mm256_maskload_pd(p, vf64_first(n)); }
 static inline void vf32_store(float *p, vf32 a) { _mm256_storeu_ps(p, a); }
@@ -56,11 +56,11 @@ static inline vf32 vf32_scale2(vf32 a, vf32 n)
 }
 static inline vf64 vf64_scale2(vf64 a, vf64 n)
 {
-    /* There is no conversion to 64-bit integers; 2^52 + 1023 + n has the wanted exponent in its low bits. */
+    /* AVX2 cannot convert to 64-bit integers; 2^52 + 1023 + n has the wanted exponent in its low bits. */
     __m256d biased = _mm256_add_pd(n, _mm256_set1_pd(0x1p52 + 1023));
     return _mm256_mul_pd(a, _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(biased), 52)));
 }
-/* +0 or -0, after the sign of a. */
+/* +0 or -0, with the sign of a. */
 static inline vf32 vf32_signed_zero(vf32 a) { return _mm256_and_ps(a, _mm256_set1_ps(-0.0f)); }
 static inline vf64 vf64_signed_zero(vf64 a) { return _mm256_and_pd(a, _mm256_set1_pd(-0.0)); }
 
@@ -73,7 +73,7 @@ static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no) { return _mm256_b
 static inline int vf32_has_nan(vf32 a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
 static inline int vf64_has_nan(vf64 a) { return _mm256_movemask_pd(_mm256_cmp_pd(a, a, _CMP_UNORD_Q)) != 0; }
 
-/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+/* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {
     __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)p);
@@ -88,24 +88,25 @@ static inline vf64 vf64_load_bool(const char *p)
     return _mm256_and_pd(_mm256_castsi256_pd(zero), _mm256_set1_pd((double)-INFINITY));
 }
 
-/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+/* Swaps lanes 0 and 1, 2 and 3, and so on. */
 static inline vf32 vf32_swap_pairs(vf32 a) { return _mm256_permute_ps(a, 0xb1); }
 static inline vf64 vf64_swap_pairs(vf64 a) { return _mm256_permute_pd(a, 0x5); }
 
-/* A part is 16 bytes. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
-static inline void vf64_turn_inside(vf64 r[2])
+/* A part is 16 bytes. transpose_inside swaps lane j of r[i] with lane i of r[j] in each part; transpose_across swaps
+ * part j of r[i] with part i of r[j]. */
+static inline void vf64_transpose_inside(vf64 r[2])
 {
     vf64 low = _mm256_unpacklo_pd(r[0], r[1]);
     r[1] = _mm256_unpackhi_pd(r[0], r[1]);
     r[0] = low;
 }
-static inline void vf64_turn_across(vf64 r[2])
+static inline void vf64_transpose_across(vf64 r[2])
 {
     vf64 low = _mm256_permute2f128_pd(r[0], r[1], 0x20);
     r[1] = _mm256_permute2f128_pd(r[0], r[1], 0x31);
     r[0] = low;
 }
-static inline void vf32_turn_inside(vf32 r[4])
+static inline void vf32_transpose_inside(vf32 r[4])
 {
     vf32 a = _mm256_unpacklo_ps(r[0], r[1]), b = _mm256_unpackhi_ps(r[0], r[1]);
     vf32 c = _mm256_unpacklo_ps(r[2], r[3]), d = _mm256_unpackhi_ps(r[2], r[3]);
@@ -114,14 +115,14 @@ static inline void vf32_turn_inside(vf32 r[4])
     r[2] = _mm256_shuffle_ps(b, d, 0x44);
     r[3] = _mm256_shuffle_ps(b, d, 0xee);
 }
-static inline void vf32_turn_across(vf32 r[2])
+static inline void vf32_transpose_across(vf32 r[2])
 {
     vf32 low = _mm256_permute2f128_ps(r[0], r[1], 0x20);
     r[1] = _mm256_permute2f128_ps(r[0], r[1], 0x31);
     r[0] = low;
 }
-/* turn_across of what lies in memory, `offset` elements from row[i]: parts are put together as they are loaded, which
- * takes no unit for shuffles. */
+/* transpose_across of what is in memory, `offset` elements from row[i]. Parts are combined as they are loaded, which
+ * needs no shuffle unit. */
 static inline void vf32_load_across(const float *const row[2], ptrdiff_t offset, vf32 r[2])
 {
     const float *a = row[0] + offset, *b = row[1] + offset;

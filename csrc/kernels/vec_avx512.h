@@ -14,7 +14,7 @@ typedef __mmask8 vf64_mask;
 
 static inline vf32 vf32_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline vf64 vf64_load(const double *p) { return _mm512_loadu_pd(p); }
-/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+/* The first n lanes, the rest zero; reads nothing at or past p + n. */
 static inline vf32 vf32_load_first(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)FIRST(n), p); }
 static inline vf64 vf64_load_first(const double *p, int n) { return _mm512_maskz_loadu_pd((__mmask8)FIRST(n), p); }
 static inline void vf32_store(float *p, vf32 a) { _mm512_storeu_ps(p, a); }
@@ -42,7 +42,7 @@ static inline vf64 vf64_round(vf64 a) { return _mm512_roundscale_pd(a, 0); }
 /* a * 2^n for integral -127 <= n <= 0 (double: -1023); denormal results are flushed to zero. */
 static inline vf32 vf32_scale2(vf32 a, vf32 n) { return _mm512_scalef_ps(a, n); }
 static inline vf64 vf64_scale2(vf64 a, vf64 n) { return _mm512_scalef_pd(a, n); }
-/* +0 or -0, after the sign of a. */
+/* +0 or -0, with the sign of a. */
 static inline vf32 vf32_signed_zero(vf32 a) { return _mm512_and_ps(a, _mm512_set1_ps(-0.0f)); }
 static inline vf64 vf64_signed_zero(vf64 a) { return _mm512_and_pd(a, _mm512_set1_pd(-0.0)); }
 
@@ -55,7 +55,7 @@ static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no) { return _mm512_m
 static inline int vf32_has_nan(vf32 a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
 static inline int vf64_has_nan(vf64 a) { return _mm512_cmp_pd_mask(a, a, _CMP_UNORD_Q) != 0; }
 
-/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+/* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {
     __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -67,18 +67,19 @@ static inline vf64 vf64_load_bool(const char *p)
     return _mm512_maskz_mov_pd((__mmask8)_mm_testn_epi8_mask(bytes, bytes), _mm512_set1_pd((double)-INFINITY));
 }
 
-/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+/* Swaps lanes 0 and 1, 2 and 3, and so on. */
 static inline vf32 vf32_swap_pairs(vf32 a) { return _mm512_permute_ps(a, 0xb1); }
 static inline vf64 vf64_swap_pairs(vf64 a) { return _mm512_permute_pd(a, 0x55); }
 
-/* A part is 16 bytes. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
-static inline void vf64_turn_inside(vf64 r[2])
+/* A part is 16 bytes. transpose_inside swaps lane j of r[i] with lane i of r[j] in each part; transpose_across swaps
+ * part j of r[i] with part i of r[j]. */
+static inline void vf64_transpose_inside(vf64 r[2])
 {
     vf64 low = _mm512_unpacklo_pd(r[0], r[1]);
     r[1] = _mm512_unpackhi_pd(r[0], r[1]);
     r[0] = low;
 }
-static inline void vf64_turn_across(vf64 r[4])
+static inline void vf64_transpose_across(vf64 r[4])
 {
     vf64 a = _mm512_shuffle_f64x2(r[0], r[1], 0x88), b = _mm512_shuffle_f64x2(r[0], r[1], 0xdd);
     vf64 c = _mm512_shuffle_f64x2(r[2], r[3], 0x88), d = _mm512_shuffle_f64x2(r[2], r[3], 0xdd);
@@ -87,7 +88,7 @@ static inline void vf64_turn_across(vf64 r[4])
     r[2] = _mm512_shuffle_f64x2(a, c, 0xdd);
     r[3] = _mm512_shuffle_f64x2(b, d, 0xdd);
 }
-static inline void vf32_turn_inside(vf32 r[4])
+static inline void vf32_transpose_inside(vf32 r[4])
 {
     vf32 a = _mm512_unpacklo_ps(r[0], r[1]), b = _mm512_unpackhi_ps(r[0], r[1]);
     vf32 c = _mm512_unpacklo_ps(r[2], r[3]), d = _mm512_unpackhi_ps(r[2], r[3]);
@@ -96,7 +97,7 @@ static inline void vf32_turn_inside(vf32 r[4])
     r[2] = _mm512_shuffle_ps(b, d, 0x44);
     r[3] = _mm512_shuffle_ps(b, d, 0xee);
 }
-static inline void vf32_turn_across(vf32 r[4])
+static inline void vf32_transpose_across(vf32 r[4])
 {
     vf32 a = _mm512_shuffle_f32x4(r[0], r[1], 0x88), b = _mm512_shuffle_f32x4(r[0], r[1], 0xdd);
     vf32 c = _mm512_shuffle_f32x4(r[2], r[3], 0x88), d = _mm512_shuffle_f32x4(r[2], r[3], 0xdd);
@@ -106,8 +107,8 @@ static inline void vf32_turn_across(vf32 r[4])
     r[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 
-/* turn_across of what lies in memory, `offset` elements from row[i]. Halves are put together as they are loaded, and so
- * half the shuffles are left, of which Zen 4 does one a cycle: eight rows of a linear layer take 0.84 of the time. */
+/* transpose_across of what is in memory, `offset` elements from row[i]. Halves are combined as they are loaded, which
+ * saves half of the shuffles (Zen 4 does one a cycle): eight rows of a linear layer take 0.84 of the time. */
 static inline vf64 vf64_load_halves(const double *low, const double *high)
 {
     return _mm512_mask_broadcast_f64x4(_mm512_castpd256_pd512(_mm256_loadu_pd(low)), 0xf0, _mm256_loadu_pd(high));

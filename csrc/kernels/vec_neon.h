@@ -12,7 +12,7 @@ typedef uint64x2_t vf64_mask;
 
 static inline vf32 vf32_load(const float *p) { return vld1q_f32(p); }
 static inline vf64 vf64_load(const double *p) { return vld1q_f64(p); }
-/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+/* The first n lanes, the rest zero; reads nothing at or past p + n. */
 static inline vf32 vf32_load_first(const float *p, int n)
 {
     float lanes[4] = {0};
@@ -51,7 +51,7 @@ static inline vf32 vf32_div(vf32 a, vf32 b) { return vdivq_f32(a, b); }
 static inline vf64 vf64_div(vf64 a, vf64 b) { return vdivq_f64(a, b); }
 static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return vfmaq_f32(c, a, b); }
 static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return vfmaq_f64(c, a, b); }
-/* The larger; b where either is NaN (vmaxq would give NaN, and x86 does not). */
+/* The larger; b if either is NaN, as on x86 (vmaxq would give NaN). */
 static inline vf32 vf32_max(vf32 a, vf32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline vf64 vf64_max(vf64 a, vf64 b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
 /* To the nearest integer, ties to even. */
@@ -69,7 +69,7 @@ static inline vf64 vf64_scale2(vf64 a, vf64 n)
     int64x2_t exponent = vaddq_s64(vcvtq_s64_f64(n), vdupq_n_s64(1023));
     return vmulq_f64(a, vreinterpretq_f64_s64(vshlq_n_s64(exponent, 52)));
 }
-/* +0 or -0, after the sign of a. */
+/* +0 or -0, with the sign of a. */
 static inline vf32 vf32_signed_zero(vf32 a)
 {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vdupq_n_u32(0x80000000u)));
@@ -92,7 +92,7 @@ static inline int vf64_has_nan(vf64 a)
     return (vgetq_lane_u64(same, 0) & vgetq_lane_u64(same, 1)) == 0;
 }
 
-/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+/* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {
     float lanes[4];
@@ -106,18 +106,18 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
-/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+/* Swaps lanes 0 and 1, 2 and 3, and so on. */
 static inline vf32 vf32_swap_pairs(vf32 a) { return vrev64q_f32(a); }
 static inline vf64 vf64_swap_pairs(vf64 a) { return vextq_f64(a, a, 1); }
 
-/* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
-static inline void vf64_turn_inside(vf64 r[2])
+/* A part is 16 bytes, the whole vector. transpose_inside swaps lane j of r[i] with lane i of r[j]. */
+static inline void vf64_transpose_inside(vf64 r[2])
 {
     vf64 low = vtrn1q_f64(r[0], r[1]);
     r[1] = vtrn2q_f64(r[0], r[1]);
     r[0] = low;
 }
-static inline void vf32_turn_inside(vf32 r[4])
+static inline void vf32_transpose_inside(vf32 r[4])
 {
     vf64 a = vreinterpretq_f64_f32(vtrn1q_f32(r[0], r[1])), b = vreinterpretq_f64_f32(vtrn2q_f32(r[0], r[1]));
     vf64 c = vreinterpretq_f64_f32(vtrn1q_f32(r[2], r[3])), d = vreinterpretq_f64_f32(vtrn2q_f32(r[2], r[3]));
@@ -126,8 +126,8 @@ static inline void vf32_turn_inside(vf32 r[4])
     r[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
     r[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
-static inline void vf32_turn_across(vf32 r[1]) { (void)r; }
-static inline void vf64_turn_across(vf64 r[1]) { (void)r; }
+static inline void vf32_transpose_across(vf32 r[1]) { (void)r; }
+static inline void vf64_transpose_across(vf64 r[1]) { (void)r; }
 static inline void vf32_load_across(const float *const row[1], ptrdiff_t offset, vf32 r[1])
 {
     r[0] = vf32_load(row[0] + offset);

@@ -1,8 +1,8 @@
 /* Vocabulary for any CPU: plain C, one operation a lane. Same names as every vec_<isa>.h.
  *
- * A "vector" is four floats (two doubles) of the compiler's own vector type, so that a baseline build still uses what
- * every x86-64 has. fma is a multiply and an add here: a CPU without the instruction would emulate it a hundred times
- * slower. This is the one level whose last bits differ from the others'.
+ * A "vector" is four floats (two doubles) of the compiler's own vector type, so that a baseline build still uses the
+ * SIMD instructions of every x86-64. fma is a multiply and an add here: emulating it without the instruction would be a
+ * hundred times slower. Only this level is not bit-identical to the others.
  */
 #ifndef ATTN_VEC_SCALAR_H
 #define ATTN_VEC_SCALAR_H
@@ -18,7 +18,7 @@ typedef int64_t vf64_mask __attribute__((vector_size(16)));
 
 static inline vf32 vf32_load(const float *p) { vf32 a; memcpy(&a, p, sizeof a); return a; }
 static inline vf64 vf64_load(const double *p) { vf64 a; memcpy(&a, p, sizeof a); return a; }
-/* The first n lanes, the rest zero; nothing at or past p + n is touched. */
+/* The first n lanes, the rest zero; reads nothing at or past p + n. */
 static inline vf32 vf32_load_first(const float *p, int n)
 {
     vf32 a = {0};
@@ -57,7 +57,7 @@ static inline vf32_mask vf32_lt(vf32 a, vf32 b) { return a < b; }
 static inline vf64_mask vf64_lt(vf64 a, vf64 b) { return a < b; }
 static inline vf32_mask vf32_eq(vf32 a, vf32 b) { return a == b; }
 static inline vf64_mask vf64_eq(vf64 a, vf64 b) { return a == b; }
-/* By exclusive or: gcc 12 turns the plain (m & yes) | (~m & no) into something it then cannot compile. */
+/* With exclusive or: gcc 12 fails to compile the plain form, (m & yes) | (~m & no). */
 static inline vf32 vf32_select(vf32_mask m, vf32 yes, vf32 no)
 {
     return (vf32)((vf32_mask)no ^ (((vf32_mask)no ^ (vf32_mask)yes) & m));
@@ -85,7 +85,7 @@ static inline vf64 vf64_scale2(vf64 a, vf64 n)
     vf64 biased = n + (0x1p52 + 1023);
     return a * (vf64)((vf64_mask)biased << 52);
 }
-/* +0 or -0, after the sign of a. */
+/* +0 or -0, with the sign of a. */
 static inline vf32 vf32_signed_zero(vf32 a) { return (vf32)((vf32_mask)a & INT32_MIN); }
 static inline vf64 vf64_signed_zero(vf64 a) { return (vf64)((vf64_mask)a & INT64_MIN); }
 static inline int vf32_has_nan(vf32 a)
@@ -99,7 +99,7 @@ static inline int vf64_has_nan(vf64 a)
     return (same[0] & same[1]) == 0;
 }
 
-/* 0 for a nonzero byte, -inf for a zero: LANES bytes of a bool mask. */
+/* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {
     float lanes[4];
@@ -113,12 +113,12 @@ static inline vf64 vf64_load_bool(const char *p)
     return vf64_load(lanes);
 }
 
-/* Lanes 0 and 1 exchanged, 2 and 3, and so on. */
+/* Swaps lanes 0 and 1, 2 and 3, and so on. */
 static inline vf32 vf32_swap_pairs(vf32 a) { return (vf32){a[1], a[0], a[3], a[2]}; }
 static inline vf64 vf64_swap_pairs(vf64 a) { return (vf64){a[1], a[0]}; }
 
-/* A part is 16 bytes, the whole vector. In each: r[i] lane j <-> r[j] lane i. And across: r[i] part j <-> r[j] part i. */
-static inline void vf32_turn_inside(vf32 r[4])
+/* A part is 16 bytes, the whole vector. transpose_inside swaps lane j of r[i] with lane i of r[j]. */
+static inline void vf32_transpose_inside(vf32 r[4])
 {
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < i; j++) {
@@ -127,14 +127,14 @@ static inline void vf32_turn_inside(vf32 r[4])
             r[j][i] = x;
         }
 }
-static inline void vf64_turn_inside(vf64 r[2])
+static inline void vf64_transpose_inside(vf64 r[2])
 {
     double x = r[0][1];
     r[0][1] = r[1][0];
     r[1][0] = x;
 }
-static inline void vf32_turn_across(vf32 r[1]) { (void)r; }
-static inline void vf64_turn_across(vf64 r[1]) { (void)r; }
+static inline void vf32_transpose_across(vf32 r[1]) { (void)r; }
+static inline void vf64_transpose_across(vf64 r[1]) { (void)r; }
 static inline void vf32_load_across(const float *const row[1], ptrdiff_t offset, vf32 r[1])
 {
     r[0] = vf32_load(row[0] + offset);

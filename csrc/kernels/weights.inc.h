@@ -1,19 +1,19 @@
-/* Attention weights leave a block with the maximum of its time; here they get the row's last maximum and its sum. */
+/* Final attention weights: a block's weights used the maximum so far; here they get the row's final maximum and sum. */
 
-/* A weight of exactly 0 stays 0: a masked pair of a row that a NaN has spoilt is still masked. */
+/* A weight of exactly 0 stays 0, so that masked pairs have weight 0 even in a row of NaN. */
 static inline vec K(final_weight)(vec weight, vec factor)
 {
     const vec none = V(splat)(0);
     return V(select)(V(eq)(weight, none), none, V(mul)(weight, factor));
 }
 
-/* factor (rows) = 2^(seen - maximum) / sum / by, and 0 for a row with nothing to attend to. */
+/* factor (rows) = 2^(seen - maximum) / sum / by, and 0 for a row that sees no key. */
 static inline void K(weight_factors)(int rows, const real *seen, const attn_state *state, double by, real *factor)
 {
     const vec times = V(splat)((real)(1 / by));
     for (int i = 0; i < rows; i += LANES) {
         int lanes = rows - i < LANES ? rows - i : LANES;
-        vec sum = V(max)(V(splat)(REAL_MIN), V(load_first)((const real *)state->sum + i, lanes)); /* never 0 / 0 */
+        vec sum = V(max)(V(splat)(REAL_MIN), V(load_first)((const real *)state->sum + i, lanes)); /* avoids 0 / 0 */
         vec top = K(finite_maximum)(V(load_first)((const real *)state->maximum + i, lanes));
         vec scale = K(exp2)(V(sub)(V(load_first)(seen + i, lanes), top));
         V(store_first)(factor + i, lanes, V(mul)(V(div)(scale, sum), times));
@@ -25,7 +25,7 @@ ATTN_TEMPLATE void K(weights_square)(const int whole, int lanes, int count, cons
                                      const real *factor, void *const *output, ptrdiff_t at)
 {
     vec r[LANES];
-    K(turn_square)(whole, count, weights, width, r);
+    K(transpose_square)(whole, count, weights, width, r);
     if (whole) {
         ATTN_UNROLL for (int l = 0; l < LANES; l++)
             V(store)((real *)output[l] + at, K(final_weight)(r[l], V(splat)(factor[l])));
@@ -35,9 +35,9 @@ ATTN_TEMPLATE void K(weights_square)(const int whole, int lanes, int count, cons
     }
 }
 
-/* LANES rows of a whole block. Rows a multiple of 4 KB apart share a set of the first-level cache, which is too small for
- * a line of each: they are put together elsewhere and leave one by one. Measured on Zen 5, 1,024 keys: weights cost 1.24
- * times the plain call and not 1.37; where rows do not share a set it would be slower. */
+/* LANES rows of a whole block, for rows a multiple of 4 KB apart. They share a set of the L1 cache, which is too small
+ * for a line of each, so each row is assembled elsewhere and then stored whole. On Zen 5 with 1,024 keys, need_weights
+ * then takes 1.24 instead of 1.37 times as long as a plain call. For other strides this would be slower. */
 static void K(weights_apart)(const real *weights, ptrdiff_t width, const real *factor, void *const *output)
 {
     real rows[LANES][ATTN_BLOCK_KEYS] __attribute__((aligned(64)));

@@ -1,4 +1,4 @@
-/* Arguments of a call: which is which, and the numbers among them. */
+/* Parses the arguments of a call, and converts numbers. */
 #include "convert.h"
 
 static int intern_names(const pyattn_signature *s)
@@ -8,8 +8,8 @@ static int intern_names(const pyattn_signature *s)
     return 0;
 }
 
-/* The place of a keyword, -1 when it is none. Names in a caller's code are interned: comparing pointers mostly does, and
- * they mostly come in the signature's order: the search starts at `from`. */
+/* The index of a keyword, or -1. Keywords are usually interned strings in the signature's order, so the search first
+ * compares pointers, starting at `from`. */
 static int find_name(const pyattn_signature *s, PyObject *keyword, int from)
 {
     for (int n = from; n < s->count; n++)
@@ -21,14 +21,31 @@ static int find_name(const pyattn_signature *s, PyObject *keyword, int from)
     return -1;
 }
 
+/* Raises a TypeError: the message, then the names from `first` on, which the call may use. Steals the message. */
+static int refuse_call(const pyattn_signature *s, PyObject *message, const char *offer, int first)
+{
+    PyObject *comma = PyUnicode_FromString(", "), *names = PyTuple_New(s->count - first), *joined = NULL;
+    if (message != NULL && comma != NULL && names != NULL) {
+        for (int n = first; n < s->count; n++) PyTuple_SET_ITEM(names, n - first, Py_NewRef(s->interned[n]));
+        joined = PyUnicode_Join(comma, names);
+    }
+    if (joined != NULL) PyErr_Format(PyExc_TypeError, "%U; %s %U", message, offer, joined);
+    Py_XDECREF(message);
+    Py_XDECREF(comma);
+    Py_XDECREF(names);
+    Py_XDECREF(joined);
+    return -1;
+}
+
 int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values)
 {
     if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
     if (nargs > s->positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %d positional arguments but %zd were given", s->function,
-                     s->positional, nargs);
-        return -1;
+        PyObject *message = PyUnicode_FromFormat("%s() takes %d positional arguments but %zd were given", s->function,
+                                                 s->positional, nargs);
+        return s->count > s->positional ? refuse_call(s, message, "pass by name:", s->positional)
+                                        : refuse_call(s, message, "it takes", 0);
     }
     for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
 
@@ -37,11 +54,12 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
         place = find_name(s, keyword, place + 1);
-        if (place < 0 || values[place] != NULL) {
-            PyErr_Format(PyExc_TypeError,
-                         place < 0 ? "%s() got an unexpected keyword argument '%U'"
-                                   : "%s() got multiple values for argument '%U'",
-                         s->function, keyword);
+        if (place < 0)
+            return refuse_call(
+                s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword),
+                "it takes", 0);
+        if (values[place] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", s->function, keyword);
             return -1;
         }
         values[place] = args[nargs + i];
@@ -55,7 +73,7 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
     return 0;
 }
 
-/* A complaint about a value's type, in the argument's name; any other exception stays. */
+/* Replaces a TypeError or OverflowError by one that names the argument; other exceptions stay. */
 static int refuse_type(PyObject *object, const char *name, const char *expected)
 {
     if (PyErr_ExceptionMatches(PyExc_TypeError))
@@ -67,6 +85,10 @@ static int refuse_type(PyObject *object, const char *name, const char *expected)
 
 int pyattn_number(PyObject *object, const char *name, double *number)
 {
+    if (PyBool_Check(object) || PyArray_IsScalar(object, Bool)) { /* scale=False is likelier a mistake than 0 */
+        PyErr_Format(PyExc_TypeError, "%s is of type bool, expected a number", name);
+        return -1;
+    }
     *number = PyFloat_AsDouble(object);
     return *number == -1 && PyErr_Occurred() ? refuse_type(object, name, "a number") : 0;
 }
@@ -85,7 +107,7 @@ int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_
         PyErr_Format(PyExc_TypeError, "%s is of type bool, expected %s", name, expected);
         return -1;
     }
-    *integer = PyNumber_AsSsize_t(object, NULL); /* far too large is as good as the largest */
+    *integer = PyNumber_AsSsize_t(object, NULL); /* larger ints are clamped */
     return *integer == -1 && PyErr_Occurred() ? refuse_type(object, name, expected) : 0;
 }
 

@@ -14,7 +14,7 @@ static PyArrayObject *view_of(PyArrayObject *array, const npy_intp *dims, const 
     return view;
 }
 
-/* Broadcast axes are converted once and broadcast again: a mask of a few kilobytes stays one. */
+/* Converts broadcast axes once and broadcasts the result, so that a small mask stays small. */
 static PyArrayObject *converted(PyArrayObject *array, int typenum)
 {
     npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
@@ -76,7 +76,7 @@ int pyattn_as_reals(PyObject *const *objects, const char *const *names, int coun
     return 0;
 }
 
-/* 1 when an array of objects holds an int that int64 lacks, -1 on error. */
+/* 1 when an array of objects holds an int outside int64, -1 on error. */
 static int holds_large_int(PyArrayObject *objects)
 {
     PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(objects, NPY_CORDER);
@@ -90,7 +90,7 @@ static int holds_large_int(PyArrayObject *objects)
     return overflow != 0;
 }
 
-/* Integers that int64 lacks, floats among them: NumPy reads [2**63, 2] so. Returns -1 with a ValueError. */
+/* Refuses numbers outside int64; floats, too, as NumPy reads [2**63, 2] as floats. Returns -1 with a ValueError. */
 static int check_largest(PyArrayObject *integers, const char *name)
 {
     const int type = PyArray_TYPE(integers), large = type == NPY_OBJECT ? holds_large_int(integers) : 0;
@@ -99,7 +99,7 @@ static int check_largest(PyArrayObject *integers, const char *name)
     if (PyArray_SIZE(integers) == 0 || !(PyTypeNum_ISUNSIGNED(type) || PyTypeNum_ISFLOAT(type))) return 0;
     PyObject *largest = PyArray_Max(integers, NPY_RAVEL_AXIS, NULL);
     const double number = largest == NULL ? -1 : PyFloat_AsDouble(largest);
-    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, more than any axis has", name, largest);
+    if (number >= 0x1p63) PyErr_Format(PyExc_ValueError, "%s holds %S, which is out of range", name, largest);
     Py_XDECREF(largest);
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -162,7 +162,7 @@ int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count)
     return 0;
 }
 
-/* [low, high) of the addresses an array reaches; empty for an array without elements. */
+/* The address range [low, high) of an array; empty for an array without elements. */
 static void extent(PyArrayObject *array, const char **low, const char **high)
 {
     const char *from = PyArray_BYTES(array), *to = from + PyArray_ITEMSIZE(array);
@@ -179,7 +179,7 @@ static void extent(PyArrayObject *array, const char **low, const char **high)
     *high = to;
 }
 
-/* 1 when the memory of both, from the lowest to the highest address, has a byte in common. */
+/* 1 when the address ranges of both arrays overlap. */
 static int may_overlap(PyArrayObject *a, PyArrayObject *b)
 {
     const char *a_low, *a_high, *b_low, *b_high;
@@ -197,13 +197,12 @@ int pyattn_check_out(PyObject *out)
     }
     const int other = pyattn_is_other_array(out);
     if (other > 0)
-        PyErr_Format(PyExc_TypeError, "out is of type %s, whose numbers mean something else; pass a numpy.ndarray",
-                     Py_TYPE(out)->tp_name);
+        PyErr_Format(PyExc_TypeError, "out is of type %s; pass a plain numpy.ndarray", Py_TYPE(out)->tp_name);
     return other == 0 ? 0 : -1;
 }
 
-/* 1 when every element has memory of its own, by strides alone: taken from the narrowest on, each axis steps over all
- * before it. So are all views that NumPy's indexing makes; 0 says nothing. */
+/* 1 when strides alone show that no two elements overlap: in ascending order of strides, each axis steps over all
+ * before it. This holds for every view made by indexing. 0 means unknown. */
 static int has_nested_axes(PyArrayObject *array)
 {
     npy_intp reach = PyArray_ITEMSIZE(array);
@@ -229,7 +228,7 @@ static int compare_offsets(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* 1 when two elements share memory, -1 with a MemoryError. Strides of any kind: where all elements lie is sorted. */
+/* 1 when two elements share memory, -1 with a MemoryError. For any strides: sorts the offsets of all elements. */
 static int overlaps_itself(PyArrayObject *array)
 {
     const npy_intp count = PyArray_SIZE(array), size = PyArray_ITEMSIZE(array);
@@ -239,7 +238,7 @@ static int overlaps_itself(PyArrayObject *array)
     int overlap = 0;
     if (count <= 1 || has_nested_axes(array)) return 0;
     extent(array, &low, &high);
-    if (count > (high - low) / size) return 1; /* not all of them have room */
+    if (count > (high - low) / size) return 1; /* too many elements for their address range */
 
     npy_intp *offsets = PyMem_Malloc((size_t)count * sizeof *offsets);
     if (offsets == NULL) return PyErr_NoMemory(), -1;
@@ -258,7 +257,7 @@ static int overlaps_itself(PyArrayObject *array)
     return overlap;
 }
 
-/* A ValueError for what cannot be written, before anything is. Runs no Python code but for an exception. */
+/* Checks that `out` can hold the result, else raises a ValueError. Runs Python code only to raise it. */
 static int check_fit(PyArrayObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like)
 {
     int same = PyArray_NDIM(out) == axes;
@@ -281,8 +280,8 @@ static int check_fit(PyArrayObject *out, int axes, const ptrdiff_t *shape, PyArr
     }
     const int overlap = overlaps_itself(out);
     if (overlap > 0)
-        PyErr_SetString(PyExc_ValueError, "out overlaps itself: some of its elements share memory; pass an array whose "
-                                          "elements are apart, such as numpy.empty_like(out)");
+        PyErr_SetString(PyExc_ValueError, "out overlaps itself: elements share memory; pass an array without overlap, "
+                                          "such as numpy.empty_like(out)");
     return overlap == 0 ? 0 : -1;
 }
 
@@ -309,6 +308,6 @@ PyObject *pyattn_raise(attn_status status, const attn_error *error)
     PyObject *type = status == ATTN_NO_MEMORY     ? PyExc_MemoryError
                      : status == ATTN_INTERRUPTED ? PyExc_KeyboardInterrupt
                                                   : PyExc_ValueError;
-    PyErr_Format(type, "%s", error->message); /* replaces half a character, as a long name may end with */
+    PyErr_Format(type, "%s", error->message); /* %s replaces a character that was cut in half */
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* ndarray <-> view, status -> exception. Everything that knows both NumPy and the core. */
+/* ndarray <-> view, status -> exception: the code that knows both NumPy and the core. */
 #ifndef PYATTN_CONVERT_H
 #define PYATTN_CONVERT_H
 
@@ -13,65 +13,65 @@
 
 #include "attn.h"
 
-/* Multiply-adds, about, from which on a call lets other threads have the interpreter. */
+/* Approximate multiply-adds above which a call releases the GIL. */
 enum { PYATTN_WORTH_THE_GIL = 200000 };
 
-/* Any object as a plain ndarray of bools, integers or floats; a TypeError that says what to do for what has another
- * meaning (masked arrays, matrices, sparse arrays, tensors elsewhere). New reference. */
+/* Converts any object to a plain ndarray of bools, integers or floats. Raises a TypeError with a fix for masked arrays,
+ * matrices, sparse arrays and tensors not on the CPU. New reference. */
 PyArrayObject *pyattn_as_array(PyObject *object, const char *name);
 
-/* How the caller may write a cast of an object named `name`, of a part of it (".real", or ""): with its own astype, or
- * through numpy.asarray where it has none. `type` is like "numpy.float32". New reference to a str. */
+/* The Python code of a cast of `name`, or of a part of it (".real", or ""), for messages: with the object's astype if
+ * it has one, else with numpy.asarray. `type` is like "numpy.float32". New reference to a str. */
 PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type);
 
-/* What the caller's `object`, which is now `array`, is or holds instead of numbers of a dtype that is wanted: "has dtype
- * int64", "holds an object of type Fraction", "is an object of type NoneType". `numbers`: 0 where NumPy made objects of
- * what Python does not take for numbers, else 1. New reference to a str. */
+/* Describes an `object` of the wrong dtype, which is now `array`, for messages: "has dtype int64", "holds an object of
+ * type Fraction", "is an object of type NoneType". Sets `numbers` to 0 for an object array with items that are not
+ * numbers, else to 1. New reference to a str. */
 PyObject *pyattn_what_came(PyArrayObject *array, PyObject *object, int *numbers);
 
-/* 1 for a masked array, 2 for a matrix: subclasses whose numbers mean something else. 0 for others, -1 on error. */
+/* 1 for a masked array, 2 for a matrix, which both behave unlike an ndarray; 0 for others, -1 on error. */
 int pyattn_is_other_array(PyObject *object);
 
-/* An array as the core reads it: this dtype, aligned, native byte order. New reference; a copy only if it must be. */
+/* Converts an array for the core: this dtype, aligned, native byte order. New reference; copies only if necessary. */
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
 
-/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. `object` is what
- * the caller gave for it. */
+/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. `object` is the
+ * caller's original argument. */
 int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name);
 
-/* Objects as arrays of one dtype, promoted as NumPy promotes, read as the core reads; NULL for one after the first
- * `required` that is not given. Returns -1 with an exception; what is in arrays then is the caller's, too. */
+/* Converts objects to arrays of one dtype, by NumPy's promotion, for the core. Optional ones, after the first
+ * `required`, become NULL if not given. Returns -1 with an exception; the caller must release `arrays` in any case. */
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required,
                     PyArrayObject **arrays);
 
-/* An object as a C-contiguous array of int64 that is the caller's alone: integers that another thread changes after a check
- * would send the core anywhere. Returns -1 with an exception that names the argument. */
+/* Copies an object to a C-contiguous array of int64. It is always a copy: if another thread changed the integers after
+ * the check, the core would read out of bounds. Returns -1 with an exception that names the argument. */
 int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers);
 
 attn_view pyattn_view(PyArrayObject *array);
 attn_dtype pyattn_dtype(int typenum);
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
-/* 1 for an aligned array in native byte order with a contiguous last axis: one that the core writes into. */
+/* 1 for an aligned array in native byte order with a contiguous last axis, which the core can write to. */
 int pyattn_has_contiguous_rows(PyArrayObject *array);
 
-/* Copies those of the arrays that have no contiguous rows, as what is added on the way out is read a vector at a time; an
+/* Copies those arrays whose rows are not contiguous, as the epilogue reads biases and residuals a vector at a time. An
  * array may be NULL. Returns -1 with an exception. */
 int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
 
-/* A TypeError for an `out` that is given and is not an ndarray. May run the caller's code, which may change any array: to
- * be called before views are taken. Returns -1 with an exception. */
+/* Checks that `out`, if given, is an ndarray, else raises a TypeError and returns -1. It may run the caller's code,
+ * which may change any array, so call it before taking views. */
 int pyattn_check_out(PyObject *out);
 
-/* The array that the core writes into, of the dtype of the first input: out itself where it was given (pyattn_check_out
- * has seen it) and fits, else an exception, and shares no memory with any input; else a new one. An input may be NULL. Runs
- * no Python code but for an exception. New reference. */
+/* The array that the core writes to, with the dtype of the first input: `out` itself if given and without memory in
+ * common with an input, else a new array. Raises if `out`, already seen by pyattn_check_out, does not fit. An input may
+ * be NULL. Runs Python code only to raise an exception. New reference. */
 PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count);
 
-/* What the caller gets: out, with the result in it, where it was given; else the result. New reference. */
+/* The return value: `out`, if given, with the result copied into it; else the result. New reference. */
 PyObject *pyattn_filled(PyObject *out, PyArrayObject *result);
 
-/* Raises what a status means; always returns NULL. */
+/* Raises the exception for a status; always returns NULL. */
 PyObject *pyattn_raise(attn_status status, const attn_error *error);
 
 /* The argument parser of METH_FASTCALL | METH_KEYWORDS functions: the first `positional` names may be given by
@@ -81,12 +81,12 @@ typedef struct {
     const char *function;
     int count, positional, required;
     const char *const *names;
-    PyObject **interned; /* (count), made at first use */
+    PyObject **interned; /* (count), filled at first use */
 } pyattn_signature;
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);
 
-/* A float; one that is neither infinite nor NaN; an int, which True is not (it is likelier a mistake than a 1). Return -1
+/* Convert a float; a finite float; an int. A bool is refused as an int, as it is probably a mistake. They return -1
  * with an exception that names the argument; `expected` is like "an int". */
 int pyattn_number(PyObject *object, const char *name, double *number);
 int pyattn_finite(PyObject *object, const char *name, double *number);
@@ -95,18 +95,19 @@ int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_
 /* Given, and not None. */
 static inline int pyattn_given(PyObject *object) { return object != NULL && object != Py_None; }
 
-/* None or an int of 1 or more (above 1024 it is 1024), as the core's num_threads. Returns -1 with an exception. */
+/* Converts None or an int of 1 or more to the core's num_threads, at most 1024. Returns -1 with an exception. */
 int pyattn_num_threads(PyObject *object);
 
-/* None, or a name of an activation. Returns -1 with an exception. */
+/* Converts None or the name of an activation. Returns -1 with an exception. */
 int pyattn_activation(PyObject *object, attn_activation *activation);
 
-/* gil.c: Py_BEGIN_ALLOW_THREADS for calls that ask whether Ctrl-C was pressed; and whether this thread should ask. */
+/* gil.c: Py_BEGIN_ALLOW_THREADS for interruptible calls; and whether this is the main thread, which polls for
+ * Ctrl-C. */
 #define PYATTN_BEGIN_ALLOW_THREADS                                                                                     \
     pyattn_note_thread();                                                                                              \
     Py_BEGIN_ALLOW_THREADS
 void pyattn_note_thread(void);
-int pyattn_find_main_thread(void); /* when the module is imported; -1 with an exception */
+int pyattn_find_main_thread(void); /* at import; -1 with an exception */
 int pyattn_is_main_thread(void);
 
 /* ops_*.c: the methods that module.c lists */

@@ -6,34 +6,34 @@
     "attention:                    True = attend\n" \
     "MultiheadAttention, as torch: True = blocked\n" \
     "\n" \
-    "Attention, ``softmax(scale * query @ key.T + mask) @ value``; with `score`, for other scores than the dot product.\n" \
+    "Compute attention, ``softmax(scale * query @ key.T + mask) @ value``.\n" \
     "\n" \
     "Leading axes broadcast. When an array has four axes or more, heads are an axis of their own, and query heads may be a\n" \
-    "multiple of key and value heads. A row with nothing to attend to gives 0; what a mask rules out is never touched, even\n" \
-    "where it holds NaN.\n" \
+    "multiple of key and value heads. A row that sees no key gives 0. Masked keys and values never affect the result,\n" \
+    "even if they are NaN. `score` selects other scores than the dot product.\n" \
     "\n" \
     "Parameters\n" \
     "----------\n" \
     "query : array_like, (..., heads, L, head_dim)\n" \
     "    float32 or float64. Bools, integers and lists of Python's numbers become float64; dtypes that differ are promoted.\n" \
-    "    Anything NumPy can view is taken as it is, with any strides: torch CPU tensors, other DLPack or buffer objects.\n" \
+    "    Arrays with any strides, torch CPU tensors, and other DLPack or buffer objects are read in place.\n" \
     "key : array_like, (..., heads, S, head_dim)\n" \
-    "    What queries are compared with.\n" \
+    "    Keys, which are compared with the queries.\n" \
     "value : array_like, (..., heads, S, v_dim)\n" \
-    "    What is averaged, with v_dim features of its own.\n" \
+    "    Values, which are averaged; they may have another size than keys.\n" \
     "attn_mask : array_like or pyattn.masks.Mask, optional\n" \
     "    Broadcasts to (..., heads, L, S) in every layout. bool: True = attend (`torch.nn.MultiheadAttention` means the\n" \
     "    opposite). Any float dtype: added to the scaled scores, in natural-log units. Read in place, never expanded.\n" \
     "is_causal : bool, default False\n" \
     "    Query i sees no key after its own position. Combined with `attn_mask`.\n" \
     "align : {'upper_left', 'lower_right'} or int, optional\n" \
-    "    Position of query 0 for causal masks and windows; needed when L != S. 'upper_left': key 0 (torch, JAX).\n" \
-    "    'lower_right': the last query stands at the last key (FlashAttention; decoding with a cache); with `key_lengths` or\n" \
-    "    `query_lengths`, at each batch entry's own last ones. An int: that key, which may be negative.\n" \
+    "    Position of query 0 for causal masks and windows; required if L != S. 'upper_left': at key 0 (torch, JAX).\n" \
+    "    'lower_right': the last query is at the last key (FlashAttention; decoding with a cache); with `key_lengths` or\n" \
+    "    `query_lengths`, separately for each batch entry. An int: query 0 is at that key, which may be negative.\n" \
     "scale : float, optional\n" \
-    "    What scores are multiplied with. Default: see `score`.\n" \
+    "    Factor of the scores. Default: see `score`.\n" \
     "score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}, default 'dot'\n" \
-    "    How a query and a key score, before the mask::\n" \
+    "    Score of a query and a key, before the mask::\n" \
     "\n" \
     "        dot       scale * q . k                        scale 1 / sqrt(head_dim)\n" \
     "        cosine    scale * q . k / (|q| |k|)            1; a vector of zeros scores 0\n" \
@@ -41,48 +41,48 @@
     "        bilinear  scale * q . score_weight . k         1; score_weight (query's features, key's features)\n" \
     "        additive  scale * score_weight . tanh(q + k)   1; score_weight (head_dim,)\n" \
     "\n" \
-    "    Bilinear is Luong's \"general\" score; additive is Bahdanau's, after its projections, which `additive_attention` has.\n" \
+    "    Bilinear is Luong's \"general\" score; additive is Bahdanau's without its projections (see `additive_attention`).\n" \
     "score_weight : array_like, optional\n" \
-    "    Of a bilinear or additive score, which need it; promoted with query, key and value. Default: None.\n" \
+    "    Weight of a bilinear or additive score, which require it; promoted with query, key and value. Default: None.\n" \
     "window : int or (int or None, int or None), optional\n" \
-    "    How many keys to the left and right of its own position a query sees, both ends included; one int means both sides,\n" \
+    "    (left, right): each query sees that many keys before and after its own position. One int is for both,\n" \
     "    None is unbounded.\n" \
     "key_lengths : array_like of int, optional\n" \
     "    Number of keys, 0 <= n <= S, of each batch entry; broadcasts to the batch axes.\n" \
     "query_lengths : array_like of int, optional\n" \
-    "    Number of queries, 0 <= n <= L, likewise; later rows have nothing to attend to.\n" \
+    "    Number of queries, 0 <= n <= L, likewise; later rows see no key.\n" \
     "dropout_p : float, default 0.0\n" \
     "    Probability that a weight becomes 0, after the softmax; the others are divided by ``1 - dropout_p``.\n" \
     "rng : None, int, SeedSequence or Generator, optional\n" \
-    "    Where dropout's numbers come from, as `numpy.random.default_rng` takes it; an int gives the same keeps each time.\n" \
-    "    `dropout_keep_mask` tells which. They depend neither on threads nor on the order of the work, and take no memory.\n" \
+    "    Source of dropout's random numbers, as for `numpy.random.default_rng`; an int makes it reproducible.\n" \
+    "    `dropout_keep_mask` returns the mask. It does not depend on threads, and the call itself does not store it.\n" \
     "keep_mask : array_like of bool, optional\n" \
-    "    Broadcasts to (..., heads, L, S) in every layout: True = kept. In place of numbers drawn from `rng`.\n" \
+    "    Broadcasts to (..., heads, L, S) in every layout: True = kept. Replaces random numbers from `rng`.\n" \
     "enable_gqa : bool, default False\n" \
-    "    Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too.\n" \
+    "    Also treat axis -3 (with 'bshd' -2) of arrays with three axes as heads.\n" \
     "need_weights, need_lse : bool, default False\n" \
     "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
-    "    a natural logarithm, -inf for a row with nothing to attend to. Dropout is in the weights and not in the lse.\n" \
+    "    a natural logarithm, -inf for a row that sees no key. Dropout affects the weights but not the logsumexp.\n" \
     "empty_rows : {'zero', 'nan'}, default 'zero'\n" \
-    "    The output of a row with nothing to attend to. Its weights are 0, its lse is -inf.\n" \
+    "    The output of a row that sees no key. Its weights are 0, its lse is -inf.\n" \
     "layout : {'bhsd', 'bshd'}, default 'bhsd'\n" \
     "    'bshd': query, key, value and the output are (..., length, heads, dim): four axes or more, or three\n" \
-    "    with `enable_gqa`. Without heads there is no other layout.\n" \
+    "    with `enable_gqa`. Arrays without a heads axis have only one layout, 'bhsd'.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; at most 1024 are used. The result is bit-identical for any number.\n" \
     "out : ndarray, optional\n" \
-    "    Array for the output, of its shape and dtype. It may overlap an input, but not itself.\n" \
+    "    Array for the output, of its shape and dtype. It may overlap an input, but its elements must not overlap.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \
     "ndarray, (..., heads, L, v_dim)\n" \
-    "    Or, with need_weights or need_lse, ``AttentionResult(output, weights, lse)``, None for what was not asked for.\n" \
+    "    With need_weights or need_lse, ``AttentionResult(output, weights, lse)``; a part not requested is None.\n" \
     "\n" \
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
     "    Shapes that disagree; a missing `align`; lengths out of range; a scale that is not finite; a `score`\n" \
-    "    without its `score_weight`, or the reverse; an `out` that does not fit.\n" \
+    "    without its `score_weight`, or the reverse; an `out` of another shape or dtype.\n" \
     "TypeError\n" \
     "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
     "    CPU or require grad. The message says what to pass instead.\n" \
@@ -96,16 +96,16 @@
     "\n" \
     "Notes\n" \
     "-----\n" \
-    "The formula is that of Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
+    "The formula is from Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
     "\n" \
-    "``query * scale`` is formed in the arrays' dtype, with denormals taken as 0: where its elements leave the range from\n" \
-    "1e-38 to 1e38 (float32), pass float64. A finite mask stays finite: what log2(e) times it would overflow is the dtype's\n" \
+    "``query * scale`` is computed in the arrays' dtype, with denormals as 0: if its elements leave the range from 1e-38\n" \
+    "to 1e38 (float32), pass float64. A finite mask stays finite: where log2(e) times it would overflow, it is the dtype's\n" \
     "largest number.\n" \
     "\n" \
-    "Distances are sums of squared differences: an offset that queries and keys share, as times and positions do, costs\n" \
-    "no digits. A pair near 0, where ``scale * (|q|^2 + |k|^2)`` is below 22, takes ``2 q . k - |q|^2 - |k|^2``, which is\n" \
-    "faster, and off by some 40 roundings of 1 at most. Squares of differences have to stay in the dtype's range; cosines\n" \
-    "take numbers of any size. A bilinear score takes memory for ``query @ score_weight``.\n" \
+    "Distances are sums of squared differences: an offset that queries and keys share, as with times and positions, costs\n" \
+    "no accuracy. Pairs with ``scale * (|q|^2 + |k|^2)`` below 22 use ``2 q . k - |q|^2 - |k|^2`` instead, which is\n" \
+    "faster and has an error of at most about 40 roundings of 1. Squared differences must stay in the dtype's range;\n" \
+    "cosines accept numbers of any size. A bilinear score allocates memory for ``query @ score_weight``.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

@@ -3,37 +3,37 @@
     "embedding($module, input, weight, padding_idx=None, *, scale=1.0, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
-    "Rows of a table by number, ``scale * weight[input] + residual``, in one pass.\n" \
+    "Look up rows of a table, ``scale * weight[input] + residual``, in one pass.\n" \
     "\n" \
     "Parameters\n" \
     "----------\n" \
     "input : array_like of int, (...)\n" \
-    "    Ids: each a row of weight, counted from 0. Any integer dtype.\n" \
+    "    Ids, each the index of a row of weight. Any integer dtype.\n" \
     "weight : array_like, (num_embeddings, embedding_dim)\n" \
     "    float32 or float64, any strides; it is read in place. Bools and integers become float64; dtypes that differ are\n" \
     "    promoted.\n" \
     "padding_idx : int, optional\n" \
-    "    The id of padding, as torch takes it; a negative one counts from the end. It has no effect on the result.\n" \
+    "    The id of padding, as in torch; a negative one counts from the end. It has no effect on the result.\n" \
     "scale : float\n" \
-    "    What rows are multiplied with, as sqrt(d_model) in the Transformer. Default: 1.0.\n" \
+    "    Factor of the rows, such as sqrt(d_model) in the Transformer. Default: 1.0.\n" \
     "residual : array_like, optional\n" \
-    "    Broadcasts to (..., embedding_dim), and is added without being expanded: positions, for one.\n" \
+    "    Added to the rows, such as positional encodings; broadcasts to (..., embedding_dim).\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; at most 1024 are used. The result is bit-identical for any number.\n" \
     "out : ndarray, (..., embedding_dim), optional\n" \
-    "    Array for the result, of its dtype. It may overlap an input, but not itself.\n" \
+    "    Array for the result, of its dtype. It may overlap an input, but its elements must not overlap.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \
     "ndarray, (..., embedding_dim)\n" \
-    "    Of the dtype of weight and residual. With a scale of 1 and no residual, the rows' own bits.\n" \
+    "    Has the dtype of weight and residual. With scale 1 and without residual, rows are copied exactly.\n" \
     "\n" \
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    An id that is no row: negative ones are none. Shapes that do not go together; an `out` that does not fit.\n" \
+    "    An id outside 0 <= id < num_embeddings; shapes that disagree; an `out` of another shape or dtype.\n" \
     "TypeError\n" \
-    "    Ids that are no integers; for weight and residual, what `pyattn.attention` refuses, too.\n" \
+    "    Ids that are not integers; a weight or residual that `pyattn.attention` would refuse.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

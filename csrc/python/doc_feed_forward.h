@@ -4,11 +4,12 @@
     "gate_bias=None, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
-    "A Transformer's feed-forward part, ``act(x @ in_weight.T + in_bias) @ out_weight.T + out_bias + residual``.\n" \
+    "Compute a Transformer's feed-forward part.\n" \
     "\n" \
-    "Position-wise feed-forward networks of Vaswani et al. 2017, section 3.3: their W1, b1, W2, b2 in torch's layout, which\n" \
-    "are linear1 and linear2 of its layers. With a gate, as Shazeer 2020 (GLU variants: SwiGLU with 'silu', GEGLU with\n" \
-    "'gelu'): ``act(x @ gate_weight.T + gate_bias) * (x @ in_weight.T + in_bias)`` in place of the activation.\n" \
+    "Returns ``activation(x @ in_weight.T + in_bias) @ out_weight.T + out_bias + residual``: the position-wise network of\n" \
+    "Vaswani et al. 2017, section 3.3, with weights in torch's layout (linear1 and linear2 of its layers). With a gate, the\n" \
+    "hidden rows are ``activation(x @ gate_weight.T + gate_bias) * (x @ in_weight.T + in_bias)``: SwiGLU with 'silu', GEGLU\n" \
+    "with 'gelu' (Shazeer 2020).\n" \
     "\n" \
     "Parameters\n" \
     "----------\n" \
@@ -16,7 +17,7 @@
     "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
     "    are promoted.\n" \
     "in_weight : array_like, (hidden, features)\n" \
-    "    Read in place, as all weights.\n" \
+    "    Read in place, like all weights.\n" \
     "in_bias : array_like, (hidden,), or None\n" \
     "out_weight : array_like, (out_features, hidden)\n" \
     "out_bias : array_like, (out_features,), or None\n" \
@@ -27,9 +28,9 @@
     "residual : array_like, (..., out_features), optional\n" \
     "    Added last.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; at most 1024 are used. The result is bit-identical for any number.\n" \
     "out : ndarray, (..., out_features), optional\n" \
-    "    Array for the result, of its dtype. It may overlap an input, but not itself.\n" \
+    "    Array for the result, of its dtype. It may overlap an input, but its elements must not overlap.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \
@@ -38,9 +39,9 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that do not go together; an unknown `activation`; an `out` that does not fit.\n" \
+    "    Shapes that disagree; an unknown `activation`; an `out` of another shape or dtype.\n" \
     "TypeError\n" \
-    "    What `pyattn.attention` refuses, too: complex, object and string dtypes, masked arrays, tensors elsewhere.\n" \
+    "    Inputs that `pyattn.attention` refuses: complex, object and string dtypes, masked arrays, tensors not on the CPU.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

@@ -3,7 +3,7 @@
     "linear($module, x, weight, bias=None, *, activation=None, gate=None, residual=None, num_threads=None, out=None)\n" \
     "--\n" \
     "\n" \
-    "A linear layer, ``activation(x @ weight.T + bias) * gate + residual``, in one pass.\n" \
+    "Compute a linear layer, ``activation(x @ weight.T + bias) * gate + residual``.\n" \
     "\n" \
     "Parameters\n" \
     "----------\n" \
@@ -11,18 +11,18 @@
     "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
     "    are promoted.\n" \
     "weight : array_like, (features, inner)\n" \
-    "    As torch.nn.Linear keeps it. It is read in place, and nothing packed is kept of it.\n" \
+    "    In torch.nn.Linear's layout: for a product ``x @ w``, pass ``w.T``. Read in place; no packed copy is kept.\n" \
     "bias : array_like, (features,), optional\n" \
     "activation : {'relu', 'gelu', 'gelu_tanh', 'silu', 'tanh'}, optional\n" \
     "    See `gelu` and `silu`.\n" \
     "gate : array_like, (..., features), optional\n" \
-    "    Multiplied with the activation, as in SwiGLU: ``gate=linear(x, gate_weight, activation='silu')``.\n" \
+    "    Factor of the activation, as in SwiGLU: ``gate=linear(x, gate_weight, activation='silu')``.\n" \
     "residual : array_like, (..., features), optional\n" \
-    "    Added last, as around a Transformer's sublayer.\n" \
+    "    Added last, as in a Transformer's residual connections.\n" \
     "num_threads : int, optional\n" \
-    "    Default: `get_num_threads`; above 1024 it is 1024. The result does not depend on it, to the last bit.\n" \
+    "    Default: `get_num_threads`; at most 1024 are used. The result is bit-identical for any number.\n" \
     "out : ndarray, (..., features), optional\n" \
-    "    Array for the result, of its dtype. It may overlap an input, but not itself.\n" \
+    "    Array for the result, of its dtype. It may overlap an input, but its elements must not overlap.\n" \
     "\n" \
     "Returns\n" \
     "-------\n" \
@@ -31,14 +31,14 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that do not go together; an unknown `activation`; an `out` that does not fit.\n" \
+    "    Shapes that disagree; an unknown `activation`; an `out` of another shape or dtype.\n" \
     "TypeError\n" \
-    "    What `pyattn.attention` refuses, too: complex, object and string dtypes, masked arrays, tensors elsewhere.\n" \
+    "    Inputs that `pyattn.attention` refuses: complex, object and string dtypes, masked arrays, tensors not on the CPU.\n" \
     "\n" \
     "Notes\n" \
     "-----\n" \
-    "Sums are taken over 128 features at a time and then together, in the same order for any number of rows: a row's result\n" \
-    "does not depend on the rows beside it.\n" \
+    "Sums are over 128 features at a time, and then over those, in the same order for any number of rows: a row's result\n" \
+    "does not depend on the other rows.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

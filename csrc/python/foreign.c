@@ -1,4 +1,4 @@
-/* Objects that are no plain ndarrays: taken as arrays, or refused with what to pass instead. See convert.h. */
+/* Converts objects other than plain ndarrays, or refuses them and says what to pass instead. See convert.h. */
 #include "convert.h"
 
 /* 1 when the object is an instance of numpy.<module>.<name>; -1 on error. */
@@ -29,7 +29,7 @@ static PyObject *optional_attribute(PyObject *object, const char *name)
     return value;
 }
 
-/* 1 when the attribute is there, -1 on error (which PyObject_HasAttr would swallow, MemoryError included). */
+/* 1 when the attribute exists, -1 on error. PyObject_HasAttr would hide errors, even a MemoryError. */
 static int has_attribute(PyObject *object, const char *name)
 {
     PyObject *value = optional_attribute(object, name);
@@ -47,7 +47,7 @@ PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, cons
     return PyUnicode_FromFormat("numpy.asarray(%s)%s.astype(%s)", name, part, type);
 }
 
-/* A TypeError for a masked array or matrix; `name` is how the caller would write it. Returns 0 for any other. */
+/* Raises a TypeError for a masked array or a matrix, else returns 0. `name` is its Python expression. */
 static int refuse_other(PyObject *object, const char *name)
 {
     const int other = pyattn_is_other_array(object);
@@ -59,16 +59,15 @@ static int refuse_other(PyObject *object, const char *name)
             name, name, name);
     else if (other == 1)
         PyErr_Format(PyExc_TypeError,
-                     "%s is a masked array, whose mask would be lost; pass %s.filled(...) with the number that masked "
-                     "places are to hold",
+                     "%s is a masked array, whose mask would be lost; pass %s.filled(x), with x for masked elements",
                      name, name);
     if (other == 2)
-        PyErr_Format(PyExc_TypeError,
-                     "%s is a numpy.matrix, whose products mean something else; pass numpy.asarray(%s)", name, name);
+        PyErr_Format(PyExc_TypeError, "%s is a numpy.matrix, which changes the meaning of *; pass numpy.asarray(%s)",
+                     name, name);
     return other == 0 ? 0 : -1;
 }
 
-/* "name[1][0]", as long as there is room. */
+/* Writes the path of an item, such as "name[1][0]"; cuts it if `text` is full. */
 static void place_text(const char *name, const Py_ssize_t *place, int depth, char *text, size_t size)
 {
     size_t end = (size_t)snprintf(text, size, "%.50s", name);
@@ -76,8 +75,8 @@ static void place_text(const char *name, const Py_ssize_t *place, int depth, cha
         end += (size_t)snprintf(text + end, size - end, "[%zd]", place[n]);
 }
 
-/* The items that NumPy would take one by one: of a list or tuple, or of another sequence that is no array, a deque for
- * one. NULL without an exception for all else, and for a sequence that fails: NumPy will say so. New reference. */
+/* The items of a list, a tuple or another sequence that NumPy reads item by item, such as a deque. NULL without an
+ * exception for all else, and for a sequence that fails: NumPy reports that error itself. New reference. */
 static PyObject *items_of(PyObject *object)
 {
     static const char *const arrays[] = {"__array__", "__array_interface__", "__array_struct__", "__dlpack__"};
@@ -85,15 +84,15 @@ static PyObject *items_of(PyObject *object)
     if (!PySequence_Check(object) || PyUnicode_Check(object) || PyObject_CheckBuffer(object)) return NULL;
     for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++)
         if (has_attribute(object, arrays[n]) != 0) return NULL;
-    /* What has no length is one object to NumPy, and may have no end. */
+    /* An object without a length is a scalar to NumPy, and may be endless. */
     PyObject *items = PySequence_Size(object) < 0 ? NULL : PySequence_List(object);
     if (items == NULL && PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError))
         PyErr_Clear();
     return items;
 }
 
-/* The same for what a sequence holds, at any depth: NumPy would take the numbers alone. Numbers are passed over quickly;
- * the place is written out only where there is something to say. */
+/* refuse_other for the items of a sequence, at any depth, as NumPy would ignore a mask inside it. Numbers are skipped
+ * quickly; an item's path is only written for arrays that may be refused. */
 static int refuse_other_items(PyObject *object, const char *name, Py_ssize_t *place, int depth)
 {
     PyObject *items = items_of(object);
@@ -103,7 +102,7 @@ static int refuse_other_items(PyObject *object, const char *name, Py_ssize_t *pl
         const int array = PyArray_Check(item);
         if (array ? PyArray_CheckExact(item) : !PySequence_Check(item)) continue;
         place[depth] = n;
-        Py_INCREF(item); /* what refuse_other imports may let another thread change the list */
+        Py_INCREF(item); /* refuse_other's import may let another thread change the list */
         if (array) {
             char text[200];
             place_text(name, place, depth, text, sizeof text);
@@ -117,7 +116,7 @@ static int refuse_other_items(PyObject *object, const char *name, Py_ssize_t *pl
     return refused;
 }
 
-/* Tensors that need a word from their owner first, and sparse arrays. Returns -1 with a TypeError. */
+/* Refuses sparse arrays, and tensors that require grad or are not on the CPU. Returns -1 with a TypeError. */
 static int refuse_foreign(PyObject *object, const char *name)
 {
     PyObject *attribute = optional_attribute(object, "toarray");
@@ -148,7 +147,7 @@ static int refuse_foreign(PyObject *object, const char *name)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1 for a DLPack object that NumPy cannot read in any other way; -1 on error. */
+/* 1 for an object that NumPy can only read through DLPack; -1 on error. */
 static int only_dlpack(PyObject *object)
 {
     int found = PyObject_CheckBuffer(object) ? 0 : has_attribute(object, "__dlpack__");
@@ -165,7 +164,7 @@ static PyObject *from_dlpack(PyObject *object)
     return array;
 }
 
-/* "; pass NAME.float()" for a tensor of a dtype that NumPy lacks, as bfloat16; else "". NULL with an exception. */
+/* "; pass NAME.float()" for a tensor of a dtype that NumPy lacks, such as bfloat16; else "". NULL with an exception. */
 static PyObject *tensor_fix(PyObject *object, const char *name)
 {
     PyObject *dtype = optional_attribute(object, "dtype"), *size = NULL;
@@ -179,14 +178,14 @@ static PyObject *tensor_fix(PyObject *object, const char *name)
     return narrow ? PyUnicode_FromFormat("; pass %s.float()", name) : PyUnicode_FromString("");
 }
 
-/* The exception that is set becomes the cause of a TypeError or ValueError that names the argument. Not one of its own
- * class: such a class may take other arguments than a message. */
+/* Makes the current exception the cause of a TypeError or ValueError that names the argument. The original class is not
+ * used, as its constructor may need other arguments than a message. */
 static void name_complaint(PyObject *object, const char *name)
 {
     PyObject *type, *cause, *trace, *value;
     PyErr_Fetch(&type, &cause, &trace);
     PyErr_NormalizeException(&type, &cause, &trace);
-    if (PyErr_GivenExceptionMatches(type, PyExc_MemoryError)) { /* there was none for the exception */
+    if (PyErr_GivenExceptionMatches(type, PyExc_MemoryError)) { /* no memory for another exception */
         PyErr_Restore(type, cause, trace);
         return;
     }
@@ -206,7 +205,7 @@ static void name_complaint(PyObject *object, const char *name)
     PyErr_Restore(type, value, trace);
 }
 
-/* What NumPy makes of it. A subclass comes from __array__, and is refused as if it had been given. */
+/* Converts an object with NumPy. A masked array or matrix returned by __array__ is refused, too. */
 static PyArrayObject *from_any(PyObject *object, const char *name, int dlpack)
 {
     PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
@@ -232,7 +231,7 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
     return dlpack < 0 ? NULL : from_any(object, name, dlpack);
 }
 
-/* 1 for what alone would not have made NumPy take objects. */
+/* 1 for a number that fits a NumPy dtype, so that it did not cause the object array. */
 static int is_plain_number(PyObject *item)
 {
     int overflow = 0;
@@ -241,8 +240,8 @@ static int is_plain_number(PyObject *item)
     return PyFloat_Check(item) || (PyLong_Check(item) && overflow == 0);
 }
 
-/* The first thing in an array of objects that is no number, or else that NumPy has no type of numbers for, as a Fraction;
- * NULL where there is none, or with an exception. New reference. */
+/* The first item of an object array that is not a number; else the first number without a NumPy dtype, such as a
+ * Fraction. NULL when every item has a dtype, or with an exception. New reference. */
 static PyObject *odd_item(PyArrayObject *array)
 {
     PyArrayObject *flat = (PyArrayObject *)PyArray_Ravel(array, NPY_CORDER);
@@ -277,7 +276,7 @@ PyObject *pyattn_what_came(PyArrayObject *array, PyObject *object, int *numbers)
     return text;
 }
 
-/* Numbers that NumPy keeps as objects go on: who wants an array of some dtype says what to cast them to. */
+/* Refuses object arrays with items that are not numbers. Callers refuse the others, and know the dtype to cast to. */
 static int refuse_objects(PyArrayObject *array, PyObject *object, const char *name)
 {
     int numbers;

@@ -5,9 +5,8 @@ int pyattn_unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, py
     const ptrdiff_t rows = q->axes > 0 ? q->shape[0] / 3 : 0;
     if (q->axes == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
         PyErr_Format(PyExc_ValueError,
-                     "%s holds what belongs to query, key and value, on top of one another: a multiple of 3 rows is "
-                     "expected, and found are %zd",
-                     name, q->axes > 0 ? q->shape[0] : 0);
+                     "%s stacks the rows of query, key and value: it must have a multiple of 3 rows, and has %zd", name,
+                     q->axes > 0 ? q->shape[0] : 0);
         return -1;
     }
     for (int n = 1; n < 3; n++) {

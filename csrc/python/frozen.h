@@ -1,4 +1,5 @@
-/* Views whose shapes are copies: the core reads them without the GIL, and another thread may assign to an array's shape. */
+/* Views with copied shapes: the core reads them without the GIL, while another thread may assign to an array's
+ * shape. */
 #ifndef PYATTN_FROZEN_H
 #define PYATTN_FROZEN_H
 
@@ -19,8 +20,8 @@ static inline void pyattn_freeze(attn_view *view, pyattn_frozen *own)
     view->strides = own->strides;
 }
 
-/* Rows of one array that holds those of query, key and value on top of one another, as torch's in_proj_weight does: q is
- * all of it at first. own (3) keeps the shapes. Returns -1 with a ValueError that calls the array `name`. */
+/* Splits q, which stacks the rows of query, key and value as torch's in_proj_weight does, into q, k and v. own (3)
+ * stores their shapes. Returns -1 with a ValueError that calls the array `name`. */
 int pyattn_unpack(attn_view *q, attn_view *k, attn_view *v, const char *name, pyattn_frozen *own);
 
 #endif

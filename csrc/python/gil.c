@@ -1,15 +1,16 @@
-/* Which thread Ctrl-C is for. Python delivers signals to its main thread alone, and only the GIL's owner can ask for it. */
+/* Finds the thread that handles Ctrl-C: Python delivers signals to its main thread only, which needs the GIL to
+ * check. */
 #include <unistd.h>
 
 #include "convert.h"
 
-/* Of this thread: whether it is the main one, and in which process that was found out. After a fork, the thread that
- * forked is the main one. */
+/* Per thread: whether it is the main thread, and the process in which that was determined. After a fork, the forking
+ * thread is the main one. */
 static _Thread_local int is_main;
 static _Thread_local pid_t process;
 
-/* Of the process: its main thread, asked for at import, for what is asked in a call may run a handler of signals, whose
- * exception would be lost. */
+/* Per process: its main thread, looked up at import. A lookup during a call might run a signal handler, whose exception
+ * would be lost. */
 static unsigned long main_ident;
 static pid_t main_process;
 
@@ -33,7 +34,7 @@ void pyattn_note_thread(void)
     const pid_t self = getpid();
     if (process == self) return;
     if (main_process != self && pyattn_find_main_thread() < 0) {
-        PyErr_Clear(); /* this call is not interruptible; the next one asks again */
+        PyErr_Clear(); /* this call is not interruptible; the next one tries again */
         is_main = 0;
         return;
     }

@@ -2,9 +2,8 @@
 #define PYATTN_IMPORTS_NUMPY
 #include "convert.h"
 
-/* The core asks, without the GIL, whether Ctrl-C was pressed. Only the main thread ever finds a signal; another one must
- * not ask: a daemon thread that wants the GIL when the interpreter ends is ended there, and its workers would go on with
- * the stack of a dead thread. */
+/* The core polls for Ctrl-C without the GIL. Only the main thread may: at interpreter exit, Python ends a daemon thread
+ * that requests the GIL, and the thread's workers would go on with the stack of a dead thread. */
 static int interrupted(void)
 {
     if (!pyattn_is_main_thread()) return 0;
@@ -18,19 +17,19 @@ static int execute(PyObject *module)
 {
     static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, interrupted};
     PyMethodDef *const tables[] = {
-        pyattn_activation_methods,   /* of single numbers */
+        pyattn_activation_methods,   /* element-wise activations */
         pyattn_attention_methods,    /* attention */
-        pyattn_cache_methods,        /* rows into pages */
-        pyattn_choose_methods,       /* the largest of rows */
-        pyattn_dropout_methods,      /* what dropout keeps */
-        pyattn_embedding_methods,    /* rows of a table */
-        pyattn_feed_forward_methods, /* two products or three */
-        pyattn_layer_methods,        /* all of a Transformer's layer */
-        pyattn_linear_methods,       /* one product */
-        pyattn_multihead_methods,    /* products around attention */
+        pyattn_cache_methods,        /* KV cache pages */
+        pyattn_choose_methods,       /* argmax and top-k */
+        pyattn_dropout_methods,      /* dropout masks and rows */
+        pyattn_embedding_methods,    /* embedding lookup */
+        pyattn_feed_forward_methods, /* feed-forward part */
+        pyattn_layer_methods,        /* Transformer layer */
+        pyattn_linear_methods,       /* linear layer */
+        pyattn_multihead_methods,    /* multi-head attention */
         pyattn_norm_methods,         /* layer and RMS normalisation */
-        pyattn_rotary_methods,       /* rows turned by their positions */
-        pyattn_rows_methods,         /* what functional.py wraps */
+        pyattn_rotary_methods,       /* rotary position embedding */
+        pyattn_rows_methods,         /* softmax, merge_states, conversions */
         pyattn_runtime_methods,      /* threads and instruction sets */
     };
 

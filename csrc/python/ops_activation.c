@@ -1,4 +1,4 @@
-/* pyattn._core.activate, and how activations are named. */
+/* pyattn._core.activate, and the names of activations. */
 #include "convert.h"
 
 #include <string.h>
@@ -13,19 +13,22 @@ int pyattn_activation(PyObject *object, attn_activation *activation)
                  {"gelu_tanh", ATTN_GELU_TANH},
                  {"silu", ATTN_SILU},
                  {"tanh", ATTN_TANH}};
+    char names[256] = "";
+    size_t length = 0;
     *activation = ATTN_IDENTITY;
     if (!pyattn_given(object)) return 0;
-    for (size_t n = 0; PyUnicode_Check(object) && n < sizeof known / sizeof *known; n++)
-        if (PyUnicode_CompareWithASCIIString(object, known[n].name) == 0) {
+    for (size_t n = 0; n < sizeof known / sizeof *known; n++) {
+        if (PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, known[n].name) == 0) {
             *activation = known[n].activation;
             return 0;
         }
-    PyErr_Format(PyExc_ValueError,
-                 "activation is %R, expected None or one of 'relu', 'gelu', 'gelu_tanh', 'silu' and 'tanh'", object);
+        length += (size_t)PyOS_snprintf(names + length, sizeof names - length, ", '%s'", known[n].name);
+    }
+    PyErr_Format(PyExc_ValueError, "activation is %R, expected None%s", object, names);
     return -1;
 }
 
-/* activate(x, activation): of a C-contiguous float array; a new array. */
+/* activate(x, activation): returns the activation of a C-contiguous float array, a new array. */
 static PyObject *activate(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     attn_activation activation;

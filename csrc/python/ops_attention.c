@@ -13,7 +13,7 @@ static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"attention",  ARGUMENTS,      SCORE_WEIGHT,
                                            SCORE_WEIGHT, argument_names, interned_names};
 
-/* On pages: the same from score_weight on. */
+/* paged_attention takes the same arguments from score_weight on. */
 enum { CACHE = 1, PAGED_REST };
 enum { PAGED_ARGUMENTS = PAGED_REST + ARGUMENTS - SCORE_WEIGHT };
 static const char *const paged_names[PAGED_ARGUMENTS] = {"query", "cache", "score_weight", PYATTN_OPTION_NAMES, "out"};
@@ -21,14 +21,14 @@ static PyObject *interned_paged_names[PAGED_ARGUMENTS];
 static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUMENTS, PAGED_REST,
                                                  PAGED_REST,        paged_names,     interned_paged_names};
 
-/* What one call owns: all released in one place. */
+/* All objects that a call owns, which `release` releases. */
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
-    PyArrayObject *queries; /* product of query and a bilinear score's weight */
-    attn_product *product;  /* how that is computed; released with PyMem_Free */
+    PyArrayObject *queries; /* bilinear score: query @ score_weight */
+    attn_product *product;  /* the plan of that product; released with PyMem_Free */
     pyattn_option_arrays options;
     pyattn_cache_use cache;
-    PyObject *lowered; /* what a mask object became: values of the options that it replaces */
+    PyObject *lowered; /* tuple of option values that replace a mask object */
     int need_weights, need_lse;
 } owned;
 
@@ -76,14 +76,14 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     return 0;
 }
 
-/* Of a key; -1 where it has none, for which the core has words. */
+/* Features of a key; -1 if key has fewer than 2 axes, which the core will refuse. */
 static npy_intp key_features(const attn_args *args)
 {
     if (args->cache) return args->cache->head_dim;
     return args->key.axes < 2 ? -1 : args->key.shape[args->key.axes - 1];
 }
 
-/* score_weight of a bilinear score, beside what it goes between. Returns -1 with a ValueError. */
+/* Checks score_weight of a bilinear score against query and key. Returns -1 with a ValueError. */
 static int check_bilinear(const attn_args *args, const owned *o)
 {
     PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
@@ -107,8 +107,8 @@ static int check_bilinear(const attn_args *args, const owned *o)
     return -1;
 }
 
-/* A bilinear score is a dot product with query . score_weight in query's place, unscaled. That is what is checked; what
- * is in it comes later, without the GIL. */
+/* Replaces query by query @ score_weight, unscaled, so that a bilinear score becomes a dot product. Only its shape is
+ * needed here; its values are computed later, without the GIL. */
 static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
 {
     PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
@@ -127,10 +127,10 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
     Py_CLEAR(o->queries);
     if ((o->queries = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
     const npy_intp *w = PyArray_DIMS(weight), *steps = PyArray_STRIDES(weight);
-    const ptrdiff_t turned[] = {w[1], w[0]}, strides[] = {steps[1], steps[0]};
+    const ptrdiff_t transposed[] = {w[1], w[0]}, strides[] = {steps[1], steps[0]};
     const attn_linear_args linear = {
         .x = args->query,
-        .weight = {PyArray_DATA(weight), pyattn_dtype(PyArray_TYPE(weight)), 2, turned, strides},
+        .weight = {PyArray_DATA(weight), pyattn_dtype(PyArray_TYPE(weight)), 2, transposed, strides},
         .num_threads = args->num_threads};
     const attn_status status = attn_lay_linear(&linear, pyattn_view(o->queries), o->product, &error);
     if (status != ATTN_OK) {
@@ -184,7 +184,7 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
 static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString((PyObject *)array, "shape"); }
 
-/* Replaces a mask object by the arguments that mean the same, in `values`; an array stays. Returns -1 with an exception. */
+/* Replaces a mask object, in `values`, by equivalent arguments; an array stays. Returns -1 with an exception. */
 static int lower_mask(PyObject **values, owned *o)
 {
     static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW,
@@ -242,8 +242,8 @@ static int view_inputs(PyObject *const *values, attn_args *args, owned *o)
     return 0;
 }
 
-/* Looks at all arrays, warns and draws a seed the first time, and makes the results. Returns 0, or -1 with an exception,
- * or 1 when Python code has run: it may have changed any of the arrays, so that all are to be looked at again. */
+/* Checks all arrays, warns and draws a seed the first time, and creates the results. Returns 0, -1 with an exception,
+ * or 1 if Python code has run: it may have changed any array, so that all must be checked again. */
 static int prepare(PyObject *const *values, attn_args *args, attn_problem *problem, owned *o, int first)
 {
     attn_shapes shapes;
@@ -261,8 +261,8 @@ static int prepare(PyObject *const *values, attn_args *args, attn_problem *probl
     return drew < 0 ? -1 : warned || drew;
 }
 
-/* All that follows when keys and values are read: o's inputs and pages, and what args has of them. `values` is laid out
- * as those of `attention`. */
+/* The rest of a call, once keys and values are read into o's inputs or pages, and args. `values` has the layout of
+ * attention's arguments. */
 static PyObject *attend(PyObject **values, attn_args *args, owned *o)
 {
     attn_problem problem;
@@ -289,7 +289,7 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     return result;
 }
 
-/* Query and score_weight, and the pages, which have query's dtype. */
+/* Converts query, score_weight and the pages, which must have query's dtype. */
 static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
 {
     static const char *const names[] = {"query", "score_weight"};

@@ -1,5 +1,5 @@
-/* pyattn._core.new_page and append_to_pages: memory for a cache, and rows of keys and values into it. pyattn/cache calls
- * them.
+/* pyattn._core.new_page and append_to_pages: allocates pages of a KV cache, and writes keys and values to them.
+ * pyattn/cache calls them.
  */
 #include "pages.h"
 
@@ -11,7 +11,7 @@ static const pyattn_signature signature = {"append_to_pages", ARGUMENTS,      AR
 
 enum { WORTH_THE_GIL = 1 << 18 }; /* elements: a tenth of a millisecond of copying */
 
-/* What one call owns. */
+/* All objects that a call owns. */
 typedef struct {
     pyattn_cache_use use;
     PyArrayObject *rows[2];
@@ -24,7 +24,7 @@ static void release(owned *o)
     Py_XDECREF(o->rows[1]);
 }
 
-/* The shapes are copied: another thread may assign to one while the core reads it. */
+/* Copies the shapes, as another thread may assign to one while the core reads it. */
 static attn_status append(const owned *o, attn_layout layout, attn_error *error)
 {
     ptrdiff_t shapes[2][NPY_MAXDIMS], strides[2][NPY_MAXDIMS];
@@ -59,7 +59,7 @@ static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py
     if (pyattn_as_reals(values + KEY, argument_names + KEY, 2, 2, o.rows) < 0) goto done;
     if (pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o.rows[0])), &o.use) < 0) goto done;
     if (o.use.positions == NULL) {
-        PyErr_SetString(PyExc_ValueError, "first and new are missing");
+        PyErr_SetString(PyExc_ValueError, "first and new are missing: pass the position and number of new rows");
         goto done;
     }
     const attn_status status = append(&o, bshd ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD, &error);
@@ -70,7 +70,7 @@ done:
     return result;
 }
 
-/* new_page(elements, like): zeros of like's dtype that begin at a cache line, in an array that owns some more. */
+/* new_page(elements, like): zeros of like's dtype, aligned to a cache line inside a larger array. */
 static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { LINE = 64 };

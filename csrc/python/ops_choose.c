@@ -1,7 +1,7 @@
-/* pyattn._core.argmax_rows and top_k_rows: what choosing.py wraps. */
+/* pyattn._core.argmax_rows and top_k_rows. */
 #include "convert.h"
 
-/* The C-contiguous array of floats that a function was given, or NULL with an exception. */
+/* Checks that the argument is a C-contiguous array of floats; else NULL with an exception. */
 static PyArrayObject *rows_argument(PyObject *object)
 {
     PyArrayObject *x = (PyArrayObject *)object;
@@ -14,7 +14,7 @@ static PyArrayObject *rows_argument(PyObject *object)
 
 static npy_intp count_rows(PyArrayObject *x) { return PyArray_MultiplyList(PyArray_DIMS(x), PyArray_NDIM(x) - 1); }
 
-/* argmax_rows(x): places along the last axis; a new array without it. */
+/* argmax_rows(x): indices of the maxima along the last axis, a new array without that axis. */
 static PyObject *argmax_rows(PyObject *self, PyObject *object)
 {
     PyArrayObject *x = rows_argument(object);
@@ -35,7 +35,7 @@ static PyObject *argmax_rows(PyObject *self, PyObject *object)
     return pyattn_raise(status, &error);
 }
 
-/* top_k_rows(x, k): the largest along the last axis and their places, as a pair of new arrays. */
+/* top_k_rows(x, k): the k largest elements along the last axis and their indices, two new arrays. */
 static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     PyArrayObject *x = nargs == 2 ? rows_argument(args[0]) : NULL, *values = NULL, *indices = NULL;
@@ -52,7 +52,7 @@ static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t na
     const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
     const ptrdiff_t rows = count_rows(x), n = PyArray_DIM(x, axes - 1);
     for (int axis = 0; axis < axes; axis++) shape[axis] = PyArray_DIM(x, axis);
-    shape[axes - 1] = k < 0 || k > n ? 0 : k; /* what is wrong with k the core says */
+    shape[axes - 1] = k < 0 || k > n ? 0 : k; /* the core refuses an invalid k */
     values = pyattn_new_array(axes, (const ptrdiff_t *)shape, dtype);
     indices = (PyArrayObject *)PyArray_SimpleNew(axes, shape, NPY_INT64);
     if (values == NULL || indices == NULL) goto done;
@@ -70,8 +70,8 @@ done:
 
 PyMethodDef pyattn_choose_methods[] = {
     {"argmax_rows", argmax_rows, METH_O,
-     "argmax_rows($module, x, /)\n--\n\nWhere the largest is along a C-contiguous array's last axis."},
+     "argmax_rows($module, x, /)\n--\n\nIndex of the maximum along a C-contiguous array's last axis."},
     {"top_k_rows", (PyCFunction)(void (*)(void))top_k_rows, METH_FASTCALL,
-     "top_k_rows($module, x, k, /)\n--\n\nThe k largest along a C-contiguous array's last axis, and where they are."},
+     "top_k_rows($module, x, k, /)\n--\n\nThe k largest along a C-contiguous array's last axis, and their indices."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,7 @@
-/* pyattn._core.fill_keep_mask and drop_rows: what dropping.py wraps. */
+/* pyattn._core.fill_keep_mask and drop_rows. */
 #include "convert.h"
 
-/* fill_keep_mask(keep, dropout_p, seed): a new C-contiguous array of bools, (heads in all, q_len, kv_len). */
+/* fill_keep_mask(keep, dropout_p, seed): fills a C-contiguous array of bools, (units, q_len, kv_len). */
 static PyObject *fill_keep_mask(PyObject *self, PyObject *args)
 {
     PyArrayObject *keep;
@@ -22,7 +22,7 @@ static PyObject *fill_keep_mask(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* drop_rows(x, dropout_p, seed): a C-contiguous array of floats; a new array. */
+/* drop_rows(x, dropout_p, seed): dropout of a C-contiguous array of floats, a new array. */
 static PyObject *drop_rows(PyObject *self, PyObject *args)
 {
     PyArrayObject *x;
@@ -52,7 +52,7 @@ static PyObject *drop_rows(PyObject *self, PyObject *args)
 PyMethodDef pyattn_dropout_methods[] = {
     {"fill_keep_mask", fill_keep_mask, METH_VARARGS,
      "fill_keep_mask($module, keep, dropout_p, seed, /)\n--\n\n"
-     "Fill an array with the keeps of a seed. See pyattn.dropout_keep_mask."},
+     "Fill an array with a seed's dropout mask. See pyattn.dropout_keep_mask."},
     {"drop_rows", drop_rows, METH_VARARGS,
      "drop_rows($module, x, dropout_p, seed, /)\n--\n\n"
      "Dropout of a C-contiguous array's rows. See pyattn.dropout."},

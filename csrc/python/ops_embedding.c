@@ -12,7 +12,7 @@ static const char *const argument_names[ARGUMENTS] = {"input",    "weight",     
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"embedding", ARGUMENTS, 3, 2, argument_names, interned_names};
 
-/* What one call owns: ids, weight and residual, and y. */
+/* All objects that a call owns: ids, weight, residual and y. */
 enum { FLOAT_WEIGHT, FLOAT_RESIDUAL, FLOATS };
 typedef struct {
     PyArrayObject *ids, *floats[FLOATS], *y;
@@ -33,7 +33,7 @@ static int convert_arrays(PyObject *const *values, owned *o)
     return pyattn_as_reals(floats, names, FLOATS, FLOAT_RESIDUAL, o->floats);
 }
 
-/* All that may run the caller's code: before any view is taken. */
+/* Conversions that may run the caller's code, which must come before any view is taken. */
 static int convert_options(PyObject *const *values, attn_embedding_args *args, Py_ssize_t *padding_idx)
 {
     PyObject *const padding = values[PADDING_IDX];
@@ -43,7 +43,7 @@ static int convert_options(PyObject *const *values, attn_embedding_args *args, P
     return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
 }
 
-/* It says which row a backward pass leaves alone: here it only has to be one. */
+/* Checks that padding_idx is a row of weight. Only a backward pass would use it. */
 static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_view *weight)
 {
     if (!pyattn_given(object)) return 0;
@@ -54,7 +54,7 @@ static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_view
     return -1;
 }
 
-/* y: new, or out where the core may write into it. */
+/* Sets y to a new array, or to `out` if the core can write to it. */
 static int make_result(PyObject *const *values, const attn_embedding_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
@@ -64,7 +64,7 @@ static int make_result(PyObject *const *values, const attn_embedding_args *args,
     return o->y == NULL ? -1 : 0;
 }
 
-/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_embedding_args *args, const owned *o, attn_error *error)
 {
     attn_lookup lookup;
@@ -88,12 +88,12 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     if (convert_options(values, &args, &padding_idx) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (convert_arrays(values, &o) < 0) goto done;
-    /* the caller's code has run: until all is laid out by value, none does */
+    /* no Python code runs from here until compute has copied all shapes */
     args.ids = pyattn_view(o.ids);
     args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
     if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);
 
-    if ((status = attn_check_embedding_shapes(&args, &error)) != ATTN_OK) { /* ids are looked at once, in compute */
+    if ((status = attn_check_embedding_shapes(&args, &error)) != ATTN_OK) { /* compute checks the ids, only once */
         pyattn_raise(status, &error);
         goto done;
     }

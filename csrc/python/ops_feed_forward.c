@@ -6,7 +6,7 @@
 
 #include "doc_feed_forward.h"
 
-/* Arrays first, but for the ones by keyword alone that follow the activation. */
+/* Arrays come first, except the keyword-only ones after the activation. */
 enum {
     X,
     IN_WEIGHT,
@@ -34,7 +34,7 @@ typedef struct {
     PyArrayObject *arrays[ARRAYS], *y;
 } owned;
 
-/* All of one call, which is more than the stack of a small thread has room for. */
+/* A call's data, which is too large for the stack of a small thread. */
 enum { Y = ARRAYS, FROZEN };
 typedef struct {
     owned owned;
@@ -48,7 +48,7 @@ static void release(owned *o)
     Py_XDECREF(o->y);
 }
 
-/* x and the weights must be there; a bias that is None is not. */
+/* x and the weights are required; a bias may be None. */
 static int convert(PyObject *const *values, owned *o, attn_feed_forward_args *args)
 {
     static const char *const names[] = {"x",        "in_weight",   "out_weight", "in_bias",
@@ -79,7 +79,7 @@ static void view_arrays(const owned *o, attn_feed_forward_args *args, pyattn_fro
     }
 }
 
-/* y: new, or out where the core may write into it. */
+/* Sets y to a new array, or to `out` if the core can write to it. */
 static int make_result(PyObject *const *values, const attn_feed_forward_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
@@ -89,7 +89,7 @@ static int make_result(PyObject *const *values, const attn_feed_forward_args *ar
     return o->y == NULL ? -1 : 0;
 }
 
-/* Runs no Python code but for an exception. */
+/* Runs Python code only to raise an exception. */
 static PyObject *compute(PyObject *const *values, feed_forward_call *c)
 {
     attn_error error;

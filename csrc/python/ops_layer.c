@@ -1,5 +1,5 @@
-/* pyattn._core.layer: a layer of a Transformer in one call. pyattn/nn calls it; it knows torch's arguments and says what is
- * wrong with them.
+/* pyattn._core.layer: a layer of a Transformer in one call. pyattn/nn calls it, and has already checked torch's
+ * arguments.
  */
 #include "frozen.h"
 #include "options.h"
@@ -7,7 +7,7 @@
 
 enum { SELF, CROSS, ATTENTIONS };
 
-/* Arguments, the tuples of weights after x and memory. */
+/* Arguments: x, memory, then the tuples of weights. */
 enum {
     X,
     MEMORY,
@@ -76,7 +76,7 @@ static const char *const argument_names[ARGUMENTS] = {"x",
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"layer", ARGUMENTS, HEADS, HEADS, argument_names, interned_names};
 
-/* All arrays of floats, in the order of the tuples. */
+/* All float arrays, in the order of the tuples. */
 enum { ATTENTION_WEIGHTS = 8, FEED_ARRAYS = 6, NORM_ARRAYS = 6 };
 enum {
     OF_SELF = MEMORY + 1,
@@ -97,13 +97,13 @@ typedef struct {
     PyArrayObject *arrays[ARRAYS], *padding[ATTENTIONS], *y, *weights[ATTENTIONS];
     pyattn_option_arrays options[ATTENTIONS];
     pyattn_cache_use caches[ATTENTIONS];
-    pyattn_turning_arrays turning;
+    pyattn_rope_arrays rope;
 } owned;
 
 /* Copies of shapes: of the arrays, then of the masks, then of y. */
 enum { MASKS = ARRAYS, Y = MASKS + 2 * ATTENTIONS, FROZEN };
 
-/* All of one call, which is more than the stack of a small thread has room for. */
+/* A call's data, which is too large for the stack of a small thread. */
 typedef struct {
     owned owned;
     attn_layer_args args;
@@ -120,17 +120,17 @@ static void release(owned *o)
         pyattn_release_options(&o->options[n]);
         pyattn_release_cache_use(&o->caches[n]);
     }
-    pyattn_release_turning(&o->turning);
+    pyattn_release_rope(&o->rope);
     Py_XDECREF(o->y);
 }
 
-/* The members of a tuple of weights; all NULL where it is None and may be. */
+/* Unpacks a tuple of weights; all NULL if it is None and optional. */
 static int spread(PyObject *tuple, const char *name, Py_ssize_t count, int optional, PyObject **objects)
 {
     for (Py_ssize_t n = 0; n < count; n++) objects[n] = NULL;
     if (optional && tuple == Py_None) return 0;
     if (!PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) != count) {
-        PyErr_Format(PyExc_TypeError, "%s is to be a tuple of %zd arrays", name, count);
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of %zd arrays", name, count);
         return -1;
     }
     for (Py_ssize_t n = 0; n < count; n++) objects[n] = PyTuple_GET_ITEM(tuple, n);
@@ -145,7 +145,7 @@ static int convert_arrays(PyObject *const *values, owned *o)
     if (spread(values[FEED_WEIGHTS], "feed_forward", FEED_ARRAYS, 0, objects + OF_FEED) < 0) return -1;
     if (spread(values[NORM_WEIGHTS], "norms", NORM_ARRAYS, 0, objects + OF_NORMS) < 0) return -1;
     if (pyattn_as_reals(objects, array_names, ARRAYS, MEMORY, o->arrays) < 0) return -1;
-    /* biases are read a vector at a time, and so are rows of x, which are added */
+    /* the core reads biases and x, as the residual, a vector at a time */
     static const int rows[] = {X,
                                OF_SELF + 4,
                                OF_SELF + 5,
@@ -163,7 +163,7 @@ static int convert_arrays(PyObject *const *values, owned *o)
     return pyattn_make_rows_contiguous(o->arrays + OF_NORMS, NORM_ARRAYS);
 }
 
-/* Masks and flags of one of the attentions. */
+/* Converts masks and flags of the self-attention or cross attention. */
 static int convert_attention(PyObject *const *values, int which, owned *o, attn_multihead_args *args)
 {
     static const int masks[] = {ATTN_MASK, MEMORY_MASK}, paddings[] = {KEY_PADDING_MASK, MEMORY_KEY_PADDING_MASK};
@@ -184,7 +184,7 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
                             &o->padding[which]) < 0)
         return -1;
     if (pyattn_convert_options(options, &args->attention, &o->options[which]) < 0) return -1;
-    /* the last of x stands at the last position that the cache holds then */
+    /* the last row of x is at the last position of the cache */
     args->attention.align =
         which == SELF && pyattn_given(values[CACHE]) ? ATTN_ALIGN_LOWER_RIGHT : ATTN_ALIGN_UPPER_LEFT;
     args->attention.average_weights = pyattn_flag(values[AVERAGE_WEIGHTS], "average_weights");
@@ -196,7 +196,7 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     return pyattn_integer(values[KV_HEADS], "kv_heads", "an int", &args->kv_heads);
 }
 
-/* Of the dtype that x has by now. */
+/* Converts the caches, which must have x's dtype. */
 static int convert_caches(PyObject *const *values, owned *o, attn_layer_args *args)
 {
     static const int caches[] = {CACHE, MEMORY_CACHE};
@@ -204,7 +204,7 @@ static int convert_caches(PyObject *const *values, owned *o, attn_layer_args *ar
     for (int n = SELF; n < ATTENTIONS; n++)
         if (pyattn_given(values[caches[n]]) && pyattn_convert_cache_use(values[caches[n]], dtype, &o->caches[n]) < 0)
             return -1;
-    return pyattn_given(values[ROTARY]) ? pyattn_convert_turning(values[ROTARY], &args->self.rotary, &o->turning) : 0;
+    return pyattn_given(values[ROTARY]) ? pyattn_convert_rope(values[ROTARY], &args->self.rotary, &o->rope) : 0;
 }
 
 static int convert(PyObject *const *values, owned *o, attn_layer_args *args)
@@ -238,7 +238,7 @@ static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args,
     return arrays[4] ? pyattn_unpack(views[4], views[5], views[6], "in_proj_bias", own + 4) : 0;
 }
 
-/* Last: a conversion may let other threads run, which may give an array another shape. Runs no Python code. */
+/* Takes views after all conversions: those may let other threads change an array's shape. Runs no Python code. */
 static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own)
 {
     attn_feed_forward_args *feed = &args->feed;
@@ -272,13 +272,13 @@ static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own
     return 0;
 }
 
-/* An array, or keys and values of it in a cache. */
+/* Whether memory is given, as an array or as keys and values in a cache. */
 static int has_memory(const attn_layer_args *args)
 {
     return args->memory.data != NULL || args->cross.attention.cache != NULL;
 }
 
-/* By the names that torch's layers have for masks. Returns 1 after a warning, 0 without, -1 with an exception. */
+/* Warns with torch's names of the masks. Returns 1 after a warning, 0 without, -1 with an exception. */
 static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, int which)
 {
     static const char *const masks[] = {"src_mask", "tgt_mask", "memory_mask"};
@@ -289,7 +289,7 @@ static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, 
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 
-/* Views of all arrays, and what the results look like. */
+/* Takes views of all arrays, checks them, and gets the shapes of the results. */
 static int check(layer_call *c)
 {
     attn_error error;
@@ -300,7 +300,7 @@ static int check(layer_call *c)
     return status == ATTN_OK ? 0 : -1;
 }
 
-/* The same once more where Python code has run since: it may have changed any of the arrays. */
+/* Checks, warns, and checks again if Python code has run, as it may have changed any array. */
 static int prepare(layer_call *c)
 {
     if (check(c) < 0) return -1;
@@ -310,7 +310,7 @@ static int prepare(layer_call *c)
     return warned || again ? check(c) : 0;
 }
 
-/* y; or (y, weights of the self-attention, weights of that to memory or None). */
+/* Returns y; with need_weights, (y, weights of self-attention, weights of cross attention or None). */
 static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes, int need_weights, owned *o,
                          pyattn_frozen *own)
 {

@@ -12,7 +12,7 @@ static const char *const argument_names[ARGUMENTS] = {"x",        "weight",     
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"linear", ARGUMENTS, 3, 2, argument_names, interned_names};
 
-/* What one call owns: x, weight, bias, gate, residual, and y. */
+/* All objects that a call owns: x, weight, bias, gate, residual and y. */
 typedef struct {
     PyArrayObject *arrays[ARRAYS], *y;
 } owned;
@@ -35,7 +35,7 @@ static int convert_options(PyObject *const *values, attn_linear_args *args)
     return pyattn_activation(values[ACTIVATION], &args->activation);
 }
 
-/* y: new, or out where the core may write into it. */
+/* Sets y to a new array, or to `out` if the core can write to it. */
 static int make_result(PyObject *const *values, const attn_linear_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
@@ -45,7 +45,7 @@ static int make_result(PyObject *const *values, const attn_linear_args *args, ow
     return o->y == NULL ? -1 : 0;
 }
 
-/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_linear_args *args, const owned *o, attn_error *error)
 {
     const size_t work = attn_times((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
@@ -69,7 +69,7 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (convert_arrays(values, &o) < 0) goto done;
-    /* the caller's code has run: until all is laid out by value, none does */
+    /* no Python code runs from here until compute has copied all shapes */
     args.x = pyattn_view(o.arrays[X]);
     args.weight = pyattn_view(o.arrays[WEIGHT]);
     if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);

@@ -1,5 +1,5 @@
-/* pyattn._core.multi_head: multi-head attention in one call. pyattn/multi_head.py, single_head.py and nn/multihead.py call it;
- * they know torch's and the articles' arguments and say what is wrong with them.
+/* pyattn._core.multi_head: multi-head attention in one call. The Python modules that call it have already checked
+ * torch's arguments, or those of the articles.
  */
 #include "frozen.h"
 #include "options.h"
@@ -40,18 +40,18 @@ static const char *const argument_names[ARGUMENTS] = {
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"multi_head", ARGUMENTS, ARRAYS, REQUIRED, argument_names, interned_names};
 
-/* What one call owns. */
+/* All objects that a call owns. */
 typedef struct {
     PyArrayObject *arrays[ARRAYS], *padding, *output, *weights;
     pyattn_option_arrays options;
     pyattn_cache_use cache;
-    pyattn_turning_arrays turning;
+    pyattn_rope_arrays rope;
 } owned;
 
-/* Places of what else has a shape. */
+/* Indices of the other frozen views. */
 enum { MASK = ARRAYS, PADDING, KEEP_MASK, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
 
-/* All of one call, which is more than the stack of a small thread has room for. */
+/* A call's data, which is too large for the stack of a small thread. */
 typedef struct {
     owned owned;
     attn_multihead_args args;
@@ -67,22 +67,22 @@ static void release(owned *o)
     Py_XDECREF(o->weights);
     pyattn_release_options(&o->options);
     pyattn_release_cache_use(&o->cache);
-    pyattn_release_turning(&o->turning);
+    pyattn_release_rope(&o->rope);
 }
 
 static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args *args)
 {
-    /* what a cache holds already has no key and value to come from */
+    /* without new keys and values, the cache holds all of them */
     const int required = pyattn_given(values[CACHE]) && values[KEY] == Py_None ? KEY : REQUIRED;
     if (pyattn_as_reals(values, argument_names, ARRAYS, required, o->arrays) < 0) return -1;
     if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
     if (pyattn_given(values[CACHE]) &&
         pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o->arrays[QUERY])), &o->cache) < 0)
         return -1;
-    return pyattn_given(values[ROTARY]) ? pyattn_convert_turning(values[ROTARY], &args->rotary, &o->turning) : 0;
+    return pyattn_given(values[ROTARY]) ? pyattn_convert_rope(values[ROTARY], &args->rotary, &o->rope) : 0;
 }
 
-/* Views of all arrays, with shapes of their own. Runs no Python code. */
+/* Takes views of all arrays, with copies of their shapes. Runs no Python code. */
 static int view_arrays(const owned *o, attn_multihead_args *args, pyattn_frozen *own)
 {
     static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
@@ -133,7 +133,7 @@ static int convert_numbers(PyObject *const *values, attn_multihead_args *args)
     return args->attention.average_weights < 0 ? -1 : 0;
 }
 
-/* Both masks, in the polarity that `blocked` says. */
+/* Converts both masks; True means blocked if `blocked`, else attend. */
 static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
 {
     const int blocked = pyattn_flag(values[BLOCKED], "blocked");
@@ -153,7 +153,7 @@ static int warn_of_ones(const attn_shapes *shapes, int blocked)
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 
-/* Views of all arrays, and what the results look like. */
+/* Takes views of all arrays, checks them, and gets the shapes of the results. */
 static int check(multi_head_call *c)
 {
     attn_error error;
@@ -163,7 +163,7 @@ static int check(multi_head_call *c)
     return status == ATTN_OK ? 0 : -1;
 }
 
-/* The same once more where Python code has run since: it may have changed any of the arrays. */
+/* Checks, warns, and checks again if Python code has run, as it may have changed any array. */
 static int prepare(PyObject *const *values, multi_head_call *c)
 {
     attn_args *const attention = &c->args.attention;

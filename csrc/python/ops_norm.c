@@ -1,4 +1,4 @@
-/* pyattn._core.normalize: what layer_norm and rms_norm wrap. */
+/* pyattn._core.normalize, which layer_norm and rms_norm wrap. */
 #include "norm.h"
 
 #include "options.h"
@@ -32,7 +32,7 @@ static int convert(PyObject *const *values, owned *o, attn_norm_args *args, int 
     return pyattn_make_rows_contiguous(o->arrays, ARRAYS);
 }
 
-/* New arrays of x's shape. */
+/* Allocates y and sum, arrays of x's shape. */
 static int make_results(const attn_view *x, int need_sum, owned *o)
 {
     o->y = pyattn_new_array(x->axes, x->shape, x->dtype);
@@ -41,7 +41,7 @@ static int make_results(const attn_view *x, int need_sum, owned *o)
     return o->sum == NULL ? -1 : 0;
 }
 
-/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_norm_args *args, const owned *o, attn_error *error)
 {
     const attn_view none = {.data = NULL};
@@ -75,7 +75,7 @@ static PyObject *normalize(PyObject *self, PyObject *const *positional, Py_ssize
         goto done;
     }
     if (need_sum && args.residual.data == NULL) {
-        PyErr_SetString(PyExc_ValueError, "need_sum asks for x + residual, and residual is not given");
+        PyErr_SetString(PyExc_ValueError, "need_sum=True returns x + residual: pass residual");
         goto done;
     }
     if (make_results(&args.x, need_sum, &o) < 0) goto done;

@@ -1,4 +1,4 @@
-/* pyattn._core.rotary: what rotary.py wraps, once it knows the frequencies. */
+/* pyattn._core.rotary: RoPE with given frequencies. */
 #include "options.h"
 
 #include "rotary.h"
@@ -9,28 +9,28 @@ static const char *const argument_names[ARGUMENTS] = {
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"rotary", ARGUMENTS, 2, 2, argument_names, interned_names};
 
-/* What one call owns. */
+/* All objects that a call owns. */
 typedef struct {
     PyArrayObject *x, *y;
-    pyattn_turning_arrays turning;
+    pyattn_rope_arrays rope;
 } owned;
 
 static void release(owned *o)
 {
     Py_XDECREF(o->x);
     Py_XDECREF(o->y);
-    pyattn_release_turning(&o->turning);
+    pyattn_release_rope(&o->rope);
 }
 
-void pyattn_release_turning(pyattn_turning_arrays *arrays)
+void pyattn_release_rope(pyattn_rope_arrays *arrays)
 {
     Py_XDECREF(arrays->inv_freq);
     Py_XDECREF(arrays->position_ids);
 }
 
-/* Both are the call's own: out may lie over one, and another thread may change it. */
+/* Copies both arrays: `out` may overlap one, and another thread may change it. */
 static int convert_angles(PyObject *inv_freq, PyObject *position_ids, attn_rotary_args *args,
-                          pyattn_turning_arrays *arrays)
+                          pyattn_rope_arrays *arrays)
 {
     arrays->inv_freq =
         (PyArrayObject *)PyArray_FROM_OTF(inv_freq, NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY);
@@ -42,11 +42,10 @@ static int convert_angles(PyObject *inv_freq, PyObject *position_ids, attn_rotar
     return 0;
 }
 
-int pyattn_convert_turning(PyObject *given, attn_rotary_args *args, pyattn_turning_arrays *arrays)
+int pyattn_convert_rope(PyObject *given, attn_rotary_args *args, pyattn_rope_arrays *arrays)
 {
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 5) {
-        PyErr_SetString(PyExc_TypeError,
-                        "rotary is to be a tuple (inv_freq, scale, offset, position_ids, interleaved)");
+        PyErr_SetString(PyExc_TypeError, "rotary must be a tuple (inv_freq, scale, offset, position_ids, interleaved)");
         return -1;
     }
     if (pyattn_number(PyTuple_GET_ITEM(given, 1), "scale", &args->scale) < 0) return -1;
@@ -64,7 +63,7 @@ static int convert_options(PyObject *const *values, attn_rotary_args *args)
     if (args->offset != 0 && pyattn_given(values[POSITION_IDS])) {
         PyErr_Format(
             PyExc_ValueError,
-            "offset is %zd, but position_ids say where each row is; pass offset + position_ids as position_ids",
+            "offset is %zd, but position_ids already give every position; pass offset + position_ids as position_ids",
             args->offset);
         return -1;
     }
@@ -74,7 +73,7 @@ static int convert_options(PyObject *const *values, attn_rotary_args *args)
     return (args->num_threads = pyattn_num_threads(values[NUM_THREADS])) < 0 ? -1 : 0;
 }
 
-/* out is x, element for element, and the core may write there. */
+/* Whether `out` is x, element for element, and the core can write to it. */
 static int is_in_place(PyObject *out, PyArrayObject *x)
 {
     if (!pyattn_given(out) || !PyArray_Check(out)) return 0;
@@ -87,14 +86,14 @@ static int is_in_place(PyObject *out, PyArrayObject *x)
     return pyattn_has_contiguous_rows(y);
 }
 
-/* Laid out with the GIL, as another thread may assign to an array's shape; computed without it. */
+/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_rotary_args *args, const owned *o, attn_error *error)
 {
-    attn_turning turning;
-    attn_status status = attn_lay_rotary(args, pyattn_view(o->y), &turning, error);
+    attn_rope rope;
+    attn_status status = attn_lay_rotary(args, pyattn_view(o->y), &rope, error);
     if (status != ATTN_OK) return status;
-    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_turn(&turning, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_turn(&turning, args->num_threads, error);
+    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_apply_rope(&rope, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS status = attn_apply_rope(&rope, args->num_threads, error);
     Py_END_ALLOW_THREADS return status;
 }
 
@@ -111,8 +110,8 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
     if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (pyattn_as_reals(values, argument_names, 1, 1, &o.x) < 0) goto done;
     if (pyattn_make_rows_contiguous(&o.x, 1) < 0) goto done;
-    if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &args, &o.turning) < 0) goto done;
-    args.x = pyattn_view(o.x); /* the caller's code has run: until all is laid out by value, none does */
+    if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &args, &o.rope) < 0) goto done;
+    args.x = pyattn_view(o.x); /* no Python code runs from here until compute has copied all shapes */
 
     if ((status = attn_check_rotary(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
@@ -133,6 +132,6 @@ done:
 PyMethodDef pyattn_rotary_methods[] = {
     {"rotary", (PyCFunction)(void (*)(void))rotary, METH_FASTCALL | METH_KEYWORDS,
      "rotary($module, x, inv_freq, *, scale=1.0, offset=0, position_ids=None, interleaved=False, layout='bhsd', "
-     "num_threads=None, out=None)\n--\n\nTurn pairs of features. See pyattn.rotary_embedding."},
+     "num_threads=None, out=None)\n--\n\nRotate pairs of features. See pyattn.rotary_embedding."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,7 @@
-/* pyattn._core.softmax_rows and merge_states: what functional.py wraps, and what it needs of the conversions. */
+/* pyattn._core.softmax_rows and merge_states, and conversions for the Python functions. */
 #include "convert.h"
 
-/* The (object, name) that as_array and as_real take; the name, or NULL with an exception. */
+/* Parses (object, name) for as_array and as_real; returns the name, or NULL with an exception. */
 static const char *name_argument(PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs == 2 && PyUnicode_Check(args[1])) return PyUnicode_AsUTF8(args[1]);
@@ -30,7 +30,7 @@ static PyObject *as_real(PyObject *self, PyObject *const *args, Py_ssize_t nargs
     return (PyObject *)real;
 }
 
-/* cast(x, name, dtype): how its caller may write a cast, for messages. */
+/* cast(x, name, dtype): the Python code of a cast, for messages. */
 static PyObject *cast(PyObject *self, PyObject *args)
 {
     PyObject *object;
@@ -39,7 +39,7 @@ static PyObject *cast(PyObject *self, PyObject *args)
     return PyArg_ParseTuple(args, "Oss", &object, &name, &dtype) ? pyattn_cast(object, name, "", dtype) : NULL;
 }
 
-/* softmax_rows(x, logarithm): the last axis of a C-contiguous float array; a new array. */
+/* softmax_rows(x, logarithm): softmax over the last axis of a C-contiguous float array, a new array. */
 static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     attn_error error;
@@ -68,8 +68,7 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     return pyattn_raise(status, &error);
 }
 
-/* The arrays of a list or tuple, all C-contiguous, of one dtype and size; their data pointers. NULL with an exception.
- */
+/* Data pointers of a list or tuple of C-contiguous arrays of one dtype and size. NULL with an exception. */
 static const void **data_of(PyObject *list, Py_ssize_t parts, int type, npy_intp size)
 {
     const void **data = PyMem_Malloc((size_t)(parts > 0 ? parts : 1) * sizeof *data);
@@ -87,7 +86,7 @@ static const void **data_of(PyObject *list, Py_ssize_t parts, int type, npy_intp
     return data;
 }
 
-/* merge_states(outputs, lses, output, lse): tuples of C-contiguous arrays, merged into output and lse. */
+/* merge_states(outputs, lses, output, lse): merges tuples of C-contiguous arrays into output and lse. */
 static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)self;

@@ -1,4 +1,4 @@
-/* Threads, instruction-set levels, and the benchmarks' yardsticks. */
+/* Threads, instruction-set levels, and machine speeds for the benchmarks. */
 #include "convert.h"
 
 static PyObject *set_num_threads(PyObject *self, PyObject *object)
@@ -22,7 +22,7 @@ static PyObject *isa(PyObject *self, PyObject *unused)
     return PyUnicode_FromString(attn_isa());
 }
 
-/* The names that `name_of` gives for 0, 1 ... */
+/* A list of the names name_of(0), name_of(1) ... */
 static PyObject *name_list(const char *(*name_of)(int))
 {
     PyObject *list = PyList_New(0);

@@ -1,7 +1,7 @@
-/* The options of attention: masks, lengths, alignment and the like, as the core's arguments. */
+/* Converts the options of attention (masks, lengths, alignment ...) to the core's arguments. */
 #include "options.h"
 
-/* Truth of an optional flag; -1 with an exception. Other objects have a truth too, 'False' for one: it is True. */
+/* Value of an optional flag; -1 with an exception. Truthy non-bools such as 'False' are refused. */
 int pyattn_flag(PyObject *object, const char *name)
 {
     if (object == NULL || object == Py_False) return 0;
@@ -59,10 +59,10 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
 {
     return pyattn_warn(
         "MaskWarning",
-        blocked ? "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
+        blocked ? "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
                   "scores, and masks nothing. If 1 means blocked, pass %s=numpy.equal(%s, 1); if it means "
                   "attend, pass %s=numpy.equal(%s, 0)"
-                : "%s is a float mask whose first and last rows hold zeros and ones alone: it is added to the "
+                : "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
                   "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_array(%s)",
         mask, mask, mask, mask, mask);
 }
@@ -78,7 +78,7 @@ int pyattn_choice(PyObject *object, const char *name, const char *zero, const ch
     return -1;
 }
 
-/* One side of a window: None, or how many keys it reaches. */
+/* Converts one side of a window: None, or a number of keys. */
 static int window_side(PyObject *object, const char *expected, ptrdiff_t *side)
 {
     if (object == Py_None) {
@@ -133,8 +133,7 @@ static int convert_scale(PyObject *object, attn_args *args)
 int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed)
 {
     PyObject *rng = values[PYATTN_RNG] ? values[PYATTN_RNG] : Py_None;
-    if (args->dropout_p == 0 || args->keep_mask.data)
-        return 0; /* nothing is drawn where nothing is dropped by chance */
+    if (args->dropout_p == 0 || args->keep_mask.data) return 0; /* no random dropout, so no seed */
     PyObject *module = PyImport_ImportModule("pyattn._util.random");
     PyObject *drawn = module ? PyObject_CallMethod(module, "draw_seed", "(O)", rng) : NULL;
     *seed = drawn ? PyLong_AsUnsignedLongLong(drawn) : 0;

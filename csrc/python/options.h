@@ -1,4 +1,4 @@
-/* What attention and multi-head attention have in common: the options, in the order in which both take them. */
+/* The options that attention and multi-head attention share, in the order of their arguments. */
 #ifndef PYATTN_OPTIONS_H
 #define PYATTN_OPTIONS_H
 
@@ -28,41 +28,42 @@ enum {
     "attn_mask", "is_causal", "align", "scale", "score", "window", "key_lengths", "query_lengths", "dropout_p", "rng", \
         "keep_mask", "enable_gqa", "need_weights", "need_lse", "empty_rows", "layout", "num_threads"
 
-/* Arrays among them. */
+/* The options that are arrays. */
 typedef struct {
     PyArrayObject *mask, *keep_mask, *key_lengths, *query_lengths;
 } pyattn_option_arrays;
 
-/* Fills args but for its views; values (PYATTN_OPTIONS) are NULL where not given. Returns -1 with an exception; what is in
- * arrays then is the caller's, too. need_weights and need_lse are not looked at: they ask for results. */
+/* Fills args except its views; values (PYATTN_OPTIONS) are NULL if not given. need_weights and need_lse are ignored, as
+ * they only concern results. Returns -1 with an exception; the caller must release `arrays` in any case. */
 int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
-/* Its views. To be taken when nothing is left to be converted: a conversion may let other threads run, which may give an
- * array another shape. */
+/* Fills the views. Call it after all conversions: those may let other threads run, which may change an array's
+ * shape. */
 void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args);
-/* 64 bits for a dropout by chance, when all else is checked: a call that fails draws nothing. Returns 0 when nothing is to
- * be drawn, -1 with an exception, and else 1: the caller's code has run, and may have changed any array. */
+/* Draws a 64-bit seed for random dropout. Call it after all checks, so that a failing call draws nothing. Returns 0
+ * if no seed is needed, 1 after a draw, -1 with an exception. A draw runs the caller's code, which may change any
+ * array. */
 int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed);
 void pyattn_release_options(pyattn_option_arrays *arrays);
 
-/* A mask as the core reads it; `meaning` is what True means. Not given: stays NULL. Returns -1 with an exception. */
+/* Converts a mask for the core; `meaning` is that of True, for messages. NULL if not given; -1 with an exception. */
 int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask);
 
-/* A warning of one of pyattn's own classes, at the caller's line. Return -1 when warnings are errors. */
+/* Issue one of pyattn's warnings, at the caller's line. They return -1 if the warning became an exception. */
 int pyattn_warn(const char *class_name, const char *format, ...);
-int pyattn_warn_of_ones(const char *mask, int blocked); /* of a float mask that was probably meant as flags */
+int pyattn_warn_of_ones(const char *mask, int blocked); /* for a float mask that was probably meant as bool */
 
-/* One of two words, as 0 or 1, and 0 where not given; -1 with an exception. */
+/* Converts one of two words to 0 or 1; 0 if not given, -1 with an exception. */
 int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one);
 
-/* ops_rotary.c: how queries and keys turn, a tuple (inv_freq, scale, offset, position_ids or None, interleaved). What it
- * needs of arrays goes to `arrays`. Returns -1 with an exception; what is in arrays then is the caller's, too. */
+/* ops_rotary.c: converts RoPE's arguments for queries and keys, a tuple (inv_freq, scale, offset, position_ids or None,
+ * interleaved). Its arrays go to `arrays`, which the caller must release in any case. Returns -1 with an exception. */
 typedef struct {
     PyArrayObject *inv_freq, *position_ids;
-} pyattn_turning_arrays;
-int pyattn_convert_turning(PyObject *given, attn_rotary_args *args, pyattn_turning_arrays *arrays);
-void pyattn_release_turning(pyattn_turning_arrays *arrays);
+} pyattn_rope_arrays;
+int pyattn_convert_rope(PyObject *given, attn_rotary_args *args, pyattn_rope_arrays *arrays);
+void pyattn_release_rope(pyattn_rope_arrays *arrays);
 
-/* Truth of an optional flag; -1 with an exception. */
+/* Value of an optional flag; -1 with an exception. */
 int pyattn_flag(PyObject *object, const char *name);
 
 #endif

@@ -1,4 +1,4 @@
-/* Lists of ndarrays as tables of pages. See pages.h. */
+/* Converts lists of ndarrays to page tables. See pages.h. */
 #include "pages.h"
 
 int pyattn_size(PyObject *object, const char *name, Py_ssize_t *size)
@@ -16,7 +16,7 @@ static PyObject *as_tuple(PyObject *object)
     return NULL;
 }
 
-/* A tuple of tuples: what is in them stays while they do. */
+/* Copies the tables to a tuple of tuples, which holds references to the pages. */
 static PyObject *hold(PyObject *tables)
 {
     PyObject *outer = as_tuple(tables), *held = outer ? PyTuple_New(PyTuple_GET_SIZE(outer)) : NULL;
@@ -58,7 +58,7 @@ int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t siz
 
     size_t total = 0;
     for (ptrdiff_t b = 0; b < c->batches; b++) total += (size_t)PyTuple_GET_SIZE(PyTuple_GET_ITEM(pages->held, b));
-    pages->counts = PyMem_Malloc((2 * (size_t)c->batches + total + 1) * sizeof(ptrdiff_t)); /* pointers are as large */
+    pages->counts = PyMem_Malloc((2 * (size_t)c->batches + total + 1) * sizeof(ptrdiff_t)); /* sizeof(void *) */
     if (pages->counts == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -83,7 +83,7 @@ void pyattn_release_pages(pyattn_pages *pages)
     Py_XDECREF(pages->held);
 }
 
-/* A tuple of so many ints. */
+/* Converts a tuple of `batches` ints. */
 static int convert_positions(PyObject *object, const char *name, ptrdiff_t batches, ptrdiff_t *positions)
 {
     if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != batches) {
@@ -102,7 +102,7 @@ int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use
                                                "length", "start",    "first",    "new"};
     ptrdiff_t sizes[FIRST];
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != MEMBERS) {
-        PyErr_Format(PyExc_TypeError, "the use of a cache is to be a tuple of %d members", MEMBERS);
+        PyErr_Format(PyExc_TypeError, "the cache argument must be a tuple of %d items", MEMBERS);
         return -1;
     }
     for (int n = KV_HEADS; n < FIRST; n++)
@@ -134,7 +134,7 @@ void pyattn_use_cache(const pyattn_cache_use *use, attn_args *args)
 {
     if (use->pages.held == NULL) return;
     args->cache = &use->pages.cache;
-    args->query_start = args->key_start = use->start; /* both are counted from there */
+    args->query_start = args->key_start = use->start; /* queries and keys both count from there */
 }
 
 void pyattn_fill_cache(const pyattn_cache_use *use, attn_multihead_args *args)

@@ -1,1 +1,1 @@
-"""Small things that every folder needs: arguments, types, warnings, slabs of memory. They import nothing above them."""
+"""Helpers for all packages: arguments, types, warnings, slabs of memory. They import no other package of pyattn."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import sys
-from collections.abc import Iterable
-from typing import Any, SupportsFloat, SupportsIndex
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +25,43 @@ __all__ = [
     "as_index",
     "as_number",
     "as_probability",
+    "naming_keywords",
+    "refuse_keyword",
 ]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-_NO_NUMBERS = "bcmMSU"  # kinds of NumPy's scalars that float() reads all the same
+_NO_NUMBERS = "bcmMSU"  # kinds of NumPy scalars that float() accepts, but that are not numbers here
 
 
-def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
-    """Read an integer. A bool is likelier a mistake than one."""
+def naming_keywords(function: _Function) -> _Function:
+    """Make a function's refusal of an unknown keyword list those it takes, as the core's functions do."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            refuse_keyword(error, function)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def refuse_keyword(error: TypeError, function: Callable[..., Any]) -> None:
+    """Raise again what Python says of an unknown keyword, with the names of those that the function takes."""
+    inside = error.__traceback__ is None or error.__traceback__.tb_next is not None  # the function has begun
+    if not inside and "unexpected keyword argument" in str(error):
+        names = ", ".join(name for name in inspect.signature(function).parameters)
+        raise TypeError(f"{error}; it takes {names}") from None
+
+
+def as_index(x: SupportsIndex | None, name: str, expected: str = "an int") -> int:
+    """Read an integer, but not a bool, which is probably a mistake."""
     try:
-        n = None if isinstance(x, bool) else operator.index(x)
+        n = None if x is None or isinstance(x, bool) else operator.index(x)
     except TypeError:
         n = None
     if n is None:
@@ -41,10 +69,12 @@ def as_index(x: SupportsIndex, name: str, expected: str = "an int") -> int:
     return n
 
 
-def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize) -> int:
-    """Read a size."""
-    n = as_index(x, name)
-    if n > most:  # it may have more digits than a message
+def as_count(
+    x: SupportsIndex | None, name: str, *, least: int, most: int = sys.maxsize, default: int | None = None
+) -> int:
+    """Read a size, which may be None where a default is given."""
+    n = as_index(default if x is None else x, name)
+    if n > most:  # not quoted: n may have very many digits
         raise ValueError(f"{name} is too large, expected at most {most}")
     if n < least:
         raise ValueError(f"{name} is {short_repr(n)}, expected {least} or more")
@@ -52,7 +82,7 @@ def as_count(x: SupportsIndex, name: str, *, least: int, most: int = sys.maxsize
 
 
 def as_number(x: SupportsFloat, name: str) -> float:
-    """Read a number, which may be infinite or NaN. A bool is likelier a mistake than one."""
+    """Read a number, possibly infinite or NaN, but not a bool, which is probably a mistake."""
     kind = getattr(getattr(x, "dtype", None), "kind", "f")
     if isinstance(x, bool) or not isinstance(x, SupportsFloat) or kind in _NO_NUMBERS or getattr(x, "ndim", 0) > 0:
         raise TypeError(f"{name} is of type {type(x).__name__}, expected a number")
@@ -80,16 +110,19 @@ def as_probability(x: SupportsFloat, name: str) -> float:
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Read the dtype of what is to be made."""
-    found = np.dtype(dtype).newbyteorder("=")
-    if dtype is None or found not in FLOATS:
-        name = None if dtype is None else found
-        raise TypeError(f"dtype is {name}, expected numpy.float32 or numpy.float64")
+    """Read float32 or float64 as a dtype."""
+    try:
+        found = None if dtype is None else np.dtype(dtype).newbyteorder("=")
+    except TypeError:
+        found = None
+    if found is None or found not in FLOATS:
+        raise TypeError(f"dtype is {found or short_repr(dtype)}, expected numpy.float32 or numpy.float64")
     return found
 
 
-def as_flag(x: bool, name: str) -> bool:
-    """Read an option that is True or False. Other objects have a truth, too, and that of "no" is True."""
+def as_flag(x: bool | None, name: str, *, default: bool | None = None) -> bool:
+    """Read an option that is True or False; reject truthy non-bools such as "no"."""
+    x = default if x is None else x
     if not isinstance(x, (bool, np.bool_)):
         raise TypeError(f"{name} is of type {type(x).__name__}, expected True or False")
     return bool(x)

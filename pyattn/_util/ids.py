@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.typing import IntArray
 
-__all__ = ["IntArray", "as_array_of_ids", "as_ids", "as_integers", "check_range", "read_lengths"]
+__all__ = ["as_array_of_ids", "as_ids", "as_integers", "read_lengths"]
 
 
 def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
@@ -31,6 +31,7 @@ def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
         return ids
     if ids.size:
         fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if ids.dtype.kind in "bf" else ""
+        fix = ", which a tokenizer makes of text" if ids.dtype.kind in "US" else fix
         raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: token ids{fix}")
     return ids.astype(np.int64)
 
@@ -38,18 +39,12 @@ def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
 def as_ids(x: npt.ArrayLike, name: str, count: int | None = None) -> IntArray:
     """Read an array of token ids of any shape: 0 or more and, if count is given, less than count."""
     ids = as_integers(x, name)
-    check_range(ids, name, count)
-    return ids
-
-
-def check_range(ids: IntArray, name: str, count: int | None, why: str = "") -> None:
-    """Refuse ids that are negative or, unless count is None, not less than count; `why` explains the limit."""
     if ids.size == 0 or (ids.min() >= 0 and (count is None or ids.max() < count)):
-        return
+        return ids
     wrong = ids < 0 if count is None else (ids < 0) | (ids >= count)
     index = tuple(map(int, np.argwhere(wrong)[0]))
     expected = "0 or more" if count is None else f"0 <= id < {count}"
-    raise ValueError(f"{name} holds {ids[index]} at index {index}, expected {expected}{why and f': {why}'}")
+    raise ValueError(f"{name} holds {ids[index]} at index {index}, expected {expected}")
 
 
 def read_lengths(

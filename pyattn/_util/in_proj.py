@@ -1,4 +1,4 @@
-"""What torch packs: the projections of query, key and value in a state_dict of multi-head attention."""
+"""Input projections of query, key and value in a state_dict of multi-head attention, packed or not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Projection", "in_projections"]
 
 
 class Projection(NamedTuple):
-    """A linear layer, as torch keeps it.
+    """Weight and bias of a linear layer, in torch's layout.
 
     Attributes
     ----------
     weight : ndarray, (out, in)
-        All heads on top of one another.
+        All heads, stacked.
     bias : ndarray, (out,), or None
-        None where there is none.
+        None for a layer without bias.
     """
 
     weight: npt.NDArray[Any]
@@ -27,7 +27,7 @@ class Projection(NamedTuple):
 
 
 def in_projections(state: Mapping[str, npt.NDArray[Any]]) -> tuple[Projection, Projection, Projection]:
-    """Cut the projections of query, key and value out of a state_dict."""
+    """Extract the projections of query, key and value from a state_dict."""
     packed, bias = state.get("in_proj_weight"), state.get("in_proj_bias")
     weights = [state[f"{x}_proj_weight"] for x in "qkv"] if packed is None else np.split(packed, 3)
     ends = np.cumsum([len(weight) for weight in weights])[:-1]

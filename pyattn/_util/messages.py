@@ -1,4 +1,4 @@
-"""Values that a message quotes: readable, however long or deep they are."""
+"""Short reprs of values, for messages."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
 
 def short_repr(value: Any) -> str:
-    """Write a value's repr, cut to some 60 characters where it is longer."""
+    """Return a value's repr, shortened to about 60 characters."""
     return _SHORT.repr(value)

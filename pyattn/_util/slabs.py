@@ -1,6 +1,6 @@
-"""Rows of any array as contiguous ones, some at a time.
+"""Apply functions of contiguous rows to any array, slab by slab.
 
-A copy of all would take as much memory again, and NumPy hears no Ctrl-C while it makes one.
+Copying the whole array would double the memory, and NumPy does not react to Ctrl-C while it copies.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ SLAB = 4 << 20  # bytes
 
 def compute_rows(
     moved: npt.NDArray[Any],
-    kept: int,
+    outer_axes: int,
     compute: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
     target: npt.NDArray[Any],
 ) -> None:
-    """Fill an array with what a function of contiguous rows gives."""
-    size = math.prod(moved.shape[kept:])
-    for slab in _slabs(moved.shape[:kept], size * moved.itemsize) if moved.size else ():
+    """Fill target with a function of contiguous rows, slab by slab."""
+    size = math.prod(moved.shape[outer_axes:])
+    for slab in _slabs(moved.shape[:outer_axes], size * moved.itemsize) if moved.size else ():
         part = moved[slab]
         rows = np.ascontiguousarray(part).reshape(part.size // size, size)
         target[slab] = compute(rows).reshape(target[slab].shape)
 
 
 def _slabs(shape: tuple[int, ...], row_bytes: int) -> Iterator[tuple[int | slice, ...]]:
-    """Index rows of this shape by as many at a time as fit into a slab, one at least."""
+    """Yield indices of rows of this shape, as many at a time as fit into a slab, at least one."""
     axis = len(shape)
     while axis > 0 and row_bytes * shape[axis - 1] <= SLAB:
         axis -= 1

@@ -1,4 +1,4 @@
-"""Types of arguments and results, and the tuples that the core takes."""
+"""Types of arguments and results, and tuples for the core."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Window: TypeAlias = SupportsIndex | tuple[SupportsIndex | None, SupportsIndex | 
 
 
 class Rotation(NamedTuple):
-    """How queries and keys are rotated with their positions, in the core's order."""
+    """Rotary position embedding of queries and keys, in the core's order."""
 
     inv_freq: npt.NDArray[np.float64]
     scale: float
@@ -48,18 +48,18 @@ class Rotation(NamedTuple):
 
 
 class CacheUse(NamedTuple):
-    """How a call uses a layer of a KV cache, in the core's order."""
+    """One call's use of a layer of a KV cache, in the core's order."""
 
     pages: Sequence[Sequence[Array]]
-    """Of each batch entry."""
+    """Pages of each batch entry."""
     kv_heads: int
     head_dim: int
     v_head_dim: int
     length: int
-    """Positions of the longest batch entry, from `start` on."""
+    """Number of positions of the longest batch entry, counted from `start`."""
     start: int
-    """Position of each first page's first row."""
+    """Position of the first row of every first page."""
     first: tuple[int, ...] | None = None
-    """Where each batch entry's new rows go, counted from `start`. None: the call adds no rows."""
+    """First new row of each batch entry, counted from `start`; None if the call only reads."""
     new: tuple[int, ...] | None = None
-    """How many rows each batch entry gets."""
+    """Number of new rows of each batch entry."""

@@ -1,4 +1,4 @@
-"""Words for token ids."""
+"""Words of token ids."""
 
 from __future__ import annotations
 

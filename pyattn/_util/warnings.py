@@ -1,4 +1,4 @@
-"""What pyattn warns of: arguments that are used as documented, and were probably meant otherwise."""
+"""Warnings for arguments that are valid but probably not meant that way."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["MaskWarning", "ShapeWarning", "warn"]
 
 
 class MaskWarning(UserWarning):
-    """A mask is used as documented, and was probably meant otherwise."""
+    """A mask is valid, but was probably meant the other way round."""
 
 
 class ShapeWarning(UserWarning):
-    """Axes are used as documented, and were probably meant in another order."""
+    """Shapes are valid, but the axes were probably meant in another order."""
 
 
 def warn(category: type[Warning], message: str) -> None:
-    """Warn at the caller's line: the first that is not pyattn's own."""
+    """Warn at the caller's line, the first outside pyattn."""
     level = 1
     frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyattn."):

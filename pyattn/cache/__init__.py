@@ -1,4 +1,4 @@
-"""What decoding keeps: the keys and values of the tokens so far, of every layer."""
+"""KV cache: the keys and values of the tokens so far, for every layer."""
 
 from pyattn.cache.kv_cache import KVCache
 

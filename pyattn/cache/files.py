@@ -1,4 +1,4 @@
-"""A cache as named arrays, to be saved, and back."""
+"""Conversion of a cache to named arrays for saving, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = Mapping[str, npt.NDArray[Any]]
 
 
 class Saved(NamedTuple):
-    """What a file holds of a cache."""
+    """Contents of a saved cache."""
 
     window: int | None
     max_length: int | None
@@ -29,7 +29,7 @@ class Saved(NamedTuple):
 
 
 def state_of(saved: Saved) -> dict[str, npt.NDArray[Any]]:
-    """Write a cache as arrays; pages that are shared become each batch entry's own."""
+    """Write a cache as arrays; batch entries get copies of shared pages."""
     sizes, layers = saved.sizes, saved.layers
     state = {
         "version": np.array(VERSION),
@@ -80,9 +80,9 @@ def _layer(state: State, n: int, sizes: Sizes, window: int | None, starts: list[
 
 
 def _array(state: State, name: str, axes: int) -> npt.NDArray[Any]:
-    """Integers with so many axes."""
+    """Read an int64 array with this number of axes."""
     if name not in state:
-        raise ValueError(f"there is no {name}")
+        raise ValueError(f"{name} is missing")
     array = state[name]
     if array.dtype != np.int64 or array.ndim != axes:
         raise ValueError(f"{name} has {array.ndim} axes and dtype {array.dtype}, expected {axes} and int64")
@@ -91,7 +91,7 @@ def _array(state: State, name: str, axes: int) -> npt.NDArray[Any]:
 
 def _floats(state: State, name: str) -> npt.NDArray[Any]:
     if name not in state:
-        raise ValueError(f"there is no {name}")
+        raise ValueError(f"{name} is missing")
     if state[name].dtype not in (np.float32, np.float64):
         raise ValueError(f"{name} has dtype {state[name].dtype}, expected float32 or float64")
     return state[name]

@@ -1,4 +1,4 @@
-"""What a cache's methods take: rows of keys and values, queries, and integers."""
+"""Checks of the arguments of a cache's methods: keys, values, queries and integers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_rows(
 
 
 def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
-    """Read queries; what else is wrong with their shape the core says."""
+    """Read queries and check their layout; the core checks the rest of the shape."""
     if layout not in AXES:
         raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
     query = as_floats(x, "query", sizes.dtype)
@@ -58,13 +58,13 @@ def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tu
 def as_integers(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     """Read integers."""
     array = _core.as_array(x, name)
-    if array.dtype.kind not in "iu" and array.size:  # [] is an array of floats
+    if array.dtype.kind not in "iu" and array.size:  # numpy reads [] as floats
         raise TypeError(f"{name} has dtype {array.dtype}, expected integers; pass numpy.asarray({name}, numpy.int64)")
     return array
 
 
 def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> list[int]:
-    """Read numbers of positions."""
+    """Read the number of positions of each batch entry."""
     array = as_integers(x, name)
     if array.shape not in ((), (batches,)):
         raise ValueError(f"{name} has shape {array.shape}, expected ({batches},): one for each batch entry")
@@ -77,7 +77,7 @@ def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> li
 
 
 def as_floats(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read an array as strictly as modules do: a dtype that differs is likelier a mistake than a wish."""
+    """Read an array of the cache's dtype, as strictly as modules do: another dtype is probably a mistake."""
     array = _core.as_array(x, name)
     found = array.dtype.newbyteorder("=")
     if found != dtype:

@@ -1,4 +1,4 @@
-"""`KVCache`: its state is a `Layer` for each layer, which a change replaces as a whole."""
+"""`KVCache`: holds one immutable `Layer` per layer, and replaces it on every change."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SETTINGS = ("num_layers", "num_kv_heads", "head_dim", "v_head_dim", "window", "m
 
 
 class KVCache:
-    """Keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
+    """KV cache: keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
 
-    A position stays at its address from its `append` on, but for the one page that a `fork` copies, and a token's
-    attention has the bits that attention over all tokens at once gives its row. Batch entries may have different
-    lengths. Any number of threads may read at once; changes are one thread's at a time, and one that fails, or is
-    interrupted, changes nothing.
+    Stored positions never move in memory, except for the last page, which is copied on `append` if a `fork` shares it.
+    Attention with the cache is bit-identical to attention over all tokens at once. Batch entries may have different
+    lengths. Any number of threads may read at the same time, but only one may change the cache. A change that fails or
+    is interrupted leaves the cache as it was.
 
     Parameters
     ----------
     num_layers : int
-        Layers, each with keys and values of its own.
+        Number of layers; each has its own keys and values.
     num_kv_heads : int
         Heads of keys and values.
     head_dim : int
@@ -48,10 +48,10 @@ class KVCache:
     dtype : dtype
         numpy.float32, the default, or numpy.float64.
     window : int, optional
-        A query sees its own position and so many before it, in every call of `attend`; pages behind that are let go.
+        Number of positions before its own that a query sees, in every call of `attend`. Older pages are freed.
         Default: None, all positions.
     max_length : int, optional
-        No batch entry may have more positions. Default: None, as many as memory holds.
+        Maximum number of positions of a batch entry. Default: None, limited only by memory.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class KVCache:
     Raises
     ------
     TypeError
-        An argument is no integer, or dtype is neither float32 nor float64.
+        An argument is not an integer, or dtype is neither float32 nor float64.
     ValueError
         A size is too small.
 
@@ -104,28 +104,29 @@ class KVCache:
         self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)
         self._sizes = Sizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
         batches = as_count(batch_size, "batch_size", least=0)
+        pages.check_memory(self.num_layers, batches)
         self._layers = [pages.empty_layer(batches) for _ in range(self.num_layers)]
 
     def __repr__(self) -> str:
-        """All settings, and how far it got."""
+        """Write all settings and the lengths."""
         settings = ", ".join(f"{name}={getattr(self, name)}" for name in SETTINGS)
         return f"{type(self).__name__}({settings}, dtype={self.dtype}, lengths={self.lengths.tolist()})"
 
     def __copy__(self) -> KVCache:
-        """As `fork`: the two go on by themselves."""
+        """Copy as `fork` does: both caches then grow independently."""
         return self.fork()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
-        """As `fork`: what they share neither changes."""
+        """Copy as `fork` does: neither cache changes shared pages."""
         return self.fork()
 
     def _pick(self, index: list[int]) -> KVCache:
-        """Make another of these batch entries, on the same pages."""
+        """Make another cache of these batch entries, sharing their pages."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, _layers=[pages.pick(layer, index) for layer in self._layers])
         return other
 
-    # What it holds
+    # Contents
 
     @property
     def batch_size(self) -> int:
@@ -134,21 +135,21 @@ class KVCache:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Positions of each batch entry that all layers have, with those a window has passed: (batch_size,)."""
+        """Length of each batch entry, the minimum over layers, with positions freed by a window: (batch_size,)."""
         return np.array([min(each) for each in zip(*(x.lengths for x in self._layers), strict=True)], np.int64)
 
     @property
     def length(self) -> int:
-        """That of the longest batch entry."""
+        """Length of the longest batch entry."""
         return int(max(self.lengths, default=0))
 
     @property
     def nbytes(self) -> int:
-        """Memory that all pages hold, counted once where they share it."""
+        """Memory of all pages in bytes, with shared memory counted once."""
         return pages.bytes_of(self._layers)
 
     def start(self, layer: SupportsIndex) -> int:
-        """Find the first position that is held: 0, unless a window has passed it.
+        """Return the first position still stored: 0, unless a window freed it.
 
         Parameters
         ----------
@@ -158,12 +159,12 @@ class KVCache:
         Returns
         -------
         int
-            A multiple of 64; that of the batch entry with the earliest one.
+            A multiple of 64; the minimum over batch entries.
         """
         return self._layer(layer).start
 
     def keys(self, layer: SupportsIndex, batch: SupportsIndex = 0) -> list[Page]:
-        """Look at the keys of a batch entry, without a copy.
+        """Return the keys of a batch entry as views of its pages.
 
         Parameters
         ----------
@@ -180,7 +181,7 @@ class KVCache:
         return [key for key, _ in self._views(layer, batch)]
 
     def values(self, layer: SupportsIndex, batch: SupportsIndex = 0) -> list[Page]:
-        """Look at the values of a batch entry, without a copy.
+        """Return the values of a batch entry as views of its pages.
 
         Parameters
         ----------
@@ -197,7 +198,7 @@ class KVCache:
         return [value for _, value in self._views(layer, batch)]
 
     def to_arrays(self, layer: SupportsIndex) -> tuple[FloatArray, FloatArray]:
-        """Copy the keys and values of a layer, from position `start` on; zeros behind a shorter batch entry.
+        """Copy the keys and values of a layer, from position `start` on; shorter batch entries end in zeros.
 
         Parameters
         ----------
@@ -325,34 +326,34 @@ class KVCache:
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> FloatArray | AttentionResult:
-        """Attend to all that a layer holds, in place: `pyattn.attention` with the cache's keys and values.
+        """Attend to all stored positions of a layer: `pyattn.attention` with the cache's keys and values.
 
-        The last query of a batch entry stands at its last position: ``align='lower_right'``. S is ``length - start`` of
-        the layer, and key j is position ``start + j``. Dropout with a seed keeps what it keeps in attention over
-        everything: a keep is a function of the positions of query and key.
+        The last query of a batch entry is at its last position: ``align='lower_right'``. S is ``length - start`` of the
+        layer, and key j is position ``start + j``. With the same seed, dropout drops the same weights as in attention
+        over all tokens at once, because its mask depends on the positions of query and key.
 
         Parameters
         ----------
         layer : int
             Layer.
         query : array_like, (batch_size, heads, L, head_dim)
-            Of the cache's dtype; heads are a multiple of num_kv_heads. With layout='bshd': (batch_size, L, heads,
-            head_dim).
+            Of the cache's dtype; the number of heads is a multiple of num_kv_heads. With layout='bshd': (batch_size,
+            L, heads, head_dim).
         attn_mask : array_like, optional
             Broadcasts to (batch_size, heads, L, S). bool: True = attend; float: added to the scaled scores. Default:
             None.
         is_causal : bool
-            A query sees no position after its own. Default: False.
+            Hide positions after a query's own. Default: False.
         scale : float, optional
-            Default: that of the score.
+            Factor on the scores. Default: that of the score function.
         score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
             Default: 'dot'.
         score_weight : array_like, optional
-            Of 'bilinear' and 'additive'. Default: None.
+            Weight of 'bilinear' and 'additive'. Default: None.
         window : int or (int or None, int or None), optional
-            As `pyattn.attention` takes it, where the cache has no window of its own. Default: None.
+            As for `pyattn.attention`; only for a cache without a window of its own. Default: None.
         query_lengths : array_like of int, (batch_size,), optional
-            As `append`'s lengths: queries behind are padding. Default: None, L.
+            Number of queries of each batch entry; later ones are padding. Default: None, L.
         dropout_p : float
             Probability that a weight becomes 0. Default: 0.0.
         rng : None, int, SeedSequence or Generator
@@ -360,29 +361,29 @@ class KVCache:
         keep_mask : array_like of bool, optional
             Broadcasts to (batch_size, heads, L, S): True = kept. Default: None.
         need_weights : bool
-            Return weights. Default: False.
+            Return the weights too. Default: False.
         need_lse : bool
-            Return the logsumexp. Default: False.
+            Return the logsumexp of the scores too. Default: False.
         empty_rows : {'zero', 'nan'}
-            What a query with nothing to attend to gives. Default: 'zero'.
+            Output of a query with nothing to attend to. Default: 'zero'.
         layout : {'bhsd', 'bshd'}
-            Of query and output. Default: 'bhsd'.
+            Layout of query and output. Default: 'bhsd'.
         num_threads : int, optional
             Default: as `pyattn.set_num_threads` says.
         out : ndarray, optional
-            Where the output goes. Default: None, a new array.
+            Array for the output. Default: None, a new one.
 
         Returns
         -------
         ndarray or AttentionResult
-            (batch_size, heads, L, v_head_dim), or in the layout's order; as `pyattn.attention` returns it.
+            As `pyattn.attention` returns it, with output (batch_size, heads, L, v_head_dim) in 'bhsd'.
 
         Raises
         ------
         TypeError
-            query has another dtype.
+            query has another dtype than the cache.
         ValueError
-            Shapes do not fit, or a query sees pages that a window has let go.
+            Shapes do not fit, or a query sees pages that a window has freed.
         """
         held, use = self._read(layer)
         queries, length = as_query(query, self.batch_size, self._sizes, layout)
@@ -428,7 +429,7 @@ class KVCache:
         *,
         layout: Layout = "bhsd",
     ) -> None:
-        """Store keys and values of new positions behind those that are there.
+        """Append the keys and values of new positions.
 
         Parameters
         ----------
@@ -439,19 +440,19 @@ class KVCache:
         value : array_like, (batch_size, num_kv_heads, new, v_head_dim)
             In the same layout.
         lengths : array_like of int, (batch_size,), optional
-            How many of the new positions of each batch entry count; those behind are padding, and not stored.
-            Default: None, all.
+            Number of new positions of each batch entry; later ones are padding, which is not stored. Default: None,
+            all.
         layout : {'bhsd', 'bshd'}
             Default: 'bhsd'.
 
         Raises
         ------
         TypeError
-            key or value has another dtype.
+            key or value has another dtype than the cache.
         ValueError
-            Shapes do not fit, or there would be more than max_length positions.
+            Shapes do not fit, or a batch entry would exceed max_length.
         MemoryError
-            The cache is as it was, as after every error.
+            Memory is exhausted. The cache is unchanged, as after every error.
         """
         rows, new = as_rows(key, value, self.batch_size, self._sizes, layout)
         growth = self._begin(layer, new, lengths)
@@ -461,22 +462,21 @@ class KVCache:
     def truncate(self, length: npt.ArrayLike) -> None:
         """Drop positions at the end, of every layer.
 
-        What follows an `append` that not all layers got: ``cache.truncate(cache.lengths)``. Up to 16 pages of 64
-        positions that one `append` made, as that of a prompt does, are one piece of memory: it goes back when the last
-        of them is dropped, and counts whole in `nbytes` until then. Without a window, that is: with one, each page is
-        a piece.
+        ``cache.truncate(cache.lengths)`` undoes an `append` that did not reach all layers. Without a window, up to 16
+        pages of one `append`, such as a prompt's, share one block of memory. The block is freed together with its last
+        page, and until then `nbytes` counts all of it. With a window, every page is a block of its own.
 
         Parameters
         ----------
         length : int or array_like of int, (batch_size,)
-            No batch entry is longer then; one that is shorter stays as it is.
+            New maximum length of each batch entry; shorter ones stay as they are.
 
         Raises
         ------
         TypeError
-            Not an integer.
+            length is not an integer.
         ValueError
-            Negative, or the window of a query that comes next would reach pages that were let go.
+            length is negative, or the window of the next query would reach freed pages.
         """
         most = as_counts(length, "length", self.batch_size, None)
         for layer in self._layers:
@@ -485,20 +485,20 @@ class KVCache:
                 if start > max(0, left - (self.window or 0)) and left > 0 and left < own:
                     raise ValueError(
                         f"length of batch entry {b} is {left}, and its window of {self.window} begins before position "
-                        f"{start}, the first that is held; truncate to {start + (self.window or 0)} or more, or to 0"
+                        f"{start}, the first one stored; truncate to {start + (self.window or 0)} or more, or to 0"
                     )
         self._layers = [pages.cut(layer, most) for layer in self._layers]
 
     def fork(self, n: SupportsIndex = 1) -> KVCache:
-        """Make another cache with each batch entry `n` times in a row, on the same pages.
+        """Make another cache that repeats each batch entry `n` times, sharing its pages.
 
-        Each goes on by itself: at its next `append` a batch entry copies its last page, in each layer, where that is
-        shared and not full. This cache stays as it is.
+        Every copy grows independently: its next `append` first copies its last page in each layer, if that page is
+        shared and not full. This cache does not change.
 
         Parameters
         ----------
         n : int
-            As a number of beams. Default: 1.
+            Number of copies, such as beams. Default: 1.
 
         Returns
         -------
@@ -509,19 +509,19 @@ class KVCache:
         return self._pick(np.repeat(range(self.batch_size), times).tolist())
 
     def reorder(self, index: npt.ArrayLike) -> None:
-        """Replace each batch entry by another, as beams go on from those that were best; pages are shared.
+        """Select batch entries, as beam search does with its best beams; pages are shared.
 
         Parameters
         ----------
         index : array_like of int, (n,)
-            Batch entry i becomes what batch entry index[i] was, and n the batch size.
+            Batch entry i becomes the old batch entry index[i]; the new batch size is n.
 
         Raises
         ------
         TypeError
-            Not integers.
+            index is not an array of integers.
         ValueError
-            Not one axis, or there is no such batch entry.
+            index does not have one axis, or a batch entry is out of range.
         """
         chosen = as_integers(index, "index")
         if chosen.ndim != 1:
@@ -531,13 +531,13 @@ class KVCache:
             raise ValueError(f"index holds {wrong[0]}, expected batch entries from 0 to {self.batch_size - 1}")
         self._layers = self._pick(chosen.tolist())._layers
 
-    # One call's view, for modules
+    # Access for modules
 
     def _layer(self, layer: SupportsIndex) -> Layer:
         return self._layers[_number_of(layer, "layer", self.num_layers)]
 
     def _read(self, layer: SupportsIndex) -> tuple[Layer, CacheUse]:
-        """Tell what a layer holds, and the core where."""
+        """Return a layer, and its pages as the core takes them."""
         held = self._layer(layer)
         return held, pages.use_of(held, self._sizes)
 
@@ -545,17 +545,17 @@ class KVCache:
         return pages.views_of(self._layer(layer), self._sizes, _number_of(batch, "batch", self.batch_size))
 
     def _check_held(self, layer: Layer, query_lengths: npt.ArrayLike, length: int, window: int) -> None:
-        """Refuse queries of which the first sees a page that was let go."""
+        """Refuse queries whose first one sees a freed page."""
         counts = as_counts(query_lengths, "query_lengths", self.batch_size, length)
         for b, (start, end, count) in enumerate(zip(layer.starts, layer.lengths, counts, strict=True)):
             if count > 0 and start > max(0, end - count - window):
                 raise ValueError(
                     f"query has {count} positions in batch entry {b}, and the window of the first begins before "
-                    f"position {start}, the first that is held; at most {end - start - window} fit"
+                    f"position {start}, the first one stored; at most {end - start - window} fit"
                 )
 
     def _begin(self, layer: SupportsIndex, new: int, lengths: npt.ArrayLike | None = None) -> Growth:
-        """Make room for new positions. The cache is as it was until `_finish`."""
+        """Make room for new positions; the cache does not change until `_finish`."""
         counts = as_counts(new if lengths is None else lengths, "lengths", self.batch_size, new)
         number = _number_of(layer, "layer", self.num_layers)
         before = self._layers[number]
@@ -576,20 +576,20 @@ class KVCache:
 
     @contextlib.contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Undo what several layers did when one fails. What an append wrote, it wrote behind all that was held."""
+        """Restore all layers if one fails; an append writes only after the stored positions."""
         before = list(self._layers)
         try:
             yield
         except BaseException:
             self._layers = before
-            # Other lists: who still looks at a layer that was made meanwhile shares its pages then, and keeps them.
+            # New lists count as sharing: a reader of a layer made in between keeps its pages unchanged.
             self._layers = [pages.pick(layer, range(len(layer.lengths))) for layer in before]
             raise
 
     # Files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is held to a file.
+        """Save the cache to a file.
 
         Parameters
         ----------
@@ -599,18 +599,18 @@ class KVCache:
         Raises
         ------
         ValueError
-            path has another ending.
+            path ends in neither of them.
         """
         io.save(files.state_of(files.Saved(self.window, self.max_length, self._sizes, self._layers)), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KVCache:
-        """Read a cache that was saved.
+        """Load a cache written by `save`.
 
         Parameters
         ----------
         path : str or path
-            As `save` takes it.
+            As for `save`.
 
         Returns
         -------
@@ -619,7 +619,7 @@ class KVCache:
         Raises
         ------
         ValueError
-            path has another ending, or the file holds no cache.
+            path has another ending, or the file does not hold a cache.
         OSError
             The file cannot be read.
         """
@@ -629,13 +629,13 @@ class KVCache:
             cache._layers = layers
         except (OSError, MemoryError, ImportError):
             raise
-        except Exception as error:  # of zipfile, zlib and NumPy, all of their own kinds
-            raise ValueError(f"{os.fspath(path)} holds no cache that was saved: {error}") from error
+        except Exception as error:  # zipfile, zlib and NumPy raise many types
+            raise ValueError(f"{os.fspath(path)} does not hold a saved KVCache: {error}") from error
         return cache
 
 
 def _number_of(x: SupportsIndex, name: str, count: int) -> int:
-    """Read which of several is meant."""
+    """Read an index below count."""
     n = as_count(x, name, least=0)
     if n >= count:
         raise ValueError(f"{name} is {n}, expected 0 to {count - 1}")

@@ -1,4 +1,4 @@
-"""The pages that a `KVCache` keeps keys and values in, and what happens to lists of them."""
+"""Pages that store the keys and values of a `KVCache`, and operations on lists of pages."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ import pyattn._core as _core
 from pyattn._util.typing import CacheUse
 
 PAGE = 64
-"""Positions in a page: a block of keys to the core's kernels."""
+"""Positions in a page, the key block of the core's kernels."""
 
 TOGETHER = 16
-"""Pages of a prompt that share a piece of memory, which is let go with the last of them.
+"""Pages of a prompt that share one block of memory, which is freed with the last of them.
 
-The system maps large pieces in huge pages. One query, 32 heads on 8, 4,096 keys, 128 features, on Zen 5: 1.50 ms; a
-piece for each page 1.63; one array for all keys 1.29.
+The system maps large blocks to huge pages, which makes attention to a long prompt about 8 % faster than separate pages.
 """
 
 Page: TypeAlias = npt.NDArray[Any]
-"""Keys (kv_heads, PAGE, head_dim), and behind them values (kv_heads, PAGE, v_head_dim), with one axis.
+"""Keys (kv_heads, PAGE, head_dim), then values (kv_heads, PAGE, v_head_dim), flattened to one axis.
 
-A view of an array that owns the memory, and so is every part of it: who looks at a page does not hold it. The
-references to a page are those of the lists that it is in, and tell who shares it.
+A page is a view of the array that owns the memory, and views of a page refer to that array, not to the page. So only
+lists of pages hold references to a page, and the reference count tells whether several lists share it.
 """
 
 
 class Sizes(NamedTuple):
-    """Of a page."""
+    """Sizes and dtype of a page."""
 
     kv_heads: int
     head_dim: int
@@ -39,7 +38,7 @@ class Sizes(NamedTuple):
     dtype: np.dtype[Any]
 
     def new_pages(self, count: int) -> list[Page]:
-        """Make pages of zeros: nothing of what the memory held before gets into a file."""
+        """Make pages of zeros, so that old memory contents never get into a file."""
         elements, like = self.kv_heads * PAGE * (self.head_dim + self.v_head_dim), np.empty(0, self.dtype)
         made: list[Page] = []
         while len(made) < count:
@@ -49,24 +48,24 @@ class Sizes(NamedTuple):
         return made
 
     def views(self, page: Page) -> tuple[Page, Page]:
-        """Look into a page."""
+        """Return views of a page's keys and values."""
         border = self.kv_heads * PAGE * self.head_dim
         keys = page[:border].reshape(self.kv_heads, PAGE, self.head_dim)
         return keys, page[border:].reshape(self.kv_heads, PAGE, self.v_head_dim)
 
 
 class Layer(NamedTuple):
-    """What a layer holds. Neither it nor its lists are changed: a change is another layer in its place.
+    """Pages of one layer. A layer and its lists are never modified; a change makes a new layer.
 
-    So a change that fails leaves what was, and who reads in another thread sees all of one or all of the other.
+    So a change that fails leaves the old layer, and a reader in another thread sees either the old or the new one.
     """
 
     pages: tuple[list[Page], ...]
-    """Of each batch entry; no list is that of two, for the references to a page to be counted."""
+    """Pages of each batch entry, each in a list of its own, so that reference counts tell who shares a page."""
     starts: tuple[int, ...]
     """Position of each batch entry's first page: a multiple of PAGE."""
     lengths: tuple[int, ...]
-    """Each batch entry's positions, with those whose pages were let go."""
+    """Number of positions of each batch entry, including those whose pages were freed."""
 
     @property
     def start(self) -> int:
@@ -75,42 +74,51 @@ class Layer(NamedTuple):
 
     @property
     def length(self) -> int:
-        """That of the longest batch entry."""
+        """Length of the longest batch entry."""
         return max(self.lengths, default=0)
 
 
+def check_memory(layers: int, batches: int) -> None:
+    """Check that empty layers fit into memory, because making them would exhaust the machine first."""
+    entry = sys.getsizeof([]) + 3 * np.dtype(np.intp).itemsize  # a list of pages, and an entry in three tuples
+    try:
+        np.empty((layers, batches, entry), np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise MemoryError(f"a KVCache of {layers} layers and batch_size {batches} does not fit into memory") from error
+
+
 def empty_layer(batches: int) -> Layer:
-    """Begin without positions."""
+    """Make a layer without positions."""
     return Layer(tuple([] for _ in range(batches)), (0,) * batches, (0,) * batches)
 
 
 class Growth(NamedTuple):
-    """A layer with room for new positions, which whoever asked for it is about to fill."""
+    """A layer with room for new positions, which the caller fills."""
 
     number: int
-    """Of the layer."""
+    """Index of the layer."""
     before: Layer
     after: Layer
     counts: tuple[int, ...]
-    """New positions of each batch entry."""
+    """Number of new positions of each batch entry."""
     use: CacheUse
-    """Where the core writes, and where it reads then."""
+    """Pages for the core to write to and then read."""
 
 
-# A list that holds an object, and what `sys.getrefcount` itself holds.
+# Reference count of an object in one list, with the reference of `sys.getrefcount` itself.
 _probe = [object()]
 _ALONE = sys.getrefcount(_probe[-1])
 
 
 def is_shared(pages: list[Page]) -> bool:
-    """Tell whether the last of some pages is in another list, too."""
+    """Tell whether the last page is also in another list."""
     return sys.getrefcount(pages[-1]) > _ALONE
 
 
 def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) -> Layer:
-    """Make room for more positions; what is stored stays where it is.
+    """Make room for more positions; stored positions do not move.
 
-    A page that is neither full nor this batch entry's alone is copied: one at most.
+    Only the last page of a batch entry is copied, if it is shared and not full.
     """
     grown = [
         _grow_entry(table, start, length, count, sizes, window)
@@ -126,24 +134,24 @@ def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) 
 def _grow_entry(
     table: list[Page], start: int, length: int, count: int, sizes: Sizes, window: int | None
 ) -> tuple[list[Page], int]:
-    """Make room in one batch entry: its pages then, and the position of the first."""
+    """Make room in one batch entry; return its pages and the position of the first."""
     missing = -((start - length - count) // PAGE) - len(table)
     copies = length % PAGE and is_shared(table)
     gone = 0 if window is None else max(0, length - window - start) // PAGE
     if count == 0 or not (missing or copies or gone):
-        return table, start  # the list itself, as most tokens do: of the layers before and after, one is kept
+        return table, start  # the same list, as for most tokens: only one of the two layers is kept
     copied = []
     if copies:
         copied = sizes.new_pages(1)
         copied[0][:] = table[-1]
-    kept = table[: len(table) - len(copied)] + copied
-    alone = window is not None  # to be let go one by one
+    stored = table[: len(table) - len(copied)] + copied
+    alone = window is not None  # so that pages are freed one by one
     new = [sizes.new_pages(1)[0] for _ in range(missing)] if alone else sizes.new_pages(missing)
-    return (kept + new)[gone:], start + gone * PAGE
+    return (stored + new)[gone:], start + gone * PAGE
 
 
 def pick(layer: Layer, index: Iterable[int]) -> Layer:
-    """Choose batch entries, which share all pages with those they come from."""
+    """Select batch entries; all pages are shared."""
     chosen = [(list(layer.pages[b]), layer.starts[b], layer.lengths[b]) for b in index]
     return Layer(
         tuple(pages for pages, _, _ in chosen),
@@ -153,18 +161,18 @@ def pick(layer: Layer, index: Iterable[int]) -> Layer:
 
 
 def cut(layer: Layer, lengths: Sequence[int]) -> Layer:
-    """Drop what is at the end."""
-    pages, starts, kept = [], [], []
+    """Truncate batch entries to at most these lengths."""
+    pages, starts, new_lengths = [], [], []
     for table, start, length, most in zip(*layer, lengths, strict=True):
         own = min(length, most)
         pages.append(table[: -((start - own) // PAGE)] if own else [])
         starts.append(start if own else 0)
-        kept.append(own)
-    return Layer(tuple(pages), tuple(starts), tuple(kept))
+        new_lengths.append(own)
+    return Layer(tuple(pages), tuple(starts), tuple(new_lengths))
 
 
 def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
-    """Look into the pages of a batch entry, read-only."""
+    """Return read-only views of the pages of a batch entry."""
     views = []
     for n, page in enumerate(layer.pages[batch]):
         filled = min(PAGE, layer.lengths[batch] - layer.starts[batch] - n * PAGE)
@@ -175,7 +183,7 @@ def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
 
 
 def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
-    """Copy all pages into two arrays, with zeros where a batch entry has no position."""
+    """Copy all pages into two arrays; missing positions are zeros."""
     shape = (len(layer.lengths), sizes.kv_heads, layer.length - layer.start)
     keys = np.zeros((*shape, sizes.head_dim), sizes.dtype)
     values = np.zeros((*shape, sizes.v_head_dim), sizes.dtype)
@@ -189,7 +197,7 @@ def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
 
 
 def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
-    """Tell the core where to read."""
+    """Return a layer's pages as the core reads them."""
     first, tables = layer.start, layer.pages
     if any(start != first for start in layer.starts):
         unseen: list[Page] = next((table[:1] for table in layer.pages if table), [])
@@ -200,7 +208,7 @@ def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
 
 
 def bytes_of(layers: Iterable[Layer]) -> int:
-    """Count the memory that pages hold, each piece once."""
+    """Count the memory of all pages, each block once."""
     pages = (page for layer in layers for table in layer.pages for page in table)
-    bases = (page.base if isinstance(page.base, np.ndarray) else page for page in pages)  # some pickles' are of bytes
+    bases = (page.base if isinstance(page.base, np.ndarray) else page for page in pages)  # a pickle's base may be bytes
     return sum(piece.nbytes for piece in {id(piece): piece for piece in bases}.values())

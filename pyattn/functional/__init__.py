@@ -1,7 +1,7 @@
 """Functions on arrays, without parameters of their own: `torch.nn.functional` for NumPy.
 
-`attention` is the C function itself; the others are thin around the C core. Rows, batches and threads never change a
-row's bits.
+`attention` is the C function itself; the others are thin wrappers of the C core. A row's result is bit-identical for
+any number of rows, batch entries and threads.
 """
 
 from pyattn._core import embedding, feed_forward, linear

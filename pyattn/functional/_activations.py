@@ -1,4 +1,4 @@
-"""What a neuron makes of its sum, as functions of arrays."""
+"""Activation functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["gelu", "silu"]
 
 
 def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> FloatArray:
-    """``x * Phi(x)``, where Phi is the normal distribution's: `torch.nn.functional.gelu` for NumPy.
+    """``x * Phi(x)``, with Phi the normal distribution function: `torch.nn.functional.gelu` for NumPy.
 
-    Gaussian error linear units, Hendrycks and Gimpel 2016. A large negative x keeps its digits: at most 7 ULP, where
-    ``0.5 * x * (1 + erf(x / sqrt(2)))`` has none left below -6 in float32.
+    Gaussian error linear units, Hendrycks and Gimpel 2016. The error is at most 7 ULP, also for large negative x, where
+    ``0.5 * x * (1 + erf(x / sqrt(2)))`` loses all digits (below -6 in float32).
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Flo
 def silu(x: npt.ArrayLike) -> FloatArray:
     """``x / (1 + exp(-x))``, also called swish: `torch.nn.functional.silu` for NumPy.
 
-    Sigmoid linear units, Elfwing et al. 2017. At most 4 ULP; below ``x * 2**-126`` (float64: ``x * 2**-1022``) it is 0.
+    Sigmoid linear units, Elfwing et al. 2017. The error is at most 4 ULP. A result below ``x * 2**-126``
+    (float64: ``x * 2**-1022``) is 0.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Additive attention, as Bahdanau has it: two projections, then attention with additive scores."""
+"""Additive (Bahdanau) attention: two projections, then attention with additive scores."""
 
 from __future__ import annotations
 
@@ -154,12 +154,12 @@ def additive_attention(
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
 ) -> FloatArray | AttentionResult:
-    """Attention whose score is a small network, not a product.
+    """Attention whose score is a small network instead of a dot product.
 
     ``softmax(w_score . tanh(q W_query + k W_key + bias)) V``. The concat form, ``w_score . tanh([q, k] W)`` with one
-    weight (d_q + d_k, hidden), is the same with W cut in two: ``additive_attention(query, key, value, *numpy.split(w,
-    [d_q]), w_score)``. Keras's form has no projections: w_query and w_key are both None, w_score is the layer's scale,
-    and that of a layer without one ``numpy.ones(d)``. It is ``attention(query, key, value, score="additive",
+    weight (d_q + d_k, hidden), is the same after splitting W: ``additive_attention(query, key, value, *numpy.split(w,
+    [d_q]), w_score)``. Keras's form has no projections: leave w_query and w_key as None and pass the layer's scale, or
+    ``numpy.ones(d)`` if it has no scale, as w_score. That equals ``attention(query, key, value, score="additive",
     score_weight=w_score)``.
 
     Parameters
@@ -167,40 +167,40 @@ def additive_attention(
     query : array_like, (..., L, d_q)
         float32 or float64; lists, bools and integers are read as float64. Heads and leading axes as in `attention`.
     key : array_like, (..., S, d_k)
-        What queries are compared with; d_k may differ from d_q.
+        Keys; d_k may differ from d_q.
     value : array_like, (..., S, v_dim)
-        What is averaged.
+        Values.
     w_query, w_key : array_like, (d_q, hidden) and (d_k, hidden), or both None
         Weights, one input per row and one output per column. None: queries and keys are added as they are, and hidden
         is d_q and d_k.
     w_score : array_like, (hidden,)
-        What the network's last layer multiplies with.
+        Weight of the network's last layer.
     bias : array_like, (hidden,), optional
-        Of the network's first layer. Default: None, no bias.
+        Bias of the network's first layer. Default: None, no bias.
     attn_mask : array_like, optional
         Broadcasts to (..., heads, L, S). bool: True = attend; float: added to the scores. Default: None, no mask.
     is_causal : bool
         Query i attends to no key after its own position. Default: False.
     align : {'upper_left', 'lower_right'} or int, optional
-        As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+        As in `attention`. Default: None; required for a causal mask or a window when L differs from S.
     scale : float, optional
-        What scores are multiplied with. Default: 1.
+        Factor on the scores. Default: 1.
     window : int or (int or None, int or None), optional
-        Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+        Number of keys before and after its own position that a query attends to. Default: None, unbounded.
     key_lengths, query_lengths : array_like of int, optional
-        How many keys and queries of each batch entry are there. Default: None, all.
+        Number of keys and of queries in each batch entry. Default: None, all.
     dropout_p : float
         Probability that a weight becomes 0; the others are divided by ``1 - dropout_p``. Default: 0.0.
     rng : None, int, SeedSequence or Generator
         Draws dropout's mask. Default: None, fresh entropy, so each call differs.
     keep_mask : array_like of bool, optional
-        Broadcasts to (..., heads, L, S): True = kept, in place of numbers drawn here. Default: None.
+        Broadcasts to (..., heads, L, S): True = kept. Used instead of drawing from rng. Default: None.
     enable_gqa : bool
-        Axis -3 (with 'bshd' -2) of arrays with three axes is heads, too. Default: False.
+        In arrays with three axes too, axis -3 ('bshd': -2) holds heads. Default: False.
     need_weights, need_lse : bool
         Return an `AttentionResult` with the weights, or the logsumexp of the scores. Default: False.
     empty_rows : {'zero', 'nan'}
-        What a query with nothing to attend to gives. Default: 'zero'.
+        Output of a query with nothing to attend to. Default: 'zero'.
     layout : {'bhsd', 'bshd'}
         'bshd': query, key, value and the output are (..., length, heads, dim). Default: 'bhsd'.
     num_threads : int, optional
@@ -211,7 +211,7 @@ def additive_attention(
     Returns
     -------
     ndarray, (..., L, v_dim)
-        Or, with need_weights or need_lse, ``AttentionResult(output, weights, lse)``, None for what was not asked for.
+        With need_weights or need_lse: ``AttentionResult(output, weights, lse)``; fields not requested are None.
 
     Raises
     ------
@@ -266,15 +266,13 @@ def additive_attention(
 def _without_layer(
     query: npt.ArrayLike, key: npt.ArrayLike, w_score: npt.ArrayLike, bias: npt.ArrayLike | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Check all, and return queries, keys and w_score as they are."""
+    """Check the arguments of Keras's form; return queries, keys and w_score unprojected."""
     if bias is not None:
-        raise ValueError("bias is given, but w_query and w_key are None: there is no layer that it belongs to")
+        raise ValueError("bias is given, but w_query and w_key are None; pass both weights, or leave bias out")
     queries, keys = (read_rows(x, name, columns=False) for x, name in ((query, "query"), (key, "key")))
     d_q, d_k = queries.shape[-1], keys.shape[-1]
     if d_q != d_k:
-        raise ValueError(
-            f"query has {d_q} features and key {d_k}, expected as many: w_query and w_key are None, so they are added"
-        )
+        raise ValueError(f"query has {d_q} features and key {d_k}; without w_query and w_key they must be equal")
     return queries, keys, _vector(w_score, "w_score", d_q, f"query and key have {d_q} features")
 
 
@@ -287,7 +285,7 @@ def _first_layer(
     bias: npt.ArrayLike | None,
     num_threads: SupportsIndex | None,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Check all, and return the two projections and w_score."""
+    """Check the arguments; return the projected queries and keys, and w_score."""
     rows, weights = [], []
     for x, x_name, w, w_name in ((query, "query", w_query, "w_query"), (key, "key", w_key, "w_key")):
         if w is None:
@@ -297,8 +295,8 @@ def _first_layer(
         check_inner(w_name, weights[-1], x_name, rows[-1], columns=False)
     hidden, other = map(len, weights)
     if hidden != other:
-        raise ValueError(f"w_query gives {hidden} numbers a query but w_key {other} a key")
-    why = f"w_query and w_key give {hidden} numbers"
+        raise ValueError(f"w_query gives {hidden} features per query, but w_key gives {other} per key")
+    why = f"w_query and w_key give {hidden} features"
     weight = _vector(w_score, "w_score", hidden, why)
     offset = None if bias is None else _vector(bias, "bias", hidden, why)
     queries = linear(rows[0], weights[0], offset, num_threads=num_threads)

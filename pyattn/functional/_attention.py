@@ -22,14 +22,14 @@ __all__ = [
 
 
 class AttentionResult(NamedTuple):
-    """What `attention` returns when more than the output is asked for; None for what was not.
+    """Result of `attention` with need_weights or need_lse; fields not requested are None.
 
     Attributes
     ----------
     output : ndarray, (..., heads, L, v_dim)
         (..., L, heads, v_dim) with ``layout="bshd"``.
     weights : ndarray, (..., heads, L, S), or None
-        What each query gives to each key, in both layouts: rows sum to 1, or to 0 with nothing to attend to.
+        Weight of each key for each query, in both layouts: rows sum to 1, or to 0 with nothing to attend to.
     lse : ndarray, (..., heads, L), or None
         Logsumexp of the scores, a natural logarithm, in both layouts; -inf with nothing to attend to.
     """
@@ -54,19 +54,19 @@ def scaled_dot_product_attention(
 ) -> FloatArray:
     """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
 
-    As strict as torch's: query, key and value share one float dtype, a float mask has that dtype (or float32), and
-    heads that share keys need `enable_gqa`. A causal mask is aligned upper left. Where torch's back ends disagree, the
-    answer is the sensible one: a row with nothing to attend to gives 0, `attn_mask` and `is_causal` are combined, and
-    what is masked is never touched.
+    It is as strict as torch: query, key and value share one float dtype, a float mask has that dtype (or float32), and
+    heads that share keys need `enable_gqa`. A causal mask is aligned upper left. Where torch's back ends disagree, a
+    row with nothing to attend to gives 0, `attn_mask` and `is_causal` are combined, and masked positions are never
+    read.
 
     Parameters
     ----------
     query : array_like, (..., L, head_dim)
         float32 or float64.
     key : array_like, (..., S, head_dim)
-        What scores are taken with; of query's dtype.
+        Keys, of query's dtype.
     value : array_like, (..., S, v_dim)
-        What is averaged; of query's dtype.
+        Values, of query's dtype.
     attn_mask : array_like, optional
         Broadcasts to (..., L, S). bool: True = attend; float: added to the scaled scores. Default: None, no mask.
     dropout_p : float
@@ -78,9 +78,9 @@ def scaled_dot_product_attention(
     enable_gqa : bool
         Query heads (axis -3) may be a multiple of key and value heads. Default: False.
     rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+        Draws dropout's mask; torch uses its global state. Default: None, fresh entropy, so each call differs.
     keep_mask : array_like of bool, optional
-        Broadcasts to (..., L, S): True = kept, in place of numbers drawn here. Default: None.
+        Broadcasts to (..., L, S): True = kept. Used instead of drawing from rng. Default: None.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def scaled_dot_product_attention(
 
 
 def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
-    """Without enable_gqa torch broadcasts the heads axis like any other. It is one when any array has four axes."""
+    """Refuse head counts that do not broadcast; axis -3 holds heads if any array has four axes."""
     if max(x.ndim for x in arrays) < 4:
         return
     heads = [x.shape[-3] if x.ndim >= 3 else 1 for x in arrays]
@@ -148,35 +148,35 @@ def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:
 def merge_states(
     outputs: Iterable[npt.ArrayLike], lses: Iterable[npt.ArrayLike], *, layout: Layout = "bhsd"
 ) -> tuple[FloatArray, FloatArray]:
-    """Combine attentions over disjoint parts of the keys into the attention over all of them.
+    """Combine attention computed over disjoint chunks of keys.
 
-    ``lse = log(sum_n exp(lse_n))`` and ``output = sum_n exp(lse_n - lse) * output_n``: what FlashAttention does between
-    blocks and ring attention between machines. Any number of parts, in any order. A part with ``lse == -inf`` (nothing
-    attended to) contributes nothing, even where its output holds NaN.
+    ``lse = log(sum_n exp(lse_n))`` and ``output = sum_n exp(lse_n - lse) * output_n``, as FlashAttention does between
+    blocks and ring attention between machines. Chunks may come in any number and order. A chunk with ``lse == -inf``
+    (no key was visible) contributes nothing, even if its output holds NaN.
 
     Parameters
     ----------
     outputs : iterable of array_like, (..., heads, L, v_dim)
-        The parts' outputs; or one array with the parts along its first axis. Without heads: (..., L, v_dim).
+        Output of each chunk, or one array with chunks along its first axis. Without heads: (..., L, v_dim).
     lses : iterable of array_like, (..., heads, L)
-        Their logsumexps (natural logarithm), as `attention` returns them with ``need_lse=True``.
+        Logsumexp of each chunk (natural logarithm), as `attention` returns it with ``need_lse=True``.
     layout : {'bhsd', 'bshd'}
-        That of the calls of `attention`, default 'bhsd'. 'bshd': outputs are (..., L, heads, v_dim), three axes or
-        more; lses stay (..., heads, L). Shapes cannot tell when L equals heads. Without heads, leave it out, as there.
+        Layout of the calls of `attention`, default 'bhsd'. 'bshd': outputs are (..., L, heads, v_dim), with three axes
+        or more; lses stay (..., heads, L). Leave it out without heads. It cannot be inferred when L equals heads.
 
     Returns
     -------
     output : ndarray
-        Of the shape of each of outputs.
+        Of the shape of each chunk's output.
     lse : ndarray, (..., heads, L)
         In both layouts.
 
     Raises
     ------
     ValueError
-        No parts, a different number of outputs and lses, shapes that do not go together, or another layout.
+        outputs is empty, outputs and lses differ in number, shapes disagree, or layout is unknown.
     TypeError
-        A part is not an array of real numbers.
+        A chunk is not an array of real numbers.
 
     Examples
     --------
@@ -192,11 +192,13 @@ def merge_states(
         raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
     outs, sums = _real_arrays(outputs, "outputs"), _real_arrays(lses, "lses")
     if not outs or len(outs) != len(sums):
-        raise ValueError(f"got {len(outs)} outputs and {len(sums)} lses, expected as many of both, at least one")
+        raise ValueError(
+            f"outputs and lses have {len(outs)} and {len(sums)} entries; pass one of each per chunk, at least one"
+        )
     shape = outs[0].shape
     if not shape:
         raise ValueError("outputs[0] is a scalar, expected (..., L, v_dim)")
-    swap = layout == "bshd"  # the core wants lse as rows of the output
+    swap = layout == "bshd"  # the core takes lse in the row order of the output
     if swap and len(shape) < 3:
         raise ValueError(
             f"outputs[0] has shape {shape}, expected at least 3 axes: (..., L, heads, v_dim); without heads, leave "
@@ -220,7 +222,7 @@ def _real_arrays(xs: Iterable[npt.ArrayLike], name: str) -> list[FloatArray]:
         parts = iter(xs)
     except TypeError:
         kind = type(xs).__name__
-        raise TypeError(f"{name} is of type {kind}, expected a list of arrays; for one part, pass [{name}]") from None
+        raise TypeError(f"{name} is of type {kind}, expected a list of arrays; for one chunk, pass [{name}]") from None
     return [_core.as_real(x, f"{name}[{n}]") for n, x in enumerate(parts)]
 
 
@@ -234,6 +236,6 @@ def _check_lse(n: int, lse: tuple[int, ...], output: tuple[int, ...], layout: La
 
 
 def _lse_shape(output: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """(..., heads, L) of (..., L, heads, v_dim), or (..., L) of (..., L, v_dim)."""
+    """Return the shape of lse for an output's: (..., heads, L), or (..., L) without heads."""
     swap = layout == "bshd" and len(output) > 2
     return (*output[:-3], output[-2], output[-3]) if swap else output[:-1]

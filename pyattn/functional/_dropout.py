@@ -1,4 +1,4 @@
-"""Dropout: where its seed comes from, which weights it keeps, and dropout of any array."""
+"""Dropout of any array, and the mask that attention's dropout uses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["dropout", "dropout_keep_mask"]
 def dropout(
     x: npt.ArrayLike, p: SupportsFloat = 0.5, training: bool = True, *, rng: RNG = None
 ) -> npt.NDArray[np.floating[Any]]:
-    """Set elements to 0 by chance, each with probability p, and divide the others by ``1 - p``.
+    """Set each element to 0 with probability p, and divide the others by ``1 - p``.
 
-    Which are kept is a function of the seed drawn from rng, the row and the feature alone, where x is seen as (rows,
-    features): for ``(rows, features)`` it is what `dropout_keep_mask` tells, of up to 2**32 rows.
+    With x viewed as (rows, features), the mask depends only on the seed drawn from rng, the row and the feature. It is
+    `dropout_keep_mask` of shape ``(rows, features)``, for up to 2**32 rows.
 
     Parameters
     ----------
@@ -32,22 +32,21 @@ def dropout(
     p : float
         Probability that an element becomes 0. Default: 0.5.
     training : bool
-        Unless it is, nothing is dropped. Default: True.
+        Apply dropout; False returns x. Default: True.
     rng : None, int, SeedSequence or Generator
         Draws the numbers. Default: None, fresh entropy, so each call differs.
 
     Returns
     -------
     ndarray, (..., features)
-        A new array; x itself, as in torch, where nothing is dropped: not in training, or with a p of 0. What is dropped
-        is 0, even where it was NaN.
+        A new array. Without training or with p = 0 it is x itself, as in torch. Dropped elements are 0, even NaN.
 
     Raises
     ------
     TypeError
         x is not an array of real numbers, or p, training or rng is of another type.
     ValueError
-        p is no probability.
+        p is not a probability.
 
     Examples
     --------
@@ -67,24 +66,24 @@ def dropout(
 def dropout_keep_mask(
     shape: Sequence[SupportsIndex], dropout_p: SupportsFloat, rng: RNG = None
 ) -> npt.NDArray[np.bool_]:
-    """Which weights a call with this `dropout_p` and `rng` keeps: True = kept.
+    """Return the dropout mask of a call with this `dropout_p` and `rng`: True = kept.
 
-    A keep is a function of the seed drawn from rng, the head (and batch entry), the query and the key alone: the same
-    for any number of threads, and computed where it is used, so that dropout takes no memory. This writes it down.
+    Whether a weight is kept depends only on the seed drawn from rng, the batch entry, the head, the query and the key,
+    not on the number of threads. Attention computes the mask on the fly and never stores it; this function stores it.
 
     Parameters
     ----------
     shape : sequence of int, (..., L, S)
-        Of the weights: (batch, heads, L, S), or less.
+        Shape of the weights: (batch, heads, L, S), or fewer axes.
     dropout_p : float
         Probability that a weight becomes 0.
     rng : None, int, SeedSequence or Generator
-        As the call takes it; a Generator as it was before the call. Default: None, other keeps each time.
+        As passed to the call; a Generator in its state before the call. Default: None, a different mask each time.
 
     Returns
     -------
     ndarray of bool
-        Of `shape`. Given back as ``keep_mask=`` it has the effect of rng.
+        Of `shape`. Passing it as ``keep_mask=`` has the same effect as rng.
 
     Raises
     ------

@@ -14,11 +14,11 @@ Arrays: TypeAlias = tuple[FloatArray | None, ...]
 
 
 class LayerWeights(NamedTuple):
-    """What a layer multiplies with and adds: the core's tuples, None for what is left out.
+    """Parameters of a layer, as the core's tuples; None for absent ones.
 
     self_attention and cross_attention are the first eight of `Parameters` of _multihead.py. feed_forward has weight
-    and bias of the first linear layer, of the second, and of the gate; norms those of the three normalisations, of
-    which an encoder's layer has the first and the last.
+    and bias of linear1, linear2 and the gate. norms has weight and bias of the three normalisations; an encoder's layer
+    has only the first and the last.
     """
 
     self_attention: Arrays
@@ -40,7 +40,7 @@ class LayerOptions(NamedTuple):
 
 
 class LayerCaches(NamedTuple):
-    """KV caches of the self-attention and of the memory, and the rotation of the former's queries and keys."""
+    """KV caches of the self-attention and of the memory, and the rotation of the self-attention."""
 
     cache: CacheUse | None = None
     memory_cache: CacheUse | None = None
@@ -51,7 +51,7 @@ NO_CACHES = LayerCaches()
 
 
 class LayerResult(NamedTuple):
-    """Output, and weights with heads, where they are asked for and there is such an attention."""
+    """Output, and weights of each head if requested; None for an attention the layer lacks."""
 
     output: FloatArray
     self_weights: FloatArray | None

@@ -154,11 +154,11 @@ def multi_head_attention_forward(
     MultiheadAttention, as torch: True = blocked
 
     `torch.nn.functional.multi_head_attention_forward` for NumPy: the same arguments, the same meaning. Project query,
-    key and value; attend with every head; project the heads side by side. All arrays but the masks share one dtype.
+    key and value; attend with every head; project the concatenated heads. All arrays but the masks share one dtype.
 
-    On purpose not as torch's: `is_causal` works without `attn_mask` (torch's raises) and is combined with it (torch's
+    Intended differences from torch: `is_causal` works without `attn_mask` (torch raises) and is combined with it (torch
     replaces it in some cases); the keys of bias_k and add_zero_attn stay visible under it; a row with nothing to attend
-    to gives 0 before the output's projection.
+    to gives 0 before the output projection.
 
     Parameters
     ----------
@@ -173,30 +173,30 @@ def multi_head_attention_forward(
     num_heads : int
         Divides E.
     in_proj_weight : array_like, (3 * E, E), or None
-        Weights of query, key and value on top of one another; unused with use_separate_proj_weight.
+        Weights of query, key and value, stacked; unused with use_separate_proj_weight.
     in_proj_bias : array_like, (3 * E,), or None
         Their biases.
     bias_k, bias_v : array_like, (1, 1, E), or None
-        A key and a value behind all others, attended to by every query.
+        An extra key and value, appended to the projected ones; every query attends to them.
     add_zero_attn : bool
-        A key and a value of zeros behind that.
+        Append a key and a value of zeros, after bias_k and bias_v.
     dropout_p : float
         Probability that a weight becomes 0, when training; the others are divided by ``1 - dropout_p``.
     out_proj_weight : array_like, (out_dim, E)
-        Weight of the output's projection.
+        Weight of the output projection.
     out_proj_bias : array_like, (out_dim,), or None
         Its bias.
     training : bool
-        Whether dropout is at work. Default: True.
+        Apply dropout. Default: True.
     key_padding_mask : array_like, (N, S) or (S,), optional
         bool: True = blocked; float: added to the scores. Default: None.
     need_weights : bool
-        Return weights, too; the default.
+        Return the weights too. Default: True.
     attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
-        bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+        bool: True = blocked; float: added to the scores. Batch entry b, head h is at ``b * num_heads + h``.
         Default: None.
     use_separate_proj_weight : bool
-        Take the next three instead of in_proj_weight. Default: False.
+        Use the next three arguments instead of in_proj_weight. Default: False.
     q_proj_weight : array_like, (E, E), optional
         Default: None.
     k_proj_weight : array_like, (E, kdim), optional
@@ -204,18 +204,18 @@ def multi_head_attention_forward(
     v_proj_weight : array_like, (E, vdim), optional
         Default: None.
     static_k, static_v : array_like, (N * num_heads, S, E / num_heads), optional
-        Take the place of the projected key and value. Default: None.
+        Replace the projected key and value. Default: None.
     average_attn_weights : bool
-        Weights are their mean over heads, the default.
+        Return the mean of the weights over heads. Default: True.
     is_causal : bool
-        Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+        Query i attends only to keys 0 to i, whatever attn_mask says. Default: False.
     rng : None, int, SeedSequence or Generator
-        Where dropout's numbers come from; torch has its own state for this. Default: None, others each time.
+        Draws dropout's mask; torch uses its global state. Default: None, fresh entropy, so each call differs.
     keep_mask : array_like of bool, optional
-        Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept. In place of numbers drawn from rng.
+        Broadcasts to (N, num_heads, L, S), with S as in the weights: True = kept. Used instead of drawing from rng.
         Default: None.
     empty_rows : {'zero', 'nan'}
-        What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
+        Output of a row with nothing to attend to: 'zero', the default, or 'nan', as often in torch. Weights are 0.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def multi_head_attention_forward(
     own = own if separate else {"in_proj_weight": in_proj_weight}
     for name, weight in own.items():
         if weight is None:
-            raise ValueError(f"{name} is None, and use_separate_proj_weight={separate} needs it")
+            raise ValueError(f"{name} is None, but use_separate_proj_weight={separate} needs it")
     others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
     others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
     arrays = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
@@ -276,8 +276,8 @@ def multi_head_attention_forward(
 
 
 def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]:
-    """Read what is given; all of it has the dtype of the first."""
-    read: Any = _core.as_array  # says what is wrong with None
+    """Read the given arrays, which must all have the dtype of the first."""
+    read: Any = _core.as_array  # its message names an argument that is None
     arrays: dict[str, Array] = {name: read(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
     kinds = [array.dtype.newbyteorder("=") for array in arrays.values()]
     wanted = kinds[0] if kinds[0] in (np.float32, np.float64) else np.dtype(np.float32)
@@ -300,7 +300,7 @@ def _check_sizes(embed_dim_to_check: SupportsIndex, num_heads: SupportsIndex) ->
 
 
 def _check_shapes(arrays: Mapping[str, Array], embed_dim: int) -> None:
-    """Of the parameters. A size of None is free."""
+    """Check the parameters' shapes; a size of None is not checked."""
     if ("bias_k" in arrays) != ("bias_v" in arrays):
         raise ValueError("bias_k and bias_v come together: pass both or neither")
     expected: dict[str, tuple[int | None, ...]] = {
@@ -322,7 +322,7 @@ def _check_shapes(arrays: Mapping[str, Array], embed_dim: int) -> None:
 
 
 def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[tuple[Array, Array, Array], Parameters]:
-    """Turn inputs to (N, length, features) and find what they are multiplied with; static keys take a key's place."""
+    """Transpose inputs to (N, length, features) and pick their weights; static keys replace projected ones."""
     separate = "in_proj_weight" not in arrays
     blocks = [slice(n * embed_dim, (n + 1) * embed_dim) for n in range(3)]
     weights = [
@@ -339,7 +339,7 @@ def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[t
             if "bias_k" in arrays:
                 raise ValueError(f"{name} and bias_k are given, expected one of them at most")
             inputs[n] = _static_input(arrays[name], name, inputs[0].shape[:-2], heads, embed_dim // heads)
-            names[n], weights[n], biases[n] = name, np.eye(embed_dim, dtype=inputs[n].dtype), None  # changes nothing
+            names[n], weights[n], biases[n] = name, np.eye(embed_dim, dtype=inputs[n].dtype), None  # the identity
     extra = [arrays[name][0, 0] if name in arrays else None for name in ("bias_k", "bias_v")]
     query, key, value = inputs
     if key.shape[-2] != value.shape[-2]:
@@ -349,7 +349,7 @@ def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[t
 
 
 def _static_input(static: Array, name: str, batch: tuple[int, ...], heads: int, dim: int) -> Array:
-    """(N * heads, S, head_dim) as (N, S, E)."""
+    """Reshape (N * heads, S, head_dim) to (N, S, E)."""
     rows = math.prod((*batch, heads))
     if static.ndim != 3 or static.shape[::2] != (rows, dim):
         raise ValueError(f"{name} has shape {static.shape}, expected ({rows}, S, {dim}): (N * num_heads, S, head_dim)")
@@ -361,10 +361,10 @@ EmptyRows: TypeAlias = Literal["zero", "nan"]
 
 
 class Parameters(NamedTuple):
-    """What the core multiplies with and adds: its names, in its order; None for what is left out.
+    """Weights and biases with the core's names, in its order; None for absent ones.
 
-    Where k_weight and v_weight are left out, q_weight and q_bias hold those of query, key and value on top of one
-    another, as torch's in_proj_weight and in_proj_bias.
+    Without k_weight and v_weight, q_weight and q_bias hold those of query, key and value, stacked as torch's
+    in_proj_weight and in_proj_bias.
     """
 
     q_weight: FloatArray
@@ -380,7 +380,7 @@ class Parameters(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """What happens to weights after the softmax: nothing, by default. Fields as `attention`'s arguments."""
+    """Dropout of the weights, none by default. Fields as `attention`'s arguments."""
 
     dropout_p: float = 0.0
     rng: RNG = None
@@ -413,7 +413,7 @@ def compute(
         kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
         sizes = Sizes(query.shape[:-2], heads, query.shape[-2], kv_len)
         masking = to_core(masking, sizes, cached=cache is not None)
-    # named one by one: a starred argument would make a tuple and a dict of all of them
+    # Arguments are passed one by one, because a starred call would build a tuple and a dict each time.
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
         query,
@@ -454,5 +454,5 @@ def compute(
 
 
 def _flag(x: bool, name: str) -> bool:
-    """Check what the core has another name for; whole numbers are flags to it as well."""
+    """Check a flag under its own name, which the core does not know; the core also takes ints."""
     return x if isinstance(x, int) else as_flag(x, name)

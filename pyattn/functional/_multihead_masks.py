@@ -1,6 +1,6 @@
-"""The rules on arguments of torch's multi-head attention, which its function, its module and layers of it share.
+"""Masks of torch's multi-head attention, shared by its function, its module and the Transformer's layers.
 
-True = blocked in bare masks here, as in torch, and the core is told so; mask objects know what they mean.
+True = blocked in bare masks here, as in torch; mask objects carry their own meaning.
 
 Indices: N batch, H heads, L queries, S keys.
 """
@@ -24,7 +24,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Masking(NamedTuple):
-    """All that hides keys from queries: torch's masks, in which True = blocked, and pyattn's window and lengths."""
+    """Masks of one attention: torch's, in which True = blocked, and pyattn's window and lengths."""
 
     attn_mask: npt.ArrayLike | None = None
     key_padding_mask: npt.ArrayLike | None = None
@@ -32,7 +32,7 @@ class Masking(NamedTuple):
     window: Window = None
     key_lengths: npt.ArrayLike | None = None
     query_lengths: npt.ArrayLike | None = None
-    """With a cache, where some queries are padding."""
+    """Only with a cache, if some queries are padding."""
 
 
 class Sizes(NamedTuple):
@@ -53,7 +53,7 @@ def with_batch_first(
     batch_first: bool,
     names: tuple[str, str, str] = ("query", "key", "value"),
 ) -> tuple[Array, Array, Array]:
-    """Check three inputs against one another and turn them to (N, length, features), without a copy."""
+    """Check that three inputs match and transpose them to (N, length, features), without a copy."""
     axes, q, k, v = query.ndim, query.shape, key.shape, value.shape
     fits = axes in (2, 3) and len(k) == len(v) == axes and (q[-1], k[-1], v[-1]) == tuple(features)
     if fits and axes == 3:
@@ -74,7 +74,7 @@ def _refuse_shapes(
     batch_first: bool,
     names: tuple[str, str, str],
 ) -> None:
-    """Name the first that does not fit, and what would."""
+    """Raise for the first input that does not fit, with the expected shape."""
     query, key, value = inputs
     axes, last = query.ndim, features[0]
     if axes not in (2, 3) or query.shape[-1] != last:
@@ -102,7 +102,7 @@ def to_core(
 ) -> Masking:
     """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths, an array for the rest.
 
-    With a cache, query 0 stands at another key in each batch entry; attention to a memory has no window in the core.
+    With a cache, the position of query 0 differs by batch entry; the core has no window for attention to a memory.
     """
     if isinstance(masking.attn_mask, masks.Mask):
         masking = _lower(masking, masking.attn_mask, sizes, names[0], cached, has_window)
@@ -119,7 +119,7 @@ def to_core(
 
 
 def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: bool, has_window: bool) -> Masking:
-    """Replace a mask object by arguments that mean the same."""
+    """Replace a mask object by equivalent arguments."""
     scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
     if cached:
         return masking._replace(attn_mask=~masks.as_array(mask, scores, True, name))
@@ -137,14 +137,12 @@ def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: 
             attend = band if attend is None else attend & band
     lengths = masking.key_lengths
     if parts.lengths is not None:
-        lengths = (
-            parts.lengths if lengths is None else np.minimum(_core.as_array(lengths, "key_lengths"), parts.lengths)
-        )
+        lengths = masks.shorter_lengths(lengths, parts.lengths)
     return masking._replace(attn_mask=None if attend is None else ~attend, key_lengths=lengths)
 
 
 def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
-    """Bring a bare mask of pairs to (L, S) or (N, H, L, S)."""
+    """Reshape a bare mask of pairs to (L, S) or (N, H, L, S)."""
     if x is None:
         return None
     mask = _flags_or_floats(x, name)
@@ -169,7 +167,7 @@ def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None
 
 
 def _looks_causal_inverted(blocked: Array) -> bool:
-    """Tell whether queries attend to later keys alone; most masks are seen through by their diagonal."""
+    """Tell whether queries attend only to later keys; the diagonal rules out most masks early."""
     if len(blocked) < 2 or not blocked.diagonal().all() or not blocked[-1, : len(blocked)].all():
         return False
     return not blocked.all() and all(row[: i + 1].all() for i, row in enumerate(blocked))
@@ -193,14 +191,14 @@ def _read_padding(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | N
 
 
 def _looks_padding_inverted(blocked: Array) -> bool:
-    """Tell whether all rows are blocked first and attended to behind, and one of them is mixed."""
+    """Tell whether every row is blocked first and visible after, with at least one mixed row."""
     if not blocked.size or not blocked[..., 0].any() or (~blocked[..., :-1] & blocked[..., 1:]).any():
         return False
     return bool((blocked[..., 0] & ~blocked[..., -1]).any())
 
 
 def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
-    """Read a mask of keys as (N, S) or (S,), True = blocked; a mask object says what it means."""
+    """Read a mask of keys as (N, S) or (S,), True = blocked; mask objects are converted."""
     if not isinstance(x, masks.Mask):
         return _flags_or_floats(x, name)
     lengths = masks.padding_lengths(x)
@@ -218,16 +216,19 @@ def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
 def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
     mask = _core.as_array(x, name)
     if mask.dtype.kind not in "bf":
+        wrong = f"{name} has dtype {mask.dtype}, expected bool or floats"
+        if mask.dtype.kind in "iu" and ((mask != 0) & (mask != 1)).any():
+            raise TypeError(f"{wrong}; if it holds lengths, pass pyattn.masks.padding({name}, S), S the number of keys")
         flags, numbers = (_core.cast(x, name, kind) for kind in ("bool", "numpy.float32"))
         raise TypeError(
-            f"{name} has dtype {mask.dtype}, expected bool or floats; pass {flags} (True = blocked) or {numbers} "
-            "(added to the scores)"
+            f"{wrong}; pass pyattn.masks.from_array({name}) if 1 = attend, {flags} if 1 = blocked, or {numbers} if it "
+            "is added to the scores"
         )
     return mask
 
 
 def lengths_of(padding: Array) -> Array | None:
-    """Find the lengths that hide what a mask of padding does."""
+    """Return the lengths equivalent to a padding mask; None unless it blocks only the ends of rows."""
     if padding.dtype != np.bool_ or (padding[..., :-1] & ~padding[..., 1:]).any():
         return None
     return padding.shape[-1] - np.count_nonzero(padding, axis=-1)  # type: ignore[no-any-return]

@@ -52,8 +52,8 @@ def layer_norm(
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
     """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last axes: `torch.nn.functional.layer_norm`.
 
-    Layer normalization, Ba et al. 2016. x is input, or ``input + residual``. Mean and variance (that of a population)
-    are of each part with normalized_shape for its shape.
+    Layer normalization, Ba et al. 2016. x is input, or ``input + residual``. Mean and population
+    variance are taken over the axes of normalized_shape.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def layer_norm(
     residual : array_like, (..., normalized_shape), optional
         Added to input in the same pass, as around a Transformer's sublayer. Default: None.
     need_sum : bool
-        Return ``input + residual``, too. Default: False.
+        Return ``input + residual`` too. Default: False.
 
     Returns
     -------
@@ -78,14 +78,13 @@ def layer_norm(
     Raises
     ------
     TypeError
-        An array has no real numbers.
+        An array does not hold real numbers.
     ValueError
         Shapes disagree; eps is negative; need_sum without residual.
 
     Notes
     -----
-    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
-    torch's gives NaN there.
+    Values whose squares overflow (from about 1e19 in float32) are normalised correctly; torch gives NaN.
 
     Examples
     --------
@@ -142,7 +141,7 @@ def rms_norm(
     residual : array_like, (..., normalized_shape), optional
         Added to input in the same pass. Default: None.
     need_sum : bool
-        Return ``input + residual``, too. Default: False.
+        Return ``input + residual`` too. Default: False.
 
     Returns
     -------
@@ -152,14 +151,13 @@ def rms_norm(
     Raises
     ------
     TypeError
-        An array has no real numbers.
+        An array does not hold real numbers.
     ValueError
         Shapes disagree; eps is negative; need_sum without residual.
 
     Notes
     -----
-    Numbers whose squares are beyond the largest one, from some 1e19 on in float32, are normalised as all others.
-    torch's gives 0 there.
+    Values whose squares overflow (from about 1e19 in float32) are normalised correctly; torch gives 0.
 
     Examples
     --------
@@ -180,7 +178,7 @@ def _normalize(
     eps: SupportsFloat | None,
     need_sum: bool,
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
-    """Make the last axes one; compute; make them several again."""
+    """Flatten the last axes, compute, and restore the shape."""
     x = _core.as_real(given, "input")
     shape = as_shape(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:

@@ -1,4 +1,4 @@
-"""Positional encodings: what tells a Transformer the order of its inputs."""
+"""Sinusoidal positional encoding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyattn._util.typing import FloatArray
 __all__ = ["positional_encoding"]
 
 _FAR = 2**53
-"""Positions beyond it are no longer floats of their own."""
+"""float64 cannot represent every position beyond it."""
 
 
 def positional_encoding(
@@ -24,7 +24,7 @@ def positional_encoding(
     base: SupportsFloat = 10000.0,
     dtype: npt.DTypeLike = np.float32,
 ) -> FloatArray:
-    """Sines and cosines of the positions, as the Transformer adds them to its inputs.
+    """Compute the sinusoidal positional encoding that a Transformer adds to its inputs.
 
     ``PE[pos, 2i] = sin(pos / base**(2i / dim))`` and ``PE[pos, 2i + 1] = cos(pos / base**(2i / dim))``, computed in
     float64 and rounded once. An odd dim ends with a sine.
@@ -32,13 +32,13 @@ def positional_encoding(
     Parameters
     ----------
     length : int
-        How many positions.
+        Number of positions.
     dim : int
-        How many features each has: d_model.
+        Features of each position: d_model.
     start : int
         The first position, as in decoding with a cache. Default: 0.
     base : float
-        Wavelengths go from 2 pi to 2 pi times it. Default: 10000.0, as published.
+        Wavelengths range from 2 pi to 2 pi * base. Default: 10000.0, as published.
     dtype : dtype
         float32, the default, or float64.
 
@@ -50,9 +50,9 @@ def positional_encoding(
     Raises
     ------
     TypeError
-        length, dim or start is no integer, base no number, or dtype another one.
+        length, dim or start is not an integer, base is not a number, or dtype is neither float32 nor float64.
     ValueError
-        One of them is negative or too large: positions are below 2**53. Or base is not above 0.
+        length, dim or start is negative, a position is 2**53 or more, or base is not above 0.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Rotary position embedding: positions as angles by which pairs of features turn."""
+"""Rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def rotary_embedding(
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> FloatArray:
-    """Turn pairs of features of queries or keys by angles that tell their positions.
+    """Rotate pairs of features of queries or keys by angles proportional to their positions.
 
     The n-th pair (a, b) of a row at position p becomes ``(a cos t - b sin t, b cos t + a sin t)``, where
-    ``t = p * inv_freq[n]``: a product of a query and a key so turned depends on the distance of their positions, and no
-    longer on the positions (Su et al., "RoFormer: enhanced Transformer with rotary position embedding", 2021).
+    ``t = p * inv_freq[n]``. The dot product of a rotated query and a rotated key then depends only on the distance
+    between their positions (Su et al., "RoFormer: enhanced Transformer with rotary position embedding", 2021).
 
     Parameters
     ----------
@@ -42,36 +42,36 @@ def rotary_embedding(
         Queries or keys, float32 or float64; bools, integers and lists of Python's numbers become float64. Without
         heads: (..., length, dim), of up to three axes.
     frequencies : RotaryFrequencies, optional
-        What `rotary_frequencies` returned, in place of theta, rotary_dim, scaling, max_position_embeddings and seq_len:
+        Result of `rotary_frequencies`, in place of theta, rotary_dim, scaling, max_position_embeddings and seq_len:
         the first ``2 * len(inv_freq)`` features are rotated. Default: None, computed from those.
     theta : float, optional
         The base of the frequencies. Default: None, ``scaling["rope_theta"]`` or 10000.
     rotary_dim : int, optional
-        The first so many features turn, an even number; the others are copied. Default: None,
+        Number of leading features to rotate, even; the others are copied. Default: None,
         ``scaling["partial_rotary_factor"]`` times dim, or all of them.
     interleaved : bool
         Pair n is the features (2n, 2n + 1), as in RoFormer, GPT-J, CodeGen, ChatGLM, Cohere's Command R and the Llama
         files that Meta published. Otherwise it is (n, n + rotary_dim / 2), as in GPT-NeoX, Mistral, Qwen, Gemma, Phi
         and Llama as transformers has it. Default: False.
     offset : int
-        Position of the first row; the rows that follow are one further each. Default: 0. A negative one turns
+        Position of the first row; each following row is one further. Default: 0. A negative offset rotates
         backwards.
     position_ids : array_like of int, optional
-        Position of each row, for all heads the same; broadcasts to (..., length), the leading axes without heads.
-        Default: None, offset and so on.
+        Position of each row, the same for all heads; broadcasts to (..., length), leading axes without heads.
+        Default: None, positions offset, offset + 1 and so on.
     scaling : mapping, optional
         ``rope_scaling`` or ``rope_parameters`` of a config.json, as `rotary_frequencies` takes it. Default: None.
     max_position_embeddings : int, optional
         Of the same config.json. Default: None.
     seq_len : int, optional
-        Length of the sequence, which dynamic and longrope depend on. Default: None, the largest position and 1. Keys
-        that were turned for another length stay as they are.
+        Sequence length, on which dynamic and longrope depend. Default: None, the largest position + 1. Keys
+        that were rotated for another length are not rotated again.
     layout : {'bhsd', 'bshd'}
         Default 'bhsd'. 'bshd': x is (..., length, heads, dim), of three axes or more.
     num_threads : int, optional
         Default: None, `get_num_threads`. The result does not depend on it, to the last bit.
     out : ndarray, optional
-        Array for the result, of its shape and dtype; x itself is turned in place. Default: None, a new one.
+        Array for the result, of its shape and dtype; pass x to rotate in place. Default: None, a new one.
 
     Returns
     -------
@@ -81,16 +81,15 @@ def rotary_embedding(
     Raises
     ------
     ValueError
-        Shapes disagree, positions beyond 2**53, an out that does not fit, or what `rotary_frequencies`
-        refuses.
+        Shapes disagree, a position is beyond 2**53, out does not fit, or `rotary_frequencies` refuses the arguments.
     TypeError
         An argument is of another type.
 
     Notes
     -----
-    Angles are exact and cosines and sines good to a few units in the last place of float64, then rounded once, so that
-    a row at position 100,000 is as exact as the first: within ``4 u (|a| + |b|)`` of the formula with inv_freq as
-    it is, u = 2**-24 or 2**-53. A row's bits depend on its own numbers and position alone.
+    Angles are exact; sines and cosines are accurate to a few ULP of float64 and rounded once. So a row at position
+    100,000 is as accurate as the first: within ``4 u (|a| + |b|)`` of the formula with the given inv_freq, where
+    u = 2**-24 or 2**-53. The bits of a row depend only on its own values and position.
 
     Examples
     --------

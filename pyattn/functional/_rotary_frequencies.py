@@ -1,4 +1,4 @@
-"""How far pairs of features turn from one position to the next: rotary frequencies, and how models stretch them."""
+"""Frequencies of rotary position embedding, and their scaling for longer sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 _THETA = 10000.0
 
-# What each rope_type takes: keys that must be there, and keys that may.
+# Required and optional keys of each rope_type.
 _ANYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -53,14 +53,14 @@ _KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class RotaryFrequencies(NamedTuple):
-    """What `rotary_frequencies` returns.
+    """Result of `rotary_frequencies`.
 
     Attributes
     ----------
     inv_freq : ndarray of float64, (rotary_dim // 2,)
-        Radians that each pair turns from one position to the next.
+        Angle in radians by which each pair rotates from one position to the next.
     attention_factor : float
-        What cosines and sines are multiplied with: 1.0 but for YaRN and LongRoPE.
+        Factor on sines and cosines: 1.0 except for YaRN and LongRoPE.
     """
 
     inv_freq: Array
@@ -76,11 +76,10 @@ def rotary_frequencies(
     max_position_embeddings: SupportsIndex | None = None,
     seq_len: SupportsIndex | None = None,
 ) -> RotaryFrequencies:
-    """Compute how far each pair of features turns from one position to the next.
+    """Compute the angle by which each pair of features rotates from one position to the next.
 
-    ``inv_freq[n] = theta ** (-2 * n / rotary_dim)``, or what a model's configuration makes of it to reach beyond the
-    lengths that it was trained with. The formulas are those of Hugging Face's transformers, which has them in float32;
-    here they are in float64.
+    ``inv_freq[n] = theta ** (-2 * n / rotary_dim)``, rescaled as a model's `rope_scaling` says to reach beyond its
+    training length. The formulas are those of Hugging Face's transformers, computed in float64 instead of float32.
 
     Parameters
     ----------
@@ -89,15 +88,14 @@ def rotary_frequencies(
     theta : float, optional
         The base of the frequencies. Default: None, ``scaling["rope_theta"]`` or 10000.
     rotary_dim : int, optional
-        How many of a head's features turn, an even number. Default: None, ``scaling["partial_rotary_factor"]`` times
+        Number of a head's features to rotate, even. Default: None, ``scaling["partial_rotary_factor"]`` times
         dim, or all of them.
     scaling : mapping, optional
         ``rope_scaling`` or ``rope_parameters`` of a config.json: see Notes. Default: None, as published by Su et al.
     max_position_embeddings : int, optional
-        Of the same config.json: dynamic needs it, and the others take it in place of keys that are missing.
-        Default: None.
+        Of the same config.json: dynamic needs it, and other types use it if keys are missing. Default: None.
     seq_len : int, optional
-        Length of the sequence, which dynamic and longrope depend on. Default: None, one that needs no stretching.
+        Sequence length, on which dynamic and longrope depend. Default: None, a length that needs no scaling.
 
     Returns
     -------
@@ -107,14 +105,14 @@ def rotary_frequencies(
     Raises
     ------
     ValueError
-        A size or a number makes no sense, or scaling has an unknown rope_type, lacks a key or has one that its
-        rope_type does not take: the message lists those that it does.
+        An argument is out of range, or scaling has an unknown rope_type, lacks a key or has an unknown one; the
+        message lists the keys of the rope_type.
     TypeError
-        An argument, or what scaling holds, is of another type.
+        An argument, or a value in scaling, has another type.
 
     Notes
     -----
-    ``scaling["rope_type"]`` (older files: ``"type"``) says how positions beyond the trained ones are reached. With
+    ``scaling["rope_type"]`` (older files: ``"type"``) says how frequencies are scaled for longer sequences. With
     f = theta ** (-2 n / rotary_dim), M = ``original_max_position_embeddings`` and s = ``factor``:
 
     - ``default``: f.
@@ -122,18 +120,18 @@ def rotary_frequencies(
       interpolation", 2023). Takes factor.
     - ``dynamic``: f with a larger theta, ``theta * (s * L / M - (s - 1)) ** (d / (d - 2))`` for a sequence of length L
       above M = max_position_embeddings and d = rotary_dim: "dynamic NTK" (bloc97 and emozilla, 2023). Takes factor.
-    - ``yarn``: f / s for pairs that turn less than ``beta_slow`` (1) times in M positions, f for those that turn more
-      than ``beta_fast`` (32) times, a ramp over n in between, whose ends are whole numbers unless ``truncate`` is
-      false. attention_factor is ``0.1 ln s + 1``, or with ``mscale`` a and ``mscale_all_dim`` b
-      ``(0.1 a ln s + 1) / (0.1 b ln s + 1)`` (Peng et al., "YaRN", 2023). factor left out is
+    - ``yarn``: f / s for pairs that rotate less than ``beta_slow`` (1) times in M positions, f for those above
+      ``beta_fast`` (32), and a ramp over n in between, whose ends are integers unless ``truncate`` is false.
+      attention_factor is ``0.1 ln s + 1``, or with ``mscale`` a and ``mscale_all_dim`` b
+      ``(0.1 a ln s + 1) / (0.1 b ln s + 1)`` (Peng et al., "YaRN", 2023). The default of factor is
       max_position_embeddings / M.
     - ``longrope``: f divided by ``long_factor[n]`` for sequences longer than M, else by ``short_factor[n]``;
       attention_factor is ``sqrt(1 + ln s / ln M)`` (Ding et al., "LongRoPE", 2024). factor as in yarn.
     - ``llama3``: f for wavelengths (2 pi / f) below M / ``high_freq_factor``, f / s above M / ``low_freq_factor``,
       linear in 1 / wavelength in between (Grattafiori et al., "The Llama 3 herd of models", 2024).
 
-    M left out is max_position_embeddings. A key that is None (null) counts as left out. ``rope_theta`` and
-    ``partial_rotary_factor`` may be in each.
+    The default of M is max_position_embeddings. A key that is None (null) counts as missing. Every rope_type also
+    takes ``rope_theta`` and ``partial_rotary_factor``.
 
     Examples
     --------
@@ -180,7 +178,7 @@ def sequence_length(
     position_ids: npt.ArrayLike | None,
     layout: Layout,
 ) -> int | None:
-    """Tell how long the sequence is that some rows are of, where `rotary_frequencies` depends on it."""
+    """Return the sequence length of some rows, or None if `rotary_frequencies` does not depend on it."""
     if not depends_on_length(scaling):
         return None
     axis = 3 if layout == "bshd" else 2
@@ -194,16 +192,16 @@ def sequence_length(
 
 
 def _stretch(size: int, factor: float, most: int | None, length: int) -> float:
-    """Compute what dynamic multiplies theta with. The only pair of two features turns by 1, whatever theta is."""
+    """Compute the factor of dynamic on theta; 1 for a single pair, whose frequency is always 1."""
     if most is None:
-        raise ValueError("rope_type 'dynamic' needs max_position_embeddings, which is beside it in config.json")
+        raise ValueError("rope_type 'dynamic' needs max_position_embeddings; config.json has it next to rope_scaling")
     if size <= 2:
         return 1.0
     return float((factor * max(length, most) / most - (factor - 1)) ** (size / (size - 2)))
 
 
 def _yarn(f: Array, base: float, keys: dict[str, Any], trained: int, most: int | None) -> RotaryFrequencies:
-    """Interpolate slow pairs and leave quick ones as they are."""
+    """Interpolate low frequencies and keep high ones."""
     size = 2 * len(f)
     factor = _factor("yarn", keys, trained, most)
     fast, slow = _number(keys, "beta_fast", 32.0), _number(keys, "beta_slow", 1.0)
@@ -229,7 +227,7 @@ def _yarn_attention_factor(factor: float, keys: dict[str, Any]) -> float:
 
 
 def _longrope(f: Array, keys: dict[str, Any], trained: int, most: int | None, length: int) -> RotaryFrequencies:
-    """Divide each pair's frequency by a number of its own, found by search."""
+    """Divide each pair's frequency by its own factor from the configuration."""
     divisors = {name: _list(keys, name, len(f)) for name in ("short_factor", "long_factor")}
     inv_freq = f / divisors["long_factor" if length > trained else "short_factor"]
     if "attention_factor" in keys:
@@ -239,19 +237,19 @@ def _longrope(f: Array, keys: dict[str, Any], trained: int, most: int | None, le
 
 
 def _llama3(f: Array, keys: dict[str, Any], trained: int) -> Array:
-    """Divide the frequencies of long waves, and blend over to short ones."""
+    """Divide the frequencies of long wavelengths, with a smooth transition to short ones."""
     factor, low, high = (_number(keys, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if not low < high:
         raise ValueError(f"scaling['high_freq_factor'] is {high}, expected more than low_freq_factor, {low}")
-    kept = np.clip((trained * f / (2 * math.pi) - low) / (high - low), 0, 1)
-    return (1 - kept) * f / factor + kept * f
+    ramp = np.clip((trained * f / (2 * math.pi) - low) / (high - low), 0, 1)
+    return (1 - ramp) * f / factor + ramp * f
 
 
 # Reading
 
 
 def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """Find the rope_type, and the keys that have a value; refuse others than it takes."""
+    """Read the rope_type and its keys that are not None; refuse unknown keys."""
     if scaling is None:
         return "default", {}
     if not isinstance(scaling, Mapping):
@@ -280,7 +278,7 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def _rotary_dim(dim: int, rotary_dim: SupportsIndex | None, keys: dict[str, Any]) -> int:
-    """How many features turn: said, or a part of dim, or all."""
+    """Return the number of features to rotate: given, a fraction of dim, or all."""
     size, why = dim, ""
     if "partial_rotary_factor" in keys:
         part = _number(keys, "partial_rotary_factor")
@@ -328,7 +326,7 @@ def _factor(kind: str, keys: dict[str, Any], trained: int, most: int | None) -> 
 
 
 def _number(keys: Mapping[str, Any], name: str, default: float | None = None, *, zero: bool = False) -> float:
-    """Read a number above 0; or 0, where that means none."""
+    """Read a number above 0; with zero=True, 0 is allowed."""
     x = keys.get(name, default)
     label = name if name == "theta" else f"scaling[{name!r}]"
     return as_finite(x, label, least=0) if zero else as_finite(x, label, above=0)

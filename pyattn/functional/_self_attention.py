@@ -1,4 +1,4 @@
-"""Self-attention as articles write it: one head, a weight matrix each for queries, keys and values, nothing after."""
+"""Self-attention as articles write it: one head, three weight matrices, no output projection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.masks as masks
-from pyattn._util.arguments import as_choice
+from pyattn._util.arguments import as_choice, naming_keywords
 from pyattn._util.typing import Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 
@@ -79,6 +79,7 @@ def self_attention(
     empty_rows: Literal["zero", "nan"] = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> FloatArray | AttentionResult: ...
+@naming_keywords
 def self_attention(
     x: npt.ArrayLike,
     w_query: npt.ArrayLike,
@@ -100,8 +101,8 @@ def self_attention(
 ) -> FloatArray | AttentionResult:
     """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``, in one call.
 
-    One head and no output projection: the system that articles on attention build step by step. `context` makes it
-    cross-attention: keys and values are projections of that instead.
+    It has one head and no output projection, as articles on attention build it step by step. With `context` it is
+    cross-attention: keys and values are projections of `context`.
 
     Parameters
     ----------
@@ -114,27 +115,27 @@ def self_attention(
     bias : sequence of three array_like or None, optional
         Added to queries, keys and values. Default: None, no bias.
     scale : float, optional
-        Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example mean 1.
+        Factor on the scores. Default: ``1 / sqrt(key_dim)``. Pass 1 for articles whose first example has no scale.
     context : array_like, (..., S, embed_dim), optional
-        What keys and values are taken from. Default: x.
+        Source of keys and values. Default: x.
     convention : {'row', 'column'}
         'column': ``K = W_key X``. Inputs (..., embed_dim, L) are columns, weights are (key_dim, embed_dim), the output
         is (..., v_dim, L), and the weights returned are (..., S, L), whose columns sum to 1. Default: 'row'.
     need_weights : bool
-        Whether to return the weights, too. Default: False.
+        Return the weights too. Default: False.
     attn_mask : array_like, optional
         Broadcasts to (..., L, S), in both conventions. bool: True = attend; float: added to the scaled scores. Default:
         None, no mask.
     is_causal : bool
         Query i attends to no key after its own position. Default: False.
     align : {'upper_left', 'lower_right'} or int, optional
-        As in `attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+        As in `attention`. Default: None; required for a causal mask or a window when L differs from S.
     window : int or (int or None, int or None), optional
-        Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+        Number of keys before and after its own position that a query attends to. Default: None, unbounded.
     key_lengths : array_like of int, optional
-        How many keys of each batch entry are there. Default: None, all.
+        Number of keys in each batch entry. Default: None, all.
     empty_rows : {'zero', 'nan'}
-        What a query with nothing to attend to gives. Default: 'zero'.
+        Output of a query with nothing to attend to. Default: 'zero'.
     num_threads : int, optional
         Default: as `set_num_threads` says.
 
@@ -175,7 +176,7 @@ def self_attention(
         check_inner(name, weight, source, rows, columns)
     key_dim, other = len(weights["w_query"]), len(weights["w_key"])
     if key_dim != other:
-        raise ValueError(f"w_query gives {key_dim} numbers a query but w_key {other} a key")
+        raise ValueError(f"w_query gives {key_dim} features per query, but w_key gives {other} per key")
     biases = _biases_of(bias, weights)
     pairs = (*inputs[0].shape[:-1], inputs[1].shape[-2])
     if isinstance(attn_mask, masks.Mask):
@@ -190,7 +191,7 @@ def self_attention(
         q_bias=biases[0],
         k_bias=biases[1],
         v_bias=biases[2],
-        average_weights=True,  # of the one head: its weights, without an axis for it
+        average_weights=True,  # the mean over one head drops its axis
         scale=scale,
         attn_mask=attn_mask,
         is_causal=is_causal,
@@ -218,7 +219,7 @@ def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
 
 
 def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> list[Array]:
-    """Those of queries, keys and values, an input per row."""
+    """Return the inputs of queries, keys and values, one per row."""
     own = read_rows(x, "x", columns)
     if context is None:
         return [own] * 3
@@ -241,7 +242,7 @@ def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
 
 
 def check_inner(name: str, weight: Array, source: str, rows: Array, columns: bool) -> None:
-    """Check that a weight takes the rows' features. Either may be wrong: the message says what would fit the other."""
+    """Check that a weight fits the rows; the message gives the shape that either of them would need."""
     inner, features = weight.shape[1], rows.shape[-1]
     if inner == features:
         return
@@ -256,18 +257,18 @@ def check_inner(name: str, weight: Array, source: str, rows: Array, columns: boo
 
 
 def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
-    """Give it an axis for the one head, which the core wants in front of (L, S) and the caller does not know of."""
+    """Insert the heads axis that the core expects before (L, S)."""
     mask = _core.as_array(attn_mask, "attn_mask")
     axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
     if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
         raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
-    if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, and its fix depends on what was given
+    if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, with a fix that depends on the original
         return attn_mask
     return mask[..., np.newaxis, :, :]
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:
-    """Read one for each weight, (dim, embed_dim), by its name."""
+    """Read a bias for each weight, (dim, embed_dim)."""
     if bias is None:
         return [None] * 3
     for_each = "expected three, for queries, keys and values; each may be None"
@@ -281,5 +282,5 @@ def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str
     for n, (vector, (name, weight)) in enumerate(zip(biases, weights.items(), strict=True)):
         size = len(weight)
         if vector is not None and vector.shape != (size,):
-            raise ValueError(f"bias[{n}] has shape {vector.shape}, expected ({size},): {name} gives {size} numbers")
+            raise ValueError(f"bias[{n}] has shape {vector.shape}, expected ({size},): {name} gives {size} features")
     return biases

@@ -80,25 +80,25 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
 
 
 def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None, *, logarithm: bool) -> FloatArray:
-    """Bring the axes to the end, as one contiguous axis; compute; put them back."""
+    """Move the axes to the end, compute over them as one contiguous axis, and move them back."""
     array = _core.as_real(x, "x")
     axes = _axes(axis, array.ndim)
-    kept, last = array.ndim - len(axes), tuple(range(-len(axes), 0))
+    outer_axes, last = array.ndim - len(axes), tuple(range(-len(axes), 0))
     moved = np.moveaxis(array, axes, last)
-    size = int(np.prod(moved.shape[kept:], dtype=np.intp))
-    if moved.flags.c_contiguous and axes == tuple(range(kept, array.ndim)):
-        return _core.softmax_rows(moved.reshape(*moved.shape[:kept], size), logarithm).reshape(array.shape)
+    size = int(np.prod(moved.shape[outer_axes:], dtype=np.intp))
+    if moved.flags.c_contiguous and axes == tuple(range(outer_axes, array.ndim)):
+        return _core.softmax_rows(moved.reshape(*moved.shape[:outer_axes], size), logarithm).reshape(array.shape)
     result = np.empty(array.shape, array.dtype.newbyteorder("="))
     flat, step = result.reshape(-1), _slabs.SLAB // result.itemsize
-    for start in range(0, flat.size, step):  # every page: the first slab would be long at it, if it touches all
+    for start in range(0, flat.size, step):  # touch every page now, not all in the first slab
         flat[start : start + step : 512] = 0
     target = np.moveaxis(result, axes, last)
-    _slabs.compute_rows(moved, kept, lambda rows: _core.softmax_rows(rows, logarithm), target)
+    _slabs.compute_rows(moved, outer_axes, lambda rows: _core.softmax_rows(rows, logarithm), target)
     return result
 
 
 def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> tuple[int, ...]:
-    """Count the axes from 0. A scalar has none, and 0 and -1 name all of them, as in SciPy."""
+    """Normalise axes to count from 0; for a scalar, 0 and -1 mean no axes, as in SciPy."""
     if axis is None:
         return tuple(range(ndim))
     if isinstance(axis, tuple):

@@ -1,4 +1,4 @@
-"""The largest of rows, and where they are: how tokens are chosen out of a vocabulary."""
+"""`argmax` and `topk`: the largest elements of rows and their indices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["TopK", "argmax", "topk"]
 
 
 class TopK(NamedTuple):
-    """What `topk` returns.
+    """Result of `topk`.
 
     Attributes
     ----------
     values : ndarray, (..., k)
         The largest first.
     indices : ndarray of int64, (..., k)
-        Where they are in their row.
+        Index of each value in its row.
     """
 
     values: FloatArray
@@ -39,7 +39,7 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     x : array_like
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     axis : int or None
-        None is that of the array laid flat. Default: -1, the last.
+        None: the index into the flattened array. Default: -1, the last.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     TypeError
         x is not an array of real numbers, or axis is not an integer.
     ValueError
-        There is nothing along the axis.
+        The axis has length 0.
     numpy.exceptions.AxisError
         axis is out of range for x.
 
@@ -63,11 +63,11 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     """
     array = _core.as_real(x, "x")
     number = None if axis is None else as_index(axis, "axis", "an int or None")
-    if number is None or (array.ndim == 0 and number in (0, -1)):  # a scalar has none: as in softmax
+    if number is None or (array.ndim == 0 and number in (0, -1)):  # a scalar has no axis, as in softmax
         array, number = array.reshape(-1), 0
     number = normalize_axis_index(number, array.ndim)
     if array.shape[number] == 0:
-        raise ValueError(f"x has shape {array.shape}, and nothing along axis {number} that could be the largest")
+        raise ValueError(f"x has shape {array.shape}: axis {number} is empty; argmax needs at least one element")
     moved = np.moveaxis(array, number, -1)
     if moved.flags.c_contiguous:
         return _core.argmax_rows(moved)
@@ -77,17 +77,16 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
 
 
 def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
-    """Find the k largest elements of each row and their places: what a stable sort from the largest on gives.
+    """Find the k largest elements of each row and their indices, as a stable descending sort does.
 
-    Of equals the one of the lower index comes first, and NaN before any number, as in `torch.topk`, which leaves the
-    order of equals open.
+    Equal elements are ordered by index, which `torch.topk` does not guarantee. NaN comes before any number, as there.
 
     Parameters
     ----------
     x : array_like, (..., n)
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     k : int
-        How many, from 0 to n.
+        Number of elements, from 0 to n.
 
     Returns
     -------
@@ -97,9 +96,9 @@ def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
     Raises
     ------
     TypeError
-        x is not an array of real numbers, or k no int.
+        x is not an array of real numbers, or k is not an int.
     ValueError
-        x has no axis, or less than k elements along its last.
+        x is a scalar, or its last axis has fewer than k elements.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Text generation: greedy search, sampling and beam search with any model of tokens.
 
-`pyattn.generate` is the function. It needs a model with a `begin` method, as `Decodable` describes, or a module: with a
-KV cache it is run by `CachedDecoding`, without one by `UncachedDecoding`.
+`pyattn.generate` is the main function. It takes a model with a `begin` method, as described by `Decodable`, or a
+module, which `CachedDecoding` runs with a KV cache and `UncachedDecoding` without one.
 """
 
 from pyattn.generation._generate import generate

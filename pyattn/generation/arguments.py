@@ -1,4 +1,4 @@
-"""The arguments of `generate`: options of the search, and the prompts that the source stands for."""
+"""Read the arguments of `generate`: the options of the search, and the prompts in source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EarlyStopping: TypeAlias = "bool | Literal['never']"
 Source: TypeAlias = "npt.ArrayLike | Sequence[npt.ArrayLike] | None"
 TokenIds: TypeAlias = "SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | None"
 
-MAX_LENGTH_PENALTY = 50  # of either sign: a million tokens to that power still fit into a float
+MAX_LENGTH_PENALTY = 50  # in absolute value: a million to this power still fits into a float
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Options:
 
 
 def as_token_ids(x: TokenIds, name: str) -> tuple[int, ...]:
-    """Read one token id, several or none."""
+    """Read a token id, a sequence of token ids, or None, as a tuple."""
     if x is None:
         return ()
     if isinstance(x, (list, tuple, np.ndarray)) and np.ndim(x) == 1:
@@ -144,7 +144,7 @@ def read_prompts(
     if source_lengths is not None:
         rows = _cut_rows(rows, source_lengths)
     elif padding_idx not in (None, *eos_token_ids) and (
-        # A list needs no padding: a token is taken for it only if the model itself has that padding_idx.
+        # Lists are rarely padded, so only the model's own padding_idx is stripped from them.
         not isinstance(source, (list, tuple)) or padding_idx == getattr(model, "padding_idx", None)
     ):
         rows = [_strip_padding(row, padding_idx) for row in rows]

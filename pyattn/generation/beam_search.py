@@ -1,8 +1,8 @@
-"""Beam search, step for step as in transformers.
+"""Beam search with the same steps as in transformers.
 
-Each step extends every beam by every token, and ranks the best ``2 * num_beams`` continuations of a batch entry. Those
-among the first num_beams that end are kept as finished if their score, divided by ``length ** length_penalty``, is one
-of the best. The first num_beams that do not end are the beams of the next step.
+Each step extends every beam by every token, and ranks the best ``2 * num_beams`` continuations of a batch entry. Among
+the first num_beams of these, the ones that end become finished hypotheses, of which the num_beams best are kept; their
+scores are divided by ``length ** length_penalty``. The first num_beams that do not end are the beams of the next step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["beam_search"]
 
 
 class _Candidate(NamedTuple):
-    """A continuation of the state's row `row`."""
+    """A beam extended by one token; row is the beam's row in the decoding state."""
 
     hypothesis: Hypothesis
     row: int
@@ -40,7 +40,7 @@ class _Entry:
         self.finished: list[Hypothesis] = []  # with their final scores
 
     def candidates(self, log_probs: FloatArray, first_row: int, number: int) -> list[_Candidate]:
-        """Find the best continuations of all beams, whose rows in the state begin at first_row."""
+        """Find the best continuations of all beams; first_row is the row of the first beam in the decoding state."""
         options, vocab_size = self.options, log_probs.shape[-1]
         totals = log_probs.astype(np.float64) + np.array([[beam.score] for beam in self.running])
         count = max(2, 1 + len(options.eos_token_ids)) * options.num_beams
@@ -56,7 +56,7 @@ class _Entry:
         return found
 
     def advance(self, candidates: list[_Candidate]) -> tuple[list[_Candidate], list[_Candidate]]:
-        """Keep the candidates that end and go on with the others; return both."""
+        """Finish the candidates that end, continue with the others, and return both lists."""
         num_beams = self.options.num_beams
         ending = [one for one in candidates[:num_beams] if one.ends]
         self.finish([one.hypothesis for one in ending])
@@ -83,10 +83,10 @@ class _Entry:
 
 
 def beam_search(state: Decoding, prompts: list[IntArray], options: Options, recorder: StepRecorder) -> list[Hypothesis]:
-    """Find the best num_return_sequences hypotheses of each prompt, the best first; state has no tokens yet.
+    """Find the num_return_sequences best hypotheses of each prompt, the best first; state must be new.
 
-    If fewer exist, the missing ones have no tokens and the score -inf. If the callback stops the search, running beams
-    count as finished.
+    If there are fewer, the missing ones have no tokens and the score -inf. If the callback stops the search, running
+    beams count as finished.
     """
     entries = [_Entry(prompt, options) for prompt in prompts]
     active = list(range(len(entries)))  # entries that still have beams

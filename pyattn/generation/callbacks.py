@@ -1,4 +1,4 @@
-"""After each step of `generate`: the caller's function, the steps that are returned, and a progress bar."""
+"""Record the steps of `generate`: call the callback, keep the steps, and update the progress bar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Callback", "StepRecorder"]
 
 Callback: TypeAlias = "Callable[[GenerationStep], bool | None]"
 
-NUM_BEST = 6  # of the most likely tokens: the chosen one and 5 alternatives
+NUM_BEST = 6  # most likely tokens to keep: the chosen one and 5 alternatives
 
 
 class StepRecorder:
@@ -46,7 +46,7 @@ class StepRecorder:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether a callback or the caller gets the steps."""
+        """Whether steps are passed to a callback or returned."""
         return self._callback is not None or self.steps is not None
 
     def record(
@@ -59,7 +59,7 @@ class StepRecorder:
         tokens: IntArray,
         parents: IntArray,
     ) -> bool:
-        """Make a GenerationStep, if anyone needs it, and return whether the callback asks to stop."""
+        """Make a GenerationStep if it is needed, and return whether the callback asks to stop."""
         if self._bar is not None:
             self._bar.update(1)
         if not self.needs_steps:
@@ -85,7 +85,7 @@ class StepRecorder:
 
 
 def _make_bar(total: int) -> tqdm[Any]:
-    """Make a progress bar of tqdm."""
+    """Make a tqdm progress bar."""
     try:
         from tqdm import tqdm
     except ImportError:

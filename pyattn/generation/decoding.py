@@ -1,7 +1,7 @@
-"""Decoding states: they take the next tokens of each row and give the model's scores for what follows.
+"""Decoding states: each step appends tokens to each row and returns the model's scores for the next token.
 
-`Decodable` and `Decoding` are the protocol of `pyattn.generate`. `CachedDecoding` runs a model on new tokens alone,
-`UncachedDecoding` on all tokens at every step.
+`Decodable` and `Decoding` are the protocols of `pyattn.generate`. `CachedDecoding` runs a model on new tokens alone,
+`UncachedDecoding` on all tokens in every step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Decoding(Protocol):
         ...
 
     def step(self, ids: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> ModelStep:
-        """Append tokens to each row and score what follows them.
+        """Append tokens to each row and score the next token.
 
         Parameters
         ----------
@@ -47,7 +47,7 @@ class Decoding(Protocol):
         ...
 
     def reorder(self, index: npt.ArrayLike) -> None:
-        """Replace row i by row index[i], to drop rows or to repeat them.
+        """Replace row i by row index[i], to drop or repeat rows.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class CachedDecoding:
         return self._caches[0]
 
     def step(self, ids: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> ModelStep:
-        """Append tokens to each row and score what follows them.
+        """Append tokens to each row and score the next token.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class CachedDecoding:
         return ModelStep(step.logits, own, cross)
 
     def reorder(self, index: npt.ArrayLike) -> None:
-        """Replace row i by row index[i], to drop rows or to repeat them.
+        """Replace row i by row index[i], to drop or repeat rows.
 
         Parameters
         ----------
@@ -220,7 +220,7 @@ class CachedDecoding:
         """
         chosen = _read_index(index, len(self.lengths)).tolist()
         cache, memory = (None if one is None else one._pick(chosen) for one in self._caches)
-        self._caches = (cache, memory)  # in one assignment: an interrupt changes both or neither
+        self._caches = (cache, memory)  # one assignment, so that an interrupt cannot change only one
 
 
 class UncachedDecoding:
@@ -265,7 +265,7 @@ class UncachedDecoding:
         *,
         need_weights: bool = False,
     ) -> None:
-        self._model: Any = model  # any module: its signature is known at run time only
+        self._model: Any = model  # typed as Any: signatures differ between modules
         self._need_weights = need_weights
         self._encodes = bool(getattr(model, "is_encoder_decoder", False))
         self._source: IntArray | None = None
@@ -281,7 +281,7 @@ class UncachedDecoding:
         return self._lengths
 
     def step(self, ids: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> ModelStep:
-        """Append tokens to each row and score what follows them.
+        """Append tokens to each row and score the next token.
 
         Parameters
         ----------
@@ -335,7 +335,7 @@ class UncachedDecoding:
         return logits.swapaxes(0, 1) if length_first else logits, own, cross
 
     def reorder(self, index: npt.ArrayLike) -> None:
-        """Replace row i by row index[i], to drop rows or to repeat them.
+        """Replace row i by row index[i], to drop or repeat rows.
 
         Parameters
         ----------
@@ -378,7 +378,7 @@ def begin_decoding(
     use_cache: bool,
     need_weights: bool,
 ) -> Decoding:
-    """Begin with the model's own `begin`, with a cache if it has one, or without."""
+    """Use the model's own `begin`, or else `CachedDecoding` if it has a cache, or else `UncachedDecoding`."""
     if hasattr(model, "begin") and (use_cache or not _has_forward(model)):
         return cast(Decodable, model).begin(source, source_lengths, need_weights=need_weights)
     if use_cache and hasattr(model, "new_cache") and hasattr(model, "decode_step"):
@@ -404,7 +404,7 @@ def _read_source(
 def _read_next(
     model: object, ids: npt.ArrayLike, lengths: npt.ArrayLike | None, rows: int | None
 ) -> tuple[IntArray, IntArray]:
-    """Read the next tokens, (rows, n), and the number of them in each row; rows is None if any number will do."""
+    """Read the next tokens, (rows, n), and their number in each row; rows=None accepts any number of rows."""
     new = as_ids(ids, "ids", getattr(model, "vocab_size", None))
     if new.ndim != 2 or rows not in (None, len(new)):
         expected = "rows" if rows is None else rows

@@ -24,11 +24,11 @@ __all__ = [
     "warp_logits",
 ]
 
-FIRST_TOP_P = 64  # tokens to try first: the top-p set is usually small, and this avoids sorting the vocabulary
+FIRST_TOP_P = 64  # tokens to try first: the set is usually small, so the vocabulary need not be sorted
 
 
 def log_probabilities(logits: FloatArray, options: Options, step: int) -> FloatArray:
-    """Compute the model's log-probabilities, and refuse logits that no token can be chosen by."""
+    """Compute the model's log-probabilities; raise ValueError if no token can be chosen by them."""
     vocab_size = logits.shape[-1]
     for token in options.eos_token_ids:
         if token >= vocab_size:
@@ -44,7 +44,7 @@ def log_probabilities(logits: FloatArray, options: Options, step: int) -> FloatA
 
 
 def apply_penalties(scores: FloatArray, seen: Sequence[IntArray], options: Options, step: int) -> FloatArray:
-    """Penalise the tokens that a row has already, and forbid end symbols before min_new_tokens."""
+    """Penalise tokens that a row already contains, and forbid end symbols before min_new_tokens."""
     scores = apply_repetition_penalty(scores, seen, options.repetition_penalty)
     if step < options.min_new_tokens and options.eos_token_ids:
         scores = scores.copy()
@@ -57,7 +57,7 @@ def apply_penalties(scores: FloatArray, seen: Sequence[IntArray], options: Optio
 
 
 def apply_repetition_penalty(scores: FloatArray, seen: Sequence[IntArray], penalty: float) -> FloatArray:
-    """Divide positive scores of the tokens seen by the penalty, and multiply negative ones (Keskar et al. 2019)."""
+    """Divide positive scores of seen tokens by the penalty, and multiply negative ones (Keskar et al. 2019)."""
     if penalty == 1:
         return scores
     result = scores.copy()
@@ -75,7 +75,7 @@ def warp_logits(logits: FloatArray, temperature: float, top_k: int | None, top_p
 
 
 def _divide(logits: FloatArray, temperature: float) -> FloatArray:
-    """Divide logits by the temperature; where that overflows, subtract the largest first, as the softmax allows."""
+    """Divide logits by the temperature; if that overflows, subtract the maximum first, which softmax ignores."""
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         result: FloatArray = logits / logits.dtype.type(temperature)
         if not np.isfinite(result.max(axis=-1)).all():
@@ -85,13 +85,13 @@ def _divide(logits: FloatArray, temperature: float) -> FloatArray:
 
 
 def filter_top_k(logits: FloatArray, k: int) -> FloatArray:
-    """Set all but the k largest logits of a row, and those equal to the smallest of them, to -inf (Fan et al. 2018)."""
+    """Set logits below the k-th largest of their row to -inf (Fan et al. 2018)."""
     threshold = functional.topk(logits, min(k, logits.shape[-1])).values[:, -1:]
     return np.where(logits < threshold, logits.dtype.type(-np.inf), logits)
 
 
 def filter_top_p(logits: FloatArray, p: float) -> FloatArray:
-    """Set all but the fewest most likely tokens whose probability reaches p to -inf (Holtzman et al. 2020)."""
+    """Keep the smallest set of most likely tokens whose probability reaches p (Holtzman et al. 2020)."""
     probabilities = functional.softmax(logits)
     vocab_size, count = logits.shape[-1], min(FIRST_TOP_P, logits.shape[-1])
     while True:
@@ -100,7 +100,7 @@ def filter_top_p(logits: FloatArray, p: float) -> FloatArray:
         if count == vocab_size or (total[:, -1] >= p).all():
             break
         count = min(8 * count, vocab_size)
-    is_kept = total - best < p  # the more likely tokens do not reach p without this one
+    is_kept = total - best < p  # more likely tokens alone do not reach p
     is_kept[:, 0] = True
     result = np.full_like(logits, -np.inf)
     for row, (ids, kept) in enumerate(zip(tokens, is_kept, strict=True)):
@@ -109,11 +109,11 @@ def filter_top_p(logits: FloatArray, p: float) -> FloatArray:
 
 
 def sample_tokens(logits: FloatArray, generators: Sequence[np.random.Generator]) -> npt.NDArray[np.int64]:
-    """Draw one token per row from the softmax of its logits, with one number of the row's own generator."""
+    """Draw one token per row from the softmax of its logits, with one random number from the row's generator."""
     sums = np.cumsum(functional.softmax(logits), axis=-1, dtype=np.float64)
     tokens = np.empty(len(logits), np.int64)
     for row, (cumulative, generator) in enumerate(zip(sums, generators, strict=True)):
         token = np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right")
-        last = np.searchsorted(cumulative, cumulative[-1])  # the last token of positive probability
+        last = np.searchsorted(cumulative, cumulative[-1])  # the last token with a positive probability
         tokens[row] = min(token, last)
     return tokens

@@ -1,4 +1,4 @@
-"""The result of `generate`: tokens and scores, and every step that led to them."""
+"""The result of `generate`: tokens, scores and steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Generation", "GenerationStep", "Hypothesis", "RowStep"]
 
 ALTERNATIVES = 5  # of a RowStep
 ALTERNATIVES_IN_TABLE = 3
-WIDTH_OF_INPUT = 40  # characters of a decoder input in a table
+WIDTH_OF_INPUT = 40  # characters
 
 
 class Hypothesis(NamedTuple):
-    """A sequence while it grows: its new tokens, their total log-probability, and its row in each step."""
+    """A growing sequence: its prompt, new tokens, their total log-probability, and its row in each step."""
 
     prompt: IntArray
     tokens: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class Hypothesis(NamedTuple):
     rows: tuple[int, ...] = ()
 
     def extend(self, token: int, score: float, row: int) -> Hypothesis:
-        """Append a token that followed this row; score is the new total."""
+        """Return the hypothesis with one more token, chosen for this row of the step; score is the new total."""
         return Hypothesis(self.prompt, (*self.tokens, token), score, (*self.rows, row))
 
     @property
@@ -38,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 
 class GenerationStep(NamedTuple):
-    """One step of the whole batch: the rows that went into the model and the tokens chosen to follow them.
+    """One step of the whole batch: the decoder inputs and the chosen tokens.
 
     Rows that have ended are left out of later steps. In a beam search every beam is a row. Several tokens may follow
     one row, or none: ``tokens[j]`` follows row ``parents[j]``.
@@ -110,7 +110,9 @@ class RowStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Generation:
-    """The sequences that `pyattn.generate` returns: with num_return_sequences, several rows in turn per batch entry.
+    """The result of `pyattn.generate`.
+
+    With num_return_sequences, each batch entry has several rows in succession.
 
     Parameters
     ----------
@@ -170,11 +172,13 @@ class Generation:
             raise ValueError("steps were not recorded; call generate with return_steps=True")
         source_length = None if self.source_lengths is None else int(self.source_lengths[index])
         tokens, rows = self.tokens[index, : self.lengths[index]].tolist(), self.beam_indices[index].tolist()
-        # strict=False: other sequences may take more steps.
+        # strict=False: other sequences may have more steps.
         return [_row_step(*each, source_length) for each in zip(self.steps, rows, tokens, strict=False)]
 
     def table(self, row: SupportsIndex = 0, vocabulary: Vocabulary = None) -> str:
-        """Format one sequence's steps as a table: decoder input, next token, its probability, and alternatives.
+        """Format one sequence's steps as a table.
+
+        The columns are decoder input, next token, its probability, and alternatives.
 
         Parameters
         ----------
@@ -229,7 +233,7 @@ class Generation:
 
 
 def _row_step(step: GenerationStep, row: int, token: int, source_length: int | None) -> RowStep:
-    """Select what a step says of its row, which is followed by this token."""
+    """Make the RowStep of one row of a step, given the chosen token."""
     decoder_input = step.decoder_inputs[row]
     (places,) = np.nonzero((step.parents == row) & (step.tokens == token))
     others = step.best.indices[row] != token

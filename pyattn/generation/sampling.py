@@ -1,4 +1,4 @@
-"""Greedy search and sampling: one token per row and step, the most likely or one that is drawn."""
+"""Greedy search and sampling: each step chooses or draws one token per row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["sample"]
 def sample(
     state: Decoding, prompts: list[IntArray], options: Options, seed: int, recorder: StepRecorder
 ) -> list[Hypothesis]:
-    """Extend num_return_sequences hypotheses of each prompt until all have ended; state has no tokens yet."""
+    """Extend num_return_sequences hypotheses of each prompt until all have ended; state must be new."""
     batch_indices = np.repeat(np.arange(len(prompts)), options.num_return_sequences)
     hypotheses = [Hypothesis(prompts[n]) for n in batch_indices]
     generators = _make_generators(seed, len(hypotheses)) if options.do_sample else []
-    # The state has one row per prompt at first and one per active hypothesis after that. active[i] is a hypothesis,
-    # parents[i] the state's row that it continues, and rows[r] one of the hypotheses that continue row r.
+    # The state has one row per prompt in the first step, and one per active hypothesis in later steps. active[i] is the
+    # index of a hypothesis, parents[i] the state's row that it continues, rows[r] a hypothesis that continues row r.
     active: IntArray = np.arange(len(hypotheses))
     parents: IntArray = batch_indices
     rows = [int(np.argmax(batch_indices == n)) for n in range(len(prompts))]
@@ -54,7 +54,7 @@ def sample(
 
 
 def _make_generators(seed: int, count: int) -> list[np.random.Generator]:
-    """Make a generator for each hypothesis, so that its draws do not depend on the others."""
+    """Make a random generator for each hypothesis, so that its draws do not depend on the others."""
     return [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,))) for n in range(count)]
 
 

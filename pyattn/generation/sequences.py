@@ -1,4 +1,4 @@
-"""Sequences of token ids: add start and end symbols, shift right, and pad to one length."""
+"""Prepare sequences of token ids: add start and end symbols, shift right, and pad to one length."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def add_special_tokens(
 
 
 def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArray:
-    """Make a decoder's training input from its target: the start symbol, then all tokens but the last.
+    """Make a decoder's training input from its target, for teacher forcing.
 
-    At each position the decoder sees the tokens before it, and learns to predict the token at it.
+    The input is the start symbol, then all tokens but the last. At each position the decoder sees the tokens before it,
+    and learns to predict the token at it.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def pad_sequences(
         The side that is padded. Most models count positions from the first element of a row, padding included, and so
         need padding on the right. `pyattn.generate` takes both, given padding_idx. Default: 'right'.
     dtype : dtype
-        Of the array. Default: int64.
+        dtype of the array. Default: int64.
 
     Returns
     -------
@@ -243,7 +244,7 @@ def _read_arrays(sequences: Iterable[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
 
 
 def _read_symbol(x: SupportsIndex, name: str, dtype: np.dtype[Any]) -> int:
-    """Read the id of a symbol that must fit dtype."""
+    """Read the id of a symbol; it must fit into dtype."""
     symbol, limits = as_index(x, name), np.iinfo(dtype)
     if not limits.min <= symbol <= limits.max:
         raise ValueError(f"{name} is {symbol}, which {dtype} cannot hold")
@@ -259,7 +260,7 @@ def _read_padding_value(x: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def _cast(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Cast integers and bools without loss, and floats to floats that may round but not overflow."""
+    """Cast an array: integers and bools must stay exact; floats may be rounded, but must not overflow."""
     if array.size > 0 and array.dtype.kind not in ("biuf" if dtype.kind == "f" else "biu"):
         expected = "numbers" if dtype.kind == "f" else "integers"
         raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} that {dtype} can hold")
@@ -267,7 +268,7 @@ def _cast(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArr
         cast = array.astype(dtype)
     if array.dtype.kind == "f":
         lost = np.isinf(cast) & np.isfinite(array)
-    else:  # compared in both dtypes: 2**53 + 1 equals a rounded float in one, and -1 an unsigned integer in the other
+    else:  # compared in both dtypes: in one alone, 2**53 + 1 equals a rounded float, or -1 an unsigned integer
         with np.errstate(invalid="ignore"):
             lost = (cast != array) | (cast.astype(array.dtype) != array)
     if lost.any():

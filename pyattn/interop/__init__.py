@@ -1,4 +1,4 @@
-"""Conversions to and from other libraries, which are imported only when a function needs them."""
+"""Convert to and from other libraries, which are imported only when a function needs them."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ __all__ = ["bertviz", "torch"]
 if TYPE_CHECKING:
     import pyattn.interop.bertviz as bertviz
     import pyattn.interop.torch as torch
-else:  # to a type checker a module's __getattr__ would mean that every name exists
+else:  # hidden from type checkers, to which __getattr__ means that every name exists
 
     def __getattr__(name):
         if name in __all__:

@@ -25,9 +25,10 @@ def attentions(weights: Iterable[npt.ArrayLike], *, tensors: Literal[True]) -> t
 @overload
 def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool) -> tuple[Array | torch.Tensor, ...]: ...
 def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool = False) -> tuple[Array | torch.Tensor, ...]:
-    """Convert the weights of each layer to the ``attention`` argument of bertviz's ``head_view`` and ``model_view``.
+    """Convert attention weights for bertviz.
 
-    It also fits their ``encoder_attention``, ``decoder_attention`` and ``cross_attention``.
+    The result is the argument ``attention`` of bertviz's ``head_view`` and ``model_view``, or their
+    ``encoder_attention``, ``decoder_attention`` or ``cross_attention``.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def attentions(weights: Iterable[npt.ArrayLike], *, tensors: bool = False) -> tu
 
 
 def _can_be_shared(layer: Array) -> bool:
-    """Whether torch can view the array: it warns about read-only ones, and has no negative strides."""
+    """Whether torch can view the array; it warns about read-only arrays and rejects negative strides."""
     return layer.flags.writeable and min(layer.strides) >= 0
 
 

@@ -1,4 +1,4 @@
-"""Convert modules from PyTorch and to PyTorch, which is imported by the first call."""
+"""Convert modules from and to PyTorch, which is imported on the first call."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
         layer or stack of a `Transformer`, on the CPU, in float32 or float64. Activations may be torch's relu, gelu and
         silu, as functions or modules.
     share : bool
-        Use torch's memory instead of a copy: whatever either side writes to a parameter, the other side sees, an
-        optimiser's steps included. Default: False.
+        Share torch's memory instead of copying it: changes of a parameter on either side, such as an optimiser's steps,
+        show on the other. Default: False.
 
     Returns
     -------
@@ -68,8 +68,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
         The module is of another type, has an activation that pyattn does not know, or has parameters on another device
         or of another dtype.
     ValueError
-        share is True, but torch computes a parameter anew in each call (weight_norm, prune); or the module has an
-        option that pyattn does not have, such as max_norm.
+        share is True, but torch recomputes a parameter in each call (weight_norm, prune); or the module has an option
+        that pyattn lacks, such as max_norm.
     ImportError
         PyTorch is not installed.
 
@@ -83,7 +83,7 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
     torch = _import_torch()
     for kind in _KINDS:
         theirs = getattr(torch.nn, kind.name)
-        # A subclass may have an __init__ of its own, but no forward.
+        # A subclass may override __init__, but not the methods that compute.
         if isinstance(module, theirs) and all(
             getattr(type(module), name, None) is getattr(theirs, name, None) for name in _COMPUTING_METHODS
         ):
@@ -91,8 +91,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
             ours: nn.Module = _copy_modes(module, kind.from_torch(module, share))
             return ours
     raise TypeError(
-        f"module is of type {type(module).__name__}; from_torch converts torch.nn's {_kind_names()}. Of any other "
-        "module, a pyattn module can load the state_dict()"
+        f"module is of type {type(module).__name__}; from_torch converts torch.nn's {_kind_names()}. For other "
+        "modules, make a pyattn module, and load the state_dict()"
     )
 
 
@@ -129,21 +129,21 @@ def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
         A `pyattn.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`, `Transformer`, or a
         layer or stack of a `Transformer`.
     share : bool
-        Use the arrays' memory instead of a copy: whatever either side writes to a parameter, the other side sees, an
-        optimiser's steps included. Default: False.
+        Share the arrays' memory instead of copying it: changes of a parameter on either side, such as an optimiser's
+        steps, show on the other. Default: False.
 
     Returns
     -------
     torch.nn.Module
-        In the same mode, training or evaluation. Its parameters require gradients, as in any new module of torch.
+        In the same mode, training or evaluation. Its parameters require gradients, as in any new torch module.
 
     Raises
     ------
     TypeError
-        The module is of another type, or has an activation that torch does not know.
+        The module is of another type, or has an activation that torch lacks.
     ValueError
-        share is True, but torch cannot view an array: it is read-only, byte-swapped or has negative strides. Or the
-        module has what torch's does not: rotary positions, a gate, or sizes such as num_kv_heads.
+        share is True, but torch cannot view an array because it is read-only, byte-swapped or has negative strides. Or
+        the module has a feature that torch's lacks: rotary positions, a gate, or sizes such as num_kv_heads.
     ImportError
         PyTorch is not installed.
 
@@ -169,12 +169,12 @@ def _import_torch() -> Any:
     return torch
 
 
-# The methods of torch's modules that compute: its layers have methods for their parts.
+# The methods with which torch's modules compute; its Transformer layers have one for each part.
 _COMPUTING_METHODS = ("forward", "_sa_block", "_mha_block", "_ff_block")
 
 
 def _copy_modes(original: nn.Module | torch.nn.Module, twin: _Twin) -> _Twin:
-    """Set the twin and its parts to training or evaluation, as the parts of the same names are."""
+    """Copy the mode, training or evaluation, of a module and its parts to its twin."""
     twin.train(original.training)
     parts = dict(twin.named_modules())
     for name, part in original.named_modules():
@@ -249,7 +249,7 @@ def _attention_from_torch(attention: torch.nn.MultiheadAttention, share: bool) -
 
 
 def _attention_to_torch(attention: nn.MultiheadAttention, share: bool) -> torch.nn.MultiheadAttention:
-    """Convert all parameters and options; torch packs the projections where query, key and value have one size."""
+    """Convert all parameters and options; torch packs the projections if query, key and value have one size."""
     import torch
 
     dim = attention.embed_dim
@@ -284,7 +284,7 @@ def _attention_to_torch(attention: nn.MultiheadAttention, share: bool) -> torch.
 
 
 def _norm_from_torch(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, share: bool) -> nn.LayerNorm | nn.RMSNorm:
-    """Convert the parameters that there are, and eps."""
+    """Convert the parameters that are not None, and eps."""
     import torch
 
     kind = nn.RMSNorm if isinstance(norm, torch.nn.RMSNorm) else nn.LayerNorm
@@ -296,7 +296,7 @@ def _norm_from_torch(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, share: bool) -
 
 
 def _norm_to_torch(norm: nn.LayerNorm | nn.RMSNorm, share: bool) -> torch.nn.LayerNorm | torch.nn.RMSNorm:
-    """Convert the parameters that there are, and eps."""
+    """Convert the parameters that are not None, and eps."""
     import torch
 
     bias = {"bias": norm.bias is not None} if isinstance(norm, nn.LayerNorm) else {}
@@ -312,12 +312,12 @@ def _norm_to_torch(norm: nn.LayerNorm | nn.RMSNorm, share: bool) -> torch.nn.Lay
 
 
 def _activation_from_torch(activation: Any) -> str:
-    """Name an activation function of torch."""
+    """Return pyattn's name of an activation of torch."""
     import torch
 
     functions = torch.nn.functional
     known = {"relu": (functions.relu, torch.relu), "gelu": (functions.gelu,), "silu": (functions.silu,)}
-    for name, same in known.items():  # compared by identity: a callable may not be hashable
+    for name, same in known.items():  # compared by identity, as callables may be unhashable
         if any(activation is one for one in same):
             return name
     if type(activation) in (torch.nn.ReLU, torch.nn.SiLU):
@@ -334,7 +334,7 @@ def _activation_from_torch(activation: Any) -> str:
 
 
 def _activation_to_torch(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Find the function of torch that computes an activation."""
+    """Return the function of torch that computes an activation."""
     import torch
 
     name, functions = core_activation(activation), torch.nn.functional
@@ -424,7 +424,7 @@ def _transformer_from_torch(transformer: torch.nn.Transformer, share: bool) -> n
 
 
 def _transformer_to_torch(transformer: nn.Transformer, share: bool) -> torch.nn.Transformer:
-    """Convert both stacks; they are set last, because torch's constructor would draw their parameters anew."""
+    """Convert both stacks; they are set last, because torch's constructor would reinitialize their parameters."""
     import torch
 
     encoder, decoder = to_torch(transformer.encoder, share), to_torch(transformer.decoder, share)
@@ -441,7 +441,7 @@ def _transformer_to_torch(transformer: nn.Transformer, share: bool) -> torch.nn.
 
 
 class _Kind(NamedTuple):
-    """A class of modules that both sides have by the same name, and the functions that convert it."""
+    """A module class that both libraries have under the same name, with its conversion functions."""
 
     name: str
     ours: type[nn.Module]
@@ -465,7 +465,7 @@ _KINDS = (
 
 
 def _kind_names() -> str:
-    """List the classes for a message."""
+    """List the class names for a message."""
     return ", ".join(kind.name for kind in _KINDS)
 
 
@@ -504,21 +504,21 @@ def _to_tensor(array: npt.NDArray[Any], name: str, share: bool) -> torch.Tensor:
 
 
 def _update_hooked_weights(module: torch.nn.Module) -> None:
-    """Compute the weights of weight_norm, spectral_norm and prune, which hooks update only before a call."""
+    """Update weights of weight_norm, spectral_norm and prune, which hooks compute only before a call."""
     from torch.nn.utils.prune import BasePruningMethod
     from torch.nn.utils.spectral_norm import SpectralNorm
     from torch.nn.utils.weight_norm import WeightNorm
 
     for part in module.modules():
         for hook in part._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm):  # a call of it in training mode would write to its vectors
+            if isinstance(hook, SpectralNorm):  # calling the hook in training mode would change its vectors
                 setattr(part, hook.name, hook.compute_weight(part, do_power_iteration=False))
             elif isinstance(hook, (BasePruningMethod, WeightNorm)):
                 hook(part, None)
 
 
 def _check_fast_path(layer: torch.nn.TransformerEncoderLayer) -> None:
-    """Refuse a layer that torch's fused call in eval mode, its fast path, would compute wrongly or fail with."""
+    """Raise ValueError for a layer on which torch's fast path, its fused call in eval mode, fails or is wrong."""
     import torch
 
     attention, norms = layer.self_attn, (layer.norm1, layer.norm2)

@@ -1,4 +1,4 @@
-"""Files: named arrays in .npz and .safetensors, and the config.json of a model. They cannot hold code."""
+"""Read and write named arrays in .npz and .safetensors files, which cannot contain code."""
 
 from pyattn.io.arrays import load, save
 

@@ -1,4 +1,4 @@
-"""Named arrays in files: `.npz` and `.safetensors`. Neither kind can hold code."""
+"""Save and load named arrays: `.npz` and `.safetensors` files, which cannot contain code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State: TypeAlias = dict[str, npt.NDArray[Any]]
 
 @runtime_checkable
 class HasState(Protocol):
-    """A module, by the one method that saving needs."""
+    """An object with a state_dict, such as a module."""
 
     def state_dict(self) -> Mapping[str, npt.ArrayLike]:
         """Return the parameters by name."""
@@ -30,15 +30,15 @@ class HasState(Protocol):
 def save(obj: HasState | Mapping[str, npt.ArrayLike], path: str | os.PathLike[str]) -> None:
     """Write a module's parameters, or other named arrays, to a file.
 
-    The file appears when it is complete: a failure leaves the old one, and a model that was loaded from the old one
-    keeps its weights.
+    The file is replaced only once the new one is complete. If writing fails, the old file stays. Models that were
+    loaded from the old file keep their weights.
 
     Parameters
     ----------
     obj : Module or mapping of str to array_like
         The `state_dict` of a module, or the arrays themselves.
     path : str or path
-        Ends in ``.npz`` or ``.safetensors``. An existing file is replaced.
+        Path that ends in ``.npz`` or ``.safetensors``. An existing file is replaced.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> State:
     Parameters
     ----------
     path : str or path
-        Ends in ``.npz`` or ``.safetensors``.
+        Path that ends in ``.npz`` or ``.safetensors``.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def _ending(path: str | os.PathLike[str]) -> str:
 def _check_key(key: object, ending: str) -> None:
     if not isinstance(key, str):
         raise TypeError(f"obj has the key {key!r} of type {type(key).__name__}, expected names of type str")
-    if "\0" in key:  # a .npz file would cut it there
+    if "\0" in key:  # a .npz file would cut off the name there
         raise ValueError(f"obj has the key {key!r}, expected names without NUL")
     if key == METADATA and ending == ".safetensors":
         raise ValueError(f"obj has the key {key!r}, which .safetensors reserves; rename it, or save a .npz")
@@ -129,7 +129,7 @@ def _check_dtypes(arrays: State) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a new file that takes path's place once it is complete; a mapping of the old file stays as it is."""
+    """Open a new file that replaces path once it is complete; memory maps of the old file stay valid."""
     target = os.path.realpath(path)
     part = f"{target}.{os.urandom(4).hex()}.part"
     try:
@@ -143,8 +143,8 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _write_npz(arrays: State, file: BinaryIO) -> None:
-    """Do as numpy.savez, which cannot take a key such as 'file'."""
-    import zipfile  # takes longer than all of this package
+    """Write like numpy.savez, which does not accept keys such as 'file'."""
+    import zipfile  # slow to import
 
     with zipfile.ZipFile(file, "w") as archive:
         for key, array in arrays.items():
@@ -153,24 +153,25 @@ def _write_npz(arrays: State, file: BinaryIO) -> None:
 
 
 def _read_npz(path: str) -> State:
-    """Do as numpy.load, whose message for a damaged file offers to load it unsafely."""
+    """Read like numpy.load, whose error for a damaged file suggests allow_pickle=True, which is unsafe."""
     import zipfile
 
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-                if any(info.comment for info in entries):  # no writer makes any: damage hides entries in them
+                # No writer makes comments, but in a damaged file entries may be read as one.
+                if any(info.comment for info in entries):
                     raise ValueError("an entry has a comment")
                 return {info.filename.removesuffix(".npy"): _read_entry(archive, info) for info in entries}
         except MemoryError:
             raise
-        except Exception as error:  # parsers and unpackers raise errors of any kind
+        except Exception as error:  # damaged data may raise any exception
             raise ValueError(f"{path} is damaged or not a .npz file: {error}") from error
 
 
 def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:
-    """Read one array, after its header, which decides how much memory is taken, was checked."""
+    """Read one array after checking its header, which determines how much memory is allocated."""
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

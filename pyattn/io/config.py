@@ -1,4 +1,4 @@
-"""A config.json: each value is checked for its type and limits when it is read."""
+"""Read a config.json; each value is checked for its type and range."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pyattn._util.messages import short_repr
 
 __all__ = ["MAX_SIZE", "Config"]
 
-MAX_SIZE = 10**8  # of one axis: products of such sizes fit into int64
+MAX_SIZE = 10**8  # of one axis; products of two such sizes fit into int64
 
 
 class Config:
-    """The values of a config.json; names that nobody reads are ignored."""
+    """The values of a config.json; unused entries are ignored."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self.values = dict(values)
-        self.source = source  # the file, as messages call it
+        self.source = source  # the path, for messages
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """Read an integer from `least` to `most`; without a default it is required."""
@@ -45,20 +45,20 @@ class Config:
         return value
 
     def choice(self, name: str, default: str | None, choices: Mapping[str, Any]) -> Any:
-        """Read one of several names, and return its value in `choices`."""
+        """Read a string that must be a key of `choices`, and return its value there."""
         value = self.values.get(name, default)
         if not isinstance(value, str) or value not in choices:
             raise self.error(name, f"one of {', '.join(map(repr, choices))}")
         return choices[value]
 
     def require(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse values that ask for an unsupported computation: each name is absent, null, or one of its values."""
+        """Raise an error for unsupported values: each name must be absent, null or have one of its allowed values."""
         for name, values in allowed.items():
             value = self.values.get(name)
             if value is not None and not any(type(value) is type(one) and value == one for one in values):
                 raise self.error(name, f"{' or '.join(map(repr, values)) or 'no value'}; nothing else is supported")
 
     def error(self, name: str, expected: str) -> ValueError:
-        """Make the error for a value."""
+        """Make the error for a missing or invalid value."""
         value = f"is {short_repr(self.values[name])}" if name in self.values else "is missing"
         return ValueError(f"{self.source}: {name} {value}, expected {expected}")

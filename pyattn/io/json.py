@@ -1,4 +1,4 @@
-"""JSON in the files of models: short files, and one kind of error for everything that can be wrong in them."""
+"""Read the JSON files of models; invalid content raises ValueError with the name of the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["parse_object", "read_json", "read_object"]
 
-MAX_BYTES = 64 << 20  # a hundred times the longest index of a published model
+MAX_BYTES = 64 << 20  # a hundred times the largest index of a published model
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -23,11 +23,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_BYTES:
             raise ValueError(f"{name} has {size} bytes, expected at most {MAX_BYTES} for a file of JSON")
-        return _parse(file.read(size), name)  # no more than was checked, even if the file grows
+        return _parse(file.read(size), name)  # only the checked size, even if the file grows
 
 
 def parse_object(text: bytes, name: str) -> dict[str, Any]:
-    """Read a JSON object in UTF-8; messages call it `name`."""
+    """Read a JSON object in UTF-8; messages refer to it by `name`."""
     return _as_object(_parse(text, name), name)
 
 
@@ -39,7 +39,7 @@ def _as_object(value: Any, name: str) -> dict[str, Any]:
 
 def _parse(text: bytes, name: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8-sig"))  # some editors begin a file with a byte-order mark
+        return json.loads(text.decode("utf-8-sig"))  # some editors write a byte-order mark
     except RecursionError:
         raise ValueError(f"{name} is damaged or not JSON: it is nested too deeply") from None
     except ValueError as error:

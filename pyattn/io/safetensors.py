@@ -1,7 +1,7 @@
-"""The .safetensors format: 8 bytes with a header's length, the header in JSON, and the tensors' bytes.
+"""The .safetensors format: 8 bytes with the length of the header, the header in JSON, and the tensors' bytes.
 
-Tensors are read where they lie in the file. The package safetensors copies each one, so that a model would be in
-memory twice while it loads, and once in every process that has loaded it.
+Files are memory-mapped and tensors are views. The package safetensors copies each tensor: a model would be in memory
+twice while it loads, and processes that load the same model could not share its memory.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from pyattn.io.json import parse_object
 __all__ = ["DTYPES", "METADATA", "NAMES", "StoredTensor", "open_tensors", "write_tensors"]
 
 MAX_HEADER_BYTES = 100_000_000  # the package's own limit
-MAX_AXES = 64  # of an array of NumPy
+MAX_AXES = 64  # of a NumPy array
 MAX_SIZE = 2**63 - 1  # of an axis or a file
 METADATA = "__metadata__"
 
-# The format's names of NumPy's dtypes, and the bits of all others, which are found but not read.
+# NumPy's dtypes by their names in the format, and the bits of all dtypes. Tensors of other dtypes are found, not read.
 _CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "C64": "<c8", "BOOL": "?"}
 _CODES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 DTYPES = {name: np.dtype(code) for name, code in _CODES.items()}
-NAMES = {dtype.name: name for name, dtype in DTYPES.items()}  # not by dtypes: their hash hides a MemoryError
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}  # by name, as hashing a dtype hides a MemoryError
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"BF16": 16}
 BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file: its dtype by the format's name, its shape, and a read-only view of its bytes."""
+    """A tensor in a file: its dtype, named as in the format, its shape, and a read-only view of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     raw: npt.NDArray[np.uint8]
 
     def to_array(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-        """View the bytes as numbers; numbers of another dtype and unaligned ones are copied, bfloat16 as float32."""
+        """View the bytes as numbers; another dtype or unaligned bytes need a copy, and bfloat16 becomes float32."""
         if self.dtype == "BF16":  # the upper half of a float32
             halves = self.raw.view("<u2").astype(np.uint32)
             array: npt.NDArray[Any] = np.left_shift(halves, 16, out=halves).view(np.float32)
@@ -59,7 +59,7 @@ class StoredTensor(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """The header's entry of a tensor; start and stop count from the header's end."""
+    """A tensor's entry in the header; start and stop are offsets from the header's end."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class _Entry(NamedTuple):
 
 
 def open_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """Find a file's tensors, in the header's order; the file must not change while they are in use."""
+    """Map a file and return its tensors, in the header's order; it must not change while they are in use."""
     name = os.fspath(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -85,7 +85,7 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def write_tensors(arrays: Mapping[str, npt.NDArray[Any]], file: BinaryIO) -> None:
-    """Write contiguous arrays of dtypes in `DTYPES`; wide numbers come first, so that all are aligned."""
+    """Write contiguous arrays of dtypes in `DTYPES`; larger item sizes come first, so that all are aligned."""
     order = sorted(arrays, key=lambda key: arrays[key].itemsize, reverse=True)
     header, end = {}, 0
     for key in order:
@@ -100,7 +100,7 @@ def write_tensors(arrays: Mapping[str, npt.NDArray[Any]], file: BinaryIO) -> Non
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, _Entry], int]:
-    """Read the entries, whose sizes hold for this file, and the header's end."""
+    """Read and check the header; return its entries and its end."""
     start = file.read(8)
     if len(start) < 8:
         raise ValueError(f"it has {len(start)} bytes; the header's length alone takes 8")
@@ -120,7 +120,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, _Entry], int]:
 
 
 def _read_entry(key: str, value: Any) -> _Entry:
-    """Check a tensor's entry by itself."""
+    """Read one tensor's entry, and check that dtype, shape and offsets match."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{short_repr(key)} in its header must be an object of dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -142,7 +142,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_places(entries: dict[str, _Entry], size: int) -> None:
-    """Refuse overlaps, gaps, and data that does not end with the file."""
+    """Raise ValueError for overlaps, gaps, or data that does not end with the file."""
     end = 0
     for key, entry in sorted(entries.items(), key=lambda pair: pair[1][2:]):
         if entry.start != end:

@@ -1,6 +1,6 @@
-"""Published models, from files on disk: config.json and .safetensors, without a copy and without a network.
+"""Load published models from files on disk, config.json and .safetensors; nothing is downloaded.
 
-`pyattn.models.examples` has a tiny model that comes with the package.
+`pyattn.models.examples` has a tiny model that is part of the package.
 """
 
 from pyattn.models import examples

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, DistilBERT and ALBERT: encoders that turn token ids into a vector for each token."""
+"""BERT, RoBERTa, DistilBERT and ALBERT: encoders that compute a vector for each token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __all__ = [
 WORDS, POSITIONS, TYPES = (f"embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type"))
 NORM = "embeddings.LayerNorm"
 
-# Names in config.json that ask for another computation, and the values that do not.
+# Entries of config.json that would change the computation, and their supported values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
@@ -60,7 +60,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, []),
     "rope_scaling": (),
     "quantization_config": (),
-    "auto_map": (),  # code of the model's own
+    "auto_map": (),  # custom code
 }
 
 
@@ -88,15 +88,16 @@ class EncoderOutput(NamedTuple):
 class Bert(Module):
     """An encoder of the BERT family, made by `pyattn.models.load`.
 
-    It has no dropout. Its layers are modules that can be called by themselves; in most families a layer's call is one
-    call of the C core.
+    It has no dropout. Its layers are modules that can also be called directly; in most families each layer is one call
+    of the C core.
 
     Parameters
     ----------
     embeddings : Module
         Called with input_ids, token_type_ids and position_ids.
     layers : iterable of Module
-        Called as a `pyattn.nn.TransformerEncoderLayer` with batch_first. One may occur several times, as in ALBERT.
+        Called like a `pyattn.nn.TransformerEncoderLayer` with batch_first. A layer may occur more than once, as in
+        ALBERT.
     pooler : Module, optional
         Called with the output of the last layer. Default: None.
     config : mapping of str to object, optional
@@ -131,12 +132,12 @@ class Bert(Module):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens in the longest sequence."""
+        """Largest number of tokens in a sequence."""
         return int(self.embeddings.max_length)
 
     @property
     def padding_idx(self) -> int | None:
-        """The id of padding where it takes no position, as in the families of RoBERTa, else None."""
+        """The padding id in RoBERTa's families, where padding takes no position; None in other families."""
         found: int | None = self.embeddings.padding_idx
         return found
 
@@ -161,7 +162,7 @@ class Bert(Module):
         token_type_ids : array_like of int, (N, L) or (L,), optional
             In most families 0 for a first sentence and 1 for a second. Default: None, all 0.
         position_ids : array_like of int, (N, L) or (L,), optional
-            Default: None, 0, 1, 2 and so on; in the families of RoBERTa the id of padding comes first, and padding
+            Default: None, 0, 1, 2 and so on. In RoBERTa's families positions start after the padding id, and padding
             takes no position.
         need_weights : bool
             Return the attention weights of all layers. Default: False.
@@ -171,7 +172,7 @@ class Bert(Module):
         Returns
         -------
         EncoderOutput
-            In the weights' dtype. A sequence of padding alone attends to nothing; transformers attends to the padding.
+            In the weights' dtype. A sequence of padding alone attends to no key, but to the padding in transformers.
 
         Raises
         ------
@@ -214,7 +215,7 @@ class Embeddings(Module):
     ) -> None:
         super().__init__()
         self.words, self.positions, self.types, self.norm = words, positions, types, norm
-        self.padding_idx = padding_idx  # RoBERTa's, after which positions begin
+        self.padding_idx = padding_idx  # in RoBERTa positions start after it
         self.projection = projection
 
     @property
@@ -228,7 +229,7 @@ class Embeddings(Module):
         token_type_ids: npt.ArrayLike | None = None,
         position_ids: npt.ArrayLike | None = None,
     ) -> FloatArray:
-        """Look up the vectors, and add them."""
+        """Add up the vectors of words, positions and token types, then normalize."""
         ids = as_tokens(input_ids, self.words.num_embeddings)
         types = self._read_types(token_type_ids, ids.shape)
         x = self._embed_words(ids, self._position_rows(ids, position_ids))
@@ -240,7 +241,7 @@ class Embeddings(Module):
         return y if self.projection is None else self.projection.forward(y)
 
     def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
-        """Look up the tokens and add rows, into a new array."""
+        """Look up the vectors of tokens and add rows, in a new array."""
         return functional.embedding(ids, self.words.weight, residual=rows)
 
     def _read_types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IntArray | None:
@@ -251,7 +252,7 @@ class Embeddings(Module):
         return as_token_ids(given, "token_type_ids", self.types.num_embeddings, shape)
 
     def _position_rows(self, ids: IntArray, given: npt.ArrayLike | None) -> FloatArray:
-        """Find the vectors of positions: (L, features), or (N, L, features)."""
+        """Return the vectors of positions: (L, features), or (N, L, features)."""
         table, length = self.positions.weight, ids.shape[1]
         if given is not None:
             return functional.embedding(as_token_ids(given, "position_ids", len(table), ids.shape), table)
@@ -275,7 +276,7 @@ class Embeddings(Module):
 
 
 class Pooler(Module):
-    """``tanh(dense(x[:, 0]))``: a sequence's vector, from that of its first token; without dense, the latter itself."""
+    """``tanh(dense(x[:, 0]))``: a vector for each sequence; without dense, the vector of its first token."""
 
     dense: Linear | None
 
@@ -292,19 +293,19 @@ class Pooler(Module):
 
 
 def embedding_shapes(words: int, positions: int, types: int, dim: int, word_dim: int | None = None) -> Shapes:
-    """Shapes of the embeddings' parameters; 0 types for a family without them, word_dim where words have their own."""
+    """Return the embeddings' shapes; types is 0 without token types, word_dim the size of word vectors if not dim."""
     shapes: Shapes = {f"{WORDS}.weight": (words, word_dim or dim), f"{POSITIONS}.weight": (positions, dim)}
     return shapes | ({f"{TYPES}.weight": (types, dim)} if types else {}) | parameter_shapes(NORM, dim)
 
 
 def embedding_tables(arrays: Arrays) -> tuple[Embedding, Embedding, Embedding | None]:
-    """Make the tables of words, positions and token types; None for a family without types."""
+    """Make the tables of words, positions and token types; the last is None for a family without types."""
     words, positions = (Embedding.from_pretrained(arrays[f"{name}.weight"]) for name in (WORDS, POSITIONS))
     types = arrays.get(f"{TYPES}.weight")
     return words, positions, None if types is None else Embedding.from_pretrained(types)
 
 
-# Families: the same computation, with other names in config.json and in the file
+# Families: the same computation under different names
 
 BERT_LAYER = LayerNames(
     query="attention.self.query",
@@ -338,7 +339,7 @@ ALBERT_LAYER = LayerNames(
 )
 ALBERT_PROJECTION = "encoder.embedding_hidden_mapping_in"
 
-# Names in the first published ALBERT files, and the only values that anything ever computed with.
+# Entries of the first published ALBERT files, and the only values that were ever implemented.
 UNSUPPORTED_BY_ALBERT = {
     "net_structure_type": (0,),
     "num_memory_blocks": (0,),
@@ -366,7 +367,7 @@ def plan_bert(config: Config) -> Plan:
 
 
 def plan_roberta(config: Config) -> Plan:
-    """Plan a RoBERTa (Liu et al. 2019): a BERT whose positions begin after the id of padding."""
+    """Plan a RoBERTa (Liu et al. 2019): a BERT whose positions start after the padding id."""
     positions = config.count("max_position_embeddings", least=2)
     padding_idx = config.count("pad_token_id", 1, least=0, most=positions - 2)
     return _plan_layers_in_a_row(config, "roberta.", padding_idx)
@@ -384,7 +385,7 @@ def plan_distilbert(config: Config) -> Plan:
         hidden=config.count("hidden_dim"),
         heads=read_heads(config, dim, "n_heads"),
         activation=config.choice("activation", "gelu", ACTIVATIONS),
-        eps=1e-12,  # config.json has none
+        eps=1e-12,  # not in config.json
     )
     layers = config.count("n_layers", most=MAX_LAYERS)
     names = [DISTILBERT_LAYER.within(f"transformer.layer.{n}.") for n in range(layers)]
@@ -442,7 +443,7 @@ def _plan(
     padding_idx: int | None = None,
     word_dim: int | None = None,
 ) -> Plan:
-    """Plan an encoder of these layers, run in this or another order; embeddings of word_dim are projected to dim."""
+    """Plan an encoder that runs its layers in the given order; words of word_dim are projected to dim."""
     dim, eps = sizes.dim, sizes.eps
     shapes = embedding_shapes(sizes.words, sizes.positions, sizes.types, word_dim or dim)
     shapes |= parameter_shapes(ALBERT_PROJECTION, dim, word_dim) if word_dim else {}

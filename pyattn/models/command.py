@@ -1,4 +1,4 @@
-"""`python -m pyattn embed`: how similar sentences are."""
+"""`python -m pyattn embed`: print how similar sentences are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["embed"]
 
 
 def embed(sentences: Sequence[str], path: str | None) -> int:
-    """Print the cosine between the vectors of each pair of sentences; 2 if there is a problem, which is printed."""
+    """Print the cosine similarity of each pair of sentences; return 0, or 2 after printing an error."""
     try:
         if len(sentences) < 2:
             raise ValueError(f"got {len(sentences)} sentence, expected two or more")

@@ -1,4 +1,4 @@
-"""The base of published decoders: token ids in, scores of the next tokens out, whole sequences or with a cache."""
+"""Base class of published decoders: they score the next tokens, for whole sequences or with a KV cache."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pyattn.nn.transformer.tokens import padding_of
 
 __all__ = ["UNSUPPORTED", "CausalLM", "CausalOutput", "make_head"]
 
-# Names in config.json that ask for another computation, and the values that do not.
+# Entries of config.json that would change the computation, and their supported values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "pruned_heads": ({}, []),
     "layer_types": (),
     "quantization_config": (),
-    "auto_map": (),  # code of the model's own
+    "auto_map": (),  # custom code
 }
 
 
@@ -40,12 +40,12 @@ class CausalOutput(NamedTuple):
     Attributes
     ----------
     logits : ndarray, (N, L, vocab_size), or None
-        Scores of what follows each token; None where the files have no head.
+        Scores of the next token at each position; None if the files have no head.
     last_hidden_state : ndarray, (N, L, features)
-        The vector of each token from which the logits are computed.
+        The vectors from which the logits are computed.
     hidden_states : tuple of ndarray, (N, L, features), or None
-        The first layer's input and each layer's output, the last one normalised, as last_hidden_state; None unless
-        requested.
+        The first layer's input and each layer's output; the last is normalised, and equals last_hidden_state. None
+        unless requested.
     attentions : tuple of ndarray, (N, heads, L, L), or None
         Each layer's attention weights, whose rows sum to 1; None unless requested.
     """
@@ -64,7 +64,7 @@ class CausalLM(TokenModel):
     embedding : Embedding
         Vectors of tokens.
     decoder : TransformerEncoder
-        The layers, and the normalisation after the last one.
+        The layers, and the final normalisation.
     head : Linear, optional
         From vectors to scores of tokens. Default: None.
     config : mapping of str to object, optional
@@ -100,14 +100,14 @@ class CausalLM(TokenModel):
 
     def _score(self, x: FloatArray) -> FloatArray:
         if self.head is None:
-            raise ValueError(f"the model has no head, as its files lack {HEAD}: it gives no scores")
+            raise ValueError(f"the model has no head, as its files lack {HEAD}; load files with a head to get scores")
         scores: FloatArray = self.head(x)
         return scores
 
     def _read(
         self, input_ids: npt.ArrayLike, attention_mask: npt.ArrayLike | None, lengths: npt.ArrayLike | None
     ) -> tuple[IntArray, npt.NDArray[np.bool_] | None]:
-        """Read token ids, and which of them are padding: True = blocked."""
+        """Read token ids and the padding mask, True = blocked."""
         ids = as_tokens(input_ids, self.vocab_size)
         if lengths is None:
             return ids, as_padding(attention_mask, ids.shape)
@@ -159,5 +159,5 @@ class CausalLM(TokenModel):
 
 
 def make_head(arrays: Arrays) -> Linear | None:
-    """Make the layer from vectors to scores, where the file has one or the embedding stands for it."""
+    """Make the head from its own weight or the tied embedding; None if there is neither."""
     return Linear.from_arrays(arrays[HEAD]) if HEAD in arrays else None

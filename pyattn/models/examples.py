@@ -1,4 +1,4 @@
-"""A model so small that it comes with the package: it translates fifteen sentences, to show decoding step by step."""
+"""A tiny model that is part of the package: it translates fifteen sentences, to show decoding step by step."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Student(NamedTuple):
     model : Seq2SeqTransformer
         In evaluation mode: one encoder and one decoder layer, 2 heads, 8 features, 1,900 parameters in float32.
     source_words : tuple of str
-        The words that it reads; a word's index is its token id.
+        The words of the source; a word's index is its token id.
     target_words : tuple of str
-        The words that it writes, with ``<s>``, which begins each sentence, and ``<end>``.
+        The words of the translation, with the start symbol ``<s>`` and the end symbol ``<end>``.
     """
 
     model: Seq2SeqTransformer
@@ -45,9 +45,9 @@ class Student(NamedTuple):
 def student() -> Student:
     """Load a tiny model that translates "je suis étudiant" into "I am a student".
 
-    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions: fifteen sentences, on all of
-    which PyTorch trained it (``examples/train_student.py``). It shows how decoding works; it does not translate
-    anything else. French has no article there: the model must choose "a" or "an" by the noun.
+    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions. It was trained with PyTorch on
+    all of these fifteen sentences (``examples/train_student.py``), and translates nothing else. French has no article
+    there: the model must choose "a" or "an" by the noun.
 
     Returns
     -------

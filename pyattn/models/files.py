@@ -17,7 +17,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 
 
 class ModelFiles(NamedTuple):
-    """What a folder holds; `source` is the file of the tensors, as messages call it."""
+    """The files of a model: config.json and the tensors; source is the path of the tensors for messages."""
 
     config: Config
     tensors: dict[str, StoredTensor]
@@ -25,7 +25,7 @@ class ModelFiles(NamedTuple):
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFiles:
-    """Read config.json, and find the tensors of a folder or, where path is a file of weights, of that file."""
+    """Read config.json, and open the tensors of a folder or, if path is a .safetensors file, of that file."""
     folder = find_folder(path)
     config = Config(read_object(folder / CONFIG), os.fspath(folder / CONFIG))
     given = Path(path)
@@ -40,7 +40,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelFiles:
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
-    """Find the folder of a model from its path, or from that of a file in it."""
+    """Return the folder of a model, given its path or the path of a file in it."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is of type {type(path).__name__}, expected a str or path of a folder")
     given = Path(path)
@@ -53,13 +53,13 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _open_shards(index: Path) -> dict[str, StoredTensor]:
-    """Find the tensors of the files that an index names: exactly those that it lists."""
+    """Open the tensors of the files that an index names; each file must hold exactly the listed tensors."""
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise ValueError(f"{index} has no weight_map, an object with a file's name for each tensor")
     tensors: dict[str, StoredTensor] = {}
     for file in dict.fromkeys(places.values()):
-        if os.path.basename(file) != file or not file.endswith(".safetensors"):  # it could lead anywhere
+        if os.path.basename(file) != file or not file.endswith(".safetensors"):  # it could point to any folder
             raise ValueError(f"{index} names the file {short_repr(file)}, expected a name that ends in .safetensors")
         found = open_tensors(index.with_name(file))
         listed = {key for key, place in places.items() if place == file}

@@ -35,7 +35,7 @@ UNSUPPORTED_SCALES = {"scale_attn_weights": (True,), "scale_attn_by_inverse_laye
 class GPT2(CausalLM):
     """A GPT-2: a decoder with learned positions, made by `pyattn.models.load`.
 
-    `pyattn.generate` continues sequences of tokens with it. Its layers normalise the input of each part. It
+    `pyattn.generate` continues sequences of tokens with it. Its layers normalise the input of each part (pre-norm). It
     has no dropout.
 
     Parameters
@@ -45,7 +45,7 @@ class GPT2(CausalLM):
     positions : Embedding
         Vectors of positions.
     decoder : TransformerEncoder
-        The layers, and the normalisation after the last one. They look back alone, and so they are an encoder's.
+        The layers, and the final normalisation. They have no cross-attention, so they are encoder layers, run causally.
     head : Linear, optional
         From vectors to scores of tokens. Default: None.
     config : mapping of str to object, optional
@@ -89,7 +89,7 @@ class GPT2(CausalLM):
         need_weights: bool = False,
         need_hidden_states: bool = False,
     ) -> CausalOutput:
-        """Compute scores of what follows each token.
+        """Compute scores of the next token at each position.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class GPT2(CausalLM):
 
 
 def plan_gpt2(config: Config) -> Plan:
-    """Plan a GPT-2, whose published weights are transposed: (in, out)."""
+    """Plan a GPT-2; its published weights are transposed, (in, out)."""
     config.require(UNSUPPORTED | UNSUPPORTED_SCALES)
     dim, words = config.count("n_embd"), config.count("vocab_size")
     heads, activation = read_heads(config, dim, "n_head"), config.choice("activation_function", "gelu_new", ACTIVATIONS)
@@ -192,5 +192,5 @@ def _make_layer(arrays: Arrays, prefix: str, heads: int, activation: Activation,
 
 
 def _make_linear(arrays: Arrays, name: str) -> Linear:
-    """Make a linear layer of a copy (out, in) of the weight: a product with one row reads it ten times as quickly."""
+    """Make a linear layer with a transposed copy of the weight, which is ten times as fast for one row."""
     return Linear.from_arrays(np.ascontiguousarray(arrays[f"{name}.weight"].T), arrays[f"{name}.bias"])

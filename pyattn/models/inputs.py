@@ -1,4 +1,4 @@
-"""What published models are called with: ids of tokens, of their types and positions, and which tokens are padding."""
+"""Read the inputs of published models: ids of tokens, token types and positions, and padding masks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_token_ids(x: npt.ArrayLike, name: str, count: int, shape: tuple[int, ...]
 
 
 def as_padding(x: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
-    """Turn an attention_mask, 1 or True = attend, into a padding mask, True = blocked; None where nothing is."""
+    """Convert an attention_mask, 1 or True = attend, to a padding mask, True = blocked; None if none is."""
     if x is None:
         return None
     mask = _core.as_array(x, "attention_mask")

@@ -1,4 +1,4 @@
-"""Layers of `pyattn.nn` whose parameters are a file's tensors, and what config.json and files call their parts."""
+"""Make layers of `pyattn.nn` from a file's tensors, by the names in config.json and in the file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ __all__ = [
     "run_layers",
 ]
 
-MAX_LAYERS = 10_000  # of a model; each has a dozen of tensors, whose names are made before the file is read
+MAX_LAYERS = 10_000  # names of all tensors, a dozen for each layer, are made before the file is read
 
-# Activations by their names in config.json, which has five for the tanh form of gelu.
+# Activations by their names in config.json; the tanh form of gelu has five names.
 ACTIVATIONS: dict[str, Activation | Callable[..., Any]] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -51,7 +51,7 @@ ACTIVATIONS: dict[str, Activation | Callable[..., Any]] = {
 
 
 def read_heads(config: Config, dim: int, name: str = "num_attention_heads") -> int:
-    """Read the number of heads, a divisor of the size of a layer."""
+    """Read the number of heads, which must divide the size of a layer."""
     heads = config.count(name)
     if dim % heads:
         raise config.error(name, f"a divisor of {dim}, the size of a layer")
@@ -59,7 +59,7 @@ def read_heads(config: Config, dim: int, name: str = "num_attention_heads") -> i
 
 
 class LayerNames(NamedTuple):
-    """What a family calls the parts of an encoder layer; each has a weight and a bias."""
+    """The names of an encoder layer's parts in a family's files; each part has a weight and a bias."""
 
     query: str
     key: str
@@ -71,17 +71,17 @@ class LayerNames(NamedTuple):
     norm2: str
 
     def within(self, prefix: str) -> LayerNames:
-        """Name the parts of one of several layers."""
+        """Return the names with a prefix, for one of several layers."""
         return LayerNames(*(prefix + name for name in self))
 
 
 def parameter_shapes(name: str, *shape: int, bias: bool = True) -> Shapes:
-    """Shapes of the weight and bias of a linear layer, (out, in), or of a normalisation, (size,)."""
+    """Return the shapes of weight and bias: of a linear layer, (out, in), or of a normalisation, (size,)."""
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def layer_shapes(names: LayerNames, dim: int, hidden: int) -> Shapes:
-    """Shapes of all parameters of an encoder layer."""
+    """Return the shapes of all parameters of an encoder layer."""
     shapes: Shapes = {}
     for name in (names.query, names.key, names.value, names.out):
         shapes |= parameter_shapes(name, dim, dim)
@@ -90,7 +90,7 @@ def layer_shapes(names: LayerNames, dim: int, hidden: int) -> Shapes:
 
 
 def make_linear(arrays: Arrays, name: str) -> Linear:
-    """Make a linear layer, with a bias where the file has one."""
+    """Make a linear layer, with a bias if the file has one."""
     return Linear.from_arrays(arrays[f"{name}.weight"], arrays.get(f"{name}.bias"))
 
 
@@ -105,7 +105,7 @@ def make_layer_norm(arrays: Arrays, name: str, eps: float) -> LayerNorm:
 def make_attention(
     arrays: Arrays, names: tuple[str, str, str, str], heads: int, *, bias: bool = True, **options: Any
 ) -> MultiheadAttention:
-    """Make an attention of the linear layers query, key, value and out; the first three biases become one array."""
+    """Make an attention from linear layers query, key, value and out; the first three biases are concatenated."""
     *projections, out = names
     state = {f"{x}_proj_weight": arrays[f"{name}.weight"] for x, name in zip("qkv", projections, strict=True)}
     state["out_proj.weight"] = arrays[f"{out}.weight"]
@@ -118,7 +118,7 @@ def make_attention(
 def make_layer(
     arrays: Arrays, names: LayerNames, heads: int, activation: Activation, eps: float
 ) -> TransformerEncoderLayer:
-    """Make an encoder layer that normalises after each part, as BERT's do."""
+    """Make an encoder layer that normalises the output of each part (post-norm), as in BERT."""
     parts: dict[str, Module] = {
         "self_attn": make_attention(arrays, (names.query, names.key, names.value, names.out), heads),
         "linear1": make_linear(arrays, names.linear1),
@@ -130,7 +130,7 @@ def make_layer(
 
 
 class LayerStates(NamedTuple):
-    """What goes through a stack: the last layer's output, each layer's input and output, and each layer's weights."""
+    """The result of `run_layers`: the last output, all layers' inputs and outputs, and their attention weights."""
 
     x: FloatArray
     hidden_states: tuple[FloatArray, ...] | None
@@ -140,7 +140,7 @@ class LayerStates(NamedTuple):
 def run_layers(
     layers: Iterable[Any], x: FloatArray, need_weights: bool, need_hidden_states: bool, **options: Any
 ) -> LayerStates:
-    """Call layers one after another, with the same options, and collect what is asked for."""
+    """Call layers one after another, with the same options, and collect the requested states and weights."""
     states, attentions = [x] if need_hidden_states else [], []
     for layer in layers:
         if need_weights:

@@ -32,7 +32,7 @@ QUERY, KEY, VALUE, OUT = (f"self_attn.{part}_proj" for part in "qkvo")
 GATE, UP, DOWN = (f"mlp.{part}_proj" for part in ("gate", "up", "down"))
 NORM1, NORM2 = "input_layernorm", "post_attention_layernorm"
 
-# Names in config.json that ask for another computation, and the values that do not.
+# Entries of config.json that would change the computation, and their supported values.
 UNSUPPORTED_IN_LLAMA: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1, 1.0), "sliding_window": ()}
 UNSUPPORTED_IN_MISTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
@@ -40,23 +40,24 @@ UNSUPPORTED_IN_MISTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False,),
 }
 
-# These read original_max_position_embeddings from outside rope_scaling, too, as in transformers.
+# As in transformers, these types also read original_max_position_embeddings from outside rope_scaling.
 TRAINED = ("llama3", "yarn", "longrope")
 
 
 class Llama(CausalLM):
-    """A Llama or a Mistral: a decoder with rotary positions, made by `pyattn.models.load`.
+    """A Llama or Mistral, a decoder with rotary positions (RoPE).
 
-    `pyattn.generate` continues sequences of tokens with it. Its layers normalise the input of each part by its root
-    mean square, rotate queries and keys by their positions, and have a gate in the feed-forward part, in most models
-    SwiGLU. It has no dropout. Sequences may be of any length, whatever length it was trained with.
+    `pyattn.models.load` makes it, and `pyattn.generate` continues sequences of tokens with it. Its layers normalise the
+    input of each part by its root mean square, rotate queries and keys by their positions, and have a gate in the
+    feed-forward part, in most models SwiGLU. It has no dropout. Sequences may be of any length, also longer than those
+    of its training.
 
     Parameters
     ----------
     embedding : Embedding
         Vectors of tokens.
     decoder : TransformerEncoder
-        The layers, and the normalisation after the last one. They look back alone, and so they are an encoder's.
+        The layers, and the final normalisation. They have no cross-attention, so they are encoder layers, run causally.
     head : Linear, optional
         From vectors to scores of tokens. Default: None.
     window : int, optional
@@ -100,7 +101,7 @@ class Llama(CausalLM):
         need_weights: bool = False,
         need_hidden_states: bool = False,
     ) -> CausalOutput:
-        """Compute scores of what follows each token.
+        """Compute scores of the next token at each position.
 
         Parameters
         ----------
@@ -154,16 +155,16 @@ class _Sizes(NamedTuple):
 
 
 def plan_llama(config: Config) -> Plan:
-    """Plan a Llama, as which many other models are published."""
+    """Plan a Llama; many other models are published in this format."""
     config.require(UNSUPPORTED | UNSUPPORTED_IN_LLAMA)
     return _plan(config, None)
 
 
 def plan_mistral(config: Config) -> Plan:
-    """Plan a Mistral: a Llama in which a token sees a window of those before it."""
+    """Plan a Mistral: a Llama with a sliding window."""
     config.require(UNSUPPORTED | UNSUPPORTED_IN_MISTRAL)
-    seen = _count_or(config, "sliding_window", None)
-    return _plan(config, None if seen is None else seen - 1)  # transformers counts the token itself
+    seen = _optional_count(config, "sliding_window")
+    return _plan(config, None if seen is None else seen - 1)  # sliding_window counts the token itself
 
 
 def _plan(config: Config, window: int | None) -> Plan:
@@ -185,10 +186,10 @@ def _plan(config: Config, window: int | None) -> Plan:
 
 def _read_sizes(config: Config) -> _Sizes:
     dim, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    kv_heads = _count_or(config, "num_key_value_heads", heads)
+    kv_heads = _optional_count(config, "num_key_value_heads") or heads
     if heads % kv_heads:
         raise config.error("num_key_value_heads", f"a divisor of {heads}, the number of heads")
-    head_dim = _count_or(config, "head_dim", None)
+    head_dim = _optional_count(config, "head_dim")
     if head_dim is None and dim % heads:
         raise config.error("num_attention_heads", f"a divisor of {dim}, the size of a layer; or add head_dim")
     head_dim = dim // heads if head_dim is None else head_dim
@@ -206,9 +207,9 @@ def _read_sizes(config: Config) -> _Sizes:
     )
 
 
-def _count_or(config: Config, name: str, default: Any) -> Any:
-    """Read a size that may be null."""
-    return default if config.values.get(name) is None else config.count(name)
+def _optional_count(config: Config, name: str) -> int | None:
+    """Read a size; None if it is missing or null."""
+    return None if config.values.get(name) is None else config.count(name)
 
 
 def _make_rotary(config: Config, head_dim: int) -> RotaryEmbedding:
@@ -230,7 +231,7 @@ def _make_rotary(config: Config, head_dim: int) -> RotaryEmbedding:
             head_dim,
             theta=None if values.get("rope_theta") is None else config.number("rope_theta", 0.0),
             scaling=scaling or None,
-            max_position_embeddings=_count_or(config, "max_position_embeddings", None),
+            max_position_embeddings=_optional_count(config, "max_position_embeddings"),
         )
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{config.source}: {names[0] if names else 'rope_theta'} does not fit: {error}") from error

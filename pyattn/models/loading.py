@@ -1,4 +1,4 @@
-"""Published models by their family."""
+"""`load`: find the family of a published model, and build the model from its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyattn.models.weights import Plan, find_weights
 
 __all__ = ["FAMILIES", "load"]
 
-# By the model_type of config.json. MiniLM, SpanBERT and TinyBERT are published as bert, many models as llama.
+# Keys are values of model_type in config.json. MiniLM, SpanBERT and TinyBERT have bert; many models have llama.
 FAMILIES: dict[str, Callable[[Config], Plan]] = {
     "bert": plan_bert,
     "roberta": plan_roberta,
@@ -42,7 +42,7 @@ def load(
 ) -> Bert | GPT2 | Llama:
     """Load a published model from its files: config.json and model.safetensors.
 
-    Families are ``bert`` (MiniLM, SpanBERT and TinyBERT, too), ``roberta``, ``camembert``, ``xlm-roberta``,
+    Families are ``bert`` (including MiniLM, SpanBERT and TinyBERT), ``roberta``, ``camembert``, ``xlm-roberta``,
     ``distilbert``, ``albert``, ``mobilebert``, ``gpt2``, ``llama`` and ``mistral``. Nothing is downloaded.
 
     Parameters
@@ -50,22 +50,22 @@ def load(
     path : str or path
         The folder of config.json and model.safetensors (one file, or several with an index), or a file in it.
     strict : bool
-        Require a decoder's head. False loads files without one: the model's `logits` are None then. A pooler may be
-        missing in any case. Default: True.
+        Require a decoder's head. False: load files without one, too; then `logits` are None. A pooler may always be
+        missing. Default: True.
     dtype : dtype, optional
-        float32 or float64, to which weights are converted. Default: None, as they are in the files; float16 and
-        bfloat16 become float32.
+        float32 or float64: convert the weights. Default: None, the dtype of the files; float16 and bfloat16 become
+        float32.
     model_type : str, optional
-        The family, for files from 2018 whose config.json has no ``model_type``. Default: None, what config.json says.
+        The family, for files from 2018 whose config.json has no ``model_type``. Default: None, read from config.json.
 
     Returns
     -------
     Bert, GPT2 or Llama
         In evaluation mode. Its `missing_keys` are the tensors of a pooler or head that the files lack, its
         `unused_keys` the tensors that the model does not use. Weights are read-only views of the file, which must not
-        change while the model is in use. Copied are the weights of GPT-2's layers, which are published transposed,
-        biases of queries, keys and values, and all that has to be converted; ``copy.deepcopy(model)`` copies
-        everything, and its weights can be written to.
+        change while the model is in use. Some are copies: weights of GPT-2's layers, which are published transposed,
+        biases of queries, keys and values, and converted tensors. ``copy.deepcopy(model)`` makes writable copies of all
+        weights.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def load(
 
     Examples
     --------
-    A tiny model, saved as published ones are:
+    A tiny model in the format of published ones:
 
     >>> import json, pathlib, tempfile
     >>> import numpy as np, pyattn

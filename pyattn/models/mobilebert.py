@@ -1,4 +1,4 @@
-"""MobileBERT: layers that compute in a narrow space, with several feed-forward networks each.
+"""MobileBERT: bottleneck layers, which compute with fewer features and have several feed-forward networks.
 
 Sun et al., "MobileBERT: a Compact Task-Agnostic BERT for Resource-Limited Devices" (2020).
 """
@@ -34,11 +34,11 @@ from pyattn.nn.module import Module
 __all__ = ["plan_mobilebert"]
 
 MIXING, POOLER = "embeddings.embedding_transformation", "pooler.dense"
-TORCH_EPS = 1e-5  # of two normalisations that do not use the one of config.json
+TORCH_EPS = 1e-5  # torch's default, used by two normalisations instead of layer_norm_eps
 
 
 class NoNorm(Module):
-    """``weight * x + bias``, in place of a layer normalisation."""
+    """``weight * x + bias``, which replaces a layer normalisation."""
 
     weight: FloatArray
     bias: FloatArray
@@ -48,14 +48,14 @@ class NoNorm(Module):
         self.weight, self.bias = weight, bias
 
     def forward(self, x: FloatArray) -> FloatArray:
-        """Compute it for (..., features)."""
+        """Scale and shift x, (..., features)."""
         y: FloatArray = self.weight * x
         y += self.bias
         return y
 
 
 class LinearNorm(Module):
-    """``norm(linear(x) + residual)``: the way into the narrow space, or out of it."""
+    """``norm(linear(x) + residual)``: the projection into a bottleneck, or out of it."""
 
     linear: Linear
     norm: Module
@@ -84,7 +84,7 @@ class FeedForwardNorm(Module):
         self.activation = activation
 
     def forward(self, x: FloatArray) -> FloatArray:
-        """Compute it for (..., features)."""
+        """Compute the network for x, (..., features)."""
         y = feed(x, self.linear1, self.linear2, None, self.activation, 0.0, None)
         y += x
         result: FloatArray = self.norm(y)
@@ -92,10 +92,10 @@ class FeedForwardNorm(Module):
 
 
 class MobileBertLayer(Module):
-    """Attention and feed-forward networks in a narrow space.
+    """Attention and feed-forward networks in a bottleneck of fewer features.
 
-    Its input goes into the narrow space through `narrow_residual`, and through `narrow_attention` for queries and
-    keys, if it has these; values are narrow if `narrow_values`. `widen` leads out.
+    `narrow_residual` projects the input into the bottleneck, and `narrow_attention` the queries and keys, if they are
+    not None; values are projected if `narrow_values` is true. `widen` projects back.
     """
 
     self_attn: MultiheadAttention
@@ -123,13 +123,13 @@ class MobileBertLayer(Module):
         self.narrow_values = narrow_values
 
     def forward(self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None) -> FloatArray:
-        """Compute the layer, as a `pyattn.nn.TransformerEncoderLayer` does."""
+        """Compute the layer; the arguments are those of `pyattn.nn.TransformerEncoderLayer`."""
         return self._compute(src, src_key_padding_mask, False)[0]
 
     def forward_with_weights(
         self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None
     ) -> tuple[FloatArray, FloatArray | None, None]:
-        """Compute output, attention weights (N, heads, L, L), and None for those of a cross-attention."""
+        """Compute the output, attention weights (N, heads, L, L), and None for cross-attention weights."""
         output, weights = self._compute(src, src_key_padding_mask, True)
         return output, weights, None
 
@@ -150,7 +150,7 @@ class MobileBertLayer(Module):
 
 
 class MixedEmbeddings(Embeddings):
-    """Embeddings whose words go through a linear layer first, each alone or with its two neighbours."""
+    """Embeddings that project each word vector first, alone or joined with its two neighbours."""
 
     mixing: Linear
 
@@ -171,20 +171,20 @@ class _Sizes(NamedTuple):
     """Sizes and settings of the layers."""
 
     dim: int
-    narrow: int  # dim in a model without a narrow space
+    narrow: int  # features in the bottleneck; dim without one
     hidden: int
     heads: int
     networks: int
     bottleneck: bool
     narrow_values: bool
-    shared: bool  # queries and keys have their own way into the narrow space
+    shared: bool  # queries and keys share a projection into the bottleneck
     activation: Activation
     eps: float
-    normalized: bool  # by layer normalisations
+    normalized: bool  # layer normalisations instead of NoNorm
 
 
 def plan_mobilebert(config: Config) -> Plan:
-    """Plan a MobileBERT, whose pooler has no parameters where classifier_activation is false."""
+    """Plan a MobileBERT; its pooler has no parameters if classifier_activation is false."""
     config.require(UNSUPPORTED)
     sizes = _read_sizes(config)
     counts = config.count("vocab_size"), config.count("max_position_embeddings"), config.count("type_vocab_size", 2)
@@ -205,8 +205,8 @@ def plan_mobilebert(config: Config) -> Plan:
         if isinstance(embeddings, MixedEmbeddings):
             embeddings.mixing = make_linear(arrays, MIXING)
         blocks = [_make_layer(arrays, f"encoder.layer.{n}.", sizes) for n in range(layers)]
-        there = f"{POOLER}.weight" in arrays
-        pooler = Pooler(make_linear(arrays, POOLER) if dense else None) if there or not dense else None
+        has_weight = f"{POOLER}.weight" in arrays
+        pooler = Pooler(make_linear(arrays, POOLER) if dense else None) if has_weight or not dense else None
         return Bert(embeddings, blocks, pooler, config.values)
 
     return Plan(shapes | pooling, build, "mobilebert.", pooler=tuple(pooling))
@@ -235,17 +235,17 @@ def _read_sizes(config: Config) -> _Sizes:
 
 
 def _network_names(prefix: str, sizes: _Sizes) -> list[tuple[str, str, str, float]]:
-    """List the two linear layers, the normalisation and the eps of each feed-forward network, in their order."""
+    """List linear1, linear2, norm and eps of each feed-forward network, in order."""
     stacked = [f"{prefix}ffn.{n}." for n in range(sizes.networks - 1)]
     names = [(f"{one}intermediate.dense", f"{one}output.dense", f"{one}output.LayerNorm", sizes.eps) for one in stacked]
     return [*names, (f"{prefix}intermediate.dense", f"{prefix}output.dense", f"{prefix}output.LayerNorm", TORCH_EPS)]
 
 
-def _way_names(prefix: str, sizes: _Sizes) -> dict[str, tuple[str, int, int]]:
+def _bottleneck_names(prefix: str, sizes: _Sizes) -> dict[str, tuple[str, int, int]]:
     """Map arguments of `MobileBertLayer` to published names, with the sizes of outputs and inputs."""
-    ways = {"narrow_residual": (f"{prefix}bottleneck.input.", sizes.narrow, sizes.dim)} if sizes.bottleneck else {}
-    ways |= {"narrow_attention": (f"{prefix}bottleneck.attention.", sizes.narrow, sizes.dim)} if sizes.shared else {}
-    return ways | ({"widen": (f"{prefix}output.bottleneck.", sizes.dim, sizes.narrow)} if sizes.bottleneck else {})
+    names = {"narrow_residual": (f"{prefix}bottleneck.input.", sizes.narrow, sizes.dim)} if sizes.bottleneck else {}
+    names |= {"narrow_attention": (f"{prefix}bottleneck.attention.", sizes.narrow, sizes.dim)} if sizes.shared else {}
+    return names | ({"widen": (f"{prefix}output.bottleneck.", sizes.dim, sizes.narrow)} if sizes.bottleneck else {})
 
 
 def _layer_shapes(prefix: str, sizes: _Sizes) -> Shapes:
@@ -257,7 +257,7 @@ def _layer_shapes(prefix: str, sizes: _Sizes) -> Shapes:
     for linear1, linear2, norm, _ in _network_names(prefix, sizes):
         shapes |= parameter_shapes(linear1, hidden, narrow) | parameter_shapes(linear2, narrow, hidden)
         shapes |= parameter_shapes(norm, narrow)
-    for name, out, into in _way_names(prefix, sizes).values():
+    for name, out, into in _bottleneck_names(prefix, sizes).values():
         shapes |= parameter_shapes(f"{name}dense", out, into) | parameter_shapes(f"{name}LayerNorm", out)
     return shapes
 
@@ -274,13 +274,13 @@ def _make_layer(arrays: Arrays, prefix: str, sizes: _Sizes) -> MobileBertLayer:
         )
         for linear1, linear2, norm, eps in _network_names(prefix, sizes)
     ]
-    ways = {
+    projections = {
         ours: LinearNorm(make_linear(arrays, f"{name}dense"), _make_norm(arrays, f"{name}LayerNorm", sizes, sizes.eps))
-        for ours, (name, _, _) in _way_names(prefix, sizes).items()
+        for ours, (name, _, _) in _bottleneck_names(prefix, sizes).items()
     }
     norm1 = _make_norm(arrays, f"{own}output.LayerNorm", sizes, sizes.eps)
     attention = make_attention(arrays, names, sizes.heads)
-    return MobileBertLayer(attention, norm1, networks, narrow_values=sizes.narrow_values, **ways)
+    return MobileBertLayer(attention, norm1, networks, narrow_values=sizes.narrow_values, **projections)
 
 
 def _make_norm(arrays: Arrays, name: str, sizes: _Sizes, eps: float) -> Module:

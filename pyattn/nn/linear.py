@@ -31,7 +31,7 @@ class Linear(Module):
     out_features : int
         Size of the last axis of an output.
     bias : bool
-        With a bias, the default.
+        With a bias. Default: True.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -40,9 +40,9 @@ class Linear(Module):
     Attributes
     ----------
     weight : ndarray, (out_features, in_features)
-        At first drawn from the uniform distribution within ``1 / sqrt(in_features)`` of 0.
+        Initially from the uniform distribution within ``1 / sqrt(in_features)`` of 0.
     bias : ndarray, (out_features,), or None
-        At first drawn as weight is.
+        Initialised like weight.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Linear(Module):
 
     @classmethod
     def from_arrays(cls: type[_Self], weight: FloatArray, bias: FloatArray | None = None) -> _Self:
-        """Make a layer whose parameters are these arrays: nothing is copied, and nothing drawn.
+        """Make a layer whose parameters are these arrays: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            They are no arrays of float32 or float64, or their dtypes differ.
+            weight or bias is not an array of float32 or float64, or their dtypes differ.
         ValueError
             Their shapes disagree.
 
@@ -121,7 +121,7 @@ class Linear(Module):
         return linear
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw weight, then bias anew, into the arrays that are there.
+        """Initialise weight, then bias, again, in place.
 
         Parameters
         ----------
@@ -150,9 +150,9 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            input has another dtype, or bias a larger one.
+            input has another dtype than weight, or bias has a larger one.
         ValueError
-            Its last axis has another size.
+            The last axis of input is not in_features long.
         """
         x = as_input(input, "input", self.weight.dtype)
         if x.shape[-1:] != self.weight.shape[-1:]:

@@ -1,4 +1,4 @@
-"""What every layer is: parameters and other modules by name, their state in and out, training or not."""
+"""`Module`, the base of all layers: named parameters and submodules, state_dict, training mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_float_dtype
+from pyattn._util.arguments import as_float_dtype, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.state import IncompatibleKeys, write_state
@@ -34,15 +34,14 @@ class _CallsForward:
 class Module:
     """Base of all layers: `torch.nn.Module` for NumPy.
 
-    A float array that is assigned to an attribute becomes a parameter, and a module becomes a part of this one; both
-    keep their order. Parameters are plain arrays and nothing is derived from them ahead of a call, so whatever is
-    written to one, through whichever view, counts in the next call. A call leaves nothing behind in the module: threads
-    may share one.
+    Assigning a float array to an attribute registers it as a parameter; assigning a module registers it as a part. Both
+    keep their order. Parameters are ordinary arrays: edit one, or a view of it, and the next call uses it. A call does
+    not change the module, so threads may share one.
 
     Attributes
     ----------
     training : bool
-        What `train` and `eval` set. True at first, as in torch.
+        Set by `train` and `eval`. Initially True, as in torch.
 
     Examples
     --------
@@ -63,8 +62,8 @@ class Module:
     {'factor': array([3., 5.])}
     """
 
-    # Defaults of the class: __init__ has nothing to do. The values themselves are ordinary attributes. Tuples, because
-    # what copy.copy makes must not share a list of names with its original.
+    # Class defaults, so __init__ has nothing to do. Values are ordinary attributes. Names are in tuples, because a copy
+    # made by copy.copy must not share a list of names with its original.
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _module_names: tuple[str, ...] = ()
@@ -75,16 +74,20 @@ class Module:
 
         def __call__(self, *args, **kwargs):
             """Call `forward`."""
-            return self.forward(*args, **kwargs)
+            try:
+                return self.forward(*args, **kwargs)
+            except TypeError as error:
+                refuse_keyword(error, self.forward)
+                raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the module's output: to be defined by each kind of module."""
+        """Compute the module's output; every subclass defines this."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     # Registration
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; arrays of floats are registered as parameters, and modules as parts."""
+        """Set an attribute; float arrays are registered as parameters, modules as parts."""
         if name in self._parameter_names or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
             self.register_parameter(name, value)
         elif name in self._module_names or isinstance(value, Module):
@@ -93,28 +96,28 @@ class Module:
             object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute, and forget it as a parameter or part."""
+        """Delete an attribute and unregister it."""
         object.__delattr__(self, name)
         for names in ("_parameter_names", "_module_names"):
             if name in getattr(self, names):
                 object.__setattr__(self, names, tuple(other for other in getattr(self, names) if other != name))
 
     def register_parameter(self, name: str, param: FloatArray | None) -> None:
-        """Make an array a parameter, as assigning it does; None keeps the place of one that is left out.
+        """Register an array as a parameter, as assignment does; None reserves its place.
 
         Parameters
         ----------
         name : str
             The attribute.
         param : ndarray or None
-            float32 or float64, taken as it is, without a copy. None is in no `state_dict`; an array may follow.
+            float32 or float64, not copied. None is left out of `state_dict`; an array may be assigned later.
 
         Raises
         ------
         TypeError
-            param is something else.
+            param is neither an array of float32 or float64 nor None.
         KeyError
-            The name is empty, has a dot, or belongs to something else.
+            The name is empty, has a dot, or is already another attribute.
         """
         if param is not None:
             check_parameter(param, name)
@@ -122,7 +125,8 @@ class Module:
 
     def _register_module(self, name: str, module: Module | None) -> None:
         if module is not None and not isinstance(module, Module):
-            raise TypeError(f"{name} is a module, and is of type {type(module).__name__} now; `del` it first")
+            kind = type(module).__name__
+            raise TypeError(f"{name} is a module and cannot become a value of type {kind}; `del` it first")
         self._register("_module_names", name, module)
 
     def _register(self, names: str, name: str, value: Any) -> None:
@@ -131,12 +135,12 @@ class Module:
             if not name or "." in name:
                 raise KeyError(f"the name {name!r} cannot be registered: it is empty or has a dot")
             if name in self._parameter_names or name in self._module_names or hasattr(Module, name):
-                raise KeyError(f"{name} is something else already, and cannot be registered")
+                raise KeyError(f"{name} is already another attribute; choose another name")
         object.__setattr__(self, name, value)
         if name not in known:
             object.__setattr__(self, names, (*known, name))
 
-    # What it consists of
+    # Parameters and parts
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -146,11 +150,11 @@ class Module:
         Parameters
         ----------
         prefix : str
-            Stands before each name, with a dot. Default: ``""``, nothing.
+            Put before each name, with a dot. Default: ``""``, nothing.
         recurse : bool
-            With those of its parts, the default.
+            Include the parameters of the parts. Default: True.
         remove_duplicate : bool
-            An array that has several names comes once, under the first. Default: True.
+            Yield an array with several names once, under the first. Default: True.
 
         Yields
         ------
@@ -173,7 +177,7 @@ class Module:
         Parameters
         ----------
         recurse : bool
-            With those of its parts, the default.
+            Include the parameters of the parts. Default: True.
 
         Yields
         ------
@@ -189,7 +193,7 @@ class Module:
         Parameters
         ----------
         prefix : str
-            Stands before each name, with a dot. Default: ``""``, nothing.
+            Put before each name, with a dot. Default: ``""``, nothing.
 
         Yields
         ------
@@ -230,13 +234,13 @@ class Module:
         Yields
         ------
         Module
-            What its attributes hold.
+            A part.
         """
         for _, module in self.named_children():
             yield module
 
     def _walk(self, path: str, seen: set[int] | None) -> Iterator[tuple[str, Module]]:
-        """Itself first, then its parts in order; a module in `seen` is passed over."""
+        """Yield the module, then its parts in order, skipping modules in `seen`."""
         if seen is not None:
             if id(self) in seen:
                 return
@@ -262,15 +266,15 @@ class Module:
     def load_state_dict(self, state_dict: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
         """Write values into the parameters.
 
-        The arrays stay the same and get other numbers, converted to their dtype: every view of them sees the change.
+        Values are converted to the parameters' dtype and written in place, so every view of a parameter sees them.
         Nothing is written unless everything fits.
 
         Parameters
         ----------
         state_dict : mapping of str to array_like
-            Real numbers of any dtype. That of a torch module will do, and so will what `numpy.load` opens.
+            Real arrays of any dtype, such as a torch module's state_dict or an archive opened by `numpy.load`.
         strict : bool
-            Every parameter has a value, and every value a parameter; the default.
+            Require a value for every parameter, and no other values. Default: True.
 
         Returns
         -------
@@ -280,9 +284,9 @@ class Module:
         Raises
         ------
         ValueError
-            Keys are missing or unexpected, or a shape is another; the message lists all of them.
+            Keys are missing or unexpected, or a shape differs; the message lists all of them.
         TypeError
-            state_dict is no mapping, or a value has no real numbers.
+            state_dict is not a mapping, or a value is not an array of real numbers.
 
         Examples
         --------
@@ -304,7 +308,7 @@ class Module:
     # Mode and dtype
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Set ``training`` of the module and all of its parts: whether dropout is at work.
+        """Set ``training`` of the module and all of its parts, which turns dropout on or off.
 
         Parameters
         ----------
@@ -339,12 +343,12 @@ class Module:
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """The dtype of the parameters; None where they have several, or there are none."""
+        """The dtype of the parameters; None without parameters or with mixed dtypes."""
         dtypes = {array.dtype.newbyteorder("=") for array in self.parameters()}
         return dtypes.pop() if len(dtypes) == 1 else None
 
     def to(self: _Self, dtype: npt.DTypeLike) -> _Self:
-        """Convert all parameters. Those of another dtype are replaced: older views no longer belong to the module.
+        """Convert all parameters. New arrays replace those of another dtype, so old views no longer follow the module.
 
         Parameters
         ----------
@@ -396,10 +400,10 @@ class Module:
         """
         return self.to(np.float64)
 
-    # What it looks like
+    # Representation
 
     def extra_repr(self) -> str:
-        """Tell what stands in the brackets of the module's repr: to be defined by each kind of module.
+        """Return the text between the brackets of the repr; subclasses may define this.
 
         Returns
         -------
@@ -409,7 +413,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        """As torch's: what `extra_repr` says, then a line or more for each part."""
+        """Write `extra_repr`, then one or more lines for each part, as torch does."""
         extra = self.extra_repr()
         parts = [f"({name}): {self.__dict__[name]!r}".replace("\n", "\n  ") for name in self._module_names]
         lines = [*extra.splitlines(), *parts]

@@ -27,18 +27,18 @@ class LayerNorm(Module):
     eps : float
         0 or more. Default: 1e-5.
     elementwise_affine : bool
-        With a weight, and a bias unless that is False, too; the default.
+        With a weight, and with a bias unless bias=False. Default: True.
     bias : bool
-        With a bias, the default.
+        With a bias. Default: True.
     dtype : dtype
         float32, the default, or float64.
 
     Attributes
     ----------
     weight : ndarray, normalized_shape, or None
-        At first 1.
+        Initially 1.
     bias : ndarray, normalized_shape, or None
-        At first 0.
+        Initially 0.
 
     Examples
     --------
@@ -127,14 +127,14 @@ class RMSNorm(Module):
     eps : float, optional
         0 or more. Default: the distance from 1 to the next number of input's dtype.
     elementwise_affine : bool
-        With a weight, the default.
+        With a weight. Default: True.
     dtype : dtype
         float32, the default, or float64.
 
     Attributes
     ----------
     weight : ndarray, normalized_shape, or None
-        At first 1.
+        Initially 1.
 
     Examples
     --------

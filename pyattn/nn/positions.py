@@ -29,34 +29,33 @@ __all__ = ["PositionalEncoding", "RotaryEmbedding"]
 
 
 class PositionalEncoding(Module):
-    """Adds to each input what tells its position, sines and cosines or vectors that are learned; then dropout.
+    """Adds a positional encoding to the inputs, sinusoidal or learned; then dropout.
 
     Parameters
     ----------
     d_model : int
         Size of an input.
     max_length : int
-        How many positions there are, from 0 on. Default: 5000. Sines and cosines are computed once for all of them, and
-        for all modules of the same sizes.
+        Number of positions, counted from 0. Default: 5000. The sinusoidal table is computed once and shared by all
+        modules of the same sizes.
     dropout : float
         Probability that an element of the sum becomes 0, in training. Default: 0.1, as published.
     learned : bool
-        With a parameter, in place of `pyattn.functional.positional_encoding`. Default: False.
+        Learn the encoding as a parameter, in place of `pyattn.functional.positional_encoding`. Default: False.
     batch_first : bool
-        Inputs are (..., length, d_model), the default; else (length, ..., d_model), as torch's layers have them unless
-        they are told.
+        Inputs are (..., length, d_model), the default, else (length, ..., d_model), the default of torch's layers.
     base : float
-        Wavelengths of sines and cosines go from 2 pi to 2 pi times it. Default: 10000.0, as published.
+        Wavelengths of the sinusoids range from 2 pi to 2 pi * base. Default: 10000.0, as published.
     dtype : dtype
-        Of what is learned: float32, the default, or float64. Sines and cosines take the dtype of the input.
+        Of a learned weight: float32, the default, or float64. Sinusoids take the dtype of the input.
     rng : None, int, SeedSequence or Generator
-        Where the first numbers of what is learned come from. Default: None, others each time.
+        Draws the initial weight, if learned. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
     weight : ndarray, (max_length, d_model), or None
-        What is learned; at first drawn from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
-        and GPT-2. None for sines and cosines, of which nothing is in the `Module.state_dict`.
+        The learned encoding, initially from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
+        and GPT-2. None for sinusoids, which are not in the `Module.state_dict`.
 
     Examples
     --------
@@ -91,14 +90,14 @@ class PositionalEncoding(Module):
         self.max_length = as_count(max_length, "max_length", least=0)
         self.dropout = as_probability(dropout, "dropout")
         self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
-        positional_encoding(0, self.d_model, base=base)  # tells at once what is wrong with base
+        positional_encoding(0, self.d_model, base=base)  # checks base early
         self.base = float(base)
         kind = as_float_dtype(dtype)
         self.register_parameter("weight", np.empty((self.max_length, self.d_model), kind) if learned else None)
         self.reset_parameters(rng)
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw what is learned anew, into the array that is there.
+        """Initialise a learned weight again, in place.
 
         Parameters
         ----------
@@ -109,28 +108,28 @@ class PositionalEncoding(Module):
             init.normal_(self.weight, std=0.02, rng=rng)
 
     def rows(self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike = np.float32) -> FloatArray:
-        """Give what is added, for instance as the residual of `pyattn.functional.embedding`.
+        """Return the encoding of some positions, for instance as the residual of `pyattn.functional.embedding`.
 
         Parameters
         ----------
         length : int
-            How many positions.
+            Number of positions.
         start : int
-            The first of them. Default: 0.
+            The first position. Default: 0.
         dtype : dtype
-            Of sines and cosines: float32, the default, or float64. What is learned has its own.
+            Of sinusoids: float32, the default, or float64. A learned weight has its own.
 
         Returns
         -------
         ndarray, (length, d_model)
-            A view: of `weight`, or of numbers that are read-only.
+            A view of `weight`, or a read-only view of the sinusoidal table.
 
         Raises
         ------
         TypeError
-            length or start is no integer, or dtype another one.
+            length or start is not an integer, or dtype is neither float32 nor float64.
         ValueError
-            One of them is negative, or there are not so many positions.
+            One of them is negative, or the last position is beyond max_length.
 
         Examples
         --------
@@ -144,8 +143,8 @@ class PositionalEncoding(Module):
         count, first = as_count(length, "length", least=0), as_count(start, "start", least=0)
         if first + count > self.max_length:
             raise ValueError(
-                f"a length of {count} from position {first} on needs {first + count} positions, and max_length is "
-                f"{self.max_length}; make the module with a larger one"
+                f"length {count} from position {first} needs {first + count} positions, but max_length is "
+                f"{self.max_length}; make the module with a larger max_length"
             )
         table = self.weight
         if table is None:
@@ -159,7 +158,7 @@ class PositionalEncoding(Module):
         *,
         rng: RNG = None,
     ) -> FloatArray:
-        """Add to each input what tells its position; in training, drop from the sum.
+        """Add the positional encoding to the inputs; in training, apply dropout to the sum.
 
         Parameters
         ----------
@@ -180,7 +179,7 @@ class PositionalEncoding(Module):
         TypeError
             input has another dtype.
         ValueError
-            Its last axis has another size, or there are not so many positions.
+            The last axis of input is not d_model long, or a position is beyond max_length.
         """
         x = _core.as_real(input, "input") if self.weight is None else as_input(input, "input", self.weight.dtype)
         axes = f"(..., length, {self.d_model})" if self.batch_first else f"(length, ..., {self.d_model})"
@@ -188,12 +187,12 @@ class PositionalEncoding(Module):
             raise ValueError(f"input has shape {x.shape}, expected {axes}: d_model is last")
         axis = x.ndim - 2 if self.batch_first else 0
         rows = self.rows(x.shape[axis], start, x.dtype)
-        between = (1,) * (x.ndim - 2 - axis)  # axes behind the length that rows are the same along
+        between = (1,) * (x.ndim - 2 - axis)  # axes after the length, along which the encoding is repeated
         y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
         return dropout(y, self.dropout, self.training, rng=rng)
 
     def extra_repr(self) -> str:
-        """Tell the sizes, and what is not as usual.
+        """Return the sizes, and the options that differ from their defaults.
 
         Returns
         -------
@@ -207,7 +206,7 @@ class PositionalEncoding(Module):
 
 @functools.lru_cache(maxsize=4)
 def _sinusoids(max_length: int, d_model: int, base: float, dtype: str) -> FloatArray:
-    """Keep some tables for all modules together: a module holds no array but its parameters."""
+    """Share tables between modules, because a module holds only its parameters."""
     table = positional_encoding(max_length, d_model, base=base, dtype=dtype)
     table.flags.writeable = False
     return table
@@ -216,7 +215,7 @@ def _sinusoids(max_length: int, d_model: int, base: float, dtype: str) -> FloatA
 class RotaryEmbedding(Module):
     """Rotate queries and keys by their positions: `pyattn.functional.rotary_embedding` as a module.
 
-    There is nothing to learn: it has no parameters, and is in no `Module.state_dict`.
+    It has no parameters, so it adds nothing to `Module.state_dict`.
 
     Parameters
     ----------
@@ -225,9 +224,9 @@ class RotaryEmbedding(Module):
     theta : float, optional
         The base of the frequencies. Default: None, ``scaling["rope_theta"]`` or 10000.
     rotary_dim : int, optional
-        The first so many features turn. Default: None, ``scaling["partial_rotary_factor"]`` times dim, or all of them.
+        Number of leading features to rotate. Default: None, ``scaling["partial_rotary_factor"]`` times dim, or all.
     interleaved : bool
-        Pairs are neighbours, as in GPT-J, and not a feature of each half, as in Llama. Default: False.
+        Pairs are adjacent features, as in GPT-J, not one feature of each half, as in Llama. Default: False.
     scaling : mapping, optional
         ``rope_scaling`` or ``rope_parameters`` of a config.json, as `pyattn.functional.rotary_frequencies` takes it.
         Default: None.
@@ -275,16 +274,16 @@ class RotaryEmbedding(Module):
         self._depends_on_length = depends_on_length(self._options["scaling"])
 
     def frequencies(self, seq_len: SupportsIndex | None = None) -> RotaryFrequencies:
-        """Compute how far each pair turns from one position to the next.
+        """Compute the angle by which each pair rotates from one position to the next.
 
         Parameters
         ----------
         seq_len : int, optional
-            Length of the sequence, which dynamic and longrope depend on. Default: None, one that needs no stretching.
+            Sequence length, on which dynamic and longrope depend. Default: None, a length that needs no scaling.
 
         Returns
         -------
-        Frequencies
+        RotaryFrequencies
             inv_freq and attention_factor.
         """
         return rotary_frequencies(self.dim, seq_len=seq_len, **self._options)
@@ -298,7 +297,7 @@ class RotaryEmbedding(Module):
         seq_len: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> FloatArray:
-        """Turn queries or keys.
+        """Rotate queries or keys by their positions.
 
         Parameters
         ----------
@@ -309,7 +308,7 @@ class RotaryEmbedding(Module):
         position_ids : array_like of int, optional
             Position of each row; broadcasts to (..., length). Default: None, offset and so on.
         seq_len : int, optional
-            Length of the sequence, which dynamic and longrope depend on. Default: None, the largest position and 1.
+            Sequence length, on which dynamic and longrope depend. Default: None, the largest position and 1.
         out : ndarray, optional
             Array for the result, which may be input. Default: None, a new one.
 
@@ -321,9 +320,9 @@ class RotaryEmbedding(Module):
         Raises
         ------
         ValueError
-            The last axis is not dim long, or positions do not go with input.
+            The last axis is not dim long, or the shape of position_ids does not match input.
         TypeError
-            input is no array of real numbers.
+            input is not an array of real numbers.
         """
         x = _core.as_real(input, "input")
         if x.shape[-1:] != (self.dim,):
@@ -341,7 +340,7 @@ class RotaryEmbedding(Module):
         )
 
     def rotation(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:
-        """Tell the core how queries and keys turn.
+        """Return the rotation of queries and keys, as the core takes it.
 
         Parameters
         ----------
@@ -350,17 +349,17 @@ class RotaryEmbedding(Module):
         position_ids : ndarray, (..., length), or None
             Position of each row, in place of offset.
         seq_len : int
-            Length of the sequence, which dynamic and longrope depend on.
+            Sequence length, on which dynamic and longrope depend.
 
         Returns
         -------
-        pyattn._positions.Rotation
+        Rotation
         """
         found = self.frequencies(seq_len) if self._depends_on_length else self._frequencies
         return Rotation(found.inv_freq, found.attention_factor, offset, position_ids, self.interleaved)
 
     def extra_repr(self) -> str:
-        """Tell the arguments that were given, besides dim and theta.
+        """Return dim, theta and the other arguments that were given.
 
         Returns
         -------

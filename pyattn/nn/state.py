@@ -1,4 +1,4 @@
-"""Values into parameters: all of them, or none."""
+"""Write a state_dict into parameters: all values, or none if one does not fit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["IncompatibleKeys", "check_arrays", "write_state"]
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `Module.load_state_dict` did not find and did not need; both empty when it is strict.
+    """Keys that `Module.load_state_dict` missed or did not expect; both empty when it is strict.
 
     Attributes
     ----------
     missing_keys : list of str
-        The module's parameters that the state has no value for.
+        Parameters of the module without a value in the state.
     unexpected_keys : list of str
-        Values that the module has no parameter for.
+        Values in the state without a parameter in the module.
     """
 
     missing_keys: list[str]
@@ -56,7 +56,7 @@ def write_state(
 
 
 def check_arrays(arrays: Mapping[str, FloatArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check arrays that are to be parameters themselves: names, shapes, and one dtype, that of the last shape's."""
+    """Check names and shapes of arrays that become parameters; all have the dtype of the last one in shapes."""
     for name in (*shapes, *arrays):
         if name not in arrays or name not in shapes:
             raise ValueError(f"{name} is {'missing' if name in shapes else 'unexpected'}; expected {', '.join(shapes)}")
@@ -70,7 +70,7 @@ def check_arrays(arrays: Mapping[str, FloatArray], shapes: Mapping[str, tuple[in
 
 
 def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:
-    """In their order; an error names what is probably meant."""
+    """Return the keys in order; the error suggests the probable fix."""
     if isinstance(state, Mapping) or (hasattr(state, "keys") and hasattr(state, "__getitem__")):
         return dict.fromkeys(state.keys())
     fix = "; pass its state_dict()" if hasattr(state, "state_dict") else ""
@@ -85,5 +85,5 @@ def _real_values(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
 
 
 def _separate(value: FloatArray, own: dict[str, FloatArray]) -> FloatArray:
-    """Copy what lies in the module's own memory: a parameter may be written before its old values are read."""
+    """Copy a value that shares the module's memory, which may be overwritten before it is read."""
     return value.copy() if any(np.may_share_memory(value, array) for array in own.values()) else value

@@ -1,7 +1,7 @@
-"""Pictures of attention with matplotlib: weights, masks, positions, the eight steps and decoding, still and moving.
+"""Plot attention with matplotlib: weights, masks, positions, the eight steps, and animations of steps and decoding.
 
-Each function draws on the axes or figure that it is given, or else on a new figure of a fitting size, and returns what
-it drew. Nothing is shown, and neither pyplot's state nor matplotlib's settings change. An axes is saved with
+Each function draws on the axes or figure that it is given, or else on a new figure of a fitting size, and returns it.
+Nothing is shown, and neither pyplot's state nor matplotlib's settings change. Save an axes with
 ``.figure.savefig(...)``; in a notebook with ``%matplotlib inline``, ``.figure`` as the last line of a cell shows it.
 
 >>> import numpy as np, pyattn
@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 
 __all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
 
-# Imported on first use, as each file imports matplotlib: `import pyattn.plot` works without it.
-_FILES = {"heads": "maps", "heatmap": "maps", "mask": "maps", "positional": "maps", "flow": "flowing"}
-_FILES |= {"animate": "moving", "steps": "pages", "StepsAnimation": "playing"}
+# Files that import matplotlib are imported on first use, so that `import pyattn.plot` works without it.
+_FILES = {"heads": "heatmaps", "heatmap": "heatmaps", "mask": "heatmaps", "positional": "heatmaps"}
+_FILES |= {"flow": "attention_flow", "animate": "animation", "steps": "steps_page"}
+_FILES |= {"StepsAnimation": "steps_animation"}
 
 if TYPE_CHECKING:
-    from pyattn.plot.flowing import flow
-    from pyattn.plot.maps import heads, heatmap, mask, positional
-    from pyattn.plot.moving import animate
-    from pyattn.plot.pages import steps
-    from pyattn.plot.playing import StepsAnimation
+    from pyattn.plot.animation import animate
+    from pyattn.plot.attention_flow import flow
+    from pyattn.plot.heatmaps import heads, heatmap, mask, positional
+    from pyattn.plot.steps_animation import StepsAnimation
+    from pyattn.plot.steps_page import steps
 else:
 
     def __getattr__(name):

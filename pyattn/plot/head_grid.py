@@ -1,4 +1,4 @@
-"""Maps of all heads of all layers beside and below one another, with tokens along their outer edges."""
+"""A grid of heat maps: a row for each layer, a column for each head, with tokens along the outer edges."""
 
 from __future__ import annotations
 
@@ -10,192 +10,193 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import Colormap, Normalize
 
-from pyattn.plot.canvas import Canvas, fit_sides
-from pyattn.plot.lettering import Lettering
-from pyattn.plot.reading import Array
+from pyattn.plot.fonts import Fonts
+from pyattn.plot.inputs import Array
+from pyattn.plot.page import Page, fit_matrix
 
-__all__ = ["GridOfHeads", "arrange"]
+__all__ = ["HeadGrid", "arrange_grids"]
 
 _TITLE, _NAMES, _GAP = 18.0, 12.0, 8.0
-_LETTERS, _LINE = 7.0, 9.5
-"""Of tokens in points: their size, and what one of them takes."""
+_FONT_SIZE, _LINE_HEIGHT = 7.0, 9.5
+"""Font size and line height of tokens, in points."""
 
-_CELL = 22.0
-_ROOMS = range(130, 13, -2)
-"""Points that a map may take: the largest at which the page is not too large."""
+_MAX_CELL = 22.0
+_MAP_SIZES = range(130, 13, -2)
+"""Sides of a map in points; the largest one with which the grids fit is used."""
 
-_BESIDE, _BELOW = 34.0, 16.0
-"""From one grid to the next."""
+_COLUMN_GAP, _ROW_GAP = 34.0, 16.0
+"""Between grids side by side, and between grids below one another."""
 
 
-class GridOfHeads:
-    """A map for each head: a row of maps for each layer.
+class HeadGrid:
+    """A grid with a heat map for each head of each layer.
 
     Parameters
     ----------
     title : str
-        Written above.
+        Written above the grid.
     weights : ndarray, (layers, heads, rows, columns)
-        NaN is left empty.
+        Attention weights; NaN is left empty.
     rows : list of str
-        Tokens, as the lettering wrote them.
+        Escaped tokens of the rows.
     columns : list of str or None
-        As the rows; None are these, and come with them.
-    lettering : Lettering
-        How wide they are.
+        Escaped tokens of the columns. None: the tokens of the rows, of which as many are written as rows are shown.
+    fonts : Fonts
+        Fonts of the tokens.
     """
 
-    def __init__(
-        self, title: str, weights: Array, rows: list[str], columns: list[str] | None, lettering: Lettering
-    ) -> None:
+    def __init__(self, title: str, weights: Array, rows: list[str], columns: list[str] | None, fonts: Fonts) -> None:
         self.title, self.weights, self.rows = title, weights, rows
-        self.columns, self.grows = (rows, True) if columns is None else (columns, False)
-        self.widths = [lettering.width(text, _LETTERS) for text in self.columns]
-        self.lying = max(self.widths) > 2.5 * _LETTERS  # two digits, or two Chinese characters, stand upright
-        self.left = max(lettering.width(text, _LETTERS) for text in rows) + 5 + _NAMES
-        self.below = 6 + (max(self.widths) if self.lying else _LINE)
+        self.columns, self.columns_follow_rows = (rows, True) if columns is None else (columns, False)
+        self.widths = [fonts.width(text, _FONT_SIZE) for text in self.columns]
+        self.rotated = max(self.widths) > 2.5 * _FONT_SIZE  # two digits or two Chinese characters size no rotation
+        self.left = max(fonts.width(text, _FONT_SIZE) for text in rows) + 5 + _NAMES
+        self.below = 6 + (max(self.widths) if self.rotated else _LINE_HEIGHT)
         self.above = _TITLE + _NAMES
         self.side = (0.0, 0.0)
 
-    def fit(self, room: float) -> tuple[float, float]:
-        """Make each map as large as this room allows.
+    def fit(self, map_size: float) -> tuple[float, float]:
+        """Set the size of each map.
 
         Parameters
         ----------
-        room : float
-            Width and height of a map at most, in points.
+        map_size : float
+            Largest width and height of a map, in points.
 
         Returns
         -------
         (float, float)
-            Width and height of it all.
+            Width and height of the grid.
         """
         layers, heads, rows, columns = self.weights.shape
-        self.side = fit_sides((rows, columns), (room, room), _CELL)
+        self.side = fit_matrix((rows, columns), (map_size, map_size), _MAX_CELL)
         width, height = (n * (side + _GAP) - _GAP for n, side in zip((heads, layers), self.side, strict=True))
         return self.left + width, self.above + height + self.below
 
     def draw(
         self,
-        canvas: Canvas,
+        page: Page,
         place: tuple[float, float],
-        there: int,
+        shown_rows: int,
         colours: tuple[Colormap, Normalize],
         *,
         marked: bool,
     ) -> None:
-        """Draw the maps, as far as they are there.
+        """Draw the first rows of each map.
 
         Parameters
         ----------
-        canvas : Canvas
+        page : Page
             The page.
         place : (float, float)
-            The corner at the upper left, in points.
-        there : int
-            How many rows are filled and named.
+            The upper left corner, in points.
+        shown_rows : int
+            Number of rows to fill and label.
         colours : (Colormap, Normalize)
-            Of the weights: a scale and its ends.
+            Colours of the weights.
         marked : bool
-            The last row that is there has a frame.
+            Whether to draw a frame around the last shown row.
         """
         (x, y), (width, height) = place, self.side
         layers, heads, rows, _ = self.weights.shape
-        canvas.write(x + self.left, y + 6, self.title, 9)
-        shown = np.where(np.arange(rows)[:, np.newaxis] < there, self.weights, np.nan)
+        page.write(x + self.left, y + 6, self.title, 9)
+        shown = np.where(np.arange(rows)[:, np.newaxis] < shown_rows, self.weights, np.nan)
         for layer in range(layers):
             for head in range(heads):
                 corner = x + self.left + head * (width + _GAP), y + self.above + layer * (height + _GAP)
-                canvas.paint((*corner, width, height), np.ma.masked_invalid(shown[layer, head]), *colours)
-                canvas.outline(*corner, width, height, 0.6)
+                page.draw_image((*corner, width, height), np.ma.masked_invalid(shown[layer, head]), *colours)
+                page.outline(*corner, width, height, 0.6)
                 if marked:
                     pitch = height / rows
-                    canvas.outline(corner[0], corner[1] + (there - 1) * pitch, width, pitch, min(1.8, 1 + pitch / 10))
-        self._name_heads(canvas, place)
-        self._name_tokens(canvas, place, there)
+                    page.outline(
+                        corner[0], corner[1] + (shown_rows - 1) * pitch, width, pitch, min(1.8, 1 + pitch / 10)
+                    )
+        self._label_heads(page, place)
+        self._label_tokens(page, place, shown_rows)
 
-    def _name_heads(self, canvas: Canvas, place: tuple[float, float]) -> None:
-        """Above the first maps and beside them, as many as do not touch."""
+    def _label_heads(self, page: Page, place: tuple[float, float]) -> None:
+        """Write head numbers above the maps and layer numbers at the left, skipping labels that would touch."""
         layers, heads = self.weights.shape[:2]
-        style: dict[str, Any] = {"colour": canvas.look.faint, "across": "center"}
+        style: dict[str, Any] = {"colour": page.theme.muted, "across": "center"}
         for word, count, side in (("head", heads, self.side[0]), ("layer", layers, self.side[1])):
-            need = canvas.lettering.width(f"{word} {count}", _LETTERS) + 4
-            for at in range(0, count, _step(need, side + _GAP)):
+            size = page.fonts.width(f"{word} {count}", _FONT_SIZE) + 4
+            for at in range(0, count, _label_step(size, side + _GAP)):
                 middle = at * (side + _GAP) + side / 2
                 if word == "head":
-                    where, turned = (place[0] + self.left + middle, place[1] + self.above - 8), 0
+                    position, angle = (place[0] + self.left + middle, place[1] + self.above - 8), 0
                 else:
-                    where, turned = (place[0] + 4, place[1] + self.above + middle), 90
-                canvas.write(*where, f"{word} {at}", _LETTERS, **style, rotation=turned, rotation_mode="anchor")
+                    position, angle = (place[0] + 4, place[1] + self.above + middle), 90
+                page.write(*position, f"{word} {at}", _FONT_SIZE, **style, rotation=angle, rotation_mode="anchor")
 
-    def _name_tokens(self, canvas: Canvas, place: tuple[float, float], there: int) -> None:
-        """Rows at the left of each layer, columns under the last one."""
+    def _label_tokens(self, page: Page, place: tuple[float, float], shown_rows: int) -> None:
+        """Write the tokens of the rows at the left of each layer, those of the columns under the last layer."""
         (x, y), (width, height) = place, self.side
         layers, heads, rows, columns = self.weights.shape
         for layer in range(layers):
             top = y + self.above + layer * (height + _GAP)
-            for at in range(0, there, _step(_LINE, height / rows)):
+            for at in range(0, shown_rows, _label_step(_LINE_HEIGHT, height / rows)):
                 middle = top + (at + 0.5) * height / rows
-                canvas.write(x + self.left - 4, middle, self.rows[at], _LETTERS, across="right")
+                page.write(x + self.left - 4, middle, self.rows[at], _FONT_SIZE, across="right")
         under = y + self.above + layers * (height + _GAP) - _GAP
-        step = _step(_LINE, width / columns) if self.lying else _upright_step(self.widths, width / columns)
+        pitch = width / columns
+        step = _label_step(_LINE_HEIGHT, pitch) if self.rotated else _upright_label_step(self.widths, pitch)
         for head in range(heads):
-            for at in range(0, there if self.grows else columns, step):
+            for at in range(0, shown_rows if self.columns_follow_rows else columns, step):
                 middle = x + self.left + head * (width + _GAP) + (at + 0.5) * width / columns
-                if self.lying:
-                    turned: dict[str, Any] = {"across": "right", "rotation": 90, "rotation_mode": "anchor"}
-                    canvas.write(middle, under + 4, self.columns[at], _LETTERS, **turned)
+                if self.rotated:
+                    options: dict[str, Any] = {"across": "right", "rotation": 90, "rotation_mode": "anchor"}
+                    page.write(middle, under + 4, self.columns[at], _FONT_SIZE, **options)
                 else:
-                    canvas.write(middle, under + 4 + _LINE / 2, self.columns[at], _LETTERS, across="center")
+                    page.write(middle, under + 4 + _LINE_HEIGHT / 2, self.columns[at], _FONT_SIZE, across="center")
 
 
-def _step(need: float, pitch: float) -> int:
-    """Every token, or every second, fifth, tenth ..., so that each has the points that it needs."""
-    step: int = next(s * 10**e for e in range(12) for s in (1, 2, 5) if s * 10**e * pitch >= need)
+def _label_step(size: float, pitch: float) -> int:
+    """Choose how many tokens to step from label to label, 1, 2, 5, 10 ..., so that each label has enough points."""
+    step: int = next(s * 10**e for e in range(12) for s in (1, 2, 5) if s * 10**e * pitch >= size)
     return step
 
 
-def _upright_step(widths: list[float], pitch: float) -> int:
-    """Every token, or every second, fifth, tenth ..., so that neighbours do not touch, nor those of the next head."""
+def _upright_label_step(widths: list[float], pitch: float) -> int:
+    """Choose a step such that labels do not touch their neighbours, nor the labels of the next head."""
     for step in (s * 10**e for e in range(12) for s in (1, 2, 5)):
         shown = [(at * pitch, widths[at]) for at in range(0, len(widths), step)]
         shown.append((len(widths) * pitch + _GAP, widths[0]))
-        if all((one + other) / 2 + 2 <= there - here for (here, one), (there, other) in itertools.pairwise(shown)):
+        if all((one + other) / 2 + 2 <= right - left for (left, one), (right, other) in itertools.pairwise(shown)):
             break
     return int(step)
 
 
-def arrange(
-    grids: Sequence[GridOfHeads], most: tuple[float, float]
+def arrange_grids(
+    grids: Sequence[HeadGrid], max_size: tuple[float, float]
 ) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """Put grids beside or below one another, with maps as large as fit.
+    """Place grids beside or below one another, with the largest maps that fit.
 
     Parameters
     ----------
-    grids : sequence of GridOfHeads
-        They are made to fit.
-    most : (float, float)
-        Width and height that are there; maps of too many heads take more.
+    grids : sequence of HeadGrid
+        The grids; their sizes are set.
+    max_size : (float, float)
+        Width and height to fit into; many heads may need more.
 
     Returns
     -------
     places : list of (float, float)
-        Their corners at the upper left.
+        The upper left corner of each grid.
     size : (float, float)
-        Width and height that are taken.
+        Width and height of all grids together.
     """
-    for room in _ROOMS:
-        sizes = [grid.fit(room) for grid in grids]
+    for map_size in _MAP_SIZES:
+        sizes = [grid.fit(map_size) for grid in grids]
         widths, heights = zip(*sizes, strict=True)
-        beside = sum(widths) + _BESIDE * (len(grids) - 1), max(heights)
-        below = max(widths), sum(heights) + _BELOW * (len(grids) - 1)
-        if beside[0] <= most[0] and beside[1] <= most[1]:
+        beside = sum(widths) + _COLUMN_GAP * (len(grids) - 1), max(heights)
+        below = max(widths), sum(heights) + _ROW_GAP * (len(grids) - 1)
+        if beside[0] <= max_size[0] and beside[1] <= max_size[1]:
             break
-        if below[0] <= most[0] and below[1] <= most[1]:
-            return _corners(heights, _BELOW, 1), below
-    return _corners(widths, _BESIDE, 0), beside
+        if below[0] <= max_size[0] and below[1] <= max_size[1]:
+            return _stack_corners(heights, _ROW_GAP, 1), below
+    return _stack_corners(widths, _COLUMN_GAP, 0), beside
 
 
-def _corners(sides: Sequence[float], gap: float, axis: int) -> list[tuple[float, float]]:
+def _stack_corners(sides: Sequence[float], gap: float, axis: int) -> list[tuple[float, float]]:
     starts = [math.fsum(sides[:at]) + at * gap for at in range(len(sides))]
     return [(start, 0.0) if axis == 0 else (0.0, start) for start in starts]

@@ -1,7 +1,7 @@
-"""The oracle: every operation of pyattn once more, in plain NumPy, on one screen each.
+"""Reference implementation: every operation of pyattn in plain NumPy, short and slow.
 
-The code follows the formulas, and is slow. Tests judge the C core by it; pyattn never falls back on it. `dtype` is the
-type of all arithmetic. Inputs must be valid: the core has the rules on shapes and dtypes, and their error messages.
+The code follows the formulas. Tests compare the C core with it; pyattn never falls back on it. `dtype` is the type of
+all arithmetic. Inputs must be valid: only the core checks shapes and dtypes.
 
 >>> from pyattn import reference
 >>> reference.softmax([0, 0]), reference.scores([[1, 2]], [[3, 4]], scale=1)

@@ -1,4 +1,4 @@
-"""Attention over the visible keys, and its parts.
+"""Attention over the visible keys, step by step.
 
 Shapes: query (..., heads, L, head_dim), key (..., heads, S, head_dim), value (..., heads, S, v_dim). Indices: i query,
 j key, d feature.
@@ -91,13 +91,13 @@ def attention(
     key_lengths, query_lengths : array_like of int, optional
         Broadcast to the axes before the heads. Default: None, all S keys and all L queries.
     enable_gqa : bool
-        Whether arrays with three axes have heads, too. Default: False.
+        Whether arrays with three axes have heads. Default: False.
     empty_rows : {"zero", "nan"}
-        The output of a row that has nothing to attend to. Default: "zero".
+        Output of a row with nothing to attend to. Default: "zero".
     layout : {"bhsd", "bshd"}
         The axes of query, key, value and output. Default: "bhsd".
     dtype : dtype_like
-        The type of all arithmetic and of the result. Default: float64; use `numpy.longdouble` to judge float64.
+        The type of all arithmetic and of the result. Default: float64; use `numpy.longdouble` to test float64.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def attention(
     mask = None if attn_mask is None else np.asarray(attn_mask)
     pairs = (*q.shape[:-1], k.shape[-2])
     visible = visible_pairs(pairs, has_heads, mask, is_causal, align, window, key_lengths, query_lengths)
-    with np.errstate(all="ignore"):  # masked numbers may overflow or be NaN; np.where drops them
+    with np.errstate(all="ignore"):  # masked values may overflow or be NaN; np.where drops them
         logits = scores(q, k, score, scale, score_weight, dtype=dtype)
         if mask is not None and mask.dtype != np.bool_:
             logits = logits + mask.astype(dtype)
@@ -143,7 +143,7 @@ def operands(
 ) -> Operands:
     """Broadcast query, key and value to one layout, rank and dtype.
 
-    Arrays have heads where one has at least 4 axes, or 3 and `enable_gqa`. Query head h then reads key and value head
+    Arrays have heads if one has at least 4 axes, or 3 with `enable_gqa`. Query head h then reads key and value head
     h // (query heads / key heads).
 
     Parameters
@@ -153,7 +153,7 @@ def operands(
     layout : {"bhsd", "bshd"}
         "bshd": (..., length, heads, features). Default: "bhsd".
     enable_gqa : bool
-        Whether arrays with three axes have heads, too. Default: False.
+        Whether arrays with three axes have heads. Default: False.
     dtype : dtype_like
         The type of the result. Default: float64.
 
@@ -194,7 +194,7 @@ def visible_pairs(
     key_lengths: npt.ArrayLike | None = None,
     query_lengths: npt.ArrayLike | None = None,
 ) -> Bools:
-    """Return which query attends to which key; every rule is one line here.
+    """Return which query attends to which key, one line per rule.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def visible_pairs(
     mask : ndarray, optional
         bool, or float where -inf hides a key. Default: None.
     is_causal, align, window, key_lengths, query_lengths : optional
-        As for `attention`; "lower_right" is that of each batch entry, by its lengths. Default: everything is visible.
+        As for `attention`; "lower_right" aligns each batch entry by its own lengths. Default: everything is visible.
 
     Returns
     -------

@@ -28,7 +28,7 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, dtype: npt.DTypeLike = np.float
     Returns
     -------
     ndarray
-        NaN where a whole row is -inf: softmax has no masks, so that this is not an empty row.
+        NaN if a whole row is -inf: softmax has no mask, so such a row is not an empty row.
     """
     x = np.asarray(x).astype(dtype)
     with np.errstate(all="ignore"):
@@ -118,6 +118,11 @@ def activate(x: npt.ArrayLike, activation: str, *, dtype: npt.DTypeLike = np.flo
     -------
     ndarray
         Of x's shape.
+
+    Raises
+    ------
+    ValueError
+        The activation is unknown.
     """
     x = np.asarray(x).astype(dtype)
     if activation == "relu":
@@ -126,6 +131,8 @@ def activate(x: npt.ArrayLike, activation: str, *, dtype: npt.DTypeLike = np.flo
         return np.asarray(x * np.vectorize(lambda one: math.erfc(-one * math.sqrt(0.5)) / 2, otypes=[x.dtype])(x))
     if activation == "tanh":
         return np.asarray(np.tanh(x))
+    if activation not in ("gelu_tanh", "silu"):
+        raise ValueError(f"activation is {activation!r}, which this function does not know")
     exponent = 2 * np.sqrt(x.dtype.type(2) / np.pi) * (x + 0.044715 * x**3) if activation == "gelu_tanh" else x
     with np.errstate(over="ignore"):
         return np.asarray(x / (1 + np.exp(-exponent)))

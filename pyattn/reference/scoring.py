@@ -18,14 +18,14 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def default_scale(score: Score, features: int, dtype: npt.DTypeLike = np.float64) -> Floats:
-    """Return the number that scores are multiplied by unless a scale is given.
+    """Return the default factor on scores.
 
     Parameters
     ----------
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
         The score function.
     features : int
-        The number of features of a query.
+        Number of features of a query.
     dtype : dtype_like
         The type of the result. Default: float64.
 
@@ -56,21 +56,21 @@ def scores(
     query : array_like, (..., L, features)
         Queries.
     key : array_like, (..., S, features)
-        Keys. With "bilinear" they may have another number of features.
+        Keys. For "bilinear", their number of features may differ from the queries'.
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
         ``q . k``, ``q . k / (|q| |k|)`` (0 for a zero vector), ``-|q - k|^2``, ``q W k``, or ``w . tanh(q + k)``.
         Default: "dot".
     scale : float, optional
         Multiplies the score. Default: None, `default_scale`.
     score_weight : array_like, optional
-        W of "bilinear" or w of "additive", which need it. Default: None.
+        W of "bilinear" or w of "additive"; required for these two. Default: None.
     dtype : dtype_like
         The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
     ndarray, (..., L, S)
-        Scores that overflow give no warning: a mask may drop them.
+        Overflow gives no warning, because a mask may drop such scores.
     """
     q, k, w = (np.asarray(0 if x is None else x).astype(dtype) for x in (query, key, score_weight))
     factor = default_scale(score, q.shape[-1], dtype) if scale is None else np.asarray(scale).astype(dtype)
@@ -90,7 +90,7 @@ def scores(
 
 
 def _directions(x: Floats) -> Floats:
-    """Divide rows by their length; zeros stay. The largest entry is divided out first: its square may overflow."""
+    """Normalise rows to length 1, except zeros; first divide by the largest entry, whose square may overflow."""
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
     x = x / np.where(largest == 0, 1, largest)
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True))

@@ -1,23 +1,23 @@
-"""Test your own attention: `check` runs a function on graded cases, `pyattn.compare` finds where two differ, and why.
+"""Test your attention: `check` runs a function on test cases, `pyattn.compare` finds where two differ, and why.
 
 >>> import pyattn
 >>> pyattn.testing.check(pyattn.attention).passed
 True
 """
 
-# _check.py         check: every case judged, and the report
-# _compare.py       compare: two sides held against each other, stage by stage
+# _check.py         check: judge every case, and make the report
+# _compare.py       compare: two sides, stage by stage
 # _assert_close.py  assert_attention_close
 # reports.py        the results of check and compare, and their text
 #
-# cases.py          the cases of check                callee.py  the function that it marks
+# cases.py          the cases of check                callee.py  the function under test
 # sides.py          the sides of compare: modules, functions, expected numbers
-# calling.py        how a user's function is called: its arguments, its library's arrays, its results
+# calling.py        call a user's function: its arguments, its library's arrays, its results
 #
-# formula.py        attention as data, computed stage by stage
-# bounds.py         how far rounding may take each number
-# mistakes.py       what people get wrong: copies of the formula with a field or two changed
-# causes.py         which of them gives the wrong numbers
+# formula.py        attention as data that is computed stage by stage
+# bounds.py         rounding bounds of each number
+# mistakes.py       known mistakes: copies of the formula with a field or two changed
+# causes.py         find the mistake that gives the wrong numbers
 #
 # command.py        python -m pyattn check            demo.py    python -m pyattn compare
 

@@ -1,4 +1,4 @@
-"""`assert_attention_close`: one result, held to the bound that rounding gives it."""
+"""`assert_attention_close`: check one result against its rounding bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyattn.testing.causes import evidence_of, explain_together
 
 __all__ = ["WIDENED", "assert_attention_close"]
 
-WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
+WIDENED = "a NumPy scalar such as numpy.sqrt(head_dim) is float64 and widens them; use math.sqrt(head_dim)"
 MOST_PAIRS = 300_000  # of queries and keys, so that computing every mistake takes a few seconds
 
 
@@ -42,35 +42,35 @@ def assert_attention_close(
 ) -> None:
     """Assert that `actual` is the attention of the inputs, up to rounding.
 
-    The exact answer is the formula in float64, in long double for float64 inputs. There is no tolerance to guess: each
-    number may be off by ``bar * u * sum_j p_j (|v_j| + |o|) (1 + a_j)``, and some denormals. Here u is half the
-    distance between 1 and the next number, p_j the weight of key j, and o the exact output. ``a_j = |scale| sum_d |q_d|
-    |k_jd| + |bias_j|`` is the size of the terms that a score is the sum of. ('cosine': of the rows of norm 1.
-    'distance': of sums in which nothing cancels. 'bilinear': ``sum_cd |q_c| |W_cd| |k_jd|``. 'additive': ``sum_d
-    |w_d|``.) The error over the bound without `bar` is the error ratio in the message.
+    The exact answer is the formula in float64, or in long double for float64 inputs. The tolerance follows from
+    rounding: each number may be off by ``bar * u * sum_j p_j (|v_j| + |o|) (1 + a_j)``, plus some denormals. Here u is
+    half the distance from 1 to the next number, p_j the weight of key j, and o the exact output. ``a_j = |scale| sum_d
+    |q_d| |k_jd| + |bias_j|`` is the sum of the absolute terms of a score. (For 'cosine', q and k have norm 1. For
+    'distance', it covers the direct and the expanded form. For 'bilinear' it is ``sum_cd |q_c| |W_cd| |k_jd|``, for
+    'additive' ``sum_d |w_d|``.) The error ratio in the message is the error divided by this bound without `bar`.
 
     Parameters
     ----------
     actual : array_like, (..., heads, L, v_dim)
-        The result to test, from any library, in the dtype that query, key and value have together.
+        The result to test, from any library, in the promoted dtype of query, key and value.
     query, key, value : array_like
-        As for `pyattn.attention`, like all arguments that follow except `bar`.
+        As for `pyattn.attention`; so are all further arguments except `bar`.
     attn_mask : array_like, optional
         bool, True = attend, or float. Default: None.
     is_causal : bool
-        Query i does not attend to keys after its own position. Default: False.
+        Queries attend only to keys up to their own position. Default: False.
     align : {'upper_left', 'lower_right'}, optional
-        Must be said for a causal mask or a window when L differs from S. Default: None.
+        Required for a causal mask or a window if L differs from S. Default: None.
     scale : float, optional
-        Default: ``1 / sqrt(head_dim)``, of 'distance' half of that, of the others 1.
+        Factor of the scores. Default: ``1 / sqrt(head_dim)`` for 'dot', half of that for 'distance', else 1.
     score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
         The score function. Default: 'dot'.
     score_weight : array_like, optional
-        The weight of a bilinear or additive score, which need it. Default: None.
+        The weight of the score, required for 'bilinear' and 'additive'. Default: None.
     window : int or (int or None, int or None), optional
         Keys before and after its own position that a query attends to, inclusive. Default: None.
     key_lengths, query_lengths : array_like of int, optional
-        The number of keys and queries of each batch entry. Default: None, all.
+        Number of valid keys and queries of each batch entry. Default: None, all.
     enable_gqa : bool
         With three axes the first is heads, and keys may have fewer. Default: False.
     empty_rows : {'zero', 'nan'}
@@ -78,15 +78,15 @@ def assert_attention_close(
     layout : {'bhsd', 'bshd'}
         The axes of query, key, value and actual. Default: 'bhsd'.
     bar : float, optional
-        The largest error ratio that passes. Default: 4; 16 where at least 32 nearly equal weights meet values of one
-        sign, because rounding errors do not cancel there. Code that adds up a long row one number after the other needs
-        more there: up to 64 in PyTorch, with 16,384 keys.
+        The largest error ratio that passes. Default: 4, but 16 where at least 32 nearly equal weights meet values of
+        one sign, because rounding errors do not cancel there. Naive summation of long rows needs more there: up to 64
+        in PyTorch, with 16,384 keys.
 
     Raises
     ------
     AssertionError
-        A number is outside its bound: the message says where the worst is, and which known mistake, if any, gives these
-        numbers. Or actual has another shape or dtype.
+        A number exceeds its bound: the message names the worst one, and a known mistake that gives these numbers, if
+        there is one. Or actual has another shape or dtype.
     ValueError
         The inputs break a rule of `pyattn.attention`.
     TypeError
@@ -109,7 +109,7 @@ def assert_attention_close(
     arrays = {"attn_mask": attn_mask, "key_lengths": key_lengths, "query_lengths": query_lengths}
     arrays |= {"score_weight": score_weight}
     arguments |= {name: None if x is None else _core.as_array(x, name) for name, x in arrays.items()}
-    like = functional.attention(*inputs, **arguments)  # for the core's rules, and for shape and dtype
+    like = functional.attention(*inputs, **arguments)  # checks the arguments, and has the right shape and dtype
     if result.shape != like.shape:
         raise AssertionError(f"actual has shape {result.shape}, expected {like.shape}: {_shapes(inputs)}")
     if result.dtype.newbyteorder("=") != like.dtype:

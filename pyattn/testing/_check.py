@@ -1,4 +1,4 @@
-"""`check`: a function of the user's, marked on all cases."""
+"""`check`: run a user's function on all cases, and report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORNERS: dict[Align, str] = {
 NO_ARGUMENT = "no argument for "
 FLAGS = "a float mask is read as flags; other libraries add it to the scores"
 TUPLE = "it returned a tuple, whose first item was marked"
-MOST_FAILURES = 30  # that a cause is sought for
+MAX_FAILURES = 30  # used to find the cause
 
 
 class Rules(NamedTuple):
@@ -45,15 +45,15 @@ class Mark(NamedTuple):
     status: Literal["passed", "failed", "not taken"]
     case: Case
     what: str = ""
-    """The failure, or why it was not taken."""
+    """Description of the failure, or the reason why the case was not taken."""
     raised: bool = False
     note: str = ""
     """A remark for the user."""
     answer: Answer | None = None
     slack: float = 0.0
-    """The worst error ratio over its bar."""
+    """The largest error ratio divided by its bar."""
     cause: str | None = None
-    """Where the failure itself tells it."""
+    """The cause, if the failure itself shows it."""
 
 
 def check(
@@ -65,38 +65,37 @@ def check(
     arrays: Library | None = None,
     strict: bool = False,
 ) -> CheckResult:
-    r"""Run an attention function on some 200 cases, and say what is wrong and why.
+    r"""Run an attention function on about 200 cases, and report what is wrong and why.
 
-    The cases, from easy to hard: plain ones; one query, one key; lengths and dims that differ; batches and heads, also
-    heads that share keys; scale, causal, bool and float masks and key lengths where the function has an argument for
-    them; scores so large that exp overflows, rows of 4,096 keys, denormals, float64, views. Each number is held to the
-    bound of `assert_attention_close`, times 16. Where a result is wrong, the formula is computed with each of some 30
-    known mistakes in it. The likely cause is the one that reproduces the result.
+    The cases go from easy to hard: plain ones; one query or one key; lengths and dims that differ; batches and heads,
+    grouped heads included; scale, causal, bool and float masks and key lengths if the function has arguments for them;
+    scores so large that exp overflows, rows of 4,096 keys, denormals, float64, views. Each number must be within 16
+    times the bound of `assert_attention_close`. If a result is wrong, `check` computes some 30 known mistakes. The one
+    that reproduces the result is reported as the likely cause.
 
-    A function of query, key and value alone is all that is needed. Arguments are found by their names: those of
-    `pyattn.attention`, and those that NumPy users, PyTorch and JAX give them. Missing arguments are not held against
-    the function, and neither are exceptions for arrays that it may refuse: several axes, shared heads, some kinds of
-    masks.
+    The function needs only query, key and value. Arguments are recognised by their names: those of `pyattn.attention`,
+    and common ones in NumPy code, PyTorch and JAX. Cases for a missing argument are skipped. Exceptions are accepted
+    for features that a function need not support: batch and head axes, grouped heads, some kinds of masks.
 
     Parameters
     ----------
     my_attention : callable
-        Takes query, key and value, (L, head_dim), (S, head_dim) and (S, v_dim), perhaps with batch and heads in front,
-        and returns the output, or a tuple with the output first.
+        Takes query, key and value, (L, head_dim), (S, head_dim) and (S, v_dim), optionally with batch and head axes in
+        front, and returns the output, or a tuple that begins with the output.
     scale : float, optional
-        The number that it multiplies scores by unless told. Default: ``1 / sqrt(head_dim)``; pass 1 for the first
-        example of an article that leaves the scale out.
+        The function's default factor of scores. Default: ``1 / sqrt(head_dim)``; pass 1 for a function that does not
+        scale the scores.
     align : {'upper_left', 'lower_right'}, optional
-        The corner that its causal mask starts from when L differs from S. Default: None, either.
+        The corner from which its causal mask starts if L differs from S. Default: None, either.
     layout : {'bhsd', 'bshd'}, optional
-        The order of four axes; with 'bshd', (batch, length, heads, dim), arrays with fewer are not tried. Default:
+        The order of four axes; with 'bshd', (batch, length, heads, dim), only arrays with four axes are used. Default:
         None, 'bshd' for JAX's own functions and 'bhsd' for all others.
     arrays : {'numpy', 'torch', 'jax'}, optional
-        The library whose arrays it takes. Default: None, the library that the function is from; a function of the
-        user's gets NumPy's, and if it raises exceptions for them, those of a library that has been imported.
+        The library whose arrays it takes. Default: None, the library that the function is from. Other functions get
+        NumPy arrays or, if these raise, arrays of a library that has been imported.
     strict : bool
-        Whether remarks count as failures: a row with nothing to attend to is 0, a masked NaN does not reach the output,
-        float32 inputs give float32, and errors are within the bound itself. Default: False.
+        Also require what is otherwise a remark: an empty row gives 0, a masked NaN does not reach the output, float32
+        inputs give float32, and errors are within the bound itself. Default: False.
 
     Returns
     -------
@@ -109,7 +108,7 @@ def check(
         my_attention is not a function of query, key and value, or it is a module with weights, which `pyattn.compare`
         takes.
     ValueError
-        align, layout or arrays is none of the above.
+        align, layout or arrays has an unknown value.
 
     Examples
     --------
@@ -135,7 +134,7 @@ def check(
 
 
 def _refuse_modules(my_attention: Any) -> None:
-    """With weights of its own it is another function than attention."""
+    """Raise TypeError for a module: it has weights of its own, so it is not a function of query, key and value."""
     kind = None if isinstance(my_attention, type) else kind_of(my_attention)
     if kind in MODULES:
         given = f"my_attention is a {kind.name} with weights of its own, expected a function of query, key and value"
@@ -147,7 +146,7 @@ def _check(callee: Callee, rules: Rules) -> CheckResult:
     marks = [_judge(callee, group, case, rules) for group in GROUPS for case in group.cases()]
     for name in ("attn_mask", "key_lengths", "enable_gqa"):
         using = [n for n, mark in enumerate(marks) if mark.case.arguments.get(name) is not None]
-        if callee.takes(name) and all(marks[n].status == "not taken" for n in using):  # every use raises
+        if callee.takes(name) and all(marks[n].status == "not taken" for n in using):  # it always raises
             for n in using:
                 marks[n] = marks[n]._replace(status="failed") if marks[n].raised else marks[n]
     failures = [mark for mark in marks if mark.status == "failed"]
@@ -221,7 +220,7 @@ def _judge_numbers(mark: Mark, output: Array, rules: Rules) -> Mark:
 
 
 def _judge_corner(mark: Mark, output: Array, rules: Rules) -> Mark:
-    """Accept either corner, unless one is asked for; another group has the empty rows."""
+    """Accept either corner, unless one is required; empty rows are judged by another group."""
     judged = mark
     for align in [rules.align] if rules.align else CORNERS:
         expected = _expect(mark.case, rules, align=align)
@@ -232,7 +231,7 @@ def _judge_corner(mark: Mark, output: Array, rules: Rules) -> Mark:
 
 
 def _judge_empty_rows(mark: Mark, output: Array, rules: Rules) -> Mark:
-    """Accept 0, NaN and averages in rows that see nothing."""
+    """Accept 0, NaN and averages in empty rows."""
     case, expected = mark.case, _expect(mark.case, rules)
     if rules.strict:
         return _hold(mark, output, expected, rules)
@@ -254,7 +253,7 @@ def _judge_empty_rows(mark: Mark, output: Array, rules: Rules) -> Mark:
 
 
 def _judge_masked_nan(mark: Mark, output: Array, rules: Rules) -> Mark:
-    """Accept NaN in the place of right numbers."""
+    """Accept NaN in place of correct numbers."""
     ignore = np.isnan(output) & (not rules.strict)
     judged = _hold(mark, output, _expect(mark.case, rules), rules, ignore=ignore)
     note = "a masked NaN reaches the output, as in PyTorch; pyattn never reads masked positions"
@@ -262,7 +261,7 @@ def _judge_masked_nan(mark: Mark, output: Array, rules: Rules) -> Mark:
 
 
 def _empty_rows(case: Case, expected: Expected) -> Array:
-    """Tell which rows of the output see nothing; broadcasts over v_dim."""
+    """Tell which rows of the output have every key masked; broadcasts over v_dim."""
     rows = (expected.lse == -np.inf)[..., np.newaxis]
     return np.asarray(rows.swapaxes(-3, -2) if case.arguments.get("layout") == "bshd" else rows)
 
@@ -290,26 +289,26 @@ def _describe(callee: Callee, mark: Mark, cause: str | None) -> Failure:
     shapes += [] if mask is None else [f"mask {mask.shape}, {mask.dtype}"]
     shapes += [] if case.storage == "contiguous" else [f"in memory: {case.storage}"]
     unknown = mark.answer is not None and cause is None
-    what = f"{mark.what}\nnone of the mistakes that are known here gives these numbers" if unknown else mark.what
+    what = f"{mark.what}\nno known mistake gives these numbers" if unknown else mark.what
     return Failure(mark.group.name, callee.describe(case), "; ".join(shapes), what)
 
 
 def _find_cause(callee: Callee, failures: Sequence[Mark], rules: Rules) -> str | None:
     first = failures[0]
-    if first.answer is None or first.cause is not None:  # an exception tells its own
+    if first.answer is None or first.cause is not None:  # an exception explains itself
         return first.cause
     if _differs(callee, first.case, first.answer):
         return "two equal calls give different results: dropout that is still on, or numpy.empty that is not filled"
     if _differs(callee, first.case._replace(storage="contiguous"), first.answer):
         return "memory is read without regard to strides: copy arrays that are not contiguous first"
-    alike = [mark for mark in failures if mark.group is first.group][:MOST_FAILURES]  # others may have other causes
+    alike = [mark for mark in failures if mark.group is first.group][:MAX_FAILURES]  # others may differ in cause
     return explain_together(
         [evidence_of(mark.case, mark.answer.output, rules.scale) for mark in alike if mark.answer is not None]
     )
 
 
 def _differs(callee: Callee, case: Case, answer: Answer) -> bool:
-    """Tell whether a call gives another result, by more than rounding; a dropout may drop nothing at times."""
+    """Tell whether one of 8 calls differs by more than rounding; a single call may happen to drop nothing."""
     try:
         again = [callee.call(case).output for _ in range(8)]
     except RefusedError:
@@ -336,5 +335,5 @@ def _remarks(marks: Sequence[Mark]) -> list[str]:
         elif not any(mark.group.name in groups for groups in refused.values()):
             refused.setdefault(mark.what, {})[mark.group.name] = None
     if missing:
-        notes[f"not taken: there is not an argument for {', '.join(missing)}"] = None
+        notes[f"not taken: the function has no argument for {', '.join(missing)}"] = None
     return [*notes, *(f"not taken, {', '.join(groups)}: {what}" for what, groups in refused.items())]

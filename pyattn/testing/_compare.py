@@ -1,4 +1,4 @@
-"""`compare`: calls both sides, holds their stages against each other, and asks for causes."""
+"""`compare`: call both sides, compare their stages, and look for causes."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ __all__ = ["compare"]
 def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None = None, **kwargs: Any) -> Comparison:
     """Find where two attentions differ, and why.
 
-    Both are called with the same inputs, each in its own dtype. Their results are held against each other and against
-    the formula in float64, stage by stage: projections, scores, weights, heads, output. Two modules show all stages,
-    computed from their parameters and options; output, and weights where they are returned, come from the calls. A
-    function shows what it returns. The rounding bound of each number is derived from the two dtypes, so there is not a
-    tolerance to choose. Parameters of two modules are held against each other as well, to one cast's rounding.
+    Both are called with the same inputs, each in its own dtype. Their results are compared with each other and with
+    the formula in float64, stage by stage: projections, scores, weights, heads, output. For two modules all stages are
+    computed from their parameters and options; the output, and the weights if they are returned, come from the calls.
+    For a function only its results are compared. The rounding bound of each number follows from the two dtypes, so you
+    choose no tolerance. Parameters of two modules are compared as well; one cast's rounding is allowed.
 
-    Where the sides differ, some 30 mistakes that people make are computed one by one: scale, masks, causal alignment,
-    the softmax's axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the one that
-    gives the wrong side's numbers.
+    If the sides differ, some 30 common mistakes are computed one by one: scale, masks, causal alignment, the softmax's
+    axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the mistake that gives the
+    wrong side's numbers.
 
     Parameters
     ----------
     ours : module or callable
         A multi-head attention, a self-attention or a linear layer of `pyattn.nn`; or a function of query, key and value
         with arguments of `pyattn.attention`, or one of x, w_query, w_key and w_value with those of
-        `pyattn.self_attention`. Bind arguments that are for one side alone with functools.partial.
+        `pyattn.self_attention`. Bind arguments for one side alone with functools.partial.
     theirs : module, callable or array_like
         A torch.nn.MultiheadAttention or torch.nn.Linear, a function, or expected numbers: an output, or a tuple of
-        output, weights and lse. Modules are called without gradients, in the mode, training or not, that they are in.
+        output, weights and lse. Modules are called without gradients, in their current mode, training or evaluation.
     *inputs : array_like
-        Query, key and value; for a linear layer its input; for a self-attention x, and context if there is one; for its
-        function x and the three weights. float32 or float64; torch's modules get them in their own dtype.
+        Query, key and value; for a linear layer its input; for a self-attention module x, and optionally context; for a
+        self-attention function x and the three weights. float32 or float64; torch's modules get their own dtype.
     tensors : bool, optional
-        Whether theirs takes torch's tensors. Default: None, where it comes from torch.
+        Whether theirs takes torch's tensors. Default: None, true if it comes from torch.
     **kwargs
-        For both sides, such as attn_mask; they mean what they mean to ours. A function without an argument for score or
-        score_weight is taken to compute these scores by itself.
+        Arguments for both sides, such as attn_mask, with their meaning for ours. A function without an argument score
+        or score_weight is assumed to compute that score itself.
 
     Returns
     -------
     Comparison
-        Print it. ``equal``, ``stage``, ``cause`` and ``stages`` say the same to a program:
-        ``assert report.equal, str(report)``. Weights and lse that only one side returns are held against the formula,
-        and the sides are not equal where these are wrong.
+        Print it. Programs read ``equal``, ``stage``, ``cause`` and ``stages``: ``assert report.equal, str(report)``.
+        Weights and lse that only one side returns are compared with the formula; the sides are unequal if these are
+        wrong.
 
     Raises
     ------
     TypeError
-        A side cannot be compared or gives no numbers, or an argument is not known.
+        A side cannot be compared or does not return numbers, or an argument is unknown.
     ValueError
-        Inputs do not fit together. Exceptions of the two sides come through.
+        Inputs do not match. Exceptions of the two sides are passed on.
 
     Notes
     -----
-    float64 results are judged by a float64 formula, whose own rounding is part of the bound. All scores of an attention
-    are held in float64: use inputs of a test's size.
+    float64 results are judged by a float64 formula, whose own rounding is part of the bound. All scores are held in
+    memory in float64: use small inputs.
 
     Examples
     --------
@@ -103,23 +103,23 @@ class _Run:
     def __init__(self, side: Side, owner: Side, arrays: list[Array], given: Mapping[str, Any]) -> None:
         self.side, self._call = side, partial(side.call, arrays, given)
         self.returned = self.shown = self._call()
-        # With its own parameters, or with those of the other side where it has none to read.
+        # Computed with its own parameters, or with the other side's if it is not a module.
         self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
         self.precision, self.dropout = side.precision(arrays), side.dropout(given)
-        if not callable(side.target):  # numbers of unknown origin: as precise as the other side at most
+        if not callable(side.target):  # expected numbers: at most as precise as the other side
             self.precision = min(self.precision, owner.precision(arrays), key=lambda one: one.bits)
         extra = self.returned.keys() - self.computed.stages.keys()
         if extra:
             raise TypeError(f"{side.name} returns {' and '.join(sorted(extra))}, which {owner.kind_name} does not have")
 
     def add_stages(self) -> None:
-        """Compute the stages that the call does not show, from the side's parameters and options, in its dtype."""
+        """Compute the stages that the call does not return, from the side's parameters and options, in its dtype."""
         dtype = np.float64 if self.precision.name == "float64" else np.float32  # NumPy does not sum in half precision
         found = {**compute(self.formula, dtype).stages, **self.returned}
         self.shown = {name: found[name].astype(np.float64) for name in STAGES if name in found}
 
     def allowed(self, precision: Precision) -> dict[str, Array]:
-        """Bound results of this precision, and the rounding of the float64 formula that judges them."""
+        """Return bounds for results of this precision, including the rounding of the float64 formula."""
         more = 1 + 2.0 ** (precision.bits - PRECISIONS["float64"].bits)
         return {name: more * x for name, x in stage_bounds(self.formula, self.computed, precision).items()}
 
@@ -140,7 +140,7 @@ class _Run:
 
 
 def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
-    """Yield the stages that both show, and wrong ones that one side alone returns. The formula of ours judges all."""
+    """Yield the stages of both sides, and wrong ones of one side; all are judged by the formula of ours."""
     allowed = [left.allowed(run.precision) for run in (left, right)]
     coarser = _coarser(left, right)
     for name in STAGES:
@@ -161,10 +161,10 @@ def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
 
 
 def _worst(actual: Array, expected: Array, allowed: Array) -> tuple[float, tuple[int, ...] | None]:
-    """Find the largest ratio of error to bound, and its place; None for arrays of two shapes, or without elements."""
+    """Find the largest ratio of error to bound, and its index; None if shapes differ or arrays are empty."""
     if actual.shape != expected.shape:
         return np.inf, None
-    if allowed.shape != actual.shape:  # neither has the formula's shape: its largest bound has to do
+    if allowed.shape != actual.shape:  # neither side has the formula's shape: use its largest bound
         allowed = np.full(actual.shape, allowed.max(initial=0))
     ratios = error_ratios(actual, expected, allowed)
     if not ratios.size:
@@ -189,7 +189,7 @@ def _coarser(left: _Run, right: _Run) -> Precision:
 def _find(
     left: _Run, right: _Run, equal: bool, parameters: tuple[Cause, ...]
 ) -> tuple[tuple[Cause, ...], tuple[str, ...], tuple[str, ...], bool]:
-    """Return causes, names of others with the same numbers, the wrong sides, and whether everything is explained."""
+    """Return the causes, other mistakes with the same numbers, the wrong sides, and whether this explains all."""
     wrong = [run for run in (right, left) if run.is_wrong()]
     explained: list[tuple[str, Explanation]] = []
     if not equal and left.side.is_module and right.side.is_module:
@@ -233,14 +233,14 @@ def _has_formula_of(left: _Run, right: _Run, stages: Mapping[str, Array]) -> boo
 
 
 def _unequal_parameters(left: _Run, right: _Run) -> Iterator[Cause]:
-    """Yield the parameters of theirs that are not ours, cast to their dtype.
+    """Yield the parameters that differ by more than a cast to the coarser dtype.
 
-    Results cannot tell: their rounding bounds grow with every sum, and a cast rounds once.
+    Results cannot show this: their rounding bounds grow with every sum, while a cast rounds once.
     """
     precision, fix = _coarser(left, right), "make both with the same options, and load the same state_dict into both"
     for stage, name, here, there in _pairs(left.formula, right.formula):
         if here.shape != there.shape:
-            continue  # the stages show it
+            continue  # the stages show the difference
         error = np.abs(here - there)
         allowed = precision.u * (np.maximum(np.abs(here), np.abs(there)) + precision.tiny)
         if (error > allowed).any():

@@ -1,45 +1,45 @@
-"""How far a result may be from the exact one: the bounds that the whole project is held to.
+"""Rounding bounds: how far a result may be from the exact one. All tests of the project use them.
 
-A ratio is an error over what rounding explains. Compare it with a bar: `output_ratio` with OUTPUT_BAR
-(FLAT_OUTPUT_BAR where weights are nearly uniform and values share a sign, S up to 16,384), all others with 1. It is inf
-where something is wrong that rounding cannot explain: a NaN in another place, a weight on a masked key, an empty row
-that is not empty.
+A ratio is an error divided by its rounding bound. Compare it with a bar: `output_ratio` with OUTPUT_BAR
+(FLAT_OUTPUT_BAR where weights are nearly uniform and values share a sign, S up to 16,384), all others with 1. The ratio
+is inf if rounding cannot explain the error: a NaN in another place, a weight on a masked key, or another result in an
+empty row.
 
 The bounds of a row of a result, over the keys j that it attends to:
 
     u      2^-24 for float32, 2^-53 for float64
     tiny   2^-126, 2^-1022: denormals may be flushed
-    a_j    |scale| size_j + |bias_j|: the size of the terms that a score is the sum of; A = max_j a_j
+    a_j    |scale| size_j + |bias_j|: the sum of the absolute terms of a score; A = max_j a_j
     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny
     weight   8u w (1 + 2A) + tiny;  a row's sum: 8u sqrt(S)
     lse      4u (1 + |lse| + A)
 
-The size of a score, to first order in u and without what a sum's length adds, for which the bars have room:
+size_j, to first order in u; the bars allow for the further error of long sums:
 
     dot        sum_d |q_d| |k_d|
-    cosine     sum_d |q_d| |k_d| / (|q| |k|), at most 1: rows of norm 1 are off by a unit or two of their own size
+    cosine     sum_d |q_d| |k_d| / (|q| |k|), at most 1: normalized rows are off by one or two units of their own size
     distance   3 sum_d (q_d - k_d)^2: each difference is rounded, by u of itself, and then squared, and the squares are
-               added. Times |scale|, plus, for pairs near 0, the cost of computing it as 2 q . k - |k|^2 - |q|^2
+               added. Times |scale|, plus, for pairs near 0, the error of computing it as 2 q . k - |k|^2 - |q|^2
                instead: the sum of its terms, |scale| sum_d (|q_d| + |k_d|)^2, where |scale| (|q|^2 + |k|^2) stays
                below PRODUCT_LIMIT; so at most 2 PRODUCT_LIMIT
     bilinear   sum_cd |q_c| |W_cd| |k_d|
     additive   sum_d |w_d|. x = q_d + k_d is rounded, by u |x|, which tanh makes u |x| / cosh(x)^2 < u / 2; tanh is off
                by 4 ULP at most, 8u, and by one or two usually; w_d * scale is rounded, by u.
 
-References are computed one float type wider than the result: otherwise they would carry errors as large as those they
-judge. (Where long double is not wider than double, the float64 cases do, and both sides' errors share one bound.)
+References are computed one float type wider than the result; otherwise their own errors would be as large as the bound.
+(Where long double is not wider than double, this holds for float64, and the bound covers the errors of both.)
 
-`stage_bounds` are those of code whose order of sums is not known, for every stage of a `Formula`:
+`stage_bounds` bounds every stage of a `Formula` for code that may sum in any order:
 
     linear   4u sqrt(n) (|x| |W| + |b|) with n features
     score    16u a_j
     weight, lse   as above
     heads    16u sqrt(S / 64) sum_j w_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny; without the root up to 64 keys
 
-They are the wider ones where there are two, and the roots are for sums that are not taken in blocks, as pyattn's are.
-The error that a stage inherits comes on top. Errors of features that are added up are taken as independent, so that
-their squares add: with absolute values the bound of float32 would hide float16 from some 100 features on. Over keys,
-absolute values add, because an error of a query moves all scores of its row.
+They are wider than the bounds above; the roots are for sums that, unlike pyattn's, are not split into blocks. Errors
+inherited from earlier stages are added. Errors of features in a sum count as independent, so their squares add: with
+absolute values, the bound of float32 would accept float16 results from about 100 features on. Over keys, absolute
+values add, because an error of a query shifts all scores of its row.
 """
 
 from __future__ import annotations
@@ -80,29 +80,30 @@ WIDER: dict[str, Any] = {"float32": np.float64, "float64": np.longdouble}
 
 Array = npt.NDArray[Any]
 
-# A row is flat where it has at least so many keys, a sum that its terms' signs do not cut by half, and no weight above
-# so many times the mean. Elsewhere rounding errors cancel, or the size of the scores makes the bound wide enough.
+# A row is flat if it has at least FLAT_KEYS keys, if cancellation leaves at least the share FLAT_SUM of its sum of
+# absolute terms, and if no weight exceeds FLAT_WEIGHT times the mean. In other rows rounding errors cancel, or the size
+# of the scores makes the bound wide enough.
 FLAT_KEYS, FLAT_SUM, FLAT_WEIGHT = 32, 0.5, 4.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact attention of some inputs, and how far each of its numbers may be off."""
+    """Exact attention of some inputs, with the rounding bound of each number."""
 
     dtype: np.dtype[Any]
     output: Array
-    """(..., L, v_dim) in the caller's layout, as are output_unit and flat."""
+    """(..., L, v_dim) in the caller's layout, the same shape as output_unit and flat."""
     weights: Array
-    """(..., heads, L, S), as is visible."""
+    """(..., heads, L, S), the same shape as visible."""
     lse: Array
-    """(..., heads, L), as is largest."""
+    """(..., heads, L), the same shape as largest."""
     visible: Array
     output_unit: Array
-    """Divides the errors of the output."""
+    """The bound of each number of the output, before the bar."""
     flat: Array
-    """Where FLAT_OUTPUT_BAR is the bar."""
+    """Whether FLAT_OUTPUT_BAR is the bar of a number."""
     largest: Array
-    """A."""
+    """A of each row, as defined above."""
 
     @property
     def unit_roundoff(self) -> float:
@@ -124,14 +125,14 @@ def expect(
     part_lse: Array | None = None,
     **arguments: Any,
 ) -> Expected:
-    """Compute exact attention and its bounds for a result of some dtype; arguments are those of `pyattn.attention`.
+    """Compute exact attention and its bounds for results of a dtype; arguments are those of `pyattn.attention`.
 
-    For the output of merge_states, part_lse is the LSE of the chunk that each key was in, (..., heads, L, S).
+    For the output of merge_states, part_lse holds for each key the LSE of its chunk, (..., heads, L, S).
     """
     wide = WIDER[np.dtype(dtype).name]
     output, weights, lse = reference.attention(query, key, value, dtype=wide, **arguments)
 
-    # The bounds need no more than float64, whatever they bound.
+    # float64 is enough for the bounds of any dtype.
     layout = {name: arguments[name] for name in ("layout", "enable_gqa") if name in arguments}
     q, k, v, has_heads = reference.operands(query, key, value, **layout)
     masks = ("is_causal", "align", "window", "key_lengths", "query_lengths")
@@ -163,7 +164,7 @@ def expect(
 
 
 def _score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight: Any) -> Array:
-    """Return the size of each score: its rounding is relative to the terms that it is the sum of."""
+    """Return the sum of the absolute terms of each score, to which its rounding error is relative."""
     if score == "distance":
         return _distance_sizes(q, k, scale)
     q, k = np.abs(q), np.abs(k)
@@ -176,7 +177,7 @@ def _score_sizes(q: Array, k: Array, score: reference.Score, scale: Any, weight:
 
 
 def _distance_sizes(q: Array, k: Array, scale: Any) -> Array:
-    """Return the sizes of distances. Where 2 q . k - |k|^2 - |q|^2 overflows or is NaN, the limit stands in for it."""
+    """Return the sizes of distances; where 2 q . k - |k|^2 - |q|^2 overflows or is NaN, the limit is used."""
     squares = [scale * (x * x).sum(-1) for x in (q, k)]
     both = squares[0][..., np.newaxis] + 2 * scale * (np.abs(q) @ np.abs(k).mT) + squares[1][..., np.newaxis, :]
     return np.asarray(np.fmin(both, 2 * PRODUCT_LIMIT) - 3 * reference.scores(q, k, "distance", scale))
@@ -189,24 +190,24 @@ def _flat(shares: Array, visible: Array) -> Array:
 
 
 def output_ratios(output: npt.ArrayLike, expected: Expected) -> Array:
-    """Divide each error of an output by its unit."""
+    """Return the error of each number of an output, divided by its unit."""
     return _ratios(output, expected.output, expected.output_unit)
 
 
 def output_bars(expected: Expected) -> Array:
-    """Tell how large `output_ratios` may be."""
+    """Return the largest accepted value for each of `output_ratios`."""
     return np.where(expected.flat, FLAT_OUTPUT_BAR, OUTPUT_BAR)
 
 
 def output_ratio(output: npt.ArrayLike, expected: Expected) -> float:
-    """Return the worst of `output_ratios`, of an output of the right dtype."""
+    """Return the largest of `output_ratios`; the dtype must match."""
     return _worst(output, expected.output, expected.output_unit, expected.dtype)
 
 
 def weights_ratio(weights: Array, expected: Expected) -> float:
-    """Judge each weight, the sum of each row, and zeros where nothing is visible."""
+    """Return the largest ratio of the weights and of the row sums; inf if a masked key has a weight."""
     assert weights.shape == expected.weights.shape, f"shape {weights.shape}, expected {expected.weights.shape}"
-    rows = ~np.isnan(expected.lse)  # a row that attends to a NaN may be NaN throughout or in part
+    rows = ~np.isnan(expected.lse)  # a row that attends to a NaN may be NaN wholly or in part
     weights, exact, u = weights[rows], expected.weights[rows], expected.unit_roundoff
     if np.any(weights[~expected.visible[rows]] != 0):
         return np.inf
@@ -218,14 +219,14 @@ def weights_ratio(weights: Array, expected: Expected) -> float:
 
 
 def lse_ratio(lse: npt.ArrayLike, expected: Expected) -> float:
-    """Judge log-sum-exps, (..., heads, L)."""
+    """Return the largest ratio of log-sum-exps, (..., heads, L)."""
     four_u = 4 * expected.unit_roundoff
     unit = four_u + four_u * np.abs(expected.lse).astype(np.float64) + four_u * expected.largest
     return _worst(lse, expected.lse, unit, expected.dtype)
 
 
 def softmax_ratio(y: npt.ArrayLike, x: npt.ArrayLike, axis: int = -1, *, logarithm: bool = False) -> float:
-    """Judge softmax as a row of weights and log_softmax as a log-sum-exp, with a_j = |x_j|."""
+    """Return the largest ratio of softmax, with the bound of weights, or log_softmax, with that of lse; a_j = |x_j|."""
     y, x = np.asarray(y), np.asarray(x)
     u, tiny = float(np.finfo(y.dtype).eps) / 2, float(np.finfo(y.dtype).tiny)
     exact = (reference.log_softmax if logarithm else reference.softmax)(x, axis, dtype=WIDER[y.dtype.name])
@@ -254,7 +255,7 @@ def _ratios(actual: npt.ArrayLike, exact: Array, unit: Array, dtype: npt.DTypeLi
 
 
 def describe_worst(name: str, actual: Array, expected: Expected, ratios: Array, bars: Array) -> str:
-    """Say in two lines how many numbers of an output exceed their bars, and where the worst is."""
+    """Describe in two lines how many numbers of an output exceed their bars, and the worst of them."""
     outside = np.count_nonzero(ratios > bars)
     index = tuple(int(n) for n in np.unravel_index(int(np.argmax(ratios / bars)), ratios.shape))
     exact, bar = expected.output[index], bars[index]
@@ -273,7 +274,7 @@ def describe_worst(name: str, actual: Array, expected: Expected, ratios: Array, 
 
 
 class Precision(NamedTuple):
-    """The precision of a floating-point type; bfloat16 is one, too, which NumPy lacks."""
+    """The precision of a floating-point type, including bfloat16, which NumPy lacks."""
 
     name: str
     bits: int
@@ -304,12 +305,12 @@ PRECISIONS = {
 
 
 def precision_of(dtype: object) -> Precision | None:
-    """Look up the precision of NumPy's or torch's dtype; None for others than floats."""
+    """Look up the precision of a NumPy or torch dtype; None if it is not a known float."""
     return PRECISIONS.get(str(dtype).rpartition(".")[2])
 
 
 def error_ratios(actual: Array, expected: Array, allowed: Array) -> Array:
-    """Divide errors by bounds: at most 1 where rounding explains them, inf where only one is NaN or infinite."""
+    """Divide errors by bounds: at most 1 if rounding explains them, inf if only one side is NaN or infinite."""
     with np.errstate(all="ignore"):
         found = np.abs(actual - expected) / allowed
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
@@ -347,7 +348,7 @@ def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str
     if operands is not None:
         errors = np.sqrt(operands.query**2 @ (k**2).mT + q**2 @ (operands.key**2).mT)
         inherited = np.where(c.visible, scale * errors, 0)
-        moved = w * np.expm1(np.minimum(inherited, 80))  # e^80 is more than any weight can take
+        moved = w * np.expm1(np.minimum(inherited, 80))  # e^80 exceeds any weight
 
     found["scores"] = inherited + 16 * u * size + flush
     weights = moved + w * moved.sum(axis=-1, keepdims=True) + 8 * u * w * (1 + 2 * largest) + tiny
@@ -365,7 +366,7 @@ def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str
 
 
 def _projection_bounds(f: Formula, precision: Precision) -> tuple[dict[str, Array], reference.Operands | None]:
-    """Bound projections as a caller sees them, and split into heads; without projections the inputs are exact."""
+    """Bound the projections, as returned and split into heads; without projections the inputs are exact."""
     if f.projections is None:
         return {}, None
     bounds = [_linear_bound(x, a, precision) for x, a in zip((f.query, f.key, f.value), f.projections, strict=True)]

@@ -1,4 +1,4 @@
-"""A function that `check` marks: called with NumPy's arrays, in the axes, library and arguments that it takes."""
+"""The function under test in `check`: called with the axes, array type and arguments that it takes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Answer(NamedTuple):
 
     output: Array
     from_tuple: bool
-    """Whether it was the first of several."""
+    """Whether the function returned a tuple that begins with the output."""
     changed: tuple[str, ...]
     """Names of arguments that the function wrote to."""
 
 
 class Callee:
-    """A function of query, key and value, and perhaps of more; what is not said of it is found by trying."""
+    """A function of query, key and value with optional arguments; trial calls find out what it takes."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Callee:
             )
         self.name = name_of(function)
         self.refusals: dict[int, str] = {}
-        """Why it does not take arrays of 2, 3 or 4 axes; "" where it does."""
+        """The reason why it does not take arrays of 2, 3 or 4 axes; "" if it does."""
         self._function, self._scale = function, scale
         self._read_signature()
         own: Library = "torch" if is_of(function, "torch") else "numpy"
@@ -72,10 +72,10 @@ class Callee:
         if library is None and own == "numpy":
             candidates += [name for name in foreign if name in sys.modules]
         if not any(map(self._takes_arrays_of, candidates)):
-            self._takes_arrays_of(candidates[0])  # for its own refusals
+            self._takes_arrays_of(candidates[0])  # to record its refusals
 
     def _read_signature(self) -> None:
-        """Find out what the function calls its inputs: the first three arguments unless names tell otherwise."""
+        """Match inputs and options with the function's arguments: inputs by name, or else the first three."""
         signature = signature_of(self._function)
         first = [name for name in signature.positional if name not in signature.options.values()]
         inputs = signature.inputs or dict(zip(INPUTS, first, strict=False))
@@ -96,28 +96,28 @@ class Callee:
         self._inputs = inputs
 
     def takes(self, name: str) -> bool:
-        """Tell whether the function has an argument, by our name."""
+        """Tell whether the function has an argument; name is ours."""
         return name in self._options or (name == "attn_bias" and "attn_mask" in self._options)
 
     def describe(self, case: Case) -> str:
-        """Write a call as its source would be, such as ``attention(query, key, value, mask=mask)``."""
+        """Write a call as source code, such as ``attention(query, key, value, mask=mask)``."""
         inputs = [ours if self._positional else f"{own}={ours}" for ours, own in self._inputs.items()]
         options = self._options_of(case).items()
         texts = [f"{name}={name if isinstance(x, np.ndarray) else repr(x)}" for name, x in options]
         return f"{self.name}({', '.join(inputs + texts)})"
 
     def present(self, case: Case) -> Case:
-        """Give a case the axes that the function takes: its layout, and axes of size 1 where it asks for more."""
+        """Convert a case to the function's layout, and add axes of size 1 if it needs more axes."""
         axes = case.query.ndim
         taken = [rank for rank, refusal in self.refusals.items() if rank >= axes and not refusal]
         if not taken and "" in self.refusals.values():
             raise RefusedError(self.refusals[axes])
-        # The most axes otherwise: a function that wants four may return something for three, by misreading them.
+        # Else the most axes: a function for four axes may accept three, and misread them.
         fallback = 4 if self._layout == "bshd" else axes
         return self._with_axes(case, axes if axes in taken else max(taken, default=fallback))
 
     def call(self, case: Case) -> Answer:
-        """Call the function with copies of the arrays of a case that `present` made."""
+        """Call the function with copies of the arrays of a case from `present`."""
         arrays = {ours: store(getattr(case, ours), case.storage) for ours in self._inputs}
         options = self._options_of(case)
         given = arrays | {own: x for own, x in options.items() if isinstance(x, np.ndarray)}
@@ -132,9 +132,9 @@ class Callee:
             try:
                 parts = parts_of(self._function(*passed, **options), case.query.ndim, "the result")
                 output = _read_output(parts)
-            except KeyboardInterrupt:  # the caller's own
+            except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # a test that pytest ends, or sys.exit(), included
+            except BaseException as error:  # including sys.exit() and the exceptions with which pytest ends a test
                 raise RefusedError(self._describe(error)) from error
         changed = tuple(name for name, x in given.items() if not np.array_equal(x, before[name], equal_nan=True))
         return Answer(output, len(parts) > 1, changed)
@@ -143,7 +143,7 @@ class Callee:
         return str(error) if isinstance(error, RefusedError) else describe_error(error, self._function)
 
     def _takes_arrays_of(self, library: Library) -> bool:
-        """Try 2, 3 and 4 axes. A mask that has to be passed may be None, or else one that hides nothing."""
+        """Try 2, 3 and 4 axes; a required mask is None or, if that fails, a mask that blocks no key."""
         self.library = library
         for needs_array in (False, True) if "attn_mask" in self._required else (False,):
             self._needs_mask_array = needs_array
@@ -176,7 +176,7 @@ class Callee:
         return Case(query, key, value, arguments, case.storage)
 
     def _options_of(self, case: Case) -> dict[str, Any]:
-        """Name arguments as the function does; leave out unknown ones, and add those that it requires."""
+        """Return options by the function's own names, without unknown ones and with those that it requires."""
         given = dict(case.arguments)
         mask = given.pop("attn_mask", None)
         if mask is not None:
@@ -192,7 +192,7 @@ class Callee:
         return {self._options[name]: option for name, option in given.items() if name in self._options}
 
     def _convert(self, x: Array) -> Any:
-        """Make an array of the function's library."""
+        """Convert an array to the function's library."""
         if self.library == "numpy":
             return x
         if self.library == "torch":
@@ -210,7 +210,7 @@ def _expand(x: Array, rank: int) -> Array:
 
 
 def _read_output(parts: tuple[Any, ...]) -> Array:
-    """Copy the output: the function may use its memory again."""
+    """Read and copy the output: the function may reuse its memory."""
     if not parts:
         raise RefusedError("it returned an empty tuple")
     if parts[0] is None:

@@ -1,4 +1,4 @@
-"""How a user's function is called: its arguments by their own names, its library's arrays, and its results."""
+"""Call a user's function: match argument names, convert arrays to its library, and read its results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-# Our name of an argument, and other names for it. attn_bias is a float mask: a function without an argument of its own
-# for these takes them as attn_mask.
+# Our name of an argument, and other common names for it. attn_bias is a float mask; a function without such an argument
+# gets float masks as attn_mask.
 INPUTS = {"query": ("q", "queries", "querys"), "key": ("k", "keys"), "value": ("v", "values")}
 OPTIONS = {
     "attn_mask": ("mask", "attention_mask"),
@@ -46,10 +46,10 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Signature(NamedTuple):
-    """The arguments of a function, our names to its own."""
+    """The arguments of a function: dicts map our names to its own."""
 
     inputs: dict[str, str]
-    """In our order; empty where query, key and value have other names."""
+    """Query, key and value, in this order; empty if it has other names for them."""
     options: dict[str, str]
     required: tuple[str, ...]
     """Its own names of arguments without a default."""
@@ -60,7 +60,7 @@ class Signature(NamedTuple):
     """Whether unknown arguments may be given by name."""
 
     def takes(self, name: str) -> bool:
-        """Tell whether an argument can be given by this name."""
+        """Tell whether the function accepts a keyword argument of this name."""
         return self.takes_any or name in self.names
 
 
@@ -69,7 +69,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     try:
         parameters = list(inspect.signature(getattr(function, "forward", function)).parameters.values())
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    except (TypeError, ValueError):  # written in C, as torch's own
+    except (TypeError, ValueError):  # written in C, like functions of torch
         ours = functional.scaled_dot_product_attention
         known = ours if name_of(function) == ours.__name__ else lambda query, key, value, /: None
         parameters, takes_any = list(inspect.signature(known).parameters.values()), True
@@ -99,7 +99,7 @@ def _options_of(parameters: list[inspect.Parameter]) -> dict[str, str]:
     by_name = {p.name: p for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
     options = _match(OPTIONS, list(by_name.values()))
     flags = [ours for ours, own in options.items() if isinstance(by_name[own].default, bool)]
-    if "attn_mask" in flags:  # whether to mask, and not a mask
+    if "attn_mask" in flags:  # a flag, not a mask
         options.setdefault("is_causal", options.pop("attn_mask"))
     if "scale" in flags:  # whether to scale
         del options["scale"]
@@ -122,7 +122,7 @@ def is_of(target: Any, library: str) -> bool:
 
 
 def to_torch(x: Array) -> Any:
-    """Make a tensor of an array; torch has no negative strides, foreign byte orders or read-only memory."""
+    """Convert an array to a tensor, with a copy if it has negative strides, is byte-swapped or read-only."""
     import torch
 
     if not x.flags.writeable or not x.dtype.isnative or min(x.strides, default=0) < 0:
@@ -131,7 +131,7 @@ def to_torch(x: Array) -> Any:
 
 
 def parts_of(returned: Any, axes: int, name: str) -> tuple[Any, ...]:
-    """Return the results of a call one by one: those of a tuple, or of a list of arrays with an output's axes."""
+    """Return the results of a call as a tuple; a list counts as several results if they have an output's axes."""
     try:
         if isinstance(returned, list) and returned and getattr(returned[0], "ndim", 0) >= axes:
             return tuple(returned)
@@ -141,13 +141,13 @@ def parts_of(returned: Any, axes: int, name: str) -> tuple[Any, ...]:
 
 
 def read_numbers(x: Any, name: str) -> Array:
-    """Read an array or a tensor of any device and dtype of real numbers; everything else is a TypeError."""
+    """Read an array, or a tensor on any device, of real numbers; raise TypeError for anything else."""
     try:
         if hasattr(x, "detach"):
             x = x.detach().cpu()
             x = x.double() if str(x.dtype) == "torch.bfloat16" else x  # NumPy has no bfloat16
         array: Array = _core.as_array(x, name)
-    except Exception as error:  # an object may do anything when it is read
+    except Exception as error:  # reading an unknown object may raise anything
         raise _unreadable(error, name) from error
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} has dtype {array.dtype}, expected real numbers")
@@ -160,7 +160,7 @@ def _unreadable(error: Exception, name: str) -> TypeError:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's message; one that cannot be made into text has none."""
+    """Return an exception's message, or "" if str() fails."""
     try:
         return str(error).strip()
     except Exception:
@@ -174,7 +174,7 @@ def _typed(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException, function: Any) -> str:
-    """Describe an exception in one line, with its place in the function's file."""
+    """Describe an exception in one line, with file and line number in the function's source."""
     text = _typed(error)
     try:
         file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)

@@ -1,7 +1,7 @@
-"""Some 200 cases for an attention function, in groups from easy to hard. They are the same in every run.
+"""About 200 test cases for an attention function, in groups from easy to hard. They are the same in every run.
 
 Arrays are (L, head_dim), (batch, L, head_dim) or (batch, heads, L, head_dim) and float32 unless said; masks broadcast
-to (..., L, S). There are few shapes, on purpose: a function may be compiled for each.
+to (..., L, S). The number of shapes is kept small because a function may be compiled for each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rng = np.random.Generator
 
 
 class Case(NamedTuple):
-    """Inputs for one call, and the arguments of `pyattn.attention` that say what is asked for."""
+    """Inputs for one call, and the options as arguments of `pyattn.attention`."""
 
     query: Array
     key: Array
@@ -31,24 +31,24 @@ class Case(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Cases that ask for one thing."""
+    """Cases that test one feature."""
 
     name: str
     draw: Callable[[Rng], Iterator[Case]]
     needs: tuple[str, ...] = ()
-    """The arguments that the cases are about."""
+    """The arguments that the cases need."""
     optional: bool = False
-    """Whether a function may refuse them by an exception."""
+    """Whether an exception is accepted."""
     convention: str = ""
-    """Where libraries differ, the name of the rule that judges the answers."""
+    """The name of the rule that judges the answers, for features in which libraries differ."""
 
     def cases(self) -> list[Case]:
-        """Draw the cases: the same in every run, whatever other groups do."""
+        """Draw the cases, which are the same in every run and independent of other groups."""
         return list(self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))))
 
 
 def store(array: Array, storage: str) -> Array:
-    """Copy an array into another memory order: 'transposed', 'reversed', 'stepped' with NaN between, or 'read-only'."""
+    """Copy an array to other memory: 'transposed', 'reversed', 'stepped' with NaN between, or 'read-only'."""
     if storage == "transposed":
         return array.swapaxes(-1, -2).copy().swapaxes(-1, -2)
     if storage == "reversed":
@@ -79,7 +79,7 @@ def _inputs(
 
 
 def _keep(rng: Rng, *shape: int, share: float = 0.6) -> Array:
-    """Draw a mask, True = attend, in which each row attends to something."""
+    """Draw a mask, True = attend, in which each row attends to at least one key."""
     numbers = rng.random(shape)
     return np.asarray((numbers < share) | (numbers == numbers.min(axis=-1, keepdims=True)))
 
@@ -127,14 +127,14 @@ def _heads(rng: Rng) -> Iterator[Case]:
 
 
 def _large_scores(rng: Rng) -> Iterator[Case]:
-    for size in (100, 300, 1e4, 1e4):  # exp overflows beyond 88 in float32, and beyond 709 in float64
+    for size in (100, 300, 1e4, 1e4):  # exp overflows above 88 in float32 and above 709 in float64
         query, key, value = _inputs(rng, 4, 9, 8)
         yield Case(query * np.float32(size), key, value)
     for offset in (200, -200, 2000, -2000):  # all scores of a row: exp is inf, or 0, throughout
         query, key, value = _inputs(rng, 4, 9, 8)
         query[:, 0], key[:, 0] = 1, offset * np.sqrt(8)
         yield Case(query, key, value)
-    for size in (200, 200, 2000, 2000):  # one maximum for all rows is too large for some
+    for size in (200, 200, 2000, 2000):  # subtracting one maximum for all rows underflows in some
         query, key, value = _inputs(rng, 4, 9, 8)
         query[:, 0], key[:, 0] = np.linspace(-1, 1, 4), size
         yield Case(query, key, value)
@@ -199,7 +199,7 @@ def _flags(rng: Rng) -> Iterator[Case]:
         for _ in range(2):
             keep = _keep(rng, *batch, q_len, kv_len)
             yield Case(*_inputs(rng, q_len, kv_len, 8, batch=batch), {"attn_mask": keep})
-    for _ in range(2):  # scores of -30,000: what is hidden has to be far below, so a fill of -10,000 shows
+    for _ in range(2):  # scores of -30,000 reveal a fill of -10,000 for masked scores
         query, key, value = _inputs(rng, 4, 9, 8)
         query[:, 0], key[:, 0] = 100, -300 * np.sqrt(8)
         yield Case(query, key, value, {"attn_mask": _keep(rng, 4, 9)})

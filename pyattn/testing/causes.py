@@ -1,4 +1,4 @@
-"""Why numbers are wrong: the mistake that gives the same ones, or what the numbers themselves show."""
+"""Find why numbers are wrong: a known mistake that gives the same numbers, or a pattern in the numbers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 Chain: TypeAlias = tuple[Mistake, ...]
 
 LENIENCY = 16.0
-"""How many times further from the formula than the bars a function may be that is computed without great care."""
+"""Factor on the bars in `check`: allows for functions that are not written with great care about rounding."""
 SLACK = 4.0
-"""The same for the numbers of a mistake, in bounds of stages."""
-SUMS = "nothing but rounding, but more of it than need be: long sums lose digits when numbers are added one by one"
-MOST_PAIRED = 4096  # scores
-MOST_DECIMALS = 8
-FEWEST_ERRORS = 20  # to see a pattern in
+"""Factor on `stage_bounds` within which a mistake must reproduce the numbers."""
+SUMS = "rounding errors only, but larger than necessary: long sums lose digits when numbers are added one by one"
+MAX_PAIRED = 4096  # scores
+MAX_DECIMALS = 8
+MIN_ERRORS = 20  # needed to recognise a pattern
 
 
 class Evidence:
-    """The numbers that a side gives for some stages, in their order, beside those of a formula."""
+    """A side's numbers for some stages, in the order of stages, compared with those of a formula."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Evidence:
         self.agrees = {name: _agree(x, self.right.stages[name], slack * allowed[name]) for name, x in rows.items()}
         first = next((n for n, agrees in enumerate(self.agrees.values()) if not agrees), len(rows))
         self.reached = first if reached is None else reached
-        """How many stages agree before the first that differs."""
+        """The number of stages that agree before the first one that differs."""
 
     @property
     def explained(self) -> bool:
@@ -67,15 +67,15 @@ class Evidence:
 
     @property
     def is_small(self) -> bool:
-        """Whether there is time for pairs of mistakes, some 4,000 attentions."""
-        return self.right.weights is not None and self.right.weights.size <= MOST_PAIRED
+        """Whether inputs are small enough to try pairs of mistakes, which computes some 4,000 attentions."""
+        return self.right.weights is not None and self.right.weights.size <= MAX_PAIRED
 
     def best(self, mistakes: Iterable[Mistake], only: Container[str] | None = None) -> list[Chain]:
-        """Return the mistakes that explain most stages, each alone or with a convention for its empty rows."""
+        """Return the mistakes that explain the most stages, alone or combined with a convention for empty rows."""
         return self.best_chains((one,) for one in mistakes if only is None or one.name in only)
 
     def best_chains(self, chains: Iterable[Chain]) -> list[Chain]:
-        """Return the chains of mistakes that explain most stages."""
+        """Return the chains of mistakes that explain the most stages."""
         most, found = self.reached, list[Chain]()
         for chain in itertools.chain([()], chains):
             with suppress(IndexError, ValueError):  # impossible with these shapes
@@ -87,7 +87,7 @@ class Evidence:
         return found
 
     def reach(self, formula: Formula, computed: Computed | None = None) -> int:
-        """Count the stages, from the first, that a formula gives the numbers of."""
+        """Count the stages, from the first one on, whose numbers a formula reproduces."""
         computed, allowed = computed or compute(formula), None
         for count, (name, actual) in enumerate(self.rows.items()):
             expected = computed.stages[name]
@@ -112,7 +112,7 @@ class Evidence:
                 yield (*chain, convention), self.reach(convention.formula)
 
     def _halves_the_error(self, name: str, actual: Array, expected: Array) -> bool:
-        """Wide bounds alone are not an explanation."""
+        """Whether a mistake halves the error at least: to be within a wide bound is not an explanation."""
         right = self.right.stages[name]
         if right.shape != actual.shape or not np.array_equal(np.isfinite(actual), np.isfinite(right)):
             return True
@@ -126,9 +126,9 @@ class Explanation(NamedTuple):
     """Why a side is wrong."""
 
     mistakes: tuple[tuple[str, Mistake], ...] = ()
-    """Made together, each with its stage, in the order of stages; none where none is known."""
+    """Mistakes that together explain the numbers, each with its stage, in the order of stages; may be empty."""
     others: tuple[str, ...] = ()
-    """Names of mistakes that give the same numbers as the first."""
+    """Names of other mistakes that give the same numbers as the first one."""
     complete: bool = False
     """Whether they explain every stage."""
 
@@ -137,9 +137,9 @@ class Explanation(NamedTuple):
 def explain(
     formula: Formula, rows: Mapping[str, Array], precision: Precision, *, computed: bool = False
 ) -> Explanation:
-    """Find the mistake that gives these numbers, or several that do, one after another.
+    """Find the mistake, or a sequence of mistakes, that gives these numbers.
 
-    Numbers that are computed from a module's options need neither pairs of mistakes nor a look at their rounding.
+    Numbers computed from a module's options (computed=True) are not searched for pairs of mistakes or rounding.
     """
     found, others = list[tuple[str, Mistake]](), tuple[str, ...]()
     evidence = Evidence(formula, rows, precision)
@@ -164,7 +164,7 @@ def explain(
 
 def _pairs(formula: Formula) -> Iterator[Chain]:
     for one in mistakes_in(formula):
-        with suppress(IndexError, ValueError):  # shapes that allow for nothing else
+        with suppress(IndexError, ValueError):  # impossible with these shapes
             yield from ((one, other) for other in mistakes_in(one.formula) if _differ(one, other))
 
 
@@ -190,7 +190,7 @@ def _stage_of(right: Formula, wrong: Formula) -> str:
 
 
 def random_results(formula: Formula, dropout: str | None) -> Mistake:
-    """Describe a side whose second call gives other numbers; dropout says how it is told to drop weights, if it is."""
+    """Describe a side whose calls give different numbers; dropout tells how it was enabled, None if it was not."""
     if dropout is None:
         what, fix = "gives other numbers when it is called again, as dropout does", "call eval(), or fix the seed"
         return Mistake("random", what, fix, formula)
@@ -201,7 +201,7 @@ def random_results(formula: Formula, dropout: str | None) -> Mistake:
 
 
 def evidence_of(case: Case, output: Array, scale: float | None = None) -> Evidence:
-    """Hold an output against the formula of its case; scale is for cases that say nothing about it."""
+    """Compare an output with the formula of its case; scale is the default for cases without one."""
     given = case.arguments.get("scale")
     arguments = {**case.arguments, "scale": scale if given is None else given}
     formula = FUNCTION.read(None, [case.query, case.key, case.value], arguments, {})
@@ -212,7 +212,7 @@ def evidence_of(case: Case, output: Array, scale: float | None = None) -> Eviden
 
 @np.errstate(all="ignore")
 def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> bool:
-    """Tell whether a float mask was read as a bool one, whatever numbers it holds."""
+    """Tell whether a float mask was read as a bool mask."""
     evidence, mask = evidence_of(case, output, scale), case.arguments["attn_mask"]
     made = (replace(evidence.formula, attn_mask=flags) for flags in (mask != 0, mask > 0, mask == 0))
     return bool(evidence.best(Mistake("mask misread", "", "", one) for one in made))
@@ -220,7 +220,7 @@ def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> boo
 
 @np.errstate(all="ignore")
 def explain_together(cases: Sequence[Evidence]) -> str | None:
-    """Name, with its fix, the mistake that explains the first of some cases and most of the others; None: unknown."""
+    """Describe the mistake that explains the first case and most of the others, with its fix; None if unknown."""
     first, *others = cases
     found = _explanations(first)
     counts = dict.fromkeys(found, 1)
@@ -228,7 +228,7 @@ def explain_together(cases: Sequence[Evidence]) -> str | None:
         for key in _explanations(case, {name for name, _ in counts}).keys() & counts.keys():
             counts[key] += 1
     if counts:
-        return found[max(counts, key=lambda key: counts[key])]  # the first of those that are level
+        return found[max(counts, key=lambda key: counts[key])]  # the first of those with equal counts
     if _is_rounding(first):
         return SUMS
     rough = _rounding(cases)
@@ -236,7 +236,7 @@ def explain_together(cases: Sequence[Evidence]) -> str | None:
 
 
 def _explanations(case: Evidence, only: Container[str] | None = None) -> dict[tuple[str, str], str]:
-    """Return the sentences of mistakes that explain a case, by name and by what they say without its numbers."""
+    """Return descriptions of the mistakes that explain a case, by name and by the description without numbers."""
     found: dict[tuple[str, str], str] = {}
     for mistake, *_ in case.best(mistakes_in(case.formula), only) or case.best(_fitted_scale(case), only):
         key = mistake.name, re.sub(r"\d[\d.e+-]*", "", mistake.what)
@@ -245,17 +245,17 @@ def _explanations(case: Evidence, only: Container[str] | None = None) -> dict[tu
 
 
 def _is_rounding(case: Evidence) -> bool:
-    """Whether the output is off by no more than careless code in the same precision."""
+    """Whether the errors are within LENIENCY times the bounds of the same precision."""
     right, actual = case.right.stages["output"], case.rows["output"]
     allowed = LENIENCY * stage_bounds(case.formula, case.right, case.precision)["output"]
     return _is_near(actual, right) and _agree(actual, right, allowed)
 
 
-# Causes that are read off the numbers
+# Causes that the numbers themselves show
 
 
 def _fitted_scale(evidence: Evidence) -> Iterator[Mistake]:
-    """Yield the scale that fits best, by a few steps of Newton's method from the right one."""
+    """Yield the scale that fits best: a few steps of Newton's method from the correct scale."""
     f, output = evidence.formula, evidence.rows.get("output")
     if f.is_linear or output is None or output.shape != evidence.right.stages["output"].shape:
         return
@@ -272,7 +272,7 @@ def _fitted_scale(evidence: Evidence) -> Iterator[Mistake]:
 
 
 def _rounding(cases: Sequence[Evidence]) -> Mistake | None:
-    """Name decimals, or a coarser dtype whose rounding makes errors as large as the first case's, and as random."""
+    """Describe rounding to decimals, or a coarser dtype with errors as large and as random as those of the case."""
     first = cases[0]
     off = [name for name, agrees in first.agrees.items() if not agrees]
     if not off:
@@ -300,15 +300,15 @@ def _rounding(cases: Sequence[Evidence]) -> Mistake | None:
 
 
 def _decimals(x: Array, right: Array) -> int | None:
-    """Count the decimals of all numbers, apart from float32's own rounding, if these are the right ones."""
-    for n in range(MOST_DECIMALS if x.shape == right.shape else 0):
+    """Return the number of decimals that all numbers are correctly rounded to, or None."""
+    for n in range(MAX_DECIMALS if x.shape == right.shape else 0):
         if (np.abs(x - x.round(n)) <= 2.0**-22 * np.abs(x)).all():
             return n if (np.abs(x - right) <= 0.501 * 10.0**-n).all() else None
     return None
 
 
 def _rounds_like(case: Evidence, precision: Precision) -> bool:
-    """Whether errors are as large as those of the formula with every stage rounded."""
+    """Whether errors are about as large as those of the formula with every stage rounded to a precision."""
     rough = compute(replace(case.formula, round_stage=partial(_round_bits, bits=precision.bits))).stages
     allowed = stage_bounds(case.formula, case.right, precision)
     for name, actual in case.rows.items():
@@ -328,11 +328,11 @@ def _round_bits(x: Array, stage: str, *, bits: int) -> Array:
 
 
 def _is_systematic(error: Array, right: Array) -> bool:
-    """Tell errors with a pattern from those of rounding: most have one sign, or they follow the numbers."""
+    """Whether errors show a pattern, unlike rounding errors: most have one sign, or they follow the numbers."""
     finite = np.isfinite(error) & np.isfinite(right)
     error, right = error[finite], right[finite]
     signs = np.sign(error)[error != 0]
-    if signs.size < FEWEST_ERRORS:
+    if signs.size < MIN_ERRORS:
         return False
     alike = np.sum(error * right) / np.sqrt(np.square(error).sum() * np.square(right).sum())
     return bool(max(abs(signs.mean()), abs(alike)) > 0.8)
@@ -346,7 +346,7 @@ def _agree(actual: Array, expected: Array, allowed: Array) -> bool:
 
 
 def _is_near(actual: Array, expected: Array) -> bool:
-    """Tell whether bounds are worth computing: the same shape, NaN in the same places, and not a tenth off."""
+    """Whether bounds are worth computing: equal shapes, NaN in the same places, and errors below a tenth."""
     if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
         return False
     return _largest(actual - expected) <= 0.1 * _largest(expected)

@@ -1,4 +1,4 @@
-"""``python -m pyattn check file.py:function``: find the function, check it, print the report."""
+"""``python -m pyattn check file.py:function``: import the function, check it, and print the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["run"]
 
 
 class _NotFoundError(Exception):
-    """The function does not exist; the message is for the user."""
+    """The function does not exist or cannot be imported; the message is for the user."""
 
 
 def run(target: str, **options: Any) -> int:
@@ -56,7 +56,7 @@ def _load(target: str) -> Any:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a file by a name that no other module has, with its neighbours in reach, as a script has them."""
+    """Import a file under a unique module name, with its folder on sys.path, as for a script."""
     name = f"_checked_{path.stem}"
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(name, path)

@@ -1,4 +1,4 @@
-"""``python -m pyattn compare``: a right module compared, and the same with a fault planted in it."""
+"""``python -m pyattn compare``: compare a correct module, and the same module with a planted fault."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EMBED_DIM, HEADS, BATCH, LENGTH = 64, 4, 2, 10
 
 
 def demonstrate(with_torch: bool | None = None) -> tuple[str, bool]:
-    """Compare a random multi-head attention with torch's, or without torch with the formula in NumPy, right and wrong.
+    """Compare a random multi-head attention and a faulty copy with torch's or, without torch, the formula in NumPy.
 
-    Returns the text to print, and whether the first were found equal and the fault was named.
+    Returns the text to print, and whether the first comparison was equal and the second named the fault.
     """
     if with_torch is None:
         with_torch = importlib.util.find_spec("torch") is not None

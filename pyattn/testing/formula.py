@@ -1,7 +1,7 @@
-"""Attention as data, computed stage by stage.
+"""Attention as data that is computed stage by stage.
 
-A `Formula` holds everything that decides the numbers: inputs, parameters, masks, and the steps that people write in
-more than one way. A mistake is a copy with a field or two changed: see mistakes.py.
+A `Formula` holds everything that determines the numbers: inputs, parameters, masks, and the functions for steps that
+people write in different ways. A mistake is a copy with a field or two changed: see mistakes.py.
 
 Indices: N batch, H heads, L queries, S keys, E features, D features of a head.
 """
@@ -22,7 +22,7 @@ __all__ = ["STAGES", "Affine", "Computed", "Formula", "append_rows", "compute", 
 Array: TypeAlias = npt.NDArray[Any]
 
 STAGES = ("query", "key", "value", "scores", "weights", "lse", "heads", "output")
-"""In the order in which they are computed. Attention without projections begins with the scores."""
+"""Stages in the order of computation. Attention without projections begins with the scores."""
 
 
 class Affine(NamedTuple):
@@ -60,23 +60,23 @@ class Formula:
     """One linear layer, one attention, or one multi-head attention with its projections."""
 
     query: Array
-    """The input of a linear layer. With projections (N, length, E) or (length, E), else as in `pyattn.attention`."""
+    """The input of a linear layer; with projections (N, length, E) or (length, E); else as in `pyattn.attention`."""
     key: Any = None
     value: Any = None
     projections: tuple[Affine, Affine, Affine] | None = None
     out: Affine | None = None
-    """The output's projection, or the linear layer itself."""
+    """The output projection, or the linear layer itself."""
     heads: int = 1
     kv_heads: int = 1
     extras: tuple[tuple[Array, Array], ...] = ()
-    """Keys and values that add_bias_kv and add_zero_attn append; nothing masks them."""
+    """Keys and values that add_bias_kv and add_zero_attn append; they are never masked."""
     layout: Any = "bhsd"
     enable_gqa: bool = False
     scale: float | None = None
     score_function: Any = "dot"
     score_weight: Any = None
     attn_mask: Array | None = None
-    """True = attend, or numbers to add; broadcasts to (..., H, L, S), as does padding."""
+    """bool, True = attend, or float, added to the scores; broadcasts to (..., H, L, S), as does padding."""
     padding: Array | None = None
     blocked: bool = False
     """Whether True meant blocked in the caller's masks. Used in messages only."""
@@ -87,15 +87,15 @@ class Formula:
     query_lengths: Any = None
     empty_rows: str = "zero"
     average: bool = False
-    """Weights are their mean over heads."""
+    """Whether to return the mean of the weights over heads."""
     length_first: bool = False
-    """The output is (L, N, E). Without projections: has the layout that the inputs have not."""
+    """Whether the output is (L, N, E). Without projections: whether it has the other layout than the inputs."""
     convention: str = "row"
-    """'column': output and weights leave with their last two axes swapped."""
+    """'column': output and weights are returned with their last two axes swapped."""
 
     split: Callable[[Array, int], Array] = split_heads
     share: Callable[[Array, int, int], Array] = lambda x, heads, axis: x
-    """Gives query heads their keys or values, where that is not head h // (query heads / key heads)."""
+    """Expands keys or values to the query heads, if that is not key head h // (query heads / key heads)."""
     score: Callable[[Array, float, Array, Array], Array] = _score
     """(products, scale, bias, visible) -> scores."""
     normalize: Callable[[Array, Array], Array] = softmax
@@ -143,23 +143,23 @@ class Formula:
 
     @property
     def usual_factor(self) -> float:
-        """The same where the caller gives no scale."""
+        """The default factor, used if the caller gives no scale."""
         return float(reference.default_scale(self.score_function, self.head_dim))
 
     @property
     def window_ends(self) -> tuple[int | None, int | None]:
-        """How many keys a query sees to the left and to the right of its own position."""
+        """Number of keys that a query sees to the left and to the right of its own position."""
         left, right = self.window if isinstance(self.window, tuple) else (self.window, self.window)
         return left, right
 
     def as_returned(self, output: Array) -> Array:
-        """Give an output, (..., L, features), the axes that a caller sees."""
+        """Convert an output, (..., L, features), to the axes that the caller gets."""
         swap = self.length_first != (self.layout == "bshd" and self.projections is None)
         output = output.swapaxes(-3, -2) if swap else output
         return self.finish(output.mT if self.convention == "column" else output)
 
     def weights_as_returned(self, weights: Array) -> Array:
-        """Give weights, (..., H, L, S), or their bounds, the axes that a caller sees."""
+        """Convert weights, (..., H, L, S), or their bounds, to the axes that the caller gets."""
         weights = weights.mean(axis=-3) if self.average else weights
         return self.finish_weights(weights.mT if self.convention == "column" else weights)
 
@@ -170,7 +170,7 @@ class Formula:
         return reference.scores(q, k, self.score_function, 1.0, self.score_weight, dtype=q.dtype)
 
     def operands(self, projected: list[Array]) -> reference.Operands:
-        """Split projections, or inputs as they are, into heads, and give each query head its keys and values."""
+        """Split projections into heads, or take inputs as they are, and expand keys and values to query heads."""
         gqa, (q, k, v) = self.enable_gqa, projected
         if self.projections is not None:
             gqa, counts = True, (self.heads, self.kv_heads, self.kv_heads)
@@ -185,13 +185,13 @@ class Computed(NamedTuple):
     """Results by stage, and the arrays that their error bounds need."""
 
     stages: dict[str, Array]
-    """In the shapes that a caller sees."""
+    """Results in the shapes that the caller gets."""
     operands: Any = None
     """Query, key and value, (..., H, length, D)."""
     bias: Any = None
     visible: Any = None
     weights: Any = None
-    """One for each head, before they are averaged."""
+    """The weights of each head, before they are averaged."""
     heads: Any = None
     merged: Any = None
 
@@ -199,7 +199,7 @@ class Computed(NamedTuple):
 def compute(formula: Formula, dtype: npt.DTypeLike = np.float64) -> Computed:
     """Compute every stage in one dtype."""
     f = formula
-    with np.errstate(all="ignore"):  # masked numbers may overflow, and a mistake may do anything
+    with np.errstate(all="ignore"):  # masked numbers may overflow, and mistakes may be invalid
         if f.is_linear:
             return Computed({"output": f.round_stage(_affine(f.round_stage(f.query, "input"), f.out, dtype), "output")})
         found, operands = _project(f, dtype)
@@ -229,7 +229,7 @@ def _affine(x: Array, parameters: Affine | None, dtype: npt.DTypeLike) -> Array:
 
 
 def _project(f: Formula, dtype: npt.DTypeLike) -> tuple[dict[str, Array], reference.Operands]:
-    """Return the projections as a caller sees them, and split into heads."""
+    """Return the projections as the caller gets them, and split into heads."""
     inputs = [f.round_stage(np.asarray(x, dtype), "input") for x in (f.query, f.key, f.value)]
     if f.projections is None:
         return {}, f.operands(inputs)
@@ -240,13 +240,13 @@ def _project(f: Formula, dtype: npt.DTypeLike) -> tuple[dict[str, Array], refere
 
 
 def append_rows(x: Array, rows: list[Array]) -> Array:
-    """Append extra keys or values, (features,), to those of every batch entry."""
+    """Append extra keys or values, each (features,), to those of every batch entry."""
     behind = [np.broadcast_to(row.astype(x.dtype), (*x.shape[:-2], 1, x.shape[-1])) for row in rows]
     return np.concatenate([x, *behind], axis=-2)
 
 
 def _mask(f: Formula, shape: tuple[int, ...], has_heads: bool, dtype: npt.DTypeLike) -> tuple[Array, Array]:
-    """Return the numbers that are added to the scores, finite or not, and which pairs are visible."""
+    """Return the bias of the scores, which may be infinite, and which pairs are visible."""
     extras = len(f.extras)
     given = (*shape[:-1], shape[-1] - extras)
     visible = reference.visible_pairs(

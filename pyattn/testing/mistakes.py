@@ -1,6 +1,6 @@
-"""The mistakes that people make in attention: one table, for `check` and for `compare`.
+"""Common mistakes in attention: one table, used by `check` and `compare`.
 
-A mistake explains wrong numbers when computing it gives the same numbers. To add one, write a row in `HYPOTHESES` and
+A mistake explains wrong numbers if computing it gives the same numbers. To add a mistake, add a row to `HYPOTHESES` and
 the function that changes the formula.
 """
 
@@ -21,20 +21,20 @@ Variants: TypeAlias = Iterable[tuple[str, dict[str, Any]]]
 
 
 class Mistake(NamedTuple):
-    """The formula as somebody may have written it."""
+    """One mistake in one formula."""
 
     name: str
     what: str
     """A sentence without its subject."""
     fix: str
     formula: Formula
-    """Computes the wrong numbers."""
+    """The changed formula, which computes the wrong numbers."""
     documented: bool = False
     """Libraries differ here on purpose."""
 
 
 class Hypothesis(NamedTuple):
-    """A mistake, in all the ways that people make it."""
+    """A kind of mistake, with all its variants."""
 
     name: str
     variants: Callable[[Formula], Variants]
@@ -51,7 +51,7 @@ def mistakes_in(formula: Formula) -> Iterator[Mistake]:
 
 
 def conventions_for_empty_rows(formula: Formula) -> Iterator[Mistake]:
-    """Yield what libraries give, on purpose, for a query that has nothing to attend to."""
+    """Yield the conventions of libraries for a query whose keys are all masked."""
     yield from _made(EMPTY_ROWS, formula)
 
 
@@ -110,7 +110,7 @@ def _missing_parameters(f: Formula) -> Variants:
 
 
 def _packed_parameters(f: Formula) -> Variants:
-    """In_proj_weight in another order than query, key, value."""
+    """Yield in_proj_weight in other orders than query, key, value."""
     if f.projections is None or f.out is None or len({one.weight.shape for one in f.projections}) > 1:
         return
     weight = np.concatenate([one.weight for one in f.projections])
@@ -180,7 +180,7 @@ def _other_scores(f: Formula) -> Variants:
 
 
 def _masks(f: Formula) -> Iterator[tuple[str, str, Array]]:
-    """Field, argument, array."""
+    """Yield the field, the argument and the array of each mask."""
     for field, argument in (("attn_mask", "attn_mask"), ("padding", "key_padding_mask")):
         if getattr(f, field) is not None:
             yield field, argument, np.atleast_1d(getattr(f, field))
@@ -204,7 +204,7 @@ def _inverted_masks(f: Formula) -> Variants:
 
 def _misread_masks(f: Formula) -> Variants:
     def scores_lost(products: Array, scale: float, bias: Array, visible: Array) -> Array:
-        return np.where(visible, bias, -np.inf)  # beside 1e9, float32 has no digits left for them
+        return np.where(visible, bias, -np.inf)  # float32 loses them when it adds 1e9
 
     for field, argument, mask in _masks(f):
         if mask.dtype == np.bool_:
@@ -223,7 +223,7 @@ def _misread_masks(f: Formula) -> Variants:
 
 
 def _leaking_masks(f: Formula) -> Variants:
-    """Pairs that are masked by other means than -inf before the softmax."""
+    """Yield other ways to mask pairs than -inf before the softmax."""
     flags = any(mask.dtype == np.bool_ for _, _, mask in _masks(f))
     if not flags and not f.is_causal and f.window is None and f.key_lengths is None:
         return
@@ -312,7 +312,7 @@ def _max(scores: Array) -> Array:
 
 
 def _overflows(f: Formula) -> Variants:
-    """Exponentials without the row's own maximum subtracted, in a dtype that cannot hold them."""
+    """Yield softmaxes without the row's own maximum subtracted, in dtypes that cannot hold the exponentials."""
 
     def computed_in(dtype: Any, shift: Callable[[Array], Any]) -> Callable[[Array, Array], Array]:
         def normalize(scores: Array, visible: Array) -> Array:
@@ -503,7 +503,7 @@ def _returned_weights(f: Formula) -> Variants:
         yield what, {"average": not f.average}
 
 
-# Differences between libraries that are meant
+# Intended differences between libraries
 
 
 def _hidden_nan(f: Formula) -> Variants:
@@ -535,7 +535,7 @@ def _empty_rows(f: Formula) -> Variants:
     keys = f.lengths[1] + len(f.extras)
     mean = {**filled(1 / max(1, keys)), "attend": lambda weights, visible, value: weights @ value}
     yield f"gives the mean of all values {where}: it masks with a large negative number", mean
-    if f.query_lengths is None:  # otherwise this is the same as to ignore them
+    if f.query_lengths is None:  # with query_lengths this would equal ignoring them
         unmasked = {
             "score": lambda products, scale, bias, visible: f.score(products, scale, bias, seen(visible)),
             "normalize": lambda scores, visible: f.normalize(scores, seen(visible)),
@@ -546,7 +546,7 @@ def _empty_rows(f: Formula) -> Variants:
 
 _LINEAR = "y = x @ weight.T + bias, with weights of shape (out_features, in_features)"
 HYPOTHESES = (
-    # NaN throughout may also come from other mistakes: this is asked first.
+    # This comes first, as other mistakes may also give NaN throughout.
     Hypothesis(
         "hidden NaN leaks", _hidden_nan, "put 0 in its place before the call; pyattn never reads masked positions", True
     ),

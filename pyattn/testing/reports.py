@@ -31,7 +31,7 @@ class Stage(NamedTuple):
     numbers : tuple of float
         The numbers at that place: of ours, of theirs, and exact.
     only : str or None
-        'ours' or 'theirs' where only that side returns this stage. The formula in float64 is then the other side.
+        'ours' or 'theirs' if only that side returns this stage; it is then compared with the formula in float64.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Cause(NamedTuple):
     name : str
         Short and fixed, such as 'scale missing'.
     side : str
-        'ours' or 'theirs'; 'each' where both do the same.
+        'ours' or 'theirs'; 'each' if both make the mistake.
     stage : str
         The first stage that it changes.
     what : str
         A sentence without its subject, such as 'does not scale the scores'.
     fix : str
-        How to mend it.
+        How to correct it.
     documented : bool
-        Whether libraries differ here on purpose.
+        Whether this is an intended difference between libraries.
     """
 
     name: str
@@ -92,19 +92,18 @@ class Comparison:
     ours, theirs : str
         The names of the two sides, with their dtypes.
     stages : tuple of Stage
-        The stages that both sides show, in the order of computation; and those that only one side returns, where they
-        are wrong.
+        The stages of both sides, in the order of computation, and wrong stages that only one side returns.
     causes : tuple of Cause
         Known mistakes that explain the difference.
     others : tuple of str
         Names of mistakes that give the same numbers as the first cause.
     wrong : tuple of str
-        The sides, 'ours' or 'theirs', that differ from the formula in float64. A module is held to the formula with its
-        own parameters.
+        The sides, 'ours' or 'theirs', that differ from the formula in float64. A module is compared with the formula
+        with its own parameters.
     complete : bool
         Whether the causes explain everything that is wrong.
     parameters : tuple of Cause
-        The parameters in which two modules differ by more than a cast from one dtype to the other.
+        The parameters of two modules that differ by more than a cast from one dtype to the other.
     """
 
     ours: str
@@ -153,7 +152,7 @@ _LEGEND = (
 
 
 def _table(stages: tuple[Stage, ...]) -> Iterator[str]:
-    """Names to the left, numbers to the right."""
+    """Yield the lines of the table: names aligned left, numbers aligned right."""
     rows = [_HEADS, *(_cells(stage) for stage in stages)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADS))]
     marks = [""]
@@ -203,7 +202,7 @@ def _verdict(found: Comparison) -> Iterator[str]:
 
 
 def _who(found: Comparison) -> Iterator[str]:
-    """Which side is wrong, and where to look."""
+    """Yield sentences that say which side is wrong, and where the largest difference is."""
     first = next((stage for stage in found.stages if not stage.equal), None)
     if first is None:
         yield "The stages do not show it: it is smaller than their rounding bounds."
@@ -239,11 +238,12 @@ class GroupResult(NamedTuple):
     name : str
         The subject of the cases.
     cases : int
-        The number of all.
+        The number of cases.
     passed, failed : int
         The number of right and wrong answers.
     not_taken : int
-        The number of cases for which the function lacks an argument, or which it may refuse by an exception and does.
+        The number of cases that need an argument that the function lacks, or that it refuses with an accepted
+        exception.
     """
 
     name: str
@@ -265,7 +265,7 @@ class Failure(NamedTuple):
     inputs : str
         Shapes and dtype of the arrays.
     what : str
-        The answer, and how it differs.
+        The answer, and its difference from the expected one.
     """
 
     group: str

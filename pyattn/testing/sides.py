@@ -1,4 +1,4 @@
-"""The two sides of `compare`: modules, functions or expected numbers, and the formula that each computes by itself.
+"""The two sides of `compare`: modules, functions or expected numbers, each with its formula.
 
 Modules are read through their state_dict and plain attributes, which torch's and pyattn's share.
 """
@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 import pyattn._core as _core
+import pyattn.masks as masks
 from pyattn._util.arguments import as_choice
 from pyattn._util.in_proj import in_projections
 from pyattn._util.typing import Score
+from pyattn.functional._multihead_masks import read_padding_mask
 from pyattn.testing.bounds import PRECISIONS, Precision, precision_of
 from pyattn.testing.calling import is_of, parts_of, read_numbers, signature_of, text_of, to_torch
 from pyattn.testing.formula import Affine, Array, Computed, Formula, compute
@@ -30,7 +32,7 @@ RESULTS = ("output", "weights", "lse")
 """The results of a call, in the order of torch's MultiheadAttention and of `pyattn.AttentionResult`."""
 
 ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight")
-"""Arguments that may be lists; a window of two ends may be one, too, and is not an array."""
+"""Arguments that are arrays even if given as lists; a window of two ends may be a list, but is not an array."""
 
 ATTENTION = ("query", "key", "value")
 WEIGHTED_INPUTS = ("x", "w_query", "w_key", "w_value")
@@ -41,17 +43,17 @@ class Kind(NamedTuple):
 
     name: str
     inputs: tuple[str, ...]
-    """In order; all but the first may be left out where they are in arguments, too."""
+    """Inputs in order; all but the first are optional if they are also in `arguments`."""
     arguments: tuple[str, ...]
-    """Those that change the numbers, or the number of results."""
+    """Supported arguments, which change the numbers or the number of results."""
     fits: Callable[[Any, Set[str]], bool]
-    """(target, names of its parameters) -> whether this is one."""
+    """(target, names of its parameters) -> whether the target is of this kind."""
     read: Callable[[Any, list[Array], Arguments, Mapping[str, Array]], Formula]
     """(target, inputs, arguments, parameters) -> the formula that it computes."""
 
 
 def kind_of(target: Any) -> Kind | None:
-    """Find the kind of a module or function; None where nothing is known of it."""
+    """Find the kind of a module or function; None if it is unknown."""
     if hasattr(target, "state_dict"):
         names = target.state_dict().keys()
         return next((kind for kind in MODULES if kind.fits(target, names)), None)
@@ -61,7 +63,7 @@ def kind_of(target: Any) -> Kind | None:
 
 
 def _options(arguments: Arguments, *names: str) -> dict[str, Any]:
-    """Take those of some options that are given; a window of two ends may be a list."""
+    """Select the options of these names that are not None; a window given as a list becomes a tuple."""
     given = {name: arguments[name] for name in names if arguments.get(name) is not None}
     window = given.get("window")
     return given | {"window": tuple(window)} if isinstance(window, list) else given
@@ -91,7 +93,7 @@ FUNCTION = Kind(
 
 
 def _read_weighted(_: Any, inputs: list[Array], arguments: Arguments, __: Mapping[str, Array]) -> Formula:
-    """Read the arguments of `pyattn.self_attention`, some of which are a module's parameters and options."""
+    """Read the arguments of `pyattn.self_attention` as a module's parameters and options."""
     x, *weights = inputs
     bias = arguments.get("bias")
     names = (*WEIGHTED_INPUTS[1:], "b_query", "b_key", "b_value")
@@ -167,7 +169,7 @@ def _attendable(mask: Array | None) -> Array | None:
 def _read_self_attention(
     module: Any, inputs: list[Array], arguments: Arguments, parameters: Mapping[str, Array]
 ) -> Formula:
-    """Read the arguments of SelfAttention, whose masks are those of attention, and which has no axis for its head."""
+    """Read the arguments of SelfAttention: masks as for attention, and a single head without an axis."""
     x, *context = inputs
     given = arguments.get("context")
     other = context[0] if context else x if given is None else given
@@ -196,29 +198,28 @@ def _read_linear(_: Any, inputs: list[Array], __: Arguments, parameters: Mapping
     return Formula(inputs[0], out=Affine(parameters["weight"], parameters.get("bias")))
 
 
-MODULES = (
-    Kind(
-        "MultiheadAttention",
-        ATTENTION,
-        (*_MASKING, "key_padding_mask", "need_weights", "average_attn_weights"),
-        _is_multi_head,
-        _read_multi_head,
-    ),
-    Kind(
-        "SelfAttention",
-        ("x", "context"),
-        (*_MASKING, "context", "align", "need_weights"),
-        lambda _, names: names >= {"w_query", "w_key", "w_value"},
-        _read_self_attention,
-    ),
-    Kind(
-        "Linear",
-        ("input",),
-        (),
-        lambda module, names: hasattr(module, "in_features") and "weight" in names and names <= {"weight", "bias"},
-        _read_linear,
-    ),
+MULTI_HEAD = Kind(
+    "MultiheadAttention",
+    ATTENTION,
+    (*_MASKING, "key_padding_mask", "need_weights", "average_attn_weights"),
+    _is_multi_head,
+    _read_multi_head,
 )
+SELF_ATTENTION = Kind(
+    "SelfAttention",
+    ("x", "context"),
+    (*_MASKING, "context", "align", "need_weights"),
+    lambda _, names: names >= {"w_query", "w_key", "w_value"},
+    _read_self_attention,
+)
+LINEAR = Kind(
+    "Linear",
+    ("input",),
+    (),
+    lambda module, names: hasattr(module, "in_features") and "weight" in names and names <= {"weight", "bias"},
+    _read_linear,
+)
+MODULES = (MULTI_HEAD, SELF_ATTENTION, LINEAR)
 
 
 def _as_float64(x: Any, name: str) -> Array:
@@ -230,15 +231,15 @@ def _as_float64(x: Any, name: str) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """A module, a function or expected numbers; functools.partial is opened, and what it binds is in arguments."""
+    """A module, a function or expected numbers; arguments bound by functools.partial are in `arguments`."""
 
     name: str
     """'ours' or 'theirs'."""
     target: Any
     kind: Kind | None
-    """None for a module of which nothing is known, and for expected numbers."""
+    """None for an unknown module, and for expected numbers."""
     arguments: Arguments = field(default_factory=dict)
-    """Its own, on top of those for both sides."""
+    """Arguments for this side alone, which override those for both sides."""
     tensors: bool = False
     """Whether it takes torch's tensors."""
 
@@ -249,18 +250,18 @@ class Side:
 
     @property
     def known(self) -> Kind:
-        """The kind of a side that has one."""
+        """The kind; the side must have one."""
         assert self.kind is not None
         return self.kind
 
     @property
     def kind_name(self) -> str:
-        """The kind, as messages have it."""
+        """Name of the kind for messages."""
         return f"a {self.known.name}" if self.kind is WEIGHTED or self.is_module else "attention alone"
 
     def compute(self, inputs: list[Array], arguments: Arguments) -> tuple[Formula, Computed]:
-        """Compute in float64 what the side's own parameters and options say."""
-        kind, arguments = self.known, {**arguments, **self.arguments}
+        """Compute the formula with the side's own parameters and options, in float64."""
+        kind, arguments = self.known, self._lower_masks(inputs, {**arguments, **self.arguments})
         _check_score(arguments)
         for name in arguments:
             if name not in kind.arguments:
@@ -284,7 +285,7 @@ class Side:
             raise ValueError(message + fits if kind is FUNCTION else message) from error
 
     def read_inputs(self, inputs: tuple[Any, ...]) -> list[Array]:
-        """Read the arrays that both sides are called with; one for query, key and value may stand for all three."""
+        """Read the inputs of both sides; a single array is used as query, key and value."""
         names = self.known.inputs
         fewest = 1 if names[-1] in self.known.arguments else len(names)
         if names == ATTENTION and len(inputs) == 1:
@@ -300,7 +301,7 @@ class Side:
         return [read.setdefault(id(x), _core.as_real(x, name)) for name, x in zip(names, inputs, strict=False)]
 
     def dropout(self, arguments: Arguments) -> str | None:
-        """Say how the side is told to drop weights; None where it is not."""
+        """Describe how dropout is enabled for the side; None if it is not."""
         p = getattr(self.target, "dropout", 0)
         p = getattr(p, "p", p)  # of a layer
         if getattr(self.target, "training", False) and isinstance(p, float) and p > 0:
@@ -309,10 +310,12 @@ class Side:
         return f"called with dropout_p={p:g}" if p else None
 
     def call(self, inputs: list[Array], arguments: Arguments) -> dict[str, Array]:
-        """Return the results in float64, by name: output, and weights and lse where they are returned."""
+        """Call the side and return its results in float64: output, and weights and lse if they are returned."""
         returned, axes = self.target, inputs[0].ndim
         if callable(self.target):
             given = {**arguments, **self.arguments}
+            if not is_of(self.target, "pyattn"):
+                given = self._lower_masks(inputs, given)
             if not self.is_module and len(inputs) == len(ATTENTION):
                 inputs, given = _by_own_names(self.target, inputs, given, self.name)
             returned = _call(self.target, inputs, given, self.tensors)
@@ -323,8 +326,30 @@ class Side:
         found = zip(RESULTS, parts, strict=False)
         return {name: _as_float64(x, f"the {name} of {self.name}") for name, x in found if x is not None}
 
+    def _lower_masks(self, inputs: list[Array], arguments: Arguments) -> dict[str, Any]:
+        """Replace mask objects by arrays: True = blocked for modules as torch.nn's, True = attend for all others."""
+        blocked = hasattr(self.target, "state_dict") and self.kind is not SELF_ATTENTION
+
+        def lower(name: str, x: Any) -> Any:
+            if not isinstance(x, masks.Mask):
+                return x
+            return self._block(inputs, name, x) if blocked else np.asarray(x)
+
+        return {name: lower(name, x) for name, x in arguments.items()}
+
+    def _block(self, inputs: list[Array], name: str, mask: masks.Mask) -> Array:
+        """Make a mask of a shape that torch takes, (L, S), (N * num_heads, L, S) or, for padding, (N, S)."""
+        if name == "key_padding_mask":
+            return read_padding_mask(mask, name)
+        blocked = mask.blocked()
+        if blocked.ndim < 3 or self.kind is not MULTI_HEAD:
+            return blocked
+        query, key = (x if x.ndim < 3 or self.target.batch_first else x.swapaxes(0, 1) for x in inputs[:2])
+        scores = (*query.shape[:-2], int(self.target.num_heads), query.shape[-2], key.shape[-2])
+        return np.broadcast_to(~masks.as_array(mask, scores, True, name), scores).reshape(-1, *scores[-2:])
+
     def precision(self, inputs: list[Array]) -> Precision:
-        """Return the precision of its parameters, or else of the inputs; expected numbers have their own."""
+        """Return the precision of a module's parameters, a function's inputs, or the expected numbers."""
         if hasattr(self.target, "state_dict"):
             dtypes = [getattr(x, "dtype", None) for x in self.target.state_dict().values()]
         elif callable(self.target):
@@ -335,7 +360,7 @@ class Side:
         return next(filter(None, map(precision_of, dtypes)), PRECISIONS["float64"])
 
     def title(self) -> str:
-        """Return a name that a reader knows it by, such as torch.nn.MultiheadAttention."""
+        """Return the public name, such as torch.nn.MultiheadAttention."""
         if not callable(self.target):
             return "expected numbers"
         named = self.target if hasattr(self.target, "__qualname__") else type(self.target)
@@ -346,7 +371,7 @@ class Side:
 
 
 def _check_score(arguments: Arguments) -> None:
-    """Refuse unknown score functions: a function of the user's may not have looked."""
+    """Check the score function: a user's function may have ignored it."""
     score, weight = arguments.get("score"), arguments.get("score_weight")
     if score is not None:
         as_choice(score, "score", get_args(Score))
@@ -356,7 +381,7 @@ def _check_score(arguments: Arguments) -> None:
 
 
 def side_of(target: Any, name: str, tensors: bool | None) -> Side:
-    """Look at one of the two; with tensors None it takes tensors where it comes from torch."""
+    """Make a side from an argument of `compare`; tensors=None: it takes tensors if it comes from torch."""
     arguments: dict[str, Any] = {}
     if isinstance(target, type):
         raise TypeError(f"{name} is the class {target.__name__}, expected an instance: {target.__name__}(...)")
@@ -369,7 +394,7 @@ def side_of(target: Any, name: str, tensors: bool | None) -> Side:
 
 
 def owner_of(ours: Side, theirs: Side) -> Side:
-    """Choose whose formula is computed in float64: a module's, ours if both are; else that of ours, a function."""
+    """Choose the side whose formula is computed in float64: a module, or else ours; ours if both are modules."""
     if ours.is_module and theirs.is_module and ours.kind is not theirs.kind:
         raise TypeError(f"ours is {ours.kind_name} and theirs {theirs.kind_name}, expected two of a kind")
     if theirs.target is None:
@@ -383,9 +408,11 @@ def owner_of(ours: Side, theirs: Side) -> Side:
 
 
 def read_arrays(given: Arguments) -> dict[str, Any]:
-    """Make NumPy arrays of all arguments that are arrays."""
+    """Make NumPy arrays of all arguments that are arrays; mask objects wait for the side that they are given to."""
 
     def is_array(x: Any, name: str) -> bool:
+        if isinstance(x, masks.Mask):
+            return False
         if isinstance(x, list):
             return name in ARRAYS
         return not isinstance(x, np.generic) and (hasattr(x, "__dlpack__") or hasattr(x, "__array__"))
@@ -401,7 +428,7 @@ def _by_own_names(
 ) -> tuple[list[Array], dict[str, Any]]:
     """Return query, key and value by position, and everything else by the function's own names."""
     own = signature_of(target)
-    computes = ("score", "score_weight")  # a function without these arguments is written for one score
+    computes = ("score", "score_weight")  # a function without these arguments computes one score
     given = {own.options.get(ours, ours): x for ours, x in arguments.items() if ours not in computes or own.takes(ours)}
     if own.inputs:
         by_name = dict(zip(own.inputs.values(), inputs, strict=True))
@@ -417,10 +444,10 @@ def _by_own_names(
 
 
 def _call(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool) -> Any:
-    """Call a side with copies: if it writes into its inputs, nobody else's change."""
+    """Call a side with copies of its inputs, so that it cannot change those of the other side."""
     if tensors:
         return _call_with_tensors(target, inputs, arguments)
-    made: dict[int, Array] = {}  # one copy for one array
+    made: dict[int, Array] = {}  # the same array gets the same copy
 
     def own(x: Any) -> Any:
         return made.setdefault(id(x), np.copy(x, order="K")) if isinstance(x, np.ndarray) else x
@@ -437,7 +464,7 @@ def _call(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool)
 
 
 def _takes_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> bool:
-    """Try it: NumPy's message where a tensor was meant may be any."""
+    """Whether a call with tensors returns a tensor; the error of a call with arrays does not tell."""
     try:
         return "Tensor" in type(_call_with_tensors(target, inputs, arguments)).__name__
     except Exception:
@@ -445,7 +472,7 @@ def _takes_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> bo
 
 
 def _call_with_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> Any:
-    """Use a module's own dtype and device; one tensor for one array, because torch asks which inputs are the same."""
+    """Call with tensors of the module's dtype and device; equal inputs stay one object, which torch checks."""
     import torch
 
     parameters = target.parameters() if isinstance(target, torch.nn.Module) else ()

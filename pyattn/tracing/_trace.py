@@ -6,11 +6,12 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.arguments import naming_keywords
 from pyattn._util.typing import Align, Convention, Score
 from pyattn.tracing.compute import GIVEN, Intermediates, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
@@ -37,11 +38,11 @@ _MAX_LISTED = 2**18  # weighted values in a dict: a list of a million floats tak
 
 
 class Trace(Intermediates):
-    """Every intermediate of one attention, in float64 and read-only, in the order of the eight steps.
+    """Every intermediate of one attention, in the order of the eight steps.
 
-    Printed, it is text; in a notebook, a page where hovering over a number shows its origin. Shapes below are those of
-    ``convention="row"``, one input per row; with ``convention="column"`` every array is transposed. The first seven
-    fields are None if the trace comes from `pyattn.trace_attention`.
+    All arrays are float64 and read-only. Printed, it is text; in a notebook, a page where hovering over a number shows
+    its origin. Shapes below are those of ``convention="row"``, one input per row; with ``convention="column"`` every
+    array is transposed. The first seven fields are None if the trace comes from `pyattn.trace_attention`.
 
     Attributes
     ----------
@@ -139,7 +140,7 @@ class Trace(Intermediates):
         return steps_of_query(self, i)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, and weighted_values, as lists, numbers and strings for `json.dumps`.
+        """Return all fields, and weighted_values, as values for `json.dumps`.
 
         Returns
         -------
@@ -250,7 +251,7 @@ class Trace(Intermediates):
         return steps_markdown(self.steps)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the steps as a page that works offline: style, script and numbers are in one file.
+        """Write the steps as one self-contained HTML page, which works offline.
 
         Parameters
         ----------
@@ -270,6 +271,13 @@ class Trace(Intermediates):
     def _repr_html_(self) -> str:
         return to_html(self)
 
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name, and list those there are."""
+            fields = ", ".join(field.name for field in dataclasses.fields(self))
+            raise AttributeError(f"a Trace has no {name!r}; it has {fields}. To draw it: pyattn.plot.steps(trace)")
+
     def __str__(self) -> str:
         """Write all steps as text."""
         return "\n".join(map(str, self.steps)).rstrip("\n")
@@ -281,6 +289,7 @@ class Trace(Intermediates):
         return f"Trace({sizes}, score={self.score!r}, convention={self.convention!r})"
 
 
+@naming_keywords
 def trace(
     x: npt.ArrayLike,
     w_query: npt.ArrayLike,
@@ -298,10 +307,11 @@ def trace(
     convention: Convention = "row",
     tokens: Sequence[str] | None = None,
 ) -> Trace:
-    """Trace self-attention in eight steps, with unscaled scores: `scale` is 1 by default.
+    """Trace self-attention in eight steps.
 
-    The steps are: 1 inputs; 2 weights; 3 keys, queries and values; then for each input 4 its scores against all keys,
-    5 their softmax, 6 all values times these weights, and 7 their sum; 8 repeats 4 to 7 for the other inputs::
+    Scores are not scaled by default, as `scale` is 1. The steps are: 1 inputs; 2 weights; 3 keys, queries and values;
+    then for each input 4 its scores against all keys, 5 their softmax, 6 all values times these weights, and 7 their
+    sum; 8 repeats 4 to 7 for the other inputs::
 
         keys = x @ w_key        queries = x @ w_query        values = x @ w_value
         scores = scale * queries @ keys.T        weights = softmax(scores)        outputs = weights @ values
@@ -471,6 +481,7 @@ def trace(
     return Trace(**compute(given, queries, keys, values, visible, attn_bias, options))
 
 
+@naming_keywords
 def trace_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,

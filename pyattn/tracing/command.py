@@ -19,7 +19,7 @@ __all__ = ["explain"]
 
 
 def explain(file: str | None, output: str, as_text: bool) -> int:
-    """Write a page and say where; return 2 where the file cannot be read or the page not be written, else 0."""
+    """Write a page and print its path; return 0, or 2 if the file cannot be read or the page cannot be written."""
     try:
         if not output:
             raise ValueError("-o needs the name of a file")
@@ -36,7 +36,7 @@ def explain(file: str | None, output: str, as_text: bool) -> int:
 
 
 def _trace_file(file: str) -> Trace | HeadTraces:
-    """Trace a file of arguments of `trace` or `trace_attention` by their names, or of what `to_dict` returned."""
+    """Trace a file that holds named arguments of `trace` or `trace_attention`, or the result of `to_dict`."""
     given = _read(file)
     if {"heads", "w_out", "b_out"} <= given.keys():
         return HeadTraces.from_dict(given)
@@ -58,7 +58,7 @@ def _trace_file(file: str) -> Trace | HeadTraces:
 
 
 def _read(file: str) -> Mapping[str, Any]:
-    """Read names and values; numbers and strings are those of Python."""
+    """Read names and values; scalars become Python's own numbers and strings."""
     if file.endswith(".npz"):
         arrays = io.load(file)
         return {name: x.tolist() if x.dtype.kind in "US" or x.ndim == 0 else x for name, x in arrays.items()}

@@ -1,4 +1,4 @@
-"""Attention in float64 with every intermediate kept: the numbers of a trace, without any words about them."""
+"""Compute attention in float64 with every intermediate: the arrays of a trace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["GIVEN", "Intermediates", "Options", "as_rows", "compute", "project",
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_MAX_BYTES = 2**28  # of weighted_values: those of 4,096 tokens with 64 features would take 8 GiB
+_MAX_BYTES = 2**28  # of weighted_values, which would take 8 GiB for 4,096 tokens with 64 features
 GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intermediates:
-    """The numbers of a trace, in the order of the steps; `pyattn.tracing.Trace` documents them."""
+    """The arrays and options of a trace, in the order of the steps; `pyattn.tracing.Trace` documents them."""
 
     x: Array | None
     w_key: Array | None
@@ -84,7 +84,7 @@ class Intermediates:
         if size > _MAX_BYTES:
             raise ValueError(
                 f"weighted_values of shape {(keys, queries, v_dim)} would take {size / 2**20:,.0f} MiB, above the "
-                f"limit of {_MAX_BYTES / 2**20:,.0f} MiB: for_query(i) has those of one query"
+                f"limit of {_MAX_BYTES / 2**20:,.0f} MiB: use for_query(i) for one query"
             )
         return as_rows(weigh_values(self, slice(None)), self.convention)
 
@@ -104,7 +104,7 @@ class Options(NamedTuple):
 
 
 def as_rows(array: npt.NDArray[Any], convention: Convention) -> npt.NDArray[Any]:
-    """Transpose an array of the column convention. It is its own inverse."""
+    """Convert an array to rows: transpose it in the column convention. The reverse conversion is the same."""
     return array.T if convention == "column" else array
 
 
@@ -128,7 +128,7 @@ def compute(
     attn_bias: Array | None,
     options: Options,
 ) -> dict[str, Any]:
-    """Compute all fields of a trace from matrices in the row convention, which become the trace's own."""
+    """Compute all fields of a trace from matrices in the row convention, which are made read-only and kept."""
     scores: npt.NDArray[Any] = reference.scores(queries, keys, options.score, options.scale, options.score_weight)
     if attn_bias is not None:
         scores = scores + attn_bias

@@ -1,4 +1,4 @@
-"""Fields of a trace as a dict for JSON, and back."""
+"""Convert the fields of a trace to values for JSON, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["as_plain", "check_entries", "read_numbers"]
 
 
 def as_plain(x: Any) -> Any:
-    """Return an array as lists of numbers, or of strings where JSON has no number; all else as it is."""
+    """Convert an array to nested lists; NaN and infinities become strings. Other values are returned unchanged."""
     if not isinstance(x, np.ndarray):
         return list(x) if isinstance(x, list) else x
     finite = x.dtype == np.bool_ or bool(np.isfinite(x).all())
@@ -29,14 +29,14 @@ def _spell(x: Any) -> Any:
 
 
 def check_entries(entries: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse a dict that lacks a field."""
+    """Raise ValueError if a field is missing."""
     missing = [name for name in names if name not in entries]
     if missing:
         raise ValueError(f"entries lacks {', '.join(missing)}: pass what to_dict() returned")
 
 
 def read_numbers(entries: Mapping[str, Any], name: str) -> Any:
-    """Read an array of a dict, numbers that `as_plain` spelled included; None stays None."""
+    """Read an array from a dict, including the strings that `as_plain` writes; None stays None."""
     try:
         return None if entries[name] is None else np.array(entries[name], np.float64)
     except (OverflowError, RecursionError, TypeError, ValueError) as problem:

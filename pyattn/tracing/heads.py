@@ -32,9 +32,10 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadTraces:
-    """Traces of all heads of multi-head attention: the result of `pyattn.nn.MultiheadAttention.trace`.
+    """Traces of all heads of multi-head attention.
 
-    Printed, it is text; in a notebook, a page with the weights of all heads and the steps of each.
+    `pyattn.nn.MultiheadAttention.trace` returns it. Printed, it is text; in a notebook, a page with the weights of all
+    heads and the steps of each.
 
     Attributes
     ----------
@@ -67,7 +68,7 @@ class HeadTraces:
 
     @property
     def projection(self) -> TraceStep:
-        """The last step, after the eight of each head."""
+        """The ninth step, which projects the concatenated outputs of all heads."""
         arrays = {"concatenated": self.concatenated, "w_out": self.w_out}
         formula = "outputs = concatenated @ w_out"
         if self.b_out is not None:
@@ -168,7 +169,7 @@ class HeadTraces:
         return "\n".join([*parts, f"# All heads\n\n{steps_markdown([self.projection])}"])
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the steps as a page that works offline: style, script and numbers are in one file.
+        """Write the steps as one self-contained HTML page, which works offline.
 
         Parameters
         ----------
@@ -210,8 +211,8 @@ def trace_heads(
         raise ValueError("module has rotary positions, which a trace does not show")
     inputs = _read_unbatched(given, module.batch_first)
     dtype = module.out_proj.weight.dtype
-    module(*(array.astype(dtype) for array in inputs), need_weights=False, **masks)  # it checks its arguments
-    of_one = given[1] is None and given[2] is None
+    module(*(array.astype(dtype) for array in inputs), need_weights=False, **masks)  # the call checks the arguments
+    is_self_attention = given[1] is None and given[2] is None
     state = {name: np.asarray(array, np.float64) for name, array in module.state_dict().items()}
     count, kv_count = module.num_heads, module.num_kv_heads
     parts = _split_weights(state, (count, kv_count, kv_count))
@@ -220,7 +221,7 @@ def trace_heads(
     )
     tokens = read_tokens(names[0], "tokens", len(inputs[0]))
     key_tokens = read_tokens(names[1], "key_tokens", len(inputs[1]))
-    key_tokens = tokens if key_tokens is None and of_one else key_tokens
+    key_tokens = tokens if key_tokens is None and is_self_attention else key_tokens
     if key_tokens is not None:
         key_tokens = key_tokens + more_names
     scale = float(reference.default_scale("dot", module.head_dim))
@@ -232,7 +233,7 @@ def trace_heads(
         queries, keys, values = project(inputs, weights)
         keys, values = np.concatenate([keys, more_keys[kv]]), np.concatenate([values, more_values[kv]])
         visible, attn_bias = _read_masks(masks, h, len(inputs[0]), len(inputs[1]), len(more_names))
-        shown = {"x": inputs[0].copy(), **weights} if of_one else {}
+        shown = {"x": inputs[0].copy(), **weights} if is_self_attention else {}
         heads.append(Trace(**compute(shown, queries, keys, values, visible, attn_bias, options)))
     b_out = state.get("out_proj.bias")
     b_out = None if b_out is None else b_out[np.newaxis].copy()
@@ -241,7 +242,7 @@ def trace_heads(
 
 @np.errstate(all="ignore")
 def _join(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> dict[str, Any]:
-    """Project the heads side by side: the fields of HeadTraces after heads, which become read-only."""
+    """Concatenate and project the outputs of the heads: the other fields of HeadTraces, made read-only."""
     concatenated = np.concatenate([head.outputs for head in heads], axis=1)
     outputs = np.asarray(reference.linear(concatenated, w_out.T, None if b_out is None else b_out[0]), np.float64)
     for array in (concatenated, w_out, b_out, outputs):
@@ -281,7 +282,7 @@ def _split_weights(state: Mapping[str, Array], counts: tuple[int, int, int]) -> 
 def _extra_keys(
     state: Mapping[str, Array], kv_heads: int, head_dim: int, v_head_dim: int, add_zero: bool
 ) -> tuple[Array, Array, list[str]]:
-    """Return keys and values of each head that follow the projected ones, in torch's order, and their names."""
+    """Return the extra keys and values of each head, which follow the projected ones as in torch, and their names."""
     keys, values, names = np.zeros((kv_heads, 0, head_dim)), np.zeros((kv_heads, 0, v_head_dim)), []
     if "bias_k" in state:
         keys = state["bias_k"].reshape(kv_heads, 1, head_dim)
@@ -294,7 +295,7 @@ def _extra_keys(
 
 
 def _blocked(given: npt.ArrayLike, name: str, q_len: int, kv_len: int) -> npt.NDArray[Any]:
-    """Read a mask as torch has it; a mask object says what it means."""
+    """Read a mask in torch's convention, True = blocked; mask objects are converted."""
     if not isinstance(given, Mask):
         return _core.as_array(given, name)
     blocked = given.blocked()
@@ -307,7 +308,7 @@ def _blocked(given: npt.ArrayLike, name: str, q_len: int, kv_len: int) -> npt.ND
 def _read_masks(
     masks: Mapping[str, Any], head: int, q_len: int, kv_len: int, extra: int
 ) -> tuple[Bools | None, Array | None]:
-    """Turn torch's masks, True = blocked, into visible pairs and numbers to add; extra keys are always visible."""
+    """Convert torch's masks, True = blocked, to visible pairs and a bias; extra keys are always visible."""
     window = masks["window"]
     visible = np.array(
         reference.visible_pairs(

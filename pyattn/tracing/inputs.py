@@ -1,4 +1,4 @@
-"""Check the arguments of a trace. Matrices come out as float64 copies in the row convention."""
+"""Check the arguments of a trace. Matrices become float64 copies in the row convention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-_MAX_DECIMALS = 15  # a float64 has no more
+_MAX_DECIMALS = 15  # the decimal digits of a float64
 
 
 def read_convention(convention: object) -> Convention:
@@ -38,13 +38,13 @@ def read_convention(convention: object) -> Convention:
 
 
 def read_real(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read an array of real numbers, float16 and longdouble included; it may be the caller's own."""
+    """Read an array of real numbers, including float16 and longdouble; it may share the caller's memory."""
     array = _core.as_array(x, name)
     return array.astype(np.float64) if array.dtype.kind == "f" else _core.as_real(x, name)
 
 
 def read_matrix(x: npt.ArrayLike, name: str, axes: tuple[str, str], convention: Convention = "row") -> Array:
-    """Read a matrix; axes are those of the row convention."""
+    """Read a matrix as a float64 copy in the row convention; `axes` names its axes there."""
     matrix = read_real(x, name)
     if matrix.ndim != 2:
         expected = ", ".join(axes[::-1] if convention == "column" else axes)
@@ -61,7 +61,7 @@ def read_given(
     bias: Sequence[npt.ArrayLike | None] | None,
     convention: Convention,
 ) -> dict[str, Array]:
-    """Read x, the weights of query, key and value, and their biases (1, dim) where there are any."""
+    """Read x, the weights of query, key and value, and the biases that are not None, as (1, dim)."""
     given = {"x": read_matrix(x, "x", ("length", "embed_dim"), convention)}
     embed_dim = given["x"].shape[1]
     for name, weight in weights.items():
@@ -81,7 +81,7 @@ def read_given(
 
 
 def _three(bias: Sequence[npt.ArrayLike | None] | None) -> list[npt.ArrayLike | None]:
-    """Read the argument bias."""
+    """Read the argument bias as a list of three entries."""
     if bias is None:
         return [None, None, None]
     needs = "it needs three: for queries, keys and values, each an array or None"
@@ -95,14 +95,14 @@ def _three(bias: Sequence[npt.ArrayLike | None] | None) -> list[npt.ArrayLike | 
 
 
 def check_pairs(keys: Array, values: Array, names: tuple[str, str], convention: Convention) -> None:
-    """Refuse keys without a value, and values without a key."""
+    """Raise ValueError if the numbers of keys and values differ."""
     if len(keys) != len(values):
         lines = f"{convention}s" if len(values) != 1 else convention
         raise ValueError(f"{names[1]} has {len(values)} {lines}, {names[0]} has {len(keys)}: each key needs one value")
 
 
 def read_tokens(tokens: Sequence[str] | None, name: str, length: int) -> list[str] | None:
-    """Read names of inputs."""
+    """Read the names of inputs as a list of `length` strings."""
     if tokens is None:
         return None
     if isinstance(tokens, str):
@@ -134,7 +134,7 @@ def read_options(
     key_tokens: list[str] | None,
     empty_rows: EmptyRows = "zero",
 ) -> Options:
-    """Check what a trace is asked for; names are those of the arguments that queries and keys come from."""
+    """Check the options of a trace; messages use `names`, the arguments that gave queries and keys."""
     as_choice(score, "score", get_args(Score))
     q_dim, key_dim = queries.shape[1], keys.shape[1]
     if q_dim != key_dim and score != "bilinear":
@@ -170,11 +170,11 @@ def _read_score_weight(score: Score, given: npt.ArrayLike | None, dims: tuple[in
 def read_mask(
     q_len: int, kv_len: int, attn_mask: npt.ArrayLike | None, is_causal: bool, align: Align | None = None
 ) -> tuple[Bools | None, Array | None]:
-    """Read masks as visible pairs, None where all are, and as numbers that are added to the scores, or None."""
+    """Convert masks to visible pairs, None if all are visible, and a bias for the scores, or None."""
     if attn_mask is None and not is_causal:
         return None, None
     query, key = np.zeros((q_len, 1)), np.zeros((kv_len, 1))
-    # Attend to zeros: the core checks masks, with its own messages and warnings.
+    # This call on zeros only lets the core check the masks, with its own messages and warnings.
     _core.attention(query, key, key, attn_mask=attn_mask, is_causal=is_causal, align=align)
     mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
     visible = reference.visible_pairs((q_len, kv_len), False, mask, is_causal, align)

@@ -19,12 +19,12 @@ Normalize: TypeAlias = Literal["softmax", "sigmoid", "sparsemax"]
 
 
 def normalize(scores: Array, kind: Normalize) -> Array:
-    """Turn scores, -inf where masked, into weights row by row; masked keys weigh 0, also in a row that holds NaN."""
+    """Normalize each row of scores, -inf where masked; masked keys get weight 0, even in a row that holds NaN."""
     if kind == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-scores)))
     if kind == "softmax":
         weights = np.asarray(reference.softmax(scores), np.float64)
-    else:  # sorting takes several times the memory of its rows
+    else:  # in blocks of rows, as sorting takes several times their memory
         weights = np.concatenate([_sparsemax(scores[i : i + 256]) for i in range(0, len(scores), 256)])
     weights[scores == -np.inf] = 0
     return weights
@@ -42,7 +42,7 @@ def _sparsemax(scores: Array) -> Array:
 
 
 def round_rows(weights: Array, decimals: int) -> tuple[Array, float]:
-    """Round weights to integers over a power of ten, such that each row's sum is rounded, too.
+    """Round weights to integers over a power of ten such that each row adds up to its rounded sum.
 
     This is the largest-remainder method: [0.06, 0.47, 0.47] becomes [0, 0.5, 0.5], not [0.1, 0.5, 0.5].
     """

@@ -176,7 +176,7 @@ def test_hovering_over_an_output_that_is_not_a_number_tells_why(browser, tmp_pat
     for (i, j), cell in places(browser, "outputs"):
         tip = browser.hover(cell)
         if i == 1:
-            assert tip == f"output 2, number {j + 1} = nan\nthere is nothing to attend to"
+            assert tip == f"output 2, number {j + 1} = nan\nevery key is masked"
         else:
             np.testing.assert_allclose(float(tip.rpartition(" = ")[2]), head.outputs[i, j], **CLOSE)
 

@@ -44,14 +44,14 @@ static double work_of(const test_case *c)
     return (double)(c->outer * c->batch * c->heads * c->q_len * c->kv_len * (c->head_dim + c->v_dim));
 }
 
-/* Keeps the reference, and an emulator, within a second or so. */
+/* Reduces a case to what the reference, and an emulator, compute in about a second. */
 static void limit_work(test_case *c, double most)
 {
     if (work_of(c) > most) c->outer = c->batch = 1;
     while (work_of(c) > most && c->q_len > 1) c->q_len = (c->q_len + 1) / 2;
 }
 
-/* Axes: 2 to 5 of them, heads among them or not. Query, key and value heads are given by one digit each. */
+/* Draws 2 to 5 axes, with or without heads. One digit each gives the heads of query, key and value. */
 static int draw_axes(test_case *c, lcg *g)
 {
     const ptrdiff_t few = PICK(g, 111, 111, 111, 222, 211, 221),
@@ -73,8 +73,8 @@ static int draw_axes(test_case *c, lcg *g)
 
 /* Arrays -------------------------------------------------------------------------------------------------------- */
 
-/* What an array may be like. Axes are broadcast (size 1) or repeated (stride 0) now and then where they may be, and
- * leading ones of size 1 left out down to least_axes. */
+/* Draws an array. Axes may be broadcast (size 1) or repeated (stride 0) where allowed, and leading axes of size 1 may
+ * be left out, down to least_axes. */
 typedef struct {
     attn_dtype dtype;
     const int *roles;
@@ -129,8 +129,8 @@ static void draw_qkv_and_output(test_case *c, lcg *g, int heads)
     const int *roles = !c->has_heads ? no_heads : length_first ? bshd : bhsd;
     const int least = c->has_heads && (length_first || c->args.enable_gqa) ? 3 : 2;
 
-    /* Query and key with one number for all features would be a sum that is rounded the same way at every step, which
-     * no bound of reference.h is made for: the query's features differ. */
+    /* If query and key both had one number for all features, every step of their sum would round the same way, which
+     * the bounds of reference.h exclude. So the query's features differ. */
     const wish query = {c->dtype, roles, count, c->rank, c->rank, 0, ANY_ROLE & ~(1u << COLUMN), 0};
     const wish other = {c->dtype, roles, count, c->rank, least, BATCHES, ANY_ROLE, 0};
     const wish result = {c->dtype, roles, count, c->rank, c->rank, 0, 0, 1};
@@ -166,7 +166,7 @@ static void draw_lengths_of_batches(test_case *c, lcg *g, tensor *t, ptrdiff_t m
     draw_tensor(t, g, &lengths, LIST(c->outer, c->batch, 1, 1, 1));
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) {
         const ptrdiff_t a = draw_below(g, most + 1), b = draw_below(g, most + 1);
-        tensor_set(t, at, (double)(a > b ? a : b)); /* long ones tell more than short ones */
+        tensor_set(t, at, (double)(a > b ? a : b)); /* long ones test more than short ones */
     }
 }
 
@@ -178,7 +178,7 @@ static void fill(tensor *t, lcg *g, double factor, double offset)
         tensor_set(t, at, offset + factor * draw_real(g, t->dtype));
 }
 
-/* Masks of every kind either scatter what they forbid or forbid whole blocks. Float masks hold eighths in [-8, 8]:
+/* Masks of every kind forbid either scattered pairs or whole blocks. Float masks hold multiples of 1/8 in [-8, 8],
  * exact in float16. `least` is the lowest finite number of the call's dtype. */
 static void fill_mask(test_case *c, lcg *g, tensor *t, int kind, int blocked)
 {
@@ -195,7 +195,7 @@ static void fill_mask(test_case *c, lcg *g, tensor *t, int kind, int blocked)
     }
 }
 
-/* One key or value of every head is NaN: rows that do not see it must not notice. */
+/* Sets one key or value of every head to NaN, which must not affect rows that do not see it. */
 static void poison(test_case *c, lcg *g)
 {
     tensor *t = draw_one_in(g, 2) ? &c->key : &c->value;
@@ -204,7 +204,7 @@ static void poison(test_case *c, lcg *g)
         if (at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
 }
 
-/* As large as makes scores near 1. */
+/* Draws numbers of a size that gives scores near 1. */
 static void draw_score_weight(test_case *c, lcg *g)
 {
     static const int roles[] = {COLUMN};
@@ -258,7 +258,7 @@ void case_make(test_case *c, int number)
     lcg g = lcg_from((uint64_t)number + 1);
     int n = number % DOT_CASES;
     *c = (test_case){.number = number};
-    if (number >= DOT_CASES) { /* 13 and the number of combinations have no divisor in common */
+    if (number >= DOT_CASES) { /* 13 and the number of combinations are coprime */
         n = 13 * n % DOT_CASES;
         c->args.score = (attn_score)(1 + number % OTHER_SCORES);
     }
@@ -284,8 +284,8 @@ void case_make(test_case *c, int number)
     if (draw_one_in(&g, 4)) draw_lengths_of_batches(c, &g, &c->key_lengths, c->kv_len - c->args.extra_keys);
     if (with_query_lengths) draw_lengths_of_batches(c, &g, &c->query_lengths, c->q_len);
 
-    /* From nearly uniform weights to rows with one strong key and denormals behind it. What queries and keys have in
-     * common is nothing to distances. */
+    /* From nearly uniform weights to rows with one strong key and denormal others. A common offset of queries and keys
+     * does not change distances. */
     c->offset = c->args.score == ATTN_SCORE_DISTANCE ? (double)PICK(&g, 0, 0, 1, 100, 10000, 1000000) : 0;
     fill(&c->query, &g, c->regime == SMALL ? 1 : (double)PICK(&g, 1, 1, 1, 4, 12), c->offset);
     fill(&c->key, &g, 1, c->offset);

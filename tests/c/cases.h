@@ -1,5 +1,5 @@
-/* A fixed list of attention calls: every combination of dtype, mask, causal form and regime once, the rest drawn. Then
- * some of them again, with each of the other scores in turn. */
+/* A fixed list of attention calls: each combination of dtype, mask, causal form and regime once, with the rest drawn;
+ * then some of them again with each of the other scores. */
 #ifndef CASES_H
 #define CASES_H
 
@@ -15,7 +15,7 @@ typedef struct {
     attn_dtype dtype;
     int has_heads, rank;
     ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
-    attn_args args; /* its views point into the tensors: a case stays where it was made */
+    attn_args args; /* views point into the tensors, so a case must not be moved */
     tensor query, key, value, mask, padding, key_lengths, query_lengths, score_weight; /* data == NULL: not given */
     tensor output, weights, lse;
     int wants_weights, wants_lse;
@@ -26,12 +26,12 @@ typedef struct {
 void case_make(test_case *c, int number);
 void case_free(test_case *c);
 
-/* Computes at the current level, into results that were wiped before; claims success and that nothing else was written.
- * case_compute is the same without the claims, and allocates nothing itself. */
+/* Computes at the current level, into wiped results; claims success and that nothing else was written. case_compute is
+ * the same without the claims, and allocates nothing itself. */
 void case_run(test_case *c);
 attn_status case_compute(test_case *c, attn_error *error);
 
-/* Shows the results to attention's shapes function: they must be as it says. */
+/* Claims that the results have the shapes that attn_attention_shapes gives. */
 void case_claim_shapes(const test_case *c);
 
 #endif

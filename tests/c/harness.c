@@ -61,7 +61,7 @@ static uint32_t next(lcg *g)
 
 lcg lcg_from(uint64_t seed)
 {
-    seed = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9u + 0x9e3779b97f4a7c15u; /* neighbours must not look alike */
+    seed = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9u + 0x9e3779b97f4a7c15u; /* nearby seeds must give unlike numbers */
     lcg g = {(seed ^ seed >> 27) * 0x94d049bb133111ebu};
     next(&g);
     return g;
@@ -80,6 +80,6 @@ double draw_real(lcg *g, attn_dtype dtype)
 
 ptrdiff_t draw_from(lcg *g, const ptrdiff_t *list, size_t count) { return list[draw_below(g, (ptrdiff_t)count)]; }
 
-/* A forked child of a program with threads goes on. */
+/* Lets a forked child of a program with threads continue. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0:halt_on_error=0"; }

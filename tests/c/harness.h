@@ -1,4 +1,4 @@
-/* What every test here shares: claims, numbers to draw, the levels of this machine. */
+/* Shared by all tests: claims, random numbers, the levels of this machine. */
 #ifndef HARNESS_H
 #define HARNESS_H
 
@@ -7,7 +7,7 @@
 
 #include "attn.h"
 
-/* A claim that does not hold is printed, with its place and the rest (printf's format), and the test goes on. */
+/* A claim. If false, prints its place and a message in printf's format; the test goes on. */
 #define CLAIM(holds, ...)                                                                                              \
     do {                                                                                                               \
         if (holds)                                                                                                     \
@@ -18,7 +18,7 @@
 void claim_held(void);
 __attribute__((format(printf, 3, 4))) void claim_failed(const char *file, int line, const char *format, ...);
 
-/* One line that says what passed or failed; returns main's exit status. */
+/* Prints one line with the result; returns main's exit status. */
 int report(const char *test);
 
 /* The levels of this machine, best first. */
@@ -26,10 +26,10 @@ enum { MOST_LEVELS = 8 };
 int level_count(void);
 void use_level(int level);
 
-/* memory of the C library, or the end of the test. */
+/* malloc that exits on failure. */
 void *take(size_t bytes);
 
-/* Numbers that are the same on every machine. */
+/* Random numbers, the same on every machine. */
 typedef struct {
     uint64_t state;
 } lcg;

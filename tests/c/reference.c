@@ -4,16 +4,16 @@
 #include <stdlib.h>
 #include <tgmath.h>
 
-/* Indices need no thought for axes that are broadcast: their step is 0. */
+/* Broadcast axes have step 0, so they need no special case. */
 
-/* Of a batch entry; `otherwise` when no lengths are given. */
+/* The length of a batch entry; `otherwise` without lengths. */
 static ptrdiff_t length_of(const tensor *lengths, const ptrdiff_t *whose, ptrdiff_t otherwise)
 {
     const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH]};
     return lengths->data ? (ptrdiff_t)tensor_get(lengths, at) : otherwise;
 }
 
-/* What one mask says of a pair; adds its bias. */
+/* Whether one mask allows a pair; adds its bias. */
 static int lets_through(const tensor *mask, int blocked, const ptrdiff_t *pair, double *bias)
 {
     if (mask->data == NULL) return 1;
@@ -23,7 +23,7 @@ static int lets_through(const tensor *mask, int blocked, const ptrdiff_t *pair, 
     return m != -(double)INFINITY;
 }
 
-/* Whether query at[ROW] attends to key j, and the masks' bias: the rule of attn.h, word by word. */
+/* Whether query at[ROW] attends to key j, and the masks' bias: a direct transcription of the rule in attn.h. */
 static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, ptrdiff_t query_length, ptrdiff_t j,
                 double *bias)
 {

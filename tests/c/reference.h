@@ -1,12 +1,12 @@
-/* Attention as it is written down, a row at a time: in double for float32, in long double for float64. */
+/* Attention by its formula, a row at a time: in double for float32, in long double for float64. */
 #ifndef REFERENCE_H
 #define REFERENCE_H
 
 #include "cases.h"
 
-/* The largest errors, in units of what each number may be off by; INFINITY where no rounding explains the difference.
- * At most 1, and for outputs OUTPUT_BAR, or FLAT_OUTPUT_BAR where all values of a column are the same: their sums are
- * rounded the same way at every step.
+/* The largest errors, in units of each number's bound below; INFINITY if rounding cannot explain the difference. They
+ * must be at most 1, but for outputs OUTPUT_BAR, or FLAT_OUTPUT_BAR if all values of a column are the same, as their
+ * sums are then rounded the same way at every step.
  *
  *     u        2^-24 for float32, 2^-53 for float64
  *     tiny     2^-126, 2^-1022: denormals may be flushed

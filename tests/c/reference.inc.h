@@ -12,13 +12,13 @@ typedef struct {
     ptrdiff_t key_length, query_length;
     WIDE *query, *key, *value;  /* (head_dim), (kv_len, head_dim), (kv_len, v_dim) */
     WIDE *weight, *output;      /* (kv_len), (v_dim) */
-    double *size, *output_unit; /* a_j (kv_len), and what an output may be off by (v_dim) */
+    double *size, *output_unit; /* a_j (kv_len), and the error bounds of an output (v_dim) */
     unsigned char *visible;     /* (kv_len) */
     WIDE lse;
     double largest; /* A */
 } RECORD;
 
-/* Row `row` of an input, whose heads are shared by neighbours. */
+/* Row `row` of an input, each of whose heads is shared by neighbouring query heads. */
 static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t *whose, ptrdiff_t row, WIDE *out)
 {
     const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH], whose[HEAD] * t->size[HEAD] / c->heads, row, 0};
@@ -26,7 +26,7 @@ static void NAME(read_row)(const test_case *c, const tensor *t, const ptrdiff_t 
     for (ptrdiff_t d = 0; d < t->size[COLUMN]; d++) out[d] = *(const REAL *)(const void *)(p + d * t->step[COLUMN]);
 }
 
-/* What scale is multiplied with, as attn.h has it, and the size of what it is made of: how far rounding can go. */
+/* A score without its scale, as in attn.h, and its size, which bounds the rounding error. */
 static WIDE NAME(score)(const test_case *c, const RECORD *r, ptrdiff_t j, double scale, double *size)
 {
     const REAL *weight = (const REAL *)(const void *)c->score_weight.data;
@@ -88,7 +88,7 @@ static void NAME(attend)(const test_case *c, RECORD *r)
     for (ptrdiff_t j = 0; j < c->kv_len; j++)
         if (r->visible[j]) r->weight[j] /= sum;
 
-    /* 3. values; then, knowing the output, what it may be off by */
+    /* 3. values; then the output's error bound */
     for (ptrdiff_t d = 0; d < c->v_dim; d++) {
         double unit = 0;
         r->output[d] = sum == 0 ? (WIDE)c->args.empty : 0;
@@ -102,7 +102,7 @@ static void NAME(attend)(const test_case *c, RECORD *r)
     }
 }
 
-/* The number in the same place of a result. */
+/* The number at the same indices of a result. */
 static REAL NAME(result)(const tensor *t, const ptrdiff_t *whose, ptrdiff_t column)
 {
     const ptrdiff_t at[ROLES] = {whose[OUTER], whose[BATCH], whose[HEAD], whose[ROW], column};
@@ -123,7 +123,7 @@ static void NAME(judge)(const test_case *c, const RECORD *r, worst_errors *worst
     for (ptrdiff_t d = 0; d < c->v_dim; d++)
         NAME(raise)(&worst->output, NAME(result)(&c->output, r->at, d), r->output[d], r->output_unit[d]);
     if (c->lse.data) NAME(raise)(&worst->lse, NAME(result)(&c->lse, r->at, 0), r->lse, lse_unit);
-    if (!c->weights.data || isnan(r->lse)) return; /* weights among which one is NaN are of no use to anyone */
+    if (!c->weights.data || isnan(r->lse)) return; /* if one weight is NaN, the others are unspecified */
 
     WIDE sum = 0;
     for (ptrdiff_t j = 0; j < c->kv_len; j++) {

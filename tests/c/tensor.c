@@ -36,13 +36,13 @@ void tensor_make(tensor *t, attn_dtype dtype, const ptrdiff_t size[ROLES], const
         step = step * size[role] + s->padding * width;
     }
 
-    /* 2. memory that ends where the elements do */
+    /* 2. memory that ends with the last element */
     t->bytes = (size_t)(extent + (s->lead + s->tail) * width);
     t->memory = take(t->bytes);
     t->data = t->memory + s->lead * width + before;
     tensor_wipe(t);
 
-    /* 3. the view; the stride of an axis of size 1 says nothing */
+    /* 3. the view; an axis of size 1 may have any stride */
     t->axes = axes;
     for (int n = 0; n < axes; n++) {
         const int role = roles[count - axes + n];

@@ -1,6 +1,6 @@
 /* Arrays with any strides. The tests name axes by role; the core gets an attn_view with the axes in the caller's order.
  *
- * What lies between, before and after the elements is filled with 0xFF: NaN if it is read, and seen if it is written.
+ * Memory between, before and after the elements is filled with 0xFF, which is NaN if read, and shows stray writes.
  */
 #ifndef TENSOR_H
 #define TENSOR_H
@@ -9,20 +9,20 @@
 
 enum { OUTER, BATCH, HEAD, ROW, COLUMN, ROLES };
 
-/* How the elements lie in memory. */
+/* The memory layout of a tensor. */
 typedef struct {
     int order[ROLES];            /* roles, slowest first */
     unsigned reversed, repeated; /* bits of roles: negative stride; stride 0 */
     ptrdiff_t stretch;           /* elements from one to the next */
     ptrdiff_t padding;           /* elements left out after each axis */
-    ptrdiff_t row_multiple;      /* 0, or bytes that the stride of rows is rounded up to */
+    ptrdiff_t row_multiple;      /* 0, or the multiple of bytes that row strides are rounded up to */
     ptrdiff_t lead, tail;        /* elements before the first and after the last */
 } storage;
 
 typedef struct {
     attn_dtype dtype;
-    ptrdiff_t size[ROLES], step[ROLES]; /* step in bytes; 0 where one element stands for all */
-    char *memory, *data;                /* what was allocated; element (0, ...). NULL: no tensor */
+    ptrdiff_t size[ROLES], step[ROLES]; /* strides in bytes; 0 for repeated axes */
+    char *memory, *data;                /* allocated memory; element (0, ...). NULL: no tensor */
     size_t bytes;
     int axes;
     ptrdiff_t shape[ROLES], strides[ROLES];

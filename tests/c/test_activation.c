@@ -3,8 +3,8 @@
  *   test_activation           one float32 in 4,099
  *   test_activation --every   every float32 of the ranges below
  *
- * Where x is negative nearly all of it is cancelled, and there the bounds are tight: judged is -f(-a). float64 is
- * sampled in both. Over every float32: GELU 6.5 ULP, SILU 3.5, GELU_TANH 10.1 up to 2 and 208 up to 9.
+ * The test measures -f(-a): the hard part is negative x, where nearly all of x cancels. float64 is sampled in both.
+ * Over every float32: GELU 6.5 ULP, SILU 3.5, GELU_TANH 10.1 up to 2 and 208 up to 9.
  */
 #include <float.h>
 #include <math.h>
@@ -45,7 +45,7 @@ BOTH_SIDES(gelu, ATTN_KIND_GELU)
 BOTH_SIDES(gelu_tanh, ATTN_KIND_GELU_TANH)
 BOTH_SIDES(silu, ATTN_KIND_SILU)
 
-/* erfc(z) falls with exp(-z^2): what z loses when it is rounded is put right. */
+/* erfc(z) falls like exp(-z^2), so this corrects for the rounding of z. */
 static long double long_gelu(long double x)
 {
     const long double root = 0.70710678118654752440084436210484904L, z = -x * root;
@@ -62,7 +62,7 @@ static long double long_gelu_below(long double a) { return -long_gelu(-a); }
 static long double long_silu_below(long double a) { return -long_silu(-a); }
 static long double long_gelu_tanh_below(long double a) { return -long_gelu_tanh(-a); }
 
-/* For float32 double will do: it is some hundred of its ULP off at the far end of GELU, 2^-22 of a float's. */
+/* double is exact enough for float32: at the far end of GELU it is some hundred of its ULP off, 2^-22 ULP of float. */
 static double gelu_f32(double x) { return x * erfc(-x * 0.70710678118654752) / 2; }
 static double silu_f32(double x) { return x / (1 + exp(-x)); }
 static double gelu_tanh_f32(double x) { return x / (1 + exp(-1.5957691216057307 * (x + 0.044715 * x * x * x))); }
@@ -70,7 +70,7 @@ static double gelu_below_f32(double a) { return -gelu_f32(-a); }
 static double silu_below_f32(double a) { return -silu_f32(-a); }
 static double gelu_tanh_below_f32(double a) { return -gelu_tanh_f32(-a); }
 
-enum { SAMPLES = 1 << 16 }; /* of float64: an emulator takes its time for long double */
+enum { SAMPLES = 1 << 16 }; /* of float64; few, as emulators are slow with long double */
 
 /* Half of them spread evenly up to `most`, half over the powers of two below. */
 static double sample_to(double most, double part, int number)
@@ -84,8 +84,8 @@ static double to_2(double part, int number) { return sample_to(2, part, number);
 static double to_9(double part, int number) { return sample_to(9, part, number); }
 static double to_20(double part, int number) { return sample_to(20, part, number); }
 
-/* exp(-z) is 0 below the smallest normal number, where x / (1 + exp(-z)) is |x| times as large: the ranges end there. In
- * GELU_TANH z grows with x^3, and with it what its own rounding does to exp(-z), 4 |z| ULP: two ranges. */
+/* Ranges end where exp(-z) falls below the smallest normal number and is 0, though x / (1 + exp(-z)) would be |x| times
+ * as large. GELU_TANH has two ranges: z grows with x^3, and its own rounding changes exp(-z) by 4 |z| ULP. */
 static const unary functions[] = {
     {"gelu", "[2^-120, 16]", 0x03800000, 0x41800000, 7, 0, gelu_above, gelu_f32, long_gelu, to_38, SAMPLES},
     {"-gelu(-a)", "[2^-120, 12.9]", 0x03800000, 0x414e6666, 7, 0, gelu_below, gelu_below_f32, long_gelu_below, to_37,
@@ -101,7 +101,7 @@ static const unary functions[] = {
      long_gelu_tanh_below, to_9, SAMPLES},
 };
 
-/* Zeros, infinities, NaN, the largest numbers: the same of all three. */
+/* Zeros, infinities, NaN and the largest numbers: exact results for all three functions. */
 static const edge edges[] = {
     {0, 0, 0, 0},
     {-0.0f, 0, -0.0, 0},

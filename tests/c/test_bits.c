@@ -1,5 +1,5 @@
-/* A row has the same bits at every level (except `scalar`, which has no fused multiply-add), for any number of threads,
- * and whatever else is asked for.
+/* A row is bit-identical at every level (except `scalar`, which lacks fused multiply-add), for any number of threads,
+ * and with or without weights and lse.
  *
  *   test_bits                  this machine's levels among each other
  *   test_bits --write FILE     the bits of the best level
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* lse comes last, out of libm's logarithm, which may differ between machines by 1 ULP: it is kept in full. */
+/* lse uses libm's logarithm, which may differ between machines by 1 ULP, so it is stored in full instead of hashed. */
 typedef struct {
     uint64_t output, weights;
     int64_t lse_count;
@@ -53,7 +53,8 @@ static void claim_same(const test_case *c, const bits *a, const bits *b, int sam
     CLAIM(same_lse(c->dtype, a, b, same_machine), "%s at %s: lse has other bits %s", c->text, attn_isa(), what);
 }
 
-/* Some cases with dropout, which no reference is made for: its keeps are integers, and change no order of sums. */
+/* Some cases with dropout, which the reference does not cover: dropout masks are integer arithmetic, and dropout
+ * changes no order of sums. */
 static void make_case(test_case *c, int number)
 {
     case_make(c, number);
@@ -62,7 +63,7 @@ static void make_case(test_case *c, int number)
     c->args.dropout_seed = (uint64_t)number << 32 | 5;
 }
 
-/* Threads, and results that are not asked for: neither changes the others. */
+/* Neither the number of threads nor leaving out weights and lse changes the other results. */
 static void claim_alone(test_case *c, const bits *expected)
 {
     for (int threads = 1; threads <= 3; threads += 2) {

@@ -1,5 +1,5 @@
-/* Keys and values in pages give the bits that they give in arrays, at every level and for any number of threads. What no
- * row sees need not be there. Every rule on a cache has its sentence. */
+/* Attention over pages is bit-identical to attention over arrays, at every level and for any number of threads. Pages
+ * that no row sees may be missing. Every rule on a cache has its message. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 
 enum { MOST_BATCHES = 3, MOST_PAGES = 32 };
 
-/* Pages of exactly their size, wiped as tensors are: a sanitizer sees what is read or written beside them, and the bits
- * would tell what is read behind the last position. */
+/* Pages of exact size, wiped like tensors: a sanitizer detects accesses outside of them, and the bits would show reads
+ * after the last position. */
 typedef struct {
     attn_cache cache;
     void *pages[MOST_BATCHES][MOST_PAGES];
@@ -53,7 +53,7 @@ static attn_view part_of(const tensor *t, attn_layout layout, ptrdiff_t from, pt
     return (attn_view){t->data + from * t->step[ROW], t->dtype, 4, shape, strides};
 }
 
-/* All positions, in pieces; a batch entry that is shorter takes part of the last ones or none. */
+/* Appends all positions in pieces; shorter batch entries take fewer rows of the last pieces, or none. */
 static void append_all(paged *p, const test_case *c, lcg *g)
 {
     ptrdiff_t shapes[2][4], strides[2][4], first[MOST_BATCHES] = {0}, count[MOST_BATCHES];
@@ -110,7 +110,7 @@ static void test_the_bits_of_arrays(void)
     int tried = 0;
     for (int number = 0; number < CASES; number++) {
         case_make(&c, number);
-        const int alike = c.args.align != ATTN_ALIGN_LOWER_RIGHT; /* queries of a cache have numbers of their own there */
+        const int alike = c.args.align != ATTN_ALIGN_LOWER_RIGHT; /* a cache's dropout counts positions */
         if (number % 3 == 0 && alike) c.args.dropout_p = 0.25, c.args.dropout_seed = 7;
         const attn_args in_arrays = c.args;
         for (int level = 0; fits(&c) && level < level_count(); level++) {
@@ -139,7 +139,7 @@ static void test_the_bits_of_arrays(void)
     CLAIM(tried >= 60 * level_count(), "only %d cases fit a cache: this shows little", tried);
 }
 
-/* Pages behind a window may be anything: here, one byte. */
+/* Pages before a window are never read: here they have one byte. */
 static void test_pages_that_no_row_sees(void)
 {
     enum { LENGTH = 1300, DIM = 8, LEFT = 70 };
@@ -180,7 +180,7 @@ static void test_pages_that_no_row_sees(void)
 
 /* Rules --------------------------------------------------------------------------------------------------------- */
 
-/* A call that breaks none: one batch entry of 100 positions, in two pages, 2 heads, dims 8 and 4. */
+/* A valid call: one batch entry of 100 positions, in two pages, 2 heads, dims 8 and 4. */
 typedef struct {
     attn_cache cache;
     attn_args args;
@@ -279,8 +279,9 @@ static void test_rules_of_appending(void)
     APPEND_REFUSED("value has another dtype than the cache", c.value.dtype = ATTN_F64);
     APPEND_REFUSED("batch entry 0 has 6 new positions, expected 0 to 5", c.count = 6);
     APPEND_REFUSED("batch entry 0 has -1 new positions, expected 0 to 5", c.count = -1);
-    APPEND_REFUSED("batch entry 0 goes on at position -1, which no array has", c.first = -1);
-    APPEND_REFUSED("batch entry 0 goes on at position 9223372036854775807, which no array has", c.first = PTRDIFF_MAX);
+    APPEND_REFUSED("batch entry 0 would continue at position -1, which is out of range", c.first = -1);
+    APPEND_REFUSED("batch entry 0 would continue at position 9223372036854775807, which is out of range",
+                   c.first = PTRDIFF_MAX);
     APPEND_REFUSED("batch entry 0 of the cache has 2 pages of 64 positions, too few for 129", c.first = 124);
     APPEND_REFUSED("the cache must be float32 or float64", c.cache.dtype = ATTN_BOOL);
 }

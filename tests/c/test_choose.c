@@ -1,4 +1,4 @@
-/* argmax and the k largest of rows, against insertion into a sorted list; and what is refused, with nothing written. */
+/* argmax and top-k against insertion into a sorted list; refused calls write nothing. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static void set(attn_dtype dtype, void *numbers, ptrdiff_t n, double x)
         ((double *)numbers)[n] = x;
 }
 
-/* Few different numbers, so that many are equal: infinities, NaN, zeros of both signs, denormals. */
+/* Draws from few numbers, so that many are equal: infinities, NaN, zeros of both signs, denormals. */
 static double draw_number(attn_dtype dtype, lcg *g)
 {
     const double denormal = dtype == ATTN_F32 ? 0x1p-149 : 0x1p-1074;
@@ -36,7 +36,7 @@ static double draw_number(attn_dtype dtype, lcg *g)
 
 static int is_larger(double a, double b) { return a > b || (isnan(a) && !isnan(b)); }
 
-/* The places of a row's elements from the largest on, by insertion behind all that are at least as large. */
+/* The indices of a row's elements from the largest on, each inserted after all that are at least as large. */
 static void sort_places(attn_dtype dtype, const void *x, ptrdiff_t row, ptrdiff_t n, int64_t *places)
 {
     for (ptrdiff_t j = 0; j < n; j++) {
@@ -71,7 +71,7 @@ static void test_choice(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t
     free(x), free(values), free(indices), free(largest), free(places);
 }
 
-/* More elements than are looked at between two questions whether to stop, in an order that fills the heap anew. */
+/* More elements than lie between two polls, in an order that replaces the heap's root again and again. */
 static void test_long_row(attn_dtype dtype, ptrdiff_t n, ptrdiff_t k)
 {
     const size_t size = dtype == ATTN_F32 ? sizeof(float) : sizeof(double);
@@ -99,7 +99,7 @@ static void test_mistakes(void)
             "k is -1, expected 0 <= k <= 3: a row of x has 3 elements");
     REFUSED(attn_top_k(ATTN_I64, 2, 3, x, 1, values, indices, 1, &error), "x must be float32 or float64");
     REFUSED(attn_argmax(ATTN_F16, 2, 3, x, indices, 1, &error), "x must be float32 or float64");
-    REFUSED(attn_argmax(ATTN_F32, 2, 0, x, indices, 1, &error), "x has rows of no elements, and none is the largest");
+    REFUSED(attn_argmax(ATTN_F32, 2, 0, x, indices, 1, &error), "x has empty rows, which have no largest element");
     for (int n = 0; n < 6; n++) CLAIM(values[n] == 7 && indices[n] == 7, "element %d was written", n);
     CLAIM(attn_top_k(ATTN_F32, 2, 3, x, 0, values, indices, 1, &error) == ATTN_OK, "k of 0");
     CLAIM(attn_argmax(ATTN_F32, 0, 0, x, indices, 1, &error) == ATTN_OK, "no rows");

@@ -1,4 +1,4 @@
-/* How many CPUs control groups pay for: files as Linux shows them, and others, in a folder of the test's own. */
+/* CPU quotas of control groups: files as Linux shows them, and malformed ones, in a temporary folder. */
 #define _GNU_SOURCE
 #include <ftw.h>
 #include <limits.h>
@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "parallel.h"
 
-/* A file below sys/fs/cgroup, and what it holds. */
+/* A file below sys/fs/cgroup, and its contents. */
 typedef struct {
     const char *path, *text;
 } file;
@@ -130,7 +130,7 @@ static void test_tree(const tree *t)
     CLAIM(nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS) == 0, "%s was not removed", root);
 }
 
-/* What the system says here: the quota is an upper limit, and there is one CPU at least. */
+/* On the real system: at least one CPU, and at most the quota. */
 static void test_this_process(void)
 {
     const int cpus = attn_usable_cpus(), quota = attn_cgroup_quota("");

@@ -1,4 +1,4 @@
-/* Dropout of rows: its keeps are attn_dropout_keep's, for any cut of a row, any thread, and rows beyond 2^32. */
+/* Dropout of rows keeps what attn_dropout_keep says, for any cut of a row, any thread, and rows beyond 2^32. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static int is_kept(attn_dtype dtype, double y, double x, double dropout_p)
     return fabs(y - exact) <= 4 * u * fabs(exact);
 }
 
-/* Where nothing is kept, there is NaN. */
+/* Inputs that will be dropped are NaN. */
 static void test_rows(attn_dtype dtype, lcg *g)
 {
     const ptrdiff_t size = dtype == ATTN_F32 ? 4 : 8, rows = PICK(g, 1, 2, 7, 300);
@@ -54,7 +54,7 @@ static void test_rows(attn_dtype dtype, lcg *g)
     free(keep), free(x), free(y);
 }
 
-/* A row beyond 2^32, from a later feature on: as the linear layer's way out takes some features of a row. */
+/* A row beyond 2^32, from a later feature on, as the linear layer's epilogue handles part of a row's features. */
 static void test_the_kernel(attn_dtype dtype, lcg *g)
 {
     enum { FEATURES = 200 };

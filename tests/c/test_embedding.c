@@ -1,4 +1,4 @@
-/* Embeddings against long double: strided tables, ids and residuals; and what is refused, with nothing written. */
+/* Embeddings against long double, with strided tables, ids and residuals; refused calls write nothing. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void *draw(attn_dtype dtype, ptrdiff_t count, lcg *g)
     return numbers;
 }
 
-/* One rounding of scale, one of the sum; without fma one more of the product. */
+/* Bound: a rounding of scale and one of the sum; without fma, another one of the product. */
 static void claim_close(attn_dtype dtype, double found, double scale, double weight, double residual)
 {
     const double u = dtype == ATTN_F32 ? 0x1p-24 : 0x1p-53, least = dtype == ATTN_F32 ? (double)FLT_MIN : DBL_MIN;
@@ -35,12 +35,13 @@ static void claim_close(attn_dtype dtype, double found, double scale, double wei
     CLAIM(fabsl(found - exact) <= bound, "%s: %g times %g and %g is %g", attn_isa(), scale, weight, residual, found);
 }
 
-/* Ids (BATCH, LENGTH) out of a larger array, backwards; a table with gaps, or turned; a residual of one row, or of all. */
+/* Ids (BATCH, LENGTH) taken backwards from a larger array; a table with gaps, or transposed; a residual of one or all
+ * rows. */
 static void test_embedding(attn_dtype dtype, lcg *g)
 {
     const ptrdiff_t size = dtype == ATTN_F32 ? 4 : 8, rows = PICK(g, 1, 2, 7, 50),
                     dim = PICK(g, 1, 3, 4, 16, 17, 33, 100);
-    const int turned = draw_one_in(g, 3), with_residual = !draw_one_in(g, 3), whole = draw_one_in(g, 2);
+    const int transposed = draw_one_in(g, 3), with_residual = !draw_one_in(g, 3), whole = draw_one_in(g, 2);
     const double scale = draw_one_in(g, 3) ? 1 : draw_real(g, dtype) * 0.7;
     int64_t ids[BATCH * 2 * LENGTH]; /* every other one */
     char *weight = draw(dtype, rows * (dim + 3), g), *residual = draw(dtype, BATCH * LENGTH * dim, g);
@@ -49,7 +50,7 @@ static void test_embedding(attn_dtype dtype, lcg *g)
 
     const ptrdiff_t ids_shape[] = {BATCH, LENGTH}, weight_shape[] = {rows, dim}, shape[] = {BATCH, LENGTH, dim};
     const ptrdiff_t ids_strides[] = {sizeof ids / BATCH, -2 * (ptrdiff_t)sizeof(int64_t)}, zeros[] = {0, 0, size};
-    const ptrdiff_t weight_strides[] = {turned ? size : (dim + 3) * size, turned ? rows * size : size};
+    const ptrdiff_t weight_strides[] = {transposed ? size : (dim + 3) * size, transposed ? rows * size : size};
     const ptrdiff_t strides[] = {LENGTH * dim * size, dim * size, size};
     attn_embedding_args args = {.ids = {ids + 2 * LENGTH - 1, ATTN_I64, 2, ids_shape, ids_strides},
                                 .weight = {weight, dtype, 2, weight_shape, weight_strides},
@@ -71,7 +72,7 @@ static void test_embedding(attn_dtype dtype, lcg *g)
     free(weight), free(residual), free(y);
 }
 
-/* What is refused, and that nothing is written. */
+/* Refused calls write nothing. */
 static void claim_refused(const attn_embedding_args *args, const char *sentence, int line)
 {
     static const ptrdiff_t shape[] = {2, 2, 3}, strides[] = {24, 12, 4};

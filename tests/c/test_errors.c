@@ -1,9 +1,9 @@
-/* Every rule of core/check.c and core/results.c, and the sentence that says which one was broken. */
+/* Every rule of core/check.c and core/results.c has its message. */
 #include <string.h>
 
 #include "harness.h"
 
-/* A call that breaks no rule: (2, 4, 3, 8) queries, keys and values, of which only element 0 exists. */
+/* A valid call: (2, 4, 3, 8) queries, keys and values, of which only element 0 exists. */
 typedef struct {
     attn_args args;
     attn_view output, weights, lse;
@@ -13,7 +13,7 @@ static double element;
 static const ptrdiff_t stay[ATTN_MAX_AXES]; /* strides of 0 */
 static int64_t lengths[] = {1, 2, 3};
 
-/* These live as long as the block that writes them, here a REFUSED. */
+/* These live until the end of the enclosing block, here a REFUSED. */
 #define VIEW(dtype, ...)                                                                                               \
     ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
 #define LENGTHS(...)                                                                                                   \
@@ -39,7 +39,7 @@ static void claim_refused(const call *c, const char *sentence, int line)
     CLAIM(strcmp(error.message, sentence) == 0, "line %d: \"%s\"", line, error.message);
 }
 
-/* The good call after some changes to `args` and `c` breaks a rule. */
+/* Claims that the valid call, after some changes to `args` and `c`, is refused with this message. */
 #define REFUSED(sentence, ...)                                                                                         \
     do {                                                                                                               \
         call c = a_call();                                                                                             \
@@ -58,7 +58,7 @@ static void test_ranks_and_dtypes(void)
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
     REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
     REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
-    REFUSED("layout='bshd' with fewer than 4 axes: there is no heads axis. If axis -2 holds heads, pass "
+    REFUSED("layout='bshd' with fewer than 4 axes: the heads axis is missing. If axis -2 holds heads, pass "
             "enable_gqa=True; if not, leave layout out. Given: query (4, 3, 8), key (4, 3, 8), value (3, 8)",
             args->query = args->key = VIEW(ATTN_F32, 4, 3, 8);
             args->value = VIEW(ATTN_F32, 3, 8); args->layout = ATTN_LAYOUT_BSHD);
@@ -128,7 +128,7 @@ static void test_sizes_that_overflow(void)
     CLAIM(strncmp(error.message, "the result is too large for memory: ", 36) == 0, "%s", error.message);
 }
 
-/* Starts, windows and sizes at the end of their range are refused, or lead nowhere; under UBSan this sees overflows. */
+/* Starts, windows and sizes at the end of their range are refused or harmless; UBSan would report an overflow. */
 static void test_ends_of_ranges(void)
 {
     const ptrdiff_t most = PTRDIFF_MAX, least = PTRDIFF_MIN;
@@ -163,7 +163,7 @@ static void test_masks_and_lengths(void)
             args->mask = VIEW(ATTN_F32, 2));
     REFUSED(
         "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); "
-        "attn_mask.squeeze(-5) does",
+        "pass attn_mask.squeeze(-5)",
         args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
     REFUSED("attn_mask must be bool or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
     REFUSED("keep_mask must be bool (True = kept)", args->keep_mask = VIEW(ATTN_F32, 3, 3));
@@ -230,7 +230,7 @@ static void test_results(void)
     REFUSED("lse has shape (2, 4), expected (2, 4, 3)", c.lse = VIEW(ATTN_F32, 2, 4));
 }
 
-/* A shape with more axes than a message has room for is cut, and the message ends. */
+/* A shape that is too long for a message is cut, and the message is complete otherwise. */
 static void test_long_shapes(void)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];

@@ -1,4 +1,4 @@
-/* exp2 of the kernels against libm's: at most 2 ULP at every level, and 0 for what would be denormal.
+/* exp2 of the kernels against libm's: at most 2 ULP at every level, and 0 instead of denormals.
  *
  *   test_exp2           one float32 in 4,099
  *   test_exp2 --every   every float32 in [-150, 0]
@@ -17,7 +17,7 @@ static void apply(const attn_kernels *kernels, ptrdiff_t count, const void *x, v
     kernels->exp2_array(count, x, y);
 }
 
-/* Spread evenly over [-1100, 0], and one in two near 0, where a softmax has most of its scores. */
+/* Half of them spread evenly over [-1100, 0], half near 0, where most scores of a softmax are. */
 static double sample(double part, int number)
 {
     return (number % 2 ? -8 : -1100) * part;

@@ -1,4 +1,4 @@
-/* What the core takes from its host: settings; memory, which may not be had; the wish to stop. What it leaves alone. */
+/* The core and its host: settings, failing allocations, interruption, and the floating-point state. */
 #include <fenv.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -9,10 +9,10 @@
 
 /* Allocations that fail ----------------------------------------------------------------------------------------- */
 
-static int allowed, asked; /* so many allocations succeed; so many were asked for */
+static int allowed, asked; /* allocations that succeed; allocations requested */
 static int alive;          /* pieces not released */
 
-/* More than any case needs is refused here: a sanitizer would make a report of it. */
+/* Refuses more memory than any case needs, as a sanitizer would report such an allocation. */
 static void *allocate(size_t bytes)
 {
     if (asked++ >= allowed || bytes > (size_t)1 << 32) return NULL;
@@ -28,7 +28,7 @@ static void release(void *memory)
 
 static const attn_hooks defaults, failing = {allocate, release, NULL};
 
-/* Sets the hooks anew: what the core has kept goes back, and the next call starts from nothing. */
+/* Resets the hooks, so that the core frees its arenas and the next call starts without any. */
 static void allow(int allocations)
 {
     attn_set_hooks(&failing);
@@ -62,7 +62,7 @@ static int sweep(const char *what, attempt try, void *context)
     return n;
 }
 
-/* Fails only as a whole: nothing was written. */
+/* After a failed allocation, nothing was written. */
 static attn_status try_case(void *context, attn_error *error)
 {
     test_case *c = context;
@@ -150,7 +150,7 @@ static attn_status attend_one(ptrdiff_t keys, ptrdiff_t dim, int with_weights)
     return attn_attention(&args, outputs, with_weights ? weights : none, none, NULL);
 }
 
-/* Sizes that pass every check, of which no memory can be had for the scratch, or more than is kept between calls. */
+/* Valid sizes whose scratch memory is impossible to allocate, or too large for the free list. */
 static void test_large_scratch(void)
 {
     static const ptrdiff_t huge[] = {(ptrdiff_t)1 << 40, (ptrdiff_t)1 << 50, PTRDIFF_MAX};
@@ -182,7 +182,7 @@ static double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* More work than a machine gets through before the third poll, when the caller asks to stop. */
+/* More work than any machine does before the third poll, at which the host stops the call. */
 static void claim_interrupted(int level, int num_threads, ptrdiff_t rows, ptrdiff_t keys, ptrdiff_t dim)
 {
     enum { MOST_DIM = 512, MOST_ROWS = 1 << 16 };
@@ -221,7 +221,7 @@ static void test_interruption(void)
         }
     CLAIM(strange_polls == 0, "another thread asked the host, %d times", strange_polls);
 
-    static test_case c; /* the next call works, and a host that never wants to stop is not a reason to */
+    static test_case c; /* the next call works, also with a host that never stops it */
     attn_error error = {""};
     stop_after = 1 << 30;
     case_make(&c, CASES - 1);
@@ -232,7 +232,7 @@ static void test_interruption(void)
 
 /* The caller's floating-point state ----------------------------------------------------------------------------- */
 
-/* Rounding, flags and flushing of denormals are the caller's: the core neither changes nor obeys them. */
+/* The core neither changes nor uses the caller's rounding mode, flags and flushing of denormals. */
 static void test_float_state(void)
 {
     static test_case c;
@@ -260,7 +260,7 @@ static void test_float_state(void)
 
 /* Settings ------------------------------------------------------------------------------------------------------ */
 
-/* What the environment says counts at first use, so this comes first. */
+/* Must be first, as the environment is read at first use. */
 static void test_settings(void)
 {
     attn_error error = {""};

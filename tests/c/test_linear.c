@@ -1,4 +1,4 @@
-/* Linear layers against long double: the error bound, and a row's own bits among others. */
+/* Linear layers against long double: the error bound, and that a row does not depend on the others. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>

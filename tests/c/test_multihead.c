@@ -1,7 +1,7 @@
-/* Multi-head attention has the bits of its steps done one by one on contiguous arrays: a product, attention, a product.
- * Also where three products are one, where keys are added behind the others, and for weights averaged over heads. Rows
- * that come a few at a time, with a cache of those before, have the bits of all at once; so has an output in query's
- * place. What does not fit many queries is refused, though it may fit the parts that they are done in.
+/* Multi-head attention is bit-identical to its steps on contiguous arrays: projections, attention, output projection.
+ * This includes joined projections, extra keys, weights averaged over heads, and an output in query's place. Rows
+ * decoded with a cache are bit-identical to one call. Arguments that do not fit all queries are refused, even if they
+ * fit the parts.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static array array_of(attn_dtype dtype, ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, p
 static size_t bytes_of(const array *x) { return (size_t)(x->shape[0] * x->strides[0]); }
 static attn_view view_of(const array *x) { return (attn_view){x->data, x->dtype, x->axes, x->shape, x->strides}; }
 
-/* Rows [from, to) of a matrix, or entries of a vector. */
+/* Rows [from, to) of a matrix, or elements of a vector. */
 static attn_view rows_of(const array *x, ptrdiff_t from, ptrdiff_t to, ptrdiff_t *shape)
 {
     attn_view view = view_of(x);
@@ -283,9 +283,9 @@ static void test_in_parts(attn_dtype dtype, lcg *g)
     }
     CLAIM(memcmp(expected.data, actual.data, bytes_of(&expected)) == 0,
           "%s: %td rows in parts, %td/%td heads of %td and %td%s: other bits", attn_isa(), length, s.heads, s.kv_heads,
-          dim, s.v_dim, s.given ? ", turned" : "");
+          dim, s.v_dim, s.given ? ", with RoPE" : "");
 
-    /* what the cache holds, without anything new */
+    /* attends to the cache without new keys */
     args.query = part_of(&x, length - 1, length, x_shape);
     args.rotary.offset = length - 1;
     args.key = args.value = args.k_weight = args.v_weight = none;
@@ -327,7 +327,7 @@ static void test_many_queries(attn_dtype dtype, lcg *g)
     };
     CLAIM(attn_multihead(&args, view_of(&expected), none, &error) == ATTN_OK, "%s", error.message);
 
-    /* 1. what fits a part alone */
+    /* 1. arguments that only fit a part */
     memset(y.data, 0, bytes_of(&y));
     args.attention.num_threads = 1;
     attn_multihead_args wrong = args;

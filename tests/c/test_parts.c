@@ -1,5 +1,5 @@
-/* A part of a longer problem, placed by query_start and key_start, has the bits of the whole: chunked prefill, decode
- * with a cache, and keys that have left a window and are not there any more. Also with dropout.
+/* A part of a longer problem, placed by query_start and key_start, is bit-identical to the whole: chunked prefill,
+ * decoding with a cache, and keys dropped after they left a window. Also with dropout.
  */
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +29,7 @@ typedef struct {
     ptrdiff_t row, rows, key, keys;
 } part;
 
-/* The part's rows of `r`; weights keep the whole's strides, so keys that were left out stay as they are. */
+/* The part's rows of `r`. Weights keep the strides of the whole, so those of left-out keys stay unchanged. */
 static attn_status attend(problem *p, part at, results *r, attn_error *error)
 {
     const ptrdiff_t size = p->size;

@@ -1,4 +1,4 @@
-/* Rotary position embedding against long double: the error bound, in place, out of memory, and mistakes. */
+/* Rotary position embedding against long double: error bounds, in place, out of memory, and refused calls. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ static int64_t position_of(const rotary_case *c, ptrdiff_t batch, ptrdiff_t i)
     return c->ids[(c->ids_shape[0] == 1 ? 0 : batch) * c->length + i];
 }
 
-/* The worst error of one row, in bounds of 4u * scale * (|a| + |b|); infinite where a feature is no copy. */
+/* The worst error of one row, in bounds of 4u * scale * (|a| + |b|); infinite where an unrotated feature changed. */
 static double row_error(const rotary_case *c, int64_t position, const char *x, const char *y)
 {
     const double u = c->dtype == ATTN_F32 ? 0x1p-24 : 0x1p-53, least = c->dtype == ATTN_F32 ? (double)FLT_MIN : DBL_MIN;
@@ -82,11 +82,11 @@ static double row_error(const rotary_case *c, int64_t position, const char *x, c
         const ptrdiff_t first = c->args.interleaved ? 2 * n : n, second = first + (c->args.interleaved ? 1 : c->pairs);
         const long double angle = (long double)position * c->inv_freq[n], scale = c->args.scale;
         const long double a = get(c->dtype, x, first), b = get(c->dtype, x, second);
-        const long double turned[] = {scale * (a * cosl(angle) - b * sinl(angle)),
-                                      scale * (b * cosl(angle) + a * sinl(angle))};
+        const long double rotated[] = {scale * (a * cosl(angle) - b * sinl(angle)),
+                                       scale * (b * cosl(angle) + a * sinl(angle))};
         const double bound = 4 * u * (double)(scale * (fabsl(a) + fabsl(b))) + least;
         for (int k = 0; k < 2; k++) {
-            const double error = fabs((double)(get(c->dtype, y, k ? second : first) - turned[k])) / bound;
+            const double error = fabs((double)(get(c->dtype, y, k ? second : first) - rotated[k])) / bound;
             if (!(error <= worst)) worst = isnan(error) ? (double)INFINITY : error;
         }
     }
@@ -144,7 +144,7 @@ static void claim_refused(const attn_rotary_args *args, attn_view y, const char 
     CLAIM(strcmp(error.message, sentence) == 0, "line %d: \"%s\"", line, error.message);
 }
 
-/* A good call after some changes breaks a rule. */
+/* Claims that a valid call, after some changes, is refused with this message. */
 #define REFUSED(sentence, ...)                                                                                         \
     do {                                                                                                               \
         attn_view y = {&element, ATTN_F32, 4, whole, packed};                                                          \
@@ -165,7 +165,7 @@ static void test_mistakes(void)
             args.x = VIEW(ATTN_F32, 2, (ptrdiff_t)1 << 61, 8));
     REFUSED("inv_freq has shape (4,), expected (pairs,), and must be float64", args.inv_freq.dtype = ATTN_F32);
     REFUSED("inv_freq has shape (2, 2), expected (pairs,), and must be float64", args.inv_freq = VIEW(ATTN_F64, 2, 2));
-    REFUSED("inv_freq is of 5 pairs, but x has dim 8, which is 4 pairs. Given: x (2, 3, 5, 8)",
+    REFUSED("inv_freq has 5 pairs, but x has dim 8: at most 4 pairs. Given: x (2, 3, 5, 8)",
             args.inv_freq = VIEW(ATTN_F64, 5));
     REFUSED("inv_freq must be contiguous", args.inv_freq.strides = stay);
     REFUSED("offset is 9007199254740989 and x has length 5, expected positions from -2**53 to 2**53",

@@ -70,7 +70,7 @@ static void test_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, lcg *g)
 
 enum { PARTS = 3, ROWS = 5, DIM = 7 };
 
-/* The formula of attn.h for one row, in long double. A part that weighs nothing holds NaN: it must not be touched. */
+/* The formula of attn.h for one row, in long double. A part with weight 0 holds NaN, as it must not be read. */
 static void claim_merged_row(attn_dtype dtype, ptrdiff_t row, const void *const *outputs, const void *const *lses,
                              const void *output, const void *lse)
 {

@@ -1,4 +1,4 @@
-/* Many callers at once get what one alone gets; so does a child that is forked in the middle of their calls.
+/* Concurrent callers get the same results as one alone; so does a child that is forked during their calls.
  *
  *   test_threads [--no-fork]   an emulator may not survive the fork of a program with threads
  */
@@ -15,8 +15,8 @@ enum { CALLERS = 8, CALLS = 6, ROUNDS = 10, FORKS = 20, CHILD_SECONDS = 20 };
 static const int numbers[CALLS] = {70, 98, 144, 175, 212, 252};
 static uint64_t expected[CALLS];
 
-/* Memory without locks: a child must not wait for an allocator that another thread held when it was forked (a C library
- * sees to that, a sanitizer does not). A vanished caller's piece is never given back in the child: there are enough. */
+/* An allocator without locks, as a child must not wait for one that another thread held at the fork. (The C library
+ * handles that; a sanitizer does not.) The child never frees the other threads' pieces; there are enough. */
 enum { PIECES = 4 * CALLERS, PIECE_BYTES = 4 << 20 };
 static _Alignas(64) char pieces[PIECES][PIECE_BYTES];
 static int taken[PIECES]; /* atomic */
@@ -34,7 +34,7 @@ static void release(void *memory)
     __atomic_store_n(&taken[n], 0, __ATOMIC_RELEASE);
 }
 
-/* One caller's own arrays for all calls. The first of them is made and checked by the main thread alone. */
+/* One caller's arrays, for all calls. The main thread alone creates and checks the first caller's. */
 typedef struct {
     test_case cases[CALLS];
     int number, stop; /* stop: atomic */
@@ -68,7 +68,7 @@ static int call_all(caller *c)
     return wrong;
 }
 
-static pthread_barrier_t all_there; /* threads that are still being made may hold the allocator */
+static pthread_barrier_t all_there; /* threads being created may hold the allocator's lock */
 
 static void *call_until_stopped(void *argument)
 {
@@ -79,7 +79,7 @@ static void *call_until_stopped(void *argument)
     return NULL;
 }
 
-/* The child has the pool's state but none of its threads. An alarm ends one that waits for them. */
+/* The child has the pool's state without its threads. An alarm ends a child that waits for them. */
 static void claim_child_computes(caller *own)
 {
     const pid_t child = fork();

@@ -11,7 +11,7 @@
 
 enum { BLOCK = 4096, SHARES = 2 };
 
-/* A share of the floats: bits first, first + step, first + 2 step ... up to the last. */
+/* A thread's share of the floats: bits first, first + step, first + 2 step ... up to the last. */
 typedef struct {
     const unary *f;
     int levels;
@@ -29,8 +29,8 @@ static void apply(const unary *f, const attn_kernels *kernels, ptrdiff_t count, 
     attn_float_leave(before);
 }
 
-/* |y - exact| in units of y's last place. exact is positive; below the normal numbers y is to be 0, or next to the
- * least normal number by no more than the bound. */
+/* |y - exact| in ULP of y. exact is positive. Below the normal numbers, y must be 0, or the smallest normal number
+ * within the bound. */
 static double ulps_f32(float y, double exact)
 {
     uint64_t bits;

@@ -1,4 +1,4 @@
-/* A function of one number, f, judged over a range of float32 and over samples of float64 at every level. */
+/* Tests a function f of one number over a range of float32 and samples of float64, at every level. */
 #ifndef UNARY_H
 #define UNARY_H
 
@@ -16,7 +16,7 @@ typedef struct {
     int samples;                                   /* of float64; 0: UNARY_SAMPLES */
 } unary;
 
-/* How many samples of float64 there are, unless a function says. */
+/* The default number of float64 samples. */
 enum { UNARY_SAMPLES = 1 << 20 };
 
 /* One float32 of the range in 4,099, or every one; prints the worst error of each level. */

@@ -211,6 +211,13 @@ def test_making(name):
         call()
 
 
+@pytest.mark.parametrize("sizes", [(1, 2**40), (1, 2**62), (2**50, 1)])
+def test_a_cache_whose_lists_alone_fill_memory_is_refused_at_once(sizes):
+    layers, batch_size = sizes
+    with pytest.raises(MemoryError, match=f"^a KVCache of {layers} layers and batch_size {batch_size} does not fit"):
+        KVCache(layers, 1, 1, batch_size=batch_size)
+
+
 @pytest.mark.parametrize("name", USING)
 def test_a_refused_call_leaves_the_cache_as_it_was(name, cache):
     call, kind, message = USING[name]
@@ -244,7 +251,7 @@ def test_queries_that_would_see_what_was_let_go(windowed):
     windowed.attend(0, query, query_lengths=[31, 0])
     message = (
         "query has 32 positions in batch entry 0, and the window of the first begins before position 64, the first "
-        "that is held; at most 31 fit"
+        "one stored; at most 31 fit"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         windowed.attend(0, query)
@@ -257,7 +264,7 @@ def test_a_window_of_its_own_is_the_only_one(windowed):
 
 def test_a_truncation_to_what_was_let_go(windowed):
     message = (
-        "length of batch entry 0 is 68, and its window of 5 begins before position 64, the first that is held; "
+        "length of batch entry 0 is 68, and its window of 5 begins before position 64, the first one stored; "
         "truncate to 69 or more, or to 0"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -301,7 +308,7 @@ CORE = {
     "start": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5, 3, None, None)), ValueError,
                   "key_start is 3, expected a multiple of 64"),
     "missing": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5)), TypeError,
-                "the use of a cache is to be a tuple of 8 members"),
+                "the cache argument must be a tuple of 8 items"),
     "no rows": (lambda: into([[PAGE]], None, None), ValueError,
                 "first and new are missing"),
 }  # fmt: skip

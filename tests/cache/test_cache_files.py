@@ -56,9 +56,9 @@ def saved(tmp_path, **changes):
 
 
 BROKEN = {
-    "no version": ({"version": None}, "there is no version"),
+    "no version": ({"version": None}, "version is missing"),
     "version": ({"version": np.array(2)}, "version is 2, expected 1"),
-    "no key": ({"0_key": None}, "there is no 0.key"),
+    "no key": ({"0_key": None}, "0.key is missing"),
     "key shape": ({"0_key": KEY[:, :, :4]}, "0.key is (2, 3, 4, 8) of float32, expected (2, 3, 5, 8) of float32"),
     "value dtype": (
         {"0_value": VALUE.astype(float)},
@@ -91,7 +91,7 @@ BROKEN = {
 def test_files_that_hold_no_cache(name, tmp_path):
     changes, message = BROKEN[name]
     path = saved(tmp_path, **changes)
-    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} holds no cache that was saved: {message}')}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path} does not hold a saved KVCache: {message}')}"):
         KVCache.load(path)
 
 
@@ -100,7 +100,7 @@ def test_files_that_are_cut_short(tmp_path):
     whole = path.read_bytes()
     for size in range(0, len(whole), 97):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="holds no cache that was saved: "):
+        with pytest.raises(ValueError, match="does not hold a saved KVCache: "):
             KVCache.load(path)
 
 
@@ -124,7 +124,7 @@ def outcome(path):
     try:
         KVCache.load(path)
     except ValueError as error:
-        return "the error" if str(error).startswith(f"{path} holds no cache that was saved: ") else str(error)
+        return "the error" if str(error).startswith(f"{path} does not hold a saved KVCache: ") else str(error)
     return "a cache"
 
 

@@ -138,7 +138,7 @@ def test_show_config_names_the_compiler(version, shown, monkeypatch):
 
 
 def test_show_config_has_two_modes():
-    with pytest.raises(ValueError, match="mode is 'json', expected 'stdout' or 'dicts'"):
+    with pytest.raises(ValueError, match="mode is 'json'; it must be 'stdout' or 'dicts'"):
         pyattn.show_config(mode="json")
 
 

@@ -148,9 +148,9 @@ GOOD = dict(zip(NAMES, draw("float32"), strict=True))
             {"key": GOOD["query"]},
             "key has shape (3, 9, 10) and w_key has shape (7, 16), expected key (..., length, 7) or w_key (10, dim)",
         ),
-        ({"w_key": GOOD["w_key"][:, :4]}, "w_query gives 16 numbers a query but w_key 4 a key"),
+        ({"w_key": GOOD["w_key"][:, :4]}, "w_query gives 16 features per query, but w_key gives 4 per key"),
         ({"w_score": GOOD["bias"][:, None]}, "w_score has shape (16, 1), expected (16,): w_query and w_key give 16"),
-        ({"bias": GOOD["bias"][:3]}, "bias has shape (3,), expected (16,): w_query and w_key give 16 numbers"),
+        ({"bias": GOOD["bias"][:3]}, "bias has shape (3,), expected (16,): w_query and w_key give 16 features"),
         ({"value": GOOD["value"][:, :4]}, "value has length 4 but key has 13"),
         (
             {"w_query": None},
@@ -159,11 +159,11 @@ GOOD = dict(zip(NAMES, draw("float32"), strict=True))
         ({"w_key": None}, "w_key is None, expected a weight, or None for both w_query and w_key (Keras's form)"),
         (
             {"w_query": None, "w_key": None},
-            "bias is given, but w_query and w_key are None: there is no layer that it belongs to",
+            "bias is given, but w_query and w_key are None; pass both weights, or leave bias out",
         ),
         (
             {"w_query": None, "w_key": None, "bias": None},
-            "query has 10 features and key 7, expected as many: w_query and w_key are None, so they are added",
+            "query has 10 features and key 7; without w_query and w_key they must be equal",
         ),
         (
             {"w_query": None, "w_key": None, "bias": None, "key": GOOD["query"]},

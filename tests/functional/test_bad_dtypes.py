@@ -132,9 +132,7 @@ def test_ragged_lists_are_named():
 
 def test_masked_arrays_would_lose_their_mask():
     masked = np.ma.array(QUERY, mask=QUERY > 1)
-    filled = (
-        "is a masked array, whose mask would be lost; pass {}.filled(...) with the number that masked places are to"
-    )
+    filled = "is a masked array, whose mask would be lost; pass {}.filled(x), with x for masked elements"
     refuse(TypeError, "query " + filled.format("query"), masked, KEY, VALUE)
     refuse(TypeError, "attn_mask " + filled.format("attn_mask"), attn_mask=np.ma.array(np.ones((3, 5), bool)))
     refuse(TypeError, "key_lengths " + filled.format("key_lengths"), *BATCH, key_lengths=np.ma.array([1, 2]))
@@ -259,7 +257,7 @@ def test_matrices_multiply_otherwise():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         matrix = np.matrix(KEY)
-    message = "key is a numpy.matrix, whose products mean something else; pass numpy.asarray(key)"
+    message = "key is a numpy.matrix, which changes the meaning of *; pass numpy.asarray(key)"
     refuse(TypeError, message, QUERY, matrix, VALUE)
 
 

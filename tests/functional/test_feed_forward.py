@@ -131,7 +131,7 @@ X, W1, W2 = np.ones((2, 3)), np.ones((5, 3)), np.ones((4, 5))
             ValueError,
             r"gate_weight has shape \(4, 3\), expected that of",
         ),
-        ((X, W1, None, W2, None), {"gate_bias": W1[:, 0]}, ValueError, "gate_bias comes with gate_weight"),
+        ((X, W1, None, W2, None), {"gate_bias": W1[:, 0]}, ValueError, "gate_bias needs gate_weight"),
         ((X, W1, None, W2, None), {"activation": "swish"}, ValueError, "activation is 'swish'"),
         ((X, W1, None, W2, None), {"out": X}, ValueError, r"out has shape \(2, 3\), expected \(2, 4\)"),
         ((X, None, None, W2, None), {}, TypeError, "in_weight is an object of type NoneType"),

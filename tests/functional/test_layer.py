@@ -271,7 +271,7 @@ def test_empty_sizes(dtype):
             ValueError,
             "feed-forward part has shape",
         ),
-        ({"feed": ()}, {}, TypeError, "feed_forward is to be a tuple of 6 arrays"),
+        ({"feed": ()}, {}, TypeError, "feed_forward must be a tuple of 6 arrays"),
         ({"norms": (np.ones(3),) * 6}, {}, ValueError, r"weight has shape \(3,\), expected \(24,\)"),
         (
             {"own": (*Drawn("f8").own[:3], None, *Drawn("f8").own[4:])},

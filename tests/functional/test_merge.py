@@ -225,8 +225,8 @@ def test_memory_and_dtypes_do_not_matter():
 @pytest.mark.parametrize(
     ("outputs", "lses", "kind", "message"),
     [
-        ([], [], ValueError, "got 0 outputs and 0 lses, expected as many of both, at least one"),
-        ([[[1.0]]], [], ValueError, "got 1 outputs and 0 lses, expected as many of both, at least one"),
+        ([], [], ValueError, "outputs and lses have 0 and 0 entries; pass one of each per chunk, at least one"),
+        ([[[1.0]]], [], ValueError, "outputs and lses have 1 and 0 entries; pass one of each per chunk, at least one"),
         ([1.0], [1.0], ValueError, "outputs[0] is a scalar, expected (..., L, v_dim)"),
         ([[[1.0]], [[1.0, 2.0]]], [[0.0]] * 2, ValueError, "outputs[1] has shape (1, 2) but outputs[0] has (1, 1)"),
         ([[[1.0]]], [[0.0, 0.0]], ValueError, "lses[0] has shape (2,), expected (1,): outputs[0] is (1, 1)"),
@@ -234,7 +234,7 @@ def test_memory_and_dtypes_do_not_matter():
         ([[[1.0]]], [np.ma.array([0.0])], TypeError, "lses[0] is a masked array"),
         ([[["a"]]], [[0.0]], TypeError, "outputs[0] has dtype <U1"),
         ([[[1.0]], None], [[0.0]] * 2, TypeError, "outputs[1] is an object of type NoneType"),
-        (3, 3, TypeError, "outputs is of type int, expected a list of arrays; for one part, pass [outputs]"),
+        (3, 3, TypeError, "outputs is of type int, expected a list of arrays; for one chunk, pass [outputs]"),
         (np.float64(3), [0.0], TypeError, "outputs is of type float64, expected a list of arrays"),
         ([[1.0]], None, TypeError, "lses is of type NoneType, expected a list of arrays"),
     ],

@@ -110,15 +110,15 @@ INPUTS, WEIGHTS, OPTIONS = draw(np.random.default_rng(0), "float64")
             r"key has shape \(1, 9, 12\), expected \(..., length, features\) with the leading axes",
         ),
         ({"value": INPUTS[2][:, :3]}, "value has length 3 but key has 9"),
-        ({"heads": 3}, "there are 3 heads and 2 kv_heads, expected 1 or more, and a multiple"),
-        ({"heads": 0}, "there are 0 heads"),
+        ({"heads": 3}, "heads is 3 and kv_heads 2: heads must be a multiple of kv_heads"),
+        ({"heads": 0}, "heads is 0 and kv_heads"),
         ({"k_weight": WEIGHTS[1][:, :5]}, r"k_weight has shape \(16, 5\), expected \(2 \* head_dim, 12\)"),
         ({"k_weight": WEIGHTS[2], "k_bias": None}, "q_weight has head_dim 8 but k_weight has 5"),
-        ({"out_weight": None}, "out_bias comes with out_weight"),
+        ({"out_weight": None}, "out_bias needs out_weight"),
         ({"k_bias": np.zeros(3)}, r"k_bias has shape \(3,\), expected \(16,\), in query's dtype: k_weight has shape"),
         ({"out_bias": np.zeros(3)}, r"bias has shape \(3,\), expected \(6,\)"),
         ({"out_weight": WEIGHTS[0]}, r"out_weight has shape \(32, 12\), expected \(out_dim, 20\)"),
-        ({"extra_key": np.zeros(16)}, "extra_key and extra_value come together"),
+        ({"extra_key": np.zeros(16)}, "extra_key and extra_value must be given together"),
         ({"is_causal": True}, "is_causal=True with 7 queries and 9 keys needs align="),
     ],
     ids=lambda x: "" if isinstance(x, dict) else x[:30],
@@ -136,9 +136,9 @@ def test_weights_on_top_of_one_another_are_three():
     x, weight, bias = rng.standard_normal((5, 4)), rng.standard_normal((12, 4)), rng.standard_normal(12)
     expected = _core.multi_head(x, x, x, *np.split(weight, 3), None, *np.split(bias, 3), heads=2)[0]
     assert_same_bits(_core.multi_head(x, x, x, weight, None, None, None, bias, heads=2)[0], expected)
-    with pytest.raises(ValueError, match=r"in_proj_weight holds what .* 3 rows is expected, and found are 11"):
+    with pytest.raises(ValueError, match=r"in_proj_weight stacks .* must have a multiple of 3 rows, and has 11"):
         _core.multi_head(x, x, x, weight[:11], heads=1)
-    with pytest.raises(ValueError, match="in_proj_bias holds what belongs to query, key and value"):
+    with pytest.raises(ValueError, match="in_proj_bias stacks the rows of query, key and value"):
         _core.multi_head(x, x, x, weight, q_bias=bias, k_bias=bias[:4], heads=1)
     with pytest.raises(ValueError, match=r"k_weight|v_weight|value"):
         _core.multi_head(x, x, x, weight, weight[:4], heads=1)

@@ -169,7 +169,7 @@ X = np.ones((2, 3))
             ValueError,
             r"residual has shape \(1,\), expected \(2, 3\)",
         ),
-        (lambda: pyattn.functional.rms_norm(X, 3, need_sum=True), ValueError, "need_sum asks for x \\+ residual"),
+        (lambda: pyattn.functional.rms_norm(X, 3, need_sum=True), ValueError, "need_sum=True returns x \\+ residual"),
         (lambda: pyattn.functional.layer_norm(X * 1j, 3), TypeError, "input has dtype complex128"),
     ],
 )

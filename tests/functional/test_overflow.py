@@ -25,6 +25,16 @@ def test_the_mean_of_the_largest_values(queries, keys, dtype, level):
     assert close_to(output, value[0, 0], keys, dtype)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [*SHAPES, (2, 1000)])
+def test_a_mean_of_finite_values_is_finite(queries, keys, dtype, level):
+    """Rounding the mean of equal values may take it one step up, which for finfo.max is infinity."""
+    most = np.finfo(dtype).max
+    value = np.array([[most, -most, np.inf]] * keys, dtype)
+    output = pyattn.attention(np.zeros((queries, 4), dtype), np.zeros((keys, 4), dtype), value, num_threads=2)
+    assert close_to(output[:, :2], value[0, :2], keys, dtype)
+    assert np.isposinf(output[:, 2]).all()
+
+
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 def test_large_values_that_cancel(queries, keys, dtype, level):
     value = np.full((keys, 3), LARGEST[dtype], dtype)

@@ -201,7 +201,7 @@ X = np.zeros((2, 5, 6), np.float32)
             X,
             {"start": 8},
             ValueError,
-            "^a length of 5 from position 8 on needs 13 positions, and max_length is 12; make the",
+            "^length 5 from position 8 needs 13 positions, but max_length is 12; make the",
         ),
         (X, {"start": -1}, ValueError, "^start is -1, expected 0 or more"),
         (X, {"start": 1.0}, TypeError, "^start is of type float, expected an int"),

@@ -95,7 +95,7 @@ def test_two_features_turn_by_one_whatever_theta_is():
         (
             {"scaling": {"rope_type": "dynamic", "factor": 2.0}},
             ValueError,
-            "rope_type 'dynamic' needs max_position_embeddings, which is beside it in config.json",
+            "rope_type 'dynamic' needs max_position_embeddings; config.json has it next to rope_scaling",
         ),
         (
             {"scaling": YARN | {"original_max_position_embeddings": None}},

@@ -152,9 +152,9 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
             r"expected context \(..., length, 10\) or w_key \(7, dim\)$",
         ),
         ({"w_value": WEIGHTS[1][0]}, r"w_value has shape \(6,\), expected \(embed_dim, dim\)"),
-        ({"w_query": WEIGHTS[2]}, "w_query gives 4 numbers a query but w_key 6 a key"),
+        ({"w_query": WEIGHTS[2]}, "w_query gives 4 features per query, but w_key gives 6 per key"),
         ({"bias": (None, None)}, "bias has 2 entries, expected three"),
-        ({"bias": (None, X[0, 0], None)}, r"^bias\[1\] has shape \(10,\), expected \(6,\): w_key gives 6 numbers$"),
+        ({"bias": (None, X[0, 0], None)}, r"^bias\[1\] has shape \(10,\), expected \(6,\): w_key gives 6 features$"),
         ({"bias": (None, None, WEIGHTS[2][:1])}, r"^bias\[2\] has shape \(1, 4\), expected \(4,\): w_value gives 4"),
         (
             {"context": CONTEXT[:1]},

@@ -182,9 +182,9 @@ def test_input_is_left_alone(dtype):
         (
             lambda: pyattn.functional.argmax([]),
             ValueError,
-            r"^x has shape \(0,\), and nothing along axis 0 that could be the lar",
+            r"^x has shape \(0,\): axis 0 is empty; argmax needs at least one",
         ),
-        (lambda: pyattn.functional.argmax(np.ones((3, 0, 2)), 1), ValueError, r"\(3, 0, 2\), and nothing along axis 1"),
+        (lambda: pyattn.functional.argmax(np.ones((3, 0, 2)), 1), ValueError, r"\(3, 0, 2\): axis 1 is empty"),
         (
             lambda: pyattn.functional.topk([1.0, 2.0], 3),
             ValueError,

@@ -11,7 +11,7 @@ import pytest
 import pyattn
 
 MASK_MESSAGE = (
-    "attn_mask is a float mask whose first and last rows hold zeros and ones alone: it is added to the scores, and "
+    "attn_mask is a float mask whose first and last rows hold only zeros and ones: it is added to the scores, and "
     "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_array(attn_mask)"
 )
 

@@ -254,7 +254,7 @@ def test_layers_without_a_cache_are_named():
 
     model = language_model()
     model.encoder = Other()
-    with pytest.raises(TypeError, match="encoder is of type Other, which has no cache"):
+    with pytest.raises(TypeError, match="encoder is of type Other, which does not support a KV cache"):
         pyattn.generate(model, [[1]], max_new_tokens=2)
     pyattn.generate(model, [[1]], max_new_tokens=2, use_cache=False)
 

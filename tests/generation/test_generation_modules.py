@@ -164,7 +164,7 @@ MISTAKES = [
         ValueError,
         "^the longest prompt has 10 tokens, but the model has 9 positions; shorten it, or",
     ),
-    (SEQ, [[1] * 31], {"start_token_id": 1}, ValueError, "^src has 31 tokens in a row, and the model has 30 posit"),
+    (SEQ, [[1] * 31], {"start_token_id": 1}, ValueError, "^src has 31 tokens in a row, but the model has 30 posit"),
     (LM, [[1]], {"max_new_tokens": 0}, ValueError, "^max_new_tokens is 0, expected 1 or more$"),
     (LM, [[1]], {"max_new_tokens": 2.0}, TypeError, "^max_new_tokens is of type float, expected an int$"),
     (

@@ -296,6 +296,26 @@ def test_bare_padding_that_looks_inverted_warns(mask, expected):
         assert not warnings_of(lambda: mha()(x, x, x, key_padding_mask=masks.from_blocked(array)))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1, 2, 3], ValueError, "key_lengths has shape (3,), which does not broadcast to the batch axes (2,)"),
+        ([1.0, 2.0], TypeError, "key_lengths has dtype float64, expected integers"),
+        (np.array([2**64 - 1, 2], np.uint64), ValueError, "key_lengths holds 1"),
+    ],
+)
+def test_lengths_that_do_not_fit_beside_a_mask_of_padding_are_named(lengths, error, message):
+    x, mask = normal(2, 4, E), masks.padding([2, 3], 4)
+    for call in (lambda: mha()(x, x, x, attn_mask=mask, key_lengths=lengths), lambda: heads_of(x, mask, lengths)):
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            call()
+
+
+def heads_of(x, mask, lengths):
+    x = x[:, np.newaxis]
+    return pyattn.attention(x, x, x, attn_mask=mask, key_lengths=lengths)
+
+
 def test_a_call_site_warns_once():
     x = normal(4, E)
     with warnings.catch_warnings(record=True) as caught:

@@ -185,11 +185,11 @@ def test_masks_are_made_of_bools_alone(make, most):
         (
             lambda: masks.from_array([[0.5, 1]]),
             ValueError,
-            "array holds values other than 0 and 1; a mask that is added",
+            "array holds values other than 0 and 1; pass a mask that is added",
         ),
         (lambda: masks.from_array([[0, -np.inf]]), ValueError, "array holds values other than 0 and 1"),
         (lambda: masks.from_blocked([[0, np.nan]]), ValueError, "array holds values other than 0 and 1"),
-        (lambda: masks.from_array(True), ValueError, "array is a scalar; a mask ends in (L, S), or is (S,)"),
+        (lambda: masks.from_array(True), ValueError, "array is a scalar; a mask has shape (..., L, S) or (S,)"),
         (lambda: ~masks.causal(2), TypeError, "~mask is not defined: a mask object means the same everywhere"),
         (
             lambda: bool(masks.causal(2)),

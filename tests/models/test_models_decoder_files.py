@@ -255,7 +255,7 @@ def test_positions_end(tmp_path):
         model([[1]], position_ids=[[12]])
     cache = model.new_cache()
     model.decode_step(np.ones((1, 12), int), cache)
-    with pytest.raises(ValueError, match="input makes a sequence of 13 tokens, and the model has 12 positions"):
+    with pytest.raises(ValueError, match="input makes a sequence of 13 tokens, but the model has 12 positions"):
         model.decode_step([[1]], cache)
     with pytest.raises(ValueError, match="has 12 positions"):
         pyattn.generate(model, [[1]], max_new_tokens=13)

@@ -196,7 +196,7 @@ def test_a_window_lets_pages_go(loaded):
         ids = rng.integers(0, WORDS, (2, n))
         assert_same_bits(*(state.step(ids) for state in pair))
     assert pair[0].cache.start(0) == 192
-    with pytest.raises(ValueError, match="cache has window=None, and the model's is 6: see new_cache"):
+    with pytest.raises(ValueError, match="cache has window=None, but the model's is 6; see new_cache"):
         ours.decode_step([[1]], ours.decoder.new_cache())
 
 

@@ -281,7 +281,7 @@ def test_rows_of_a_batch_and_beams_are_drawn_by_themselves(animate):
         (
             {"source": ["a"]},
             ValueError,
-            "source has 1 tokens, expected 5: one for each token that the encoder has read",
+            "source has 1 tokens, expected 5: one for each token of the encoder's source",
         ),
         ({"source": "abcde"}, TypeError, "source is one text, expected a sequence of 5 tokens"),
         ({"vocabulary": ["a", "b"]}, ValueError, "vocabulary has no word for the id 2"),
@@ -298,7 +298,9 @@ def test_mistakes_are_named(options, kind, message):
 
 
 def test_a_source_needs_an_encoder():
-    with pytest.raises(ValueError, match=r"^source was given, and the generation has no weights of attention to one"):
+    with pytest.raises(
+        ValueError, match=r"^source was given, but the generation has no cross-attention weights; leave it out$"
+    ):
         plot.animate(made_up(source=None), source=["a"])
 
 
@@ -308,17 +310,17 @@ def test_a_generation_without_steps_or_rows_is_named():
         plot.animate(pyattn.generate(model, [1], max_new_tokens=1))
     with pytest.raises(ValueError, match=r"^row is 1, expected 0 <= row < 1$"):
         plot.animate(pyattn.generate(model, [1], max_new_tokens=1, return_steps=True), row=1)
-    with pytest.raises(ValueError, match=r"^row 0 of the generation has no tokens: there is nothing to draw$"):
+    with pytest.raises(ValueError, match=r"^row 0 of the generation has no tokens; choose another row$"):
         plot.animate(SimpleNamespace(row_steps=lambda row: []))
     without = made_up()
     for step in without.row_steps():
         step.self_weights = step.cross_weights = None
-    with pytest.raises(ValueError, match=r"^the generation has no weights of attention: its model gives none$"):
+    with pytest.raises(ValueError, match=r"^the generation has no attention weights: its model returns none$"):
         plot.animate(without)
 
 
 @pytest.mark.parametrize(("name", "value"), [("row", 1), ("source", ["a"]), ("vocabulary", WORDS)])
 def test_words_of_a_generation_are_refused_beside_a_trace(name, value):
     trace = pyattn.trace(np.eye(3), *np.ones((3, 3, 2)))
-    with pytest.raises(TypeError, match=f"^{name} goes with a generation, and steps is of type Trace$"):
+    with pytest.raises(TypeError, match=f"^{name} is for a generation, but steps is of type Trace; leave it out$"):
         plot.animate(trace, **{name: value})

@@ -14,8 +14,9 @@ from pyattn import plot
 @pytest.mark.parametrize(
     ("draw", "numbers", "message"),
     [
-        (plot.heatmap, [[1e308, -1e308]], "numbers from -1e+308 to 1e+308 span too much for a scale of colours"),
-        (plot.heatmap, [[1.7e308]], "numbers from 0 to 1.7e+308 span too much for a scale of colours; divide them"),
+        (plot.heatmap, [[1e308, -1e308]], "numbers from -1e+308 to 1e+308 are too large for a scale of colours"),
+        (plot.heatmap, [[1.7e308]], "numbers from 0 to 1.7e+308 are too large for a scale of colours; divide them"),
+        (plot.mask, np.full((2, 2), 1e308), "numbers from 1e+308 to 1e+308 are too large for a scale of colours"),
         (plot.mask, [[0.0, np.nan]], "mask[0, 1] is nan, which makes all weights of a row NaN; -inf blocks a key"),
         (plot.mask, [[np.inf, 0.0]], "mask[0, 0] is inf, which makes all weights of a row NaN; -inf blocks a key"),
         (plot.mask, np.array([[0, 1]]) * np.longdouble(1e308) * 1e308, "mask[0, 1] is inf, which makes"),

@@ -253,7 +253,7 @@ def test_subfigures_are_drawn_on():
             "weights has shape (8, 5, 5), expected (L, S); choose a head, weights[0], or draw all with heads",
         ),
         (lambda: plot.heatmap(np.ones(5)), ValueError, "weights has shape (5,), expected (L, S)"),
-        (lambda: plot.heatmap(np.ones((0, 5))), ValueError, "weights has shape (0, 5): there is nothing to draw"),
+        (lambda: plot.heatmap(np.ones((0, 5))), ValueError, "weights has shape (0, 5); it must not be empty"),
         (lambda: plot.heatmap([["a"]]), TypeError, "weights has dtype <U1, expected float32 or float64"),
         (
             lambda: plot.heatmap(np.eye(3), ["a", "b"]),

@@ -17,7 +17,7 @@ from support.pictures import SIZES, assert_legible, texts_of, tokens_of
 
 import pyattn
 from pyattn import plot
-from pyattn.plot.looks import PALETTE
+from pyattn.plot.theme import PALETTE
 
 pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")
 
@@ -328,7 +328,7 @@ def test_of_several_heads_one_is_to_be_chosen(draw, name, makers):
 def test_a_figure_is_needed_to_draw_on(example):
     with pytest.raises(TypeError, match=r"^figure is of type str, expected a Figure of matplotlib$"):
         plot.steps(example, "steps.png")
-    message = r"^figure is of type SubFigure, expected a Figure: all of it is saved$"
+    message = r"^figure is of type SubFigure, expected a Figure, which can be saved$"
     with pytest.raises(TypeError, match=message):
         plot.animate(example, Figure().subfigures())
 

@@ -17,9 +17,9 @@ from matplotlib.font_manager import fontManager
 from support.pictures import texts_of, without_chinese_fonts
 
 from pyattn import plot
-from pyattn.plot import lettering as module
-from pyattn.plot.lettering import Lettering, shorten
-from pyattn.plot.looks import DARK, LIGHT, PALETTE, contrasting
+from pyattn.plot import fonts as module
+from pyattn.plot.fonts import Fonts, shorten
+from pyattn.plot.theme import DARK, LIGHT, PALETTE, contrasting
 
 # Fonts
 
@@ -67,17 +67,17 @@ def test_without_a_chinese_font_one_warning_names_the_package(monkeypatch):
 
 def test_other_missing_characters_are_named_without_that_package():
     with pytest.warns(UserWarning, match=r"^no installed font has 𓀀: boxes are drawn instead$"):
-        assert Lettering(["a 𓀀"]).write("a 𓀀") == "a □"
+        assert Fonts(["a 𓀀"]).escape("a 𓀀") == "a □"
 
 
 def test_an_installed_font_that_has_the_characters_is_used(monkeypatch, make_font):
     """It stands behind matplotlib's own, which goes on writing what it can; and matplotlib has nothing to warn of."""
     make_font("Chinese squares", "动物路注意力")
     monkeypatch.setattr(module, "_FALLBACKS", ("Chinese squares",))
-    lettering = Lettering(["动物 a"])
-    assert lettering.family == [*rcParams["font.family"], "Chinese squares"]
-    assert lettering.write("动物 a") == "动物 a"
-    assert lettering.width("动物", 10) == pytest.approx(20, rel=0.01)
+    fonts = Fonts(["动物 a"])
+    assert fonts.family == [*rcParams["font.family"], "Chinese squares"]
+    assert fonts.escape("动物 a") == "动物 a"
+    assert fonts.width("动物", 10) == pytest.approx(20, rel=0.01)
     plot.heads(np.ones((3, 2, 2)), ["动物", "路"], title="注意力").draw_without_rendering()
 
 
@@ -86,16 +86,16 @@ def test_fonts_are_tried_in_order_until_no_character_is_missing(monkeypatch, mak
     make_font("second squares", "动")
     make_font("third squares", "动한")
     monkeypatch.setattr(module, "_FALLBACKS", ("not installed", "first squares", "second squares", "third squares"))
-    assert Lettering(["动物"]).family[1:] == ["first squares"]
-    assert Lettering(["动한"]).family[1:] == ["first squares", "third squares"]
-    assert Lettering(["a"]).family == rcParams["font.family"]
+    assert Fonts(["动物"]).family[1:] == ["first squares"]
+    assert Fonts(["动한"]).family[1:] == ["first squares", "third squares"]
+    assert Fonts(["a"]).family == rcParams["font.family"]
 
 
 def test_titles_are_not_bold_where_the_chosen_font_is_not(monkeypatch, make_font):
     """Matplotlib would log that it finds no such weight."""
     make_font("Chinese squares", "动物")
     monkeypatch.setattr(module, "_FALLBACKS", ("Chinese squares",))
-    assert [Lettering(["动物"]).bold, Lettering(["a"]).bold] == ["normal", "bold"]
+    assert [Fonts(["动物"]).bold, Fonts(["a"]).bold] == ["normal", "bold"]
 
 
 def test_a_font_that_was_installed_after_matplotlib_listed_them_is_found(monkeypatch, make_font, tmp_path):
@@ -104,7 +104,7 @@ def test_a_font_that_was_installed_after_matplotlib_listed_them_is_found(monkeyp
     monkeypatch.setattr(module, "findSystemFonts", lambda: [str(tmp_path / "broken.ttf"), str(late)])
     monkeypatch.setattr(module, "_FALLBACKS", ("late squares",))
     module._add_new_fonts.cache_clear()
-    assert Lettering(["动物 a"]).family[-1] == "late squares"
+    assert Fonts(["动物 a"]).family[-1] == "late squares"
 
 
 # Text
@@ -140,19 +140,19 @@ def test_line_breaks_and_control_characters_in_tokens_stay_on_one_line():
 
 
 def test_wrapped_lines_have_room_and_lose_nothing():
-    lettering = Lettering([])
+    fonts = Fonts([])
     text = "each input is compared with all keys " * 5 + "x" * 200
-    lines = lettering.wrap(text, 9, 150)
+    lines = fonts.wrap(text, 9, 150)
     assert len(lines) > 5
-    assert all(lettering.width(line, 9) <= 150 for line in lines)
+    assert all(fonts.width(line, 9) <= 150 for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_the_measured_width_is_what_is_drawn():
     figure = Figure(dpi=300)
-    lettering = Lettering([])
+    fonts = Fonts([])
     text = figure.text(0, 0, "scores = queries @ keys.T", fontsize=9)
-    assert lettering.width(text.get_text(), 9) == pytest.approx(text.get_window_extent().width * 72 / 300, rel=0.03)
+    assert fonts.width(text.get_text(), 9) == pytest.approx(text.get_window_extent().width * 72 / 300, rel=0.03)
 
 
 # Colours
@@ -187,7 +187,9 @@ def test_the_palette_stays_apart_for_every_reader(sight):
         assert np.linalg.norm(seen[one] - seen[other]) > 23, f"{one} and {other}"
 
 
-@pytest.mark.parametrize("colour", [*PALETTE.values(), LIGHT.ground, DARK.ground, LIGHT.empty, DARK.empty, "#777777"])
+@pytest.mark.parametrize(
+    "colour", [*PALETTE.values(), LIGHT.background, DARK.background, LIGHT.empty, DARK.empty, "#777777"]
+)
 def test_numbers_on_any_colour_can_be_read(colour):
     weights = (0.2126, 0.7152, 0.0722)
     low, high = sorted(float(linear(one) @ weights) for one in (colour, contrasting(colour)))
@@ -197,4 +199,4 @@ def test_numbers_on_any_colour_can_be_read(colour):
 def test_messages_are_one_line(monkeypatch):
     without_chinese_fonts(monkeypatch)
     with pytest.warns(UserWarning, match=re.escape("…: boxes")):
-        Lettering(["一二三四五六七八九十"])
+        Fonts(["一二三四五六七八九十"])

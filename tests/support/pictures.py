@@ -9,7 +9,7 @@ from matplotlib.axis import Axis
 from matplotlib.text import Text
 from support.helpers import EVERYTHING
 
-from pyattn.plot import lettering
+from pyattn.plot import fonts
 
 ENGLISH = ("the", "animal", "did", "not", "cross", "the", "street", "because", "it", "antidisestablishmentarianism")
 CHINESE = (*"动物没有过马路因为它", "自然语言处理与深度学习的应用场景")
@@ -63,4 +63,4 @@ def assert_legible(figure):
 
 def without_chinese_fonts(monkeypatch):
     """Fonts as on a machine that has none but matplotlib's own."""
-    monkeypatch.setattr(lettering, "_FALLBACKS", ())
+    monkeypatch.setattr(fonts, "_FALLBACKS", ())

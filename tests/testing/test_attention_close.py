@@ -171,7 +171,7 @@ def test_an_unknown_mistake_is_not():
 def test_a_little_too_much_rounding_is_no_other_mistake():
     inputs = inputs_of("float32")
     message = message_of(formula(*inputs) * np.float32(1 + 2e-6), *inputs)
-    assert "likely cause: nothing but rounding" in message
+    assert "likely cause: rounding errors only" in message
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_dtypes_are_compared():
     inputs = inputs_of("float32")
     message = message_of(formula(*inputs).astype(np.float64), *inputs)
     expected = "actual has dtype float64, expected that of the inputs, float32; pass actual.astype(numpy.float32)"
-    why = "a NumPy scalar such as numpy.sqrt(head_dim) is a float64 and widens them, which math.sqrt(head_dim) does not"
+    why = "a NumPy scalar such as numpy.sqrt(head_dim) is float64 and widens them; use math.sqrt(head_dim)"
     assert message == f"{expected}, or leave them float32: {why}"
     assert message_of(formula(*inputs).tolist(), *inputs).endswith("; pass numpy.asarray(actual, numpy.float32)")
 

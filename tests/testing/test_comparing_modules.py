@@ -362,3 +362,37 @@ def test_a_module_in_half_precision_is_held_to_its_own_rounding(kind, twins, tor
     assert report.equal, report
     assert report.theirs == f"torch.nn.MultiheadAttention, {kind}"
     assert report.stages[-1].error > 1e-4
+
+
+MASK_OBJECTS = {
+    "causal": {"attn_mask": pyattn.masks.causal(L)},
+    "padding": {"attn_mask": pyattn.masks.padding([6, 4, 1], L) & pyattn.masks.causal(L)},
+    "documents": {"attn_mask": pyattn.masks.document(np.arange(L) // [[2], [3], [4]])},
+    "keys": {"key_padding_mask": pyattn.masks.padding([6, 4, 1], L)},
+}
+
+
+@pytest.mark.parametrize("name", MASK_OBJECTS)
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_mask_objects_reach_torch_as_torch_reads_masks(twins, torch, name, batch_first):
+    ours, theirs = twins()
+    ours.batch_first = theirs.batch_first = batch_first
+    x = QUERY if batch_first else QUERY.swapaxes(0, 1)
+    assert pyattn.compare(ours, theirs, x, **MASK_OBJECTS[name]).equal
+    blind = torch.nn.MultiheadAttention.forward
+
+    def forward(*inputs, **arguments):
+        return blind(theirs, *inputs, **arguments | dict.fromkeys(MASK_OBJECTS[name]))
+
+    theirs.forward = forward
+    report = pyattn.compare(ours, theirs, x, **MASK_OBJECTS[name])
+    assert not report.equal
+
+
+def test_mask_objects_reach_a_function_with_true_meaning_attend():
+    def attention(query, key, value, attn_mask):
+        scores = np.where(attn_mask, query @ key.mT / np.sqrt(query.shape[-1]), -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ value
+
+    assert pyattn.compare(pyattn.attention, attention, *[QUERY] * 3, attn_mask=pyattn.masks.causal(L)).equal

@@ -32,7 +32,7 @@ def test_the_mistake_is_named(name):
 def test_what_nobody_knows_is_not_explained():
     result = check(lambda query, key, value: np.tanh(careful(query, key, value)))
     assert (result.passed, result.cause) == (False, None)
-    assert "none of the mistakes that are known here gives these numbers" in str(result)
+    assert "no known mistake gives these numbers" in str(result)
 
 
 def test_errors_of_one_sign_are_no_dtypes():
@@ -284,7 +284,7 @@ def test_long_sums_are_a_remark_unless_strict():
     assert any("times those of careful code, in long rows" in remark for remark in result.remarks)
     strict = check(attention, strict=True)
     assert strict.first_failure.group == "long rows"
-    assert "nothing but rounding" in strict.cause
+    assert "rounding errors only" in strict.cause
 
 
 def test_a_mask_of_floats_may_be_read_as_flags():

@@ -116,11 +116,11 @@ def test_a_query_that_attends_to_nothing_is_told_of(empty_rows):
     module = pyattn.MultiheadAttention(4, 2, rng=0)
     head = module.trace(np.eye(3, 4), key_lengths=0, empty_rows=empty_rows).heads[0]
     assert head.empty_rows == empty_rows
-    assert head.for_query(0)[1].note.endswith("\nThere is nothing to attend to: all weights are 0.")
+    assert head.for_query(0)[1].note.endswith("\nEvery key is masked: all weights are 0.")
     assert (
         head.for_query(0)[3].note
         == {
             "zero": "[0, 0] + [0, 0] + [0, 0] = [0, 0]",
-            "nan": "There is nothing to attend to: the output is [nan, nan], as empty_rows='nan' asks for.",
+            "nan": "Every key is masked: the output is [nan, nan] because of empty_rows='nan'.",
         }[empty_rows]
     )

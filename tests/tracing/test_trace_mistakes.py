@@ -130,5 +130,5 @@ def test_an_integer_mask_is_refused_with_the_fix():
 
 
 def test_a_float_mask_of_ones_and_zeros_is_warned_of():
-    with pytest.warns(pyattn.MaskWarning, match="first and last rows hold zeros and ones alone"):
+    with pytest.warns(pyattn.MaskWarning, match="first and last rows hold only zeros and ones"):
         pyattn.trace_attention(QUERY, KEY, VALUE, attn_mask=np.ones((3, 5)))

@@ -1,1 +1,1 @@
-"""Attention with parameters: many heads or one, in torch's layout or as papers write it, with a KV cache or without."""
+"""Attention with parameters: multi-head in torch's layout or per head as in papers, single-head, with a KV cache."""

@@ -1,4 +1,4 @@
-"""A layer of a `KVCache` during one call: what goes in, what is attended to, how rows turn, and what is refused."""
+"""One layer of a `KVCache` during one call: new rows, masking, rotary positions, and checks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Opened(NamedTuple):
 
     use: CacheUse
     masking: Masking
-    """With the lengths and the window of the cache."""
+    """Includes the lengths and the window of the cache."""
     starts: tuple[int, ...]
     """Position of each batch entry's first query."""
     ends: tuple[int, ...]
-    """How many positions each batch entry has then."""
+    """Number of positions in each batch entry after the call."""
     cache: KVCache
     growth: Growth | None
-    """What the call adds; None where it reads alone."""
+    """New rows of the call; None if it only reads."""
 
     def close(self) -> None:
-        """Let the cache have what the call added."""
+        """Commit the call's new rows to the cache."""
         if self.growth is not None:
             self.cache._finish(self.growth)
 
@@ -47,7 +47,7 @@ def open_cache(
     stores: bool = True,
     cache_name: str = "cache",
 ) -> Opened:
-    """Make room in a cache for what a call adds, and say what the call attends to."""
+    """Make room in a cache for a call's new rows, and return the masking for that call."""
     check_cache(cache, cache_name)
     if x.ndim != 3 or x.shape[0] != cache.batch_size:
         expected = f"({cache.batch_size}, L, {x.shape[-1]})"
@@ -63,7 +63,7 @@ def open_cache(
         held, use = cache._read(layer)
         masking = masking._replace(key_lengths=[length - use.start for length in held.lengths])
         if cache.window is not None:
-            raise ValueError(f"{cache_name} has window={cache.window}, and what is attended to here has no positions")
+            raise ValueError(f"{cache_name} has window={cache.window}, but a memory has no positions")
         if held.lengths and not any(held.lengths):
             raise ValueError(f"{cache_name} is empty, expected a memory: see encode_memory")
         return Opened(use, masking, held.lengths, held.lengths, cache, None)
@@ -79,7 +79,7 @@ def open_cache(
 
 
 def check_cache(cache: KVCache, name: str = "cache") -> None:
-    """Refuse what is no cache."""
+    """Require a KVCache."""
     from pyattn.cache import KVCache
 
     if not isinstance(cache, KVCache):
@@ -89,7 +89,7 @@ def check_cache(cache: KVCache, name: str = "cache") -> None:
 def rotation_of(
     rotary: RotaryEmbedding | None, starts: tuple[int, ...], ends: tuple[int, ...], length: int
 ) -> Rotation | None:
-    """Tell the core how rows turn that stand one after another."""
+    """Return the rotation of consecutive rows, for the core."""
     if rotary is None:
         return None
     seq_len = max(ends, default=0)

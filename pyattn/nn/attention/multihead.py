@@ -1,4 +1,4 @@
-"""Multi-head attention as a module: all of its tokens at once, or a few at a time with a KV cache."""
+"""Multi-head attention as a module, for all tokens at once or step by step with a KV cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
 from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
 from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
-from pyattn.nn.inputs import as_input, check_dtype, check_multiple, count_or
+from pyattn.nn.inputs import as_count, as_input, check_dtype, check_multiple
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import RotaryEmbedding
 from pyattn.nn.state import check_arrays
 
-if TYPE_CHECKING:  # a trace is seldom asked for
+if TYPE_CHECKING:  # imported on use, by trace
     from pyattn.tracing import HeadTraces
 
 __all__ = ["MultiheadAttention"]
@@ -38,8 +38,8 @@ class MultiheadAttention(Module):
     MultiheadAttention, as torch: True = blocked
 
     `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and initialisation. ``head_h =
-    softmax(scale * q_h k_h^T + mask) v_h`` with q, k and v the projections of query, key and value, cut into heads; the
-    output is a projection of the concatenated heads.
+    softmax(scale * q_h k_h^T + mask) v_h`` with q, k and v the projections of query, key and value, split into heads;
+    the output is a projection of the concatenated heads.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class MultiheadAttention(Module):
     num_heads : int
         Divides embed_dim, unless head_dim is given.
     dropout : float
-        Probability of leaving out a weight in training; `Module.eval` ends that. Default: 0.0.
+        Probability that a weight becomes 0, in training only. Default: 0.0.
     bias : bool
-        Projections have biases, the default.
+        Projections have biases. Default: True.
     add_bias_kv : bool
         Append a key and a value that are parameters. Default: False.
     add_zero_attn : bool
@@ -81,22 +81,22 @@ class MultiheadAttention(Module):
     Attributes
     ----------
     in_proj_weight : ndarray, (3 * embed_dim, embed_dim), or None
-        Weights of query, key and value on top of one another. At first drawn by `init.xavier_uniform_`. None where a
-        size is not torch's default: then there are the next three.
+        Weights of query, key and value, stacked. Initialised by `init.xavier_uniform_`. None if a size differs from
+        torch's default; the next three then replace it.
     q_proj_weight : ndarray, (num_heads * head_dim, embed_dim), or None
-        At first drawn by `init.xavier_uniform_`, as the next two.
+        Initialised by `init.xavier_uniform_`, like the next two.
     k_proj_weight : ndarray, (num_kv_heads * head_dim, kdim), or None
         Weight of key.
     v_proj_weight : ndarray, (num_kv_heads * v_head_dim, vdim), or None
         Weight of value.
     in_proj_bias : ndarray, or None
-        Biases of query, key and value, one after another. At first 0.
+        Biases of query, key and value, concatenated. Initially 0.
     bias_k : ndarray, (1, 1, num_kv_heads * head_dim), or None
-        The key of add_bias_kv. At first drawn by `init.xavier_normal_`, as the next.
+        The key of add_bias_kv. Initialised by `init.xavier_normal_`, like bias_v.
     bias_v : ndarray, (1, 1, num_kv_heads * v_head_dim), or None
         The value of add_bias_kv.
     out_proj : Linear
-        ``num_heads * v_head_dim`` to out_dim. At first as any Linear, its bias 0.
+        ``num_heads * v_head_dim`` to out_dim. Initialised as any Linear, but its bias is 0.
 
     Examples
     --------
@@ -156,17 +156,17 @@ class MultiheadAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        self.embed_dim = count_or(embed_dim, "embed_dim")
-        self.num_heads = count_or(num_heads, "num_heads")
-        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
+        self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
+        self.num_heads = as_count(num_heads, "num_heads", least=1)
+        self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1, default=self.num_heads)
         if head_dim is None:
             check_multiple(("embed_dim", self.embed_dim), ("num_heads", self.num_heads), "; or pass head_dim")
-        self.head_dim = count_or(head_dim, "head_dim", self.embed_dim // self.num_heads)
-        self.v_head_dim = count_or(v_head_dim, "v_head_dim", self.head_dim)
-        self.kdim = count_or(kdim, "kdim", self.embed_dim)
-        self.vdim = count_or(vdim, "vdim", self.embed_dim)
+        self.head_dim = as_count(head_dim, "head_dim", least=1, default=self.embed_dim // self.num_heads)
+        self.v_head_dim = as_count(v_head_dim, "v_head_dim", least=1, default=self.head_dim)
+        self.kdim = as_count(kdim, "kdim", least=1, default=self.embed_dim)
+        self.vdim = as_count(vdim, "vdim", least=1, default=self.embed_dim)
         self._set_options(dropout, add_zero_attn, batch_first, rotary, scale)
-        out = count_or(out_dim, "out_dim", self.embed_dim)
+        out = as_count(out_dim, "out_dim", least=1, default=self.embed_dim)
         flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
         shapes = shapes_of(self, out, *flags, is_packable(self, out))
         kind = as_float_dtype(dtype)
@@ -186,12 +186,12 @@ class MultiheadAttention(Module):
         rotary: RotaryEmbedding | None = None,
         scale: SupportsFloat | None = None,
     ) -> _Self:
-        """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
+        """Make a module whose parameters are these arrays: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         state_dict : mapping of str to ndarray
-            As `Module.state_dict` returns it; the sizes are those of the arrays, all of one dtype, float32 or float64.
+            As returned by `Module.state_dict`. The arrays set the sizes; all have one dtype, float32 or float64.
         num_heads : int
             Number of heads.
         num_kv_heads : int, optional
@@ -217,7 +217,7 @@ class MultiheadAttention(Module):
         TypeError
             An array is not float32 or float64, or dtypes differ.
         ValueError
-            One is missing or unexpected, or their shapes disagree.
+            An array is missing or unexpected, or shapes disagree.
 
         Examples
         --------
@@ -228,8 +228,8 @@ class MultiheadAttention(Module):
         array([2., 2.])
         """
         self = cls.__new__(cls)
-        self.num_heads = count_or(num_heads, "num_heads")
-        self.num_kv_heads = count_or(num_kv_heads, "num_kv_heads", self.num_heads)
+        self.num_heads = as_count(num_heads, "num_heads", least=1)
+        self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1, default=self.num_heads)
         weights = weights_of(state_dict)
         (_, self.embed_dim), (_, self.kdim), (v_rows, self.vdim) = (weight.shape for weight in weights[:3])
         self.head_dim = weights[0].shape[0] // self.num_heads
@@ -264,7 +264,7 @@ class MultiheadAttention(Module):
         self.out_proj = Linear.from_arrays(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw the parameters anew, into the arrays that are there.
+        """Initialise the parameters again, in place.
 
         Parameters
         ----------
@@ -359,9 +359,9 @@ class MultiheadAttention(Module):
         keep_mask: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Compute the attention of every head, and their projection.
+        """Compute the attention of every head and the output projection.
 
-        Differences from torch, on purpose: `is_causal` works without `attn_mask` (torch raises or, on its fast path in
+        Intended differences from torch: `is_causal` works without `attn_mask` (torch raises or, on its fast path in
         eval mode without gradients, ignores it) and is combined with it (torch replaces it in some cases); the keys of
         add_bias_kv and add_zero_attn stay visible under it; a row with nothing to attend to gives 0 before the
         output's projection.
@@ -379,12 +379,12 @@ class MultiheadAttention(Module):
         need_weights : bool
             Return the weights too. Default: True.
         attn_mask : array_like, (L, S) or (N * num_heads, L, S), optional
-            bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * num_heads + h``.
+            bool: True = blocked; float: added to the scores. Batch entry b, head h is at ``b * num_heads + h``.
             Default: None.
         average_attn_weights : bool
             Return the mean of the weights over heads. Default: True.
         is_causal : bool
-            Query i attends to keys 0 to i, and to no others, whatever attn_mask says. Default: False.
+            Query i attends only to keys 0 to i, whatever attn_mask says. Default: False.
         window : int or (left, right), optional
             Query i attends to keys i - left to i + right; None = unbounded. Default: None.
         key_lengths : array_like of int, (N,) or (), optional
@@ -394,7 +394,7 @@ class MultiheadAttention(Module):
         keep_mask : array_like of bool, optional
             Broadcasts to (N, num_heads, L, S), S as in the weights: True = kept, in training. Default: None, drawn.
         empty_rows : {'zero', 'nan'}
-            What a row with nothing to attend to gives: 'zero', the default, or 'nan', as torch's often. Weights are 0.
+            Output of a row with nothing to attend to: 'zero', the default, or 'nan', as often in torch. Weights are 0.
 
         Returns
         -------
@@ -402,7 +402,7 @@ class MultiheadAttention(Module):
             (N, L, out_dim) with batch_first.
         weights : ndarray, (N, L, S) or (L, S), or None
             With heads, (N, num_heads, L, S), unless averaged; S counts the keys of add_bias_kv and add_zero_attn.
-            After dropout, as torch's.
+            After dropout, as in torch.
 
         Raises
         ------
@@ -594,7 +594,7 @@ class MultiheadAttention(Module):
         features = (self.kdim, self.kdim, self.vdim)
         rows, _, _ = with_batch_first(rows, rows, rows, features, batch_first=self.batch_first, names=("memory",) * 3)
         if rows.ndim != 3:
-            raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
+            raise ValueError(f"memory has shape {rows.shape}, expected three axes, including the batch")
         try:
             key, value = (
                 functional.linear(rows, weight, bias).reshape(*rows.shape[:2], self.num_kv_heads, -1)
@@ -700,7 +700,7 @@ class MultiheadAttention(Module):
         return self._attend(rows, None, opened, need_weights, average_attn_weights, rng)
 
     def _check_plain(self, name: str) -> None:
-        """Refuse keys that no cache holds."""
+        """Refuse extra keys, which a cache cannot hold."""
         if self.bias_k is not None or self.add_zero_attn:
             raise ValueError(
                 f"the attention has add_bias_kv or add_zero_attn, which a KV cache cannot hold; {name} needs neither"
@@ -730,7 +730,7 @@ class MultiheadAttention(Module):
             raise
         return output if self.batch_first else output.swapaxes(0, 1), weights
 
-    # What it looks like
+    # Representation
 
     def trace(
         self,
@@ -747,7 +747,7 @@ class MultiheadAttention(Module):
         tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> HeadTraces:
-        """Trace the eight steps of every head in float64, without dropout, and the output's projection.
+        """Trace the eight steps of every head and the output projection, in float64, without dropout.
 
         Parameters
         ----------
@@ -762,11 +762,11 @@ class MultiheadAttention(Module):
         is_causal : bool
             As for `forward`, like the next three. Default: False.
         window, key_lengths : int, optional
-            A window may be (left, right), too. Default: None.
+            A window may also be (left, right). Default: None.
         empty_rows : {'zero', 'nan'}
             Default: 'zero'.
         tokens, key_tokens : sequence of str, optional
-            Names of queries and keys. Default: None, their numbers.
+            Names of queries and keys. Default: None, their indices.
 
         Returns
         -------
@@ -780,7 +780,7 @@ class MultiheadAttention(Module):
         return trace_heads(self, (x, key, value), masks, (tokens, key_tokens))
 
     def extra_repr(self) -> str:
-        """Tell the sizes, and those that torch does not have where they differ from its own.
+        """Return the sizes, and the options that differ from torch's defaults.
 
         Returns
         -------

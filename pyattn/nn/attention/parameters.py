@@ -16,7 +16,7 @@ OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch
 
 
 def _rows_of(module: Any) -> tuple[int, int, int]:
-    """Of the weights of query, key and value."""
+    """Return the number of rows of the weights of query, key and value."""
     heads, kv_heads = module.num_heads, module.num_kv_heads
     return heads * module.head_dim, kv_heads * module.head_dim, kv_heads * module.v_head_dim
 
@@ -27,7 +27,7 @@ def is_packable(module: Any, out_dim: int) -> bool:
 
 
 def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that there are, in torch's order."""
+    """Return the shapes of the existing parameters, in torch's order."""
     q, k, v = _rows_of(module)
     shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * module.embed_dim, module.embed_dim)}
     if not packed:
@@ -40,11 +40,11 @@ def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool
 
 
 def weights_of(state: Mapping[str, FloatArray]) -> list[FloatArray]:
-    """Find the weights of query, key, value and output; the packed one stands for the first three."""
+    """Return the weights of query, key, value and output; a packed one is returned for the first three."""
     names = [*(["in_proj_weight"] * 3 if "in_proj_weight" in state else SEPARATE), "out_proj.weight"]
     for name in names:
         if name not in state:
-            raise ValueError(f"{name} is missing, and an attention has that of torch.nn.MultiheadAttention's names")
+            raise ValueError(f"{name} is missing; use the names of torch.nn.MultiheadAttention's state_dict")
         check_parameter(state[name], name)
         if state[name].ndim != 2:
             raise ValueError(f"{name} has shape {state[name].shape}, expected 2 axes: (out_features, in_features)")
@@ -66,7 +66,7 @@ def parameters_of(module: Any) -> Parameters:
 
 
 def check_fit(module: Any) -> None:
-    """Name the parameter that does not fit the module. Where the core has refused a call, it has other names."""
+    """Raise for a parameter that does not fit the module, by its own name; the core uses other names."""
     check_parameter_dtypes(module, module.out_proj.weight.dtype)
     state = module.state_dict()
     packed, bias_kv = not any(name in state for name in SEPARATE), "bias_k" in state or "bias_v" in state

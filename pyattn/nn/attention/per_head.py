@@ -1,7 +1,7 @@
-"""Multi-head attention's weights as papers write them: matrices for each head, and one for the concatenated heads.
+"""Multi-head attention's weights as papers write them: matrices per head, and one for the concatenated heads.
 
-A module stacks the heads' matrices, as (out, in). Here a matrix is (embed_dim, dim), or (dim, embed_dim) in the column
-convention; inside, all are (dim, embed_dim).
+A module stacks the matrices of all heads as (out, in). In this interface a matrix is (embed_dim, dim), or (dim,
+embed_dim) in the column convention. Internally all are (dim, embed_dim).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Arrays: TypeAlias = list[npt.NDArray[Any]]
 
 
 class Heads(NamedTuple):
-    """What `to_heads` returns and `from_heads` takes: entry i of a list is head i's.
+    """Result of `to_heads` and arguments of `from_heads`: entry i of a list belongs to head i.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def from_heads(
     batch_first: bool = False,
     scale: SupportsFloat | None = None,
 ) -> MultiheadAttention:
-    """Make the multi-head attention of a paper's weights.
+    """Make a multi-head attention from the weights of a paper.
 
     ``Concat(head_1 ... head_H) W_O``, with ``head_i = softmax(q_i k_i^T / sqrt(d_k)) v_i`` of ``q_i = x W_Q^i``, ``k_i
     = x W_K^i`` and ``v_i = x W_V^i``. Other papers write inputs as columns: ``W_O [head_1; ...; head_H]`` with ``q_i =
@@ -84,15 +84,15 @@ def from_heads(
         A matrix for each head, or one array of all, (heads, embed_dim, d_k). In the column convention (d_k, embed_dim),
         and so on. Lists and integers are read as float64; where dtypes differ, all become the wider one.
     w_key : sequence of array_like, (kdim, d_k)
-        kdim may differ from embed_dim. Their number may be a divisor of w_query's: each is then shared by that many
-        consecutive query heads.
+        kdim may differ from embed_dim. The number of key heads may divide that of query heads: consecutive query
+        heads then share a key head.
     w_value : sequence of array_like, (vdim, d_v)
-        As many as of w_key.
+        One for each key head.
     w_out : array_like, (heads * d_v, d_out)
         (d_out, heads * d_v) with columns.
     b_query : sequence of array_like or None, (d_k,), optional
-        A bias for each query head; None stands for 0. Default: None, which is 0 where another bias is given, and no
-        biases at all where none is.
+        A bias for each query head; None is 0. Default: None, which is 0 if any bias is given; otherwise the module has
+        no biases.
     b_key : sequence of array_like or None, (d_k,), optional
         A bias for each key head. Default: None, as b_query.
     b_value : sequence of array_like or None, (d_v,), optional
@@ -108,12 +108,12 @@ def from_heads(
     batch_first : bool
         As for `MultiheadAttention`. Default: False.
     scale : float, optional
-        Factor on the scores; 1 for heads that are not scaled. Default: None, ``1 / sqrt(d_k)``.
+        Factor on the scores; 1 leaves them unscaled. Default: None, ``1 / sqrt(d_k)``.
 
     Returns
     -------
     MultiheadAttention
-        With copies, and torch's packed in_proj_weight where all sizes are as torch's.
+        With copies of the arrays, packed in in_proj_weight if all sizes are torch's defaults.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def from_heads(
         parts["in_proj_bias"] = [vector for biases in given for vector in _vectors(*biases)]
         parts["out_proj.bias"] = [_vector(b_out, "b_out", out)]
     sizes = {size for x in (query, key, value) for size in (len(x) * len(x[0]), x[0].shape[1])} | {len(out)}
-    if len(sizes) == 1:  # as torch's, which then keeps them in one array
+    if len(sizes) == 1:  # torch's default sizes, packed into one array
         parts["in_proj_weight"] = [*query, *key, *value]
     else:
         parts |= {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
@@ -165,27 +165,27 @@ def from_heads(
 
 
 def to_heads(module: MultiheadAttention, convention: Convention = "row") -> Heads:
-    """Cut a module's parameters into those of its heads, as papers write them.
+    """Split a module's parameters into one matrix per head, as papers write them.
 
     Parameters
     ----------
     module : MultiheadAttention
-        Without add_bias_kv, for which papers have no name.
+        Without add_bias_kv and rotary, which papers' matrices cannot represent.
     convention : {'row', 'column'}
         'column': matrices multiply from the left, ``q_i = W_Q^i x``; inputs of the module stay rows. Default: 'row'.
 
     Returns
     -------
     Heads
-        Views of the parameters: what is written to one counts in the module's next call. ``from_heads(*heads)`` makes
-        a module with equal parameters of them; pass options such as batch_first, scale and convention again.
+        Views of the parameters: edit one and the module's next call uses it. ``from_heads(*heads)`` makes a module
+        with equal parameters; pass options such as batch_first, scale and convention again.
 
     Raises
     ------
     TypeError
-        module is something else.
+        module is not a MultiheadAttention.
     ValueError
-        It has bias_k and bias_v.
+        module has bias_k and bias_v, or rotary.
 
     Examples
     --------
@@ -201,9 +201,9 @@ def to_heads(module: MultiheadAttention, convention: Convention = "row") -> Head
         fix = "; pyattn.interop.torch.from_torch converts one of torch" if kind.startswith("torch.") else ""
         raise TypeError(f"module is of type {kind}, expected a pyattn.nn.MultiheadAttention{fix}")
     if module.bias_k is not None:
-        raise ValueError("module has bias_k and bias_v, which no head of a paper has; state_dict() has them")
+        raise ValueError("module has bias_k and bias_v, which to_heads does not support; read them from state_dict()")
     if module.rotary is not None:
-        raise ValueError("module has rotary, which turns what the heads' matrices give; state_dict() has the matrices")
+        raise ValueError("module has rotary, which to_heads does not support; read the matrices from state_dict()")
     counts = module.num_heads, module.num_kv_heads, module.num_kv_heads
     pairs = list(zip(in_projections(module.state_dict()), counts, strict=True))
     query, key, value = (np.split(projection.weight, count) for projection, count in pairs)
@@ -224,7 +224,7 @@ def _entries(given: Iterable[Any], name: str) -> list[Any]:
 
 
 def _matrices(given: Iterable[npt.ArrayLike], name: str, columns: bool) -> Arrays:
-    """Read them as (dim, embed_dim), of one shape."""
+    """Read matrices of one shape, as (dim, embed_dim)."""
     matrices = [_core.as_real(entry, f"{name}[{n}]") for n, entry in enumerate(_entries(given, name))]
     if not matrices:
         raise ValueError(f"{name} is empty, expected a matrix for each head")
@@ -238,7 +238,7 @@ def _matrices(given: Iterable[npt.ArrayLike], name: str, columns: bool) -> Array
 
 
 def _check_heads(query: Arrays, key: Arrays, value: Arrays, columns: bool) -> None:
-    """As many values as keys, and keys as long as queries."""
+    """Check the numbers of heads, and that keys and queries have equal sizes."""
     if len(query) % len(key):
         raise ValueError(f"w_key has {len(key)} entries, expected {len(query)} as w_query, or a divisor of that")
     if len(value) != len(key):
@@ -250,13 +250,13 @@ def _check_heads(query: Arrays, key: Arrays, value: Arrays, columns: bool) -> No
 
 
 def _out_matrix(w_out: npt.ArrayLike, heads: int, value: npt.NDArray[Any], columns: bool) -> npt.NDArray[Any]:
-    """Read it as (d_out, heads * d_v)."""
+    """Read w_out as (d_out, heads * d_v)."""
     given = _core.as_real(w_out, "w_out")
     out, wide = given if columns else given.T, heads * len(value)
     if out.ndim == 2 and out.shape[1] == wide and len(out) > 0:
         return out
     expected = f"(d_out, {wide})" if columns else f"({wide}, d_out)"
-    message = f"w_out has shape {given.shape}, expected {expected}: there are {heads} heads of {len(value)} values"
+    message = f"w_out has shape {given.shape}, expected {expected}: {heads} heads with d_v = {len(value)}"
     if out.ndim == 2 and len(out) == heads * value.shape[1]:
         message += f"; convention={'row' if columns else 'column'!r} reads all matrices transposed"
     raise ValueError(message)
@@ -272,9 +272,9 @@ def _vectors(given: Iterable[npt.ArrayLike | None] | None, name: str, matrices: 
 
 
 def _vector(given: npt.ArrayLike | None, name: str, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Read a bias of what the matrix gives; one that is left out is 0, in a dtype that widens no other."""
+    """Read the bias of a matrix; None becomes 0, in a dtype that does not widen the others."""
     vector = np.zeros(len(matrix), np.float32) if given is None else _core.as_real(given, name)
     size = len(matrix)
     if vector.shape != (size,):
-        raise ValueError(f"{name} has shape {vector.shape}, expected ({size},): w{name[1:]} gives {size} numbers")
+        raise ValueError(f"{name} has shape {vector.shape}, expected ({size},): w{name[1:]} gives {size} features")
     return vector

@@ -1,4 +1,4 @@
-"""The articles' one head as a module."""
+"""Single-head self-attention as a module."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class SelfAttention(Module):
 
     ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``.
 
-    The function `pyattn.self_attention` with weights of its own: the system that articles on attention build step by
-    step. Masks are as that function's, True = attend; those of MultiheadAttention are torch's, True = blocked.
+    The function `pyattn.self_attention` with its own weights, as articles on attention build it step by step. Masks
+    follow that function, True = attend; those of MultiheadAttention follow torch, True = blocked.
 
     Parameters
     ----------
@@ -44,10 +44,9 @@ class SelfAttention(Module):
     bias : bool
         Queries, keys and values have biases. Default: False.
     context_dim : int, optional
-        Features of what keys and values are taken from. Default: embed_dim.
+        Features of the context, from which keys and values are computed. Default: embed_dim.
     scale : float, optional
-        What scores are multiplied by. Default: ``1 / sqrt(key_dim)``. Articles that leave it out of the first example
-        mean 1.
+        Factor on the scores. Default: ``1 / sqrt(key_dim)``. Pass 1 for articles whose first example has no scale.
     convention : {'row', 'column'}
         'column': ``K = W_key X``. Inputs and outputs are columns, and the weights are transposed. Default: 'row'.
     dtype : dtype
@@ -65,7 +64,7 @@ class SelfAttention(Module):
     w_value : ndarray, (context_dim, v_dim)
         Weight of values.
     b_query : ndarray, (key_dim,), or None
-        Bias of queries. At first 0, as the next two.
+        Bias of queries. Initially 0, like the next two.
     b_key : ndarray, (key_dim,), or None
         Bias of keys.
     b_value : ndarray, (v_dim,), or None
@@ -104,6 +103,11 @@ class SelfAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
+        if isinstance(embed_dim, (list, np.ndarray)):
+            raise TypeError(
+                "embed_dim is an array, expected an int; nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a "
+                "module of arrays"
+            )
         self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = self.key_dim if v_dim is None else as_count(v_dim, "v_dim", least=1)
@@ -129,13 +133,12 @@ class SelfAttention(Module):
         scale: SupportsFloat | None = None,
         convention: Convention = "row",
     ) -> _Self:
-        """Make a module whose parameters are these arrays: nothing is copied, and nothing drawn.
+        """Make a module whose parameters are these arrays: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         w_query : ndarray, (embed_dim, key_dim)
-            float32 or float64, and all others of the same dtype. In the column convention (key_dim, embed_dim), and so
-            on.
+            float32 or float64, the same for all arrays. Column convention: (key_dim, embed_dim), and so on.
         w_key : ndarray, (context_dim, key_dim)
             Weight of keys.
         w_value : ndarray, (context_dim, v_dim)
@@ -159,7 +162,7 @@ class SelfAttention(Module):
         Raises
         ------
         TypeError
-            They are no arrays of float32 or float64, or their dtypes differ.
+            A parameter is not an array of float32 or float64, or the dtypes differ.
         ValueError
             Their shapes disagree.
 
@@ -194,7 +197,7 @@ class SelfAttention(Module):
         return self
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all parameters that there can be, in their order."""
+        """Return the shapes of all possible parameters, in order."""
         weights = (self.embed_dim, self.key_dim), (self.context_dim, self.key_dim), (self.context_dim, self.v_dim)
         shapes: dict[str, tuple[int, ...]] = dict(zip(_WEIGHTS, weights, strict=True))
         if self.convention == "column":
@@ -209,7 +212,7 @@ class SelfAttention(Module):
         return self.b_query, self.b_key, self.b_value
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw the weights anew, into the arrays that are there, and set biases to 0.
+        """Initialise the weights again, in place, and set biases to 0.
 
         Parameters
         ----------
@@ -287,22 +290,22 @@ class SelfAttention(Module):
         x : array_like, (..., L, embed_dim)
             Of the weights' dtype. (..., embed_dim, L) in the column convention, and so on.
         context : array_like, (..., S, context_dim), optional
-            What keys and values are taken from, in the same dtype. Default: x.
+            Source of keys and values, in the same dtype. Default: x.
         need_weights : bool
-            Whether to return the weights, too. Default: False.
+            Return the weights too. Default: False.
         attn_mask : array_like, optional
             Broadcasts to (..., L, S), in both conventions. bool: True = attend; float: added to the scaled scores.
             Default: None, no mask.
         is_causal : bool
             Query i attends to no key after its own position. Default: False.
         align : {'upper_left', 'lower_right'} or int, optional
-            As in `pyattn.attention`. Default: None; must be said for a causal mask or a window when L differs from S.
+            As in `pyattn.attention`. Default: None; required for a causal mask or a window when L differs from S.
         window : int or (int or None, int or None), optional
-            Keys before and after its own position that a query attends to, inclusive. Default: None, unbounded.
+            Number of keys before and after its own position that a query attends to. Default: None, unbounded.
         key_lengths : array_like of int, optional
-            How many keys of each batch entry are there. Default: None, all.
+            Number of keys in each batch entry. Default: None, all.
         empty_rows : {'zero', 'nan'}
-            What a query with nothing to attend to gives. Default: 'zero'.
+            Output of a query with nothing to attend to. Default: 'zero'.
 
         Returns
         -------
@@ -312,7 +315,7 @@ class SelfAttention(Module):
         Raises
         ------
         TypeError
-            x or context has another dtype than the weights, or the mask's is none for masks.
+            x or context has another dtype than the weights, or attn_mask is neither bool nor float.
         ValueError
             Shapes disagree, or a rule of `pyattn.attention` is broken.
         """
@@ -338,7 +341,7 @@ class SelfAttention(Module):
         return result
 
     def extra_repr(self) -> str:
-        """Tell the sizes, and what differs from the usual.
+        """Return the sizes, and the options that differ from their defaults.
 
         Returns
         -------

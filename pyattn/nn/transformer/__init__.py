@@ -1,1 +1,1 @@
-"""The Transformer: a layer, a stack of layers, encoder and decoder, and language models made of them."""
+"""The Transformer: layers, stacks, encoder and decoder, and language models."""

@@ -1,4 +1,4 @@
-"""Models of tokens with a cache: the next tokens of each row go in, scores of what follows them come out.
+"""`TokenModel`, the base of models that decode with a KV cache: next tokens in, logits out.
 
 Indices: N batch, L tokens, E d_model.
 """
@@ -6,16 +6,16 @@ Indices: N batch, L tokens, E d_model.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
-from pyattn._util.ids import IntArray, as_ids, read_lengths
+from pyattn._util.ids import as_ids, read_lengths
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray
+from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead_masks import lengths_of
 from pyattn.nn.attention.cached import check_cache
@@ -37,10 +37,9 @@ class ModelStep(NamedTuple):
     logits : ndarray, (N, vocabulary)
         Scores for the token after each row's last one.
     self_weights : ndarray, (layers, N, heads, L, S), or None
-        Weights that the L new tokens give to the S tokens so far; None unless requested. Rows of padding are
-        unspecified.
+        Weights of the L new tokens over the S tokens so far; None unless requested. Padded rows are unspecified.
     cross_weights : ndarray, (layers, N, heads, L, S_source), or None
-        Weights that the new tokens give to the source of an encoder-decoder; None unless requested.
+        Weights of the new tokens over the source of an encoder-decoder; None unless requested.
     """
 
     logits: FloatArray
@@ -49,39 +48,46 @@ class ModelStep(NamedTuple):
 
 
 class TokenModel(Module):
-    """What a model of tokens does with a cache. It says which layers it has, and what is before and behind them."""
+    """Base of token models with a KV cache; subclasses define embedding, layers and output."""
 
     generator: Module
-    """What turns the last layer's vectors into scores, unless a model turns them by itself."""
+    """Maps the last layer's output to logits, unless a model overrides `_score`."""
     is_encoder_decoder: bool
     batch_first: Any = True
     window: int | None = None
-    """How many tokens before its own a token sees, where that is part of the model."""
+    """Number of earlier tokens that a token sees; None for all."""
+
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; `generate` is a method in other libraries."""
+            hint = "; call pyattn.generate(model, source)" if name == "generate" else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def vocab_size(self) -> int | None:
-        """How many tokens there are; None where that is not known."""
+        """Size of the vocabulary; None if unknown."""
         raise NotImplementedError
 
     @property
     def max_length(self) -> int | None:
-        """How many positions there are; None where there is no end to them."""
+        """Number of positions; None if unlimited."""
         raise NotImplementedError
 
     @property
     def _hidden_id(self) -> int | None:
-        """The id that `forward` takes for padding where it is not told what is."""
+        """Id that `forward` treats as padding by default."""
         return None
 
     def _layers_with_cache(self) -> Stack:
         raise NotImplementedError
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
-        """Give what goes into the first layer for ids, (N, L) or (L, N), whose first are at these positions."""
+        """Embed ids, (N, L) or (L, N), whose rows start at these positions."""
         raise NotImplementedError
 
     def _score(self, x: FloatArray) -> FloatArray:
-        """Give logits for what comes out of the last layer."""
+        """Compute logits from the last layer's output."""
         scores: FloatArray = self.generator(x)
         return scores
 
@@ -91,9 +97,9 @@ class TokenModel(Module):
         Parameters
         ----------
         batch_size : int
-            Rows. Default: 1.
+            Number of rows. Default: 1.
         max_length : int, optional
-            No row may have more tokens. Default: None, as many as the model has positions.
+            Maximum number of tokens in a row. Default: None, the number of the model's positions.
 
         Returns
         -------
@@ -112,43 +118,42 @@ class TokenModel(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> ModelStep:
-        """Compute the scores of what follows the next tokens; their keys and values go into a cache.
+        """Compute the logits after the next tokens, and append their keys and values to a cache.
 
-        The logits have the bits that `forward` over all tokens at once gives each row's last, but where rotary
-        positions are scaled by dynamic or longrope, whose frequencies depend on the length. A call that fails leaves
-        the cache as it was.
+        The logits are bit-identical to `forward` over all tokens at each row's last token, unless rotary frequencies
+        depend on the sequence length (dynamic, longrope). A call that fails leaves the cache as it was.
 
         Parameters
         ----------
         input : array_like of int, (N, L)
-            The next tokens: at the start whole prompts, then mostly one of each row; (L, N) unless batch_first.
+            The next tokens: whole prompts first, then usually one token per row; (L, N) unless batch_first.
         cache : KVCache
-            As `new_cache` makes it, of N batch entries.
+            With N batch entries, as made by `new_cache`.
         memory_cache : KVCache, optional
-            What an encoder-decoder's `encode_memory` returned. Default: None.
+            Result of an encoder-decoder's `encode_memory`. Default: None.
         lengths : array_like of int, (N,), optional
-            How many of each row's tokens count, 1 or more; those behind are padding. Default: None, the first and all
-            others but padding at the end, if the model has an id of it.
+            Number of tokens of each row, 1 or more; later ones are padding. Default: None, all tokens except padding
+            at the end, at least one, if the model has a padding id.
         need_weights : bool
-            Return weights, too. Default: False.
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
         ModelStep
-            logits, and weights where they are asked for.
+            logits, and the weights if requested.
 
         Raises
         ------
         TypeError
-            input holds no integers.
+            input does not hold integers.
         ValueError
-            An id or a length is out of range, there are too many tokens, or shapes disagree.
+            An id or a length is out of range, a row has too many tokens, or shapes disagree.
         """
         check_cache(cache)
         if cache.window != self.window:
-            raise ValueError(f"cache has window={cache.window}, and the model's is {self.window}: see new_cache")
+            raise ValueError(f"cache has window={cache.window}, but the model's is {self.window}; see new_cache")
         ids, counts = self._read_next(input, lengths, cache)
         options: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
         options |= {} if memory_cache is None else {"memory_cache": memory_cache}
@@ -172,28 +177,28 @@ class TokenModel(Module):
         counts = read_counts(self._without_padding(rows) if lengths is None else lengths, "lengths", rows.shape)
         most, longest = self.max_length, int((cache.lengths + counts).max(initial=0))
         if most is not None and longest > most:
-            raise ValueError(f"input makes a sequence of {longest} tokens, and the model has {most} positions")
+            raise ValueError(f"input makes a sequence of {longest} tokens, but the model has {most} positions")
         return ids, counts
 
     def _without_padding(self, rows: IntArray) -> IntArray | None:
-        """Count tokens before the padding that `forward` would hide; None is all."""
+        """Count the tokens before padding at the end; None means all."""
         if self._hidden_id is None:
             return None
         counts = lengths_of(rows == self._hidden_id)
         if counts is None:
             raise ValueError(
-                f"input has padding, id {self._hidden_id}, before other tokens, and a cache holds what is not padding; "
-                "put it last, or say with lengths how many tokens of each row count"
+                f"input has padding, id {self._hidden_id}, before other tokens, which a cache cannot hold; move it to "
+                "the end, or pass lengths, the number of tokens of each row"
             )
-        return np.maximum(counts, 1)  # a row that has ended, or a start symbol
+        return np.maximum(counts, 1)  # a finished row, or a start symbol
 
 
 def as_stack(module: Module, name: str) -> Stack:
-    """Refuse layers that keep nothing in a cache."""
+    """Require a stack of layers that supports a KV cache."""
     if not isinstance(module, Stack):
         raise TypeError(
-            f"{name} is of type {type(module).__name__}, which has no cache, expected TransformerEncoder or "
-            "TransformerDecoder; pyattn.generate takes use_cache=False"
+            f"{name} is of type {type(module).__name__}, which does not support a KV cache; use TransformerEncoder or "
+            "TransformerDecoder, or pyattn.generate with use_cache=False"
         )
     return module
 
@@ -204,7 +209,7 @@ def _last(x: FloatArray, counts: IntArray) -> FloatArray:
 
 
 def read_counts(x: npt.ArrayLike | None, name: str, shape: tuple[int, ...]) -> IntArray:
-    """Read how many tokens of each row count."""
+    """Read the number of tokens of each row."""
     if x is None:
         return np.full(shape[0], shape[1])
     return read_lengths(x, name, shape[:1], least=1, most=shape[1]).astype(np.int64)
@@ -220,7 +225,7 @@ def embed_next(
     batch_first: bool,
     rng: RNG = None,
 ) -> FloatArray:
-    """Do as `pyattn.nn.transformer.tokens.embed` does, with a first position for each row."""
+    """Embed as `pyattn.nn.transformer.tokens.embed` does, with a start position for each row."""
     rows = ids if batch_first else ids.T
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
         table = positions.rows(positions.max_length, 0, embedding.weight.dtype)
@@ -237,7 +242,7 @@ def embed_next(
 
 
 def rows_at(table: FloatArray, starts: IntArray, length: int) -> FloatArray:
-    """Find the vectors of positions."""
+    """Return the encodings of positions."""
     first = int(starts.max(initial=0))
     if (starts == first).all() and first + length <= len(table):
         return table[first : first + length]

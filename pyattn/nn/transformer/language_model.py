@@ -1,4 +1,4 @@
-"""A language model: a Transformer's encoder that looks back alone, between an embedding and a vocabulary."""
+"""Decoder-only language model: a causal Transformer encoder with an embedding and an output layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_count
-from pyattn._util.ids import IntArray
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray
+from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.functional._multihead_masks import Masking
 from pyattn.nn.feed_forward import Activation
 from pyattn.nn.module import Module
@@ -36,45 +35,45 @@ _Self = TypeVar("_Self", bound="TransformerLM")
 
 
 class TransformerLM(TokenModel):
-    """A decoder-only language model: the scores of each token's successors.
+    """A decoder-only language model: logits of the token after each token.
 
-    ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and those before it.
-    Every attribute but ``positions``, which has no parameters unless they are learned, has the state_dict names of
-    torch's module of that name.
+    ``generator(encoder(embedding(ids) * sqrt(d_model) + positions))``, where a token sees itself and earlier
+    ones. The state_dict names of each part are those of torch's module of the same name; sinusoidal positions have no
+    parameters.
 
     Parameters
     ----------
     vocab_size : int
-        How many tokens there are: ids go from 0 to ``vocab_size - 1``.
+        Size of the vocabulary: ids go from 0 to ``vocab_size - 1``.
     d_model : int
-        Size of the vectors in between. Default: 512.
+        Size of the hidden vectors. Default: 512.
     nhead : int
         Heads of each attention; divides d_model. Default: 8.
     num_layers : int
-        How many layers. Default: 6.
+        Number of layers. Default: 6.
     dim_feedforward : int
         Size of the last axis within feed-forward parts. Default: 2048.
     dropout : float
-        As in `TransformerEncoderLayer`, and of what goes into the first layer. Default: 0.1.
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        As in `TransformerEncoderLayer`. Default: 'relu'.
+        As in `TransformerEncoderLayer`, also for the input of the first layer. Default: 0.1.
+    activation : str or callable
+        As in `FeedForward`. Default: 'relu'.
     layer_norm_eps : float
-        Of all normalisations. Default: 1e-5.
+        eps of all normalisations. Default: 1e-5.
     batch_first : bool
-        Ids of two axes are (batch, length), not (length, batch): as `pyattn.generation.pad_sequences` makes them, and
-        `pyattn.generate` takes them. So the default is not torch's. Default: True.
+        Ids are (batch, length), as from `pyattn.generation.pad_sequences` and for `pyattn.generate`, not (length,
+        batch). Default: True, unlike in torch.
     norm_first : bool
-        Normalise what goes into a part, not the sum; what the last layer gives is normalised, too. Default: False.
+        Normalise the input of each part (pre-norm) and the last layer's output, not each sum. Default: False.
     bias : bool
-        All parts have biases, the default.
+        All parts have biases. Default: True.
     max_length : int
-        The longest sequence. Default: 5000.
+        Length of the longest sequence. Default: 5000.
     learned_positions : bool
-        Positions are parameters, not sines and cosines. Default: False.
+        Learn the positional encoding as a parameter; otherwise it is sinusoidal. Default: False.
     padding_idx : int, optional
-        The id of padding, which is hidden in every call that does not say what padding is. Default: None.
+        Id of the padding token, hidden from attention in calls without padding masks or lengths. Default: None.
     tie_weights : bool
-        `generator` has the embedding's own array for its weight. Default: False.
+        `generator` and embedding share one weight array. Default: False.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -83,13 +82,13 @@ class TransformerLM(TokenModel):
     Attributes
     ----------
     embedding : Embedding
-        At first all weights of two axes are drawn by `init.xavier_uniform_`, and padding's row is 0.
+        All weights of two axes are initialised by `init.xavier_uniform_`; the row of padding is 0.
     positions : PositionalEncoding
-        Added to vectors of tokens.
+        Added to the token vectors.
     encoder : TransformerEncoder
         The layers.
     generator : Linear
-        d_model to vocab_size; its bias is 0 at first.
+        d_model to vocab_size; its bias is initially 0.
 
     Examples
     --------
@@ -153,28 +152,28 @@ class TransformerLM(TokenModel):
     def from_parts(
         cls: type[_Self], parts: Mapping[str, Module], *, d_model: SupportsIndex, batch_first: bool = True
     ) -> _Self:
-        """Make a model of these parts: nothing is copied, and nothing drawn.
+        """Make a model of these parts: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         parts : mapping of str to Module
-            'embedding', 'positions', 'encoder' and 'generator', or modules that are called as these.
+            'embedding', 'positions', 'encoder' and 'generator', or modules with the same interfaces.
         d_model : int
-            Size of the vectors in between.
+            Size of the hidden vectors.
         batch_first : bool
-            That of the parts, the default.
+            Layout of the parts. Default: True.
 
         Returns
         -------
         TransformerLM
-            With the parts themselves; weights that are one array stay one.
+            With the parts themselves; shared arrays stay shared.
 
         Raises
         ------
         ValueError
             A part is missing or unexpected.
         TypeError
-            A part is no module.
+            A part is not a module.
         """
         check_parts(parts, ("embedding", "positions", "encoder", "generator"))
         model = cls.__new__(cls)
@@ -182,7 +181,7 @@ class TransformerLM(TokenModel):
         return model
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw all parameters of two axes anew, as the constructor does.
+        """Initialise all parameters of two axes again, as the constructor does.
 
         Parameters
         ----------
@@ -193,17 +192,17 @@ class TransformerLM(TokenModel):
 
     @property
     def vocab_size(self) -> int | None:
-        """How many tokens there are; None where the embedding does not say."""
+        """Size of the vocabulary; None if the embedding does not define it."""
         return getattr(self.embedding, "num_embeddings", None)
 
     @property
     def max_length(self) -> int | None:
-        """How many positions there are; None where they do not say."""
+        """Number of positions; None if positions does not define it."""
         return getattr(self.positions, "max_length", None)
 
     @property
     def padding_idx(self) -> int | None:
-        """The id of padding, if there is one."""
+        """Id of the padding token, or None."""
         return getattr(self.embedding, "padding_idx", None)
 
     @property
@@ -220,7 +219,7 @@ class TransformerLM(TokenModel):
         lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> FloatArray:
-        """Compute the scores of what follows each token: logits, of which `pyattn.softmax` makes probabilities.
+        """Compute the logits of the token after each token; `pyattn.softmax` makes them probabilities.
 
         Parameters
         ----------
@@ -229,11 +228,11 @@ class TransformerLM(TokenModel):
         mask : array_like, (L, L) or (N * nhead, L, L), optional
             bool: True = blocked; float: added to the scores of attention. Default: None.
         key_padding_mask : array_like, (N, L) or (L,), optional
-            The same of tokens that are padding. Default: None, those that are padding_idx, if there is one.
+            The same for padding tokens. Default: None, the tokens equal to padding_idx, if set.
         is_causal : bool
-            A token sees none that comes after it, the default, whatever mask says.
+            A token does not see later ones, whatever mask says. Default: True.
         lengths : array_like of int, (N,), optional
-            In place of key_padding_mask: how many tokens of each row are no padding. Default: None.
+            Instead of key_padding_mask: number of tokens of each row without padding. Default: None.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -245,7 +244,7 @@ class TransformerLM(TokenModel):
         Raises
         ------
         TypeError
-            input holds no integers; a mask is neither bool nor of floats.
+            input does not hold integers; a mask is neither bool nor of floats.
         ValueError
             An id is out of range, input is too long, or shapes disagree; the message names the argument.
         """
@@ -264,7 +263,7 @@ class TransformerLM(TokenModel):
         lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> FloatArray:
-        """Compute what goes into `generator`: a vector for each token.
+        """Compute the input of `generator`: a vector for each token.
 
         Parameters
         ----------
@@ -295,7 +294,7 @@ class TransformerLM(TokenModel):
         lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute the scores and return the attentions' weights, too, as what an encoder-decoder returns.
+        """Compute the logits and return the attention weights too, in the result type of an encoder-decoder.
 
         Parameters
         ----------
@@ -313,11 +312,11 @@ class TransformerLM(TokenModel):
         Returns
         -------
         logits : ndarray
-            As `forward` gives it, in the same bits.
+            Bit-identical to `forward`.
         self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
-            Of each layer.
+            One for each layer.
         cross_weights : None
-            There is nothing else to attend to.
+            The model has no cross-attention.
         """
         hidden = Masking(mask, key_padding_mask, is_causal, key_lengths=lengths)
         output, weights = self._run(input, hidden, rng, True)
@@ -327,8 +326,8 @@ class TransformerLM(TokenModel):
     def _run(
         self, ids: npt.ArrayLike, hidden: Masking, rng: RNG, need_weights: bool
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Embed, and go through the layers."""
-        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
+        """Embed the ids and call the layers."""
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # shared by all parts
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
         tokens = read_tokens(ids, "input", self.embedding, self.positions, **given, **sizes)
@@ -347,7 +346,7 @@ class TransformerLM(TokenModel):
         return embed_next(ids, self.embedding, self.positions, starts, **sizes, rng=rng)
 
     def extra_repr(self) -> str:
-        """Tell what the repr of its parts does not.
+        """Return the options that the repr of the parts does not show.
 
         Returns
         -------

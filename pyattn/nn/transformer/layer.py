@@ -43,7 +43,7 @@ class TransformerLayer(Module):
     caller's function, or where other modules have replaced its parts.
     """
 
-    attentions: ClassVar[tuple[str, ...]]  # names of the parts, in the order of the layer; each has a norm, as the last
+    attentions: ClassVar[tuple[str, ...]]  # attention parts in order; each has a norm, as has the feed-forward part
     self_attn: MultiheadAttention
     linear1: Linear
     linear2: Linear
@@ -111,14 +111,14 @@ class TransformerLayer(Module):
         activation: Activation = "relu",
         norm_first: bool = False,
     ) -> _Self:
-        """Make a layer of these parts: nothing is copied, and nothing drawn.
+        """Make a layer of these parts: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         parts : mapping of str to Module
-            As the layer calls them. There may be a ``gate``; norms may be `RMSNorm`.
+            Parts by attribute name. ``gate`` is optional; norms may be `RMSNorm`.
         dropout : float
-            As for the constructor, of what is added and within the feed-forward part. Default: 0.1.
+            As for the constructor, but not within attentions, which have their own. Default: 0.1.
         activation : str or callable
             As for the constructor. Default: 'relu'.
         norm_first : bool
@@ -134,7 +134,7 @@ class TransformerLayer(Module):
         ValueError
             A part is missing or unexpected.
         TypeError
-            A part is no module, or self_attn no attention.
+            A part is not a module, or self_attn is not a MultiheadAttention.
         """
         layer = cls.__new__(cls)
         check_parts(parts, (*cls.attentions, "linear1", "linear2", *layer._norms()), ("gate",))
@@ -160,9 +160,9 @@ class TransformerLayer(Module):
         rng: RNG,
         need_weights: bool = False,
     ) -> LayerResult:
-        """Compute x, and memory for a decoder; names are those of the inputs and of each attention's masks."""
+        """Compute the layer; inputs are x and a decoder's memory, names those of each attention's masks."""
         first = self.self_attn
-        if type(first) is not MultiheadAttention:  # it reads them as it likes
+        if type(first) is not MultiheadAttention:  # a custom attention checks its own inputs
             return self._call_parts([_core.as_real(x, name) for name, x in inputs], masking, rng, need_weights)
         given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
         (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
@@ -190,35 +190,36 @@ class TransformerLayer(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> LayerResult:
-        """Compute the layer for the next tokens: their keys and values go into a cache, behind those that it has.
+        """Compute the layer for the next tokens, and append their keys and values to a cache.
 
-        In the bits of `forward` over all tokens with is_causal, unless a rotary depends on the sequence's length.
+        The output is bit-identical to `forward` over all tokens with is_causal, unless rotary frequencies depend on the
+        sequence length.
 
         Parameters
         ----------
         x : array_like, (L, N, d_model)
             The next tokens; (N, L, d_model) with batch_first.
         cache : KVCache
-            Of N batch entries; it changes when the call succeeds.
+            With N batch entries. It changes only if the call succeeds.
         layer : int
-            Which layer of the caches. Default: 0.
+            Layer of the caches. Default: 0.
         memory_cache : KVCache, optional
-            What a decoder's layer attends to, as `encode_memory` filled it; an encoder's has none. Default: None.
+            Memory of a decoder's layer, filled by `encode_memory`; None for an encoder's. Default: None.
         lengths : array_like of int, (N,), optional
-            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+            Number of tokens of each batch entry; later ones are padding. Default: None, all.
         need_weights : bool
-            Return weights, too. Default: False.
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
         output : ndarray
-            Of x's shape; rows of padding mean nothing.
+            Of x's shape; padded rows are unspecified.
         self_weights : ndarray, (N, nhead, L, S), or None
-            S is what the cache holds then.
+            S counts the positions of the cache after the call.
         cross_weights : ndarray, (N, nhead, L, S), or None
-            Of what memory_cache holds, for a decoder's layer.
+            S counts the positions of memory_cache; None for an encoder's layer.
 
         Raises
         ------
@@ -227,19 +228,15 @@ class TransformerLayer(Module):
         ValueError
             Shapes disagree, the cache is full, or a decoder's layer has no memory_cache.
         """
-        what = (
-            "has no memory to attend to"
-            if len(self.attentions) == 1
-            else "attends to a memory_cache: see encode_memory"
-        )
+        what = "has no memory to attend to" if len(self.attentions) == 1 else "needs a memory_cache: see encode_memory"
         if (memory_cache is None) != (len(self.attentions) == 1):
             raise ValueError(f"memory_cache is {type(memory_cache).__name__}, and this layer {what}")
         check_cache(cache)
         if memory_cache is cache:
-            raise ValueError("memory_cache is cache itself, expected what remember has filled")
+            raise ValueError("memory_cache is the same object as cache; pass the cache that encode_memory filled")
         first = self.self_attn
         if not isinstance(first, MultiheadAttention):
-            raise TypeError(f"self_attn is of type {type(first).__name__}, which has no step for a cache")
+            raise TypeError(f"self_attn is of type {type(first).__name__}; decode_step needs a MultiheadAttention")
         given, sizes = as_input(x, "x", first.out_proj.weight.dtype), (first.embed_dim,) * 3
         rows, _, _ = with_batch_first(given, given, given, sizes, batch_first=self.batch_first, names=("x",) * 3)
         if not self._is_one_call():
@@ -260,16 +257,16 @@ class TransformerLayer(Module):
     def _call_core(
         self, x: FloatArray, memory: FloatArray | None, masking: list[Masking], caches: LayerCaches, need_weights: bool
     ) -> LayerResult:
-        """Take inputs with batch first and masks as the core does; give the output as the caller has inputs."""
+        """Compute the layer in the core, from inputs with batch first; the output has the caller's layout."""
         cross = masking[1] if len(masking) == 2 else NOTHING
         weights, options = self._weights(), self._options()
         result = compute_layer(x, memory, weights, options, masking[0], cross, caches, need_weights=need_weights)
         check_dtype(result.output, self, x.dtype)
-        turn = x.ndim == 3 and not self.batch_first
-        return result._replace(output=result.output.swapaxes(0, 1)) if turn else result
+        transpose = x.ndim == 3 and not self.batch_first
+        return result._replace(output=result.output.swapaxes(0, 1)) if transpose else result
 
     def _is_one_call(self) -> bool:
-        """Tell whether the layer is what the core computes: the usual parts, and no dropout."""
+        """Tell whether the core can compute the layer in one call: standard parts, and no dropout."""
         parts = vars(self)
         attentions, norms = [parts[name] for name in self.attentions], [parts[name] for name in self._norms()]
         feed_forward = [part for part in (parts["linear1"], parts["linear2"], self.gate) if part is not None]
@@ -306,18 +303,18 @@ class TransformerLayer(Module):
         eps = np.finfo(self.linear1.weight.dtype).eps if self.norm1.eps is None else self.norm1.eps
         return LayerOptions(heads, kv_heads, self.self_attn.scale, name, self.norm_first, float(eps), rms)
 
-    # Its parts, one by one
+    # One call for each part
 
     def _call_parts(
         self, given: list[FloatArray], masking: tuple[Masking, ...], rng: RNG, need_weights: bool
     ) -> LayerResult:
-        generator = None if rng is None else as_generator(rng)  # the same numbers are drawn once
+        generator = None if rng is None else as_generator(rng)  # shared by all parts
 
         def attention(name: str, masks: Masking) -> Attend:
             part = getattr(self, name)
             options: dict[str, Any] = {"need_weights": need_weights, "average_attn_weights": False} | masks._asdict()
             known = {name: x for name, x in options.items() if name.endswith("mask") or x is not None}
-            options = known | ({} if generator is None else {"rng": generator})  # others' parts may not know the rest
+            options = known | ({} if generator is None else {"rng": generator})  # custom parts may not take the rest
             if name == "self_attn":
                 return lambda x: part(x, x, x, **options)
             return lambda x: part(x, given[1], given[1], **options)
@@ -366,7 +363,7 @@ class TransformerLayer(Module):
         return LayerResult(np.asarray(x), weights[0], weights[1] if len(attends) == 2 else None)
 
     def extra_repr(self) -> str:
-        """Tell what the repr of its parts does not.
+        """Return the options that the repr of the parts does not show.
 
         Returns
         -------
@@ -380,9 +377,9 @@ class TransformerLayer(Module):
 class TransformerEncoderLayer(TransformerLayer):
     """A layer of a Transformer's encoder: `torch.nn.TransformerEncoderLayer` for NumPy, True = blocked in masks.
 
-    Self-attention, then ``linear2(act(linear1(x)))``; to each, what it works on is added. Vaswani et al. 2017 normalise
-    the sum; with norm_first, what goes in (Xiong et al. 2020). One call of the core, unless dropout is at work or the
-    activation is a function of the caller's.
+    Self-attention, then ``linear2(act(linear1(x)))``, each with a residual connection. The sum is normalised (Vaswani
+    et al. 2017), or with norm_first the input of each part (Xiong et al. 2020). The core computes a layer in one call,
+    unless dropout is active or the activation is the caller's own function.
 
     Parameters
     ----------
@@ -393,17 +390,16 @@ class TransformerEncoderLayer(TransformerLayer):
     dim_feedforward : int
         Size of the last axis within the feed-forward part. Default: 2048.
     dropout : float
-        Probability of leaving out, in training, an attention's weight, a number of what is added, and one within the
-        feed-forward part; `Module.eval` ends that. Default: 0.1.
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        A callable takes an array and returns another of its shape and dtype. `functional.gelu` and `functional.silu`
-        are recognised and run in the core. Default: 'relu'.
+        Probability that an attention weight, an element of a part's output or a hidden value of the feed-forward part
+        becomes 0, in training only. Default: 0.1.
+    activation : str or callable
+        As in `FeedForward`. Default: 'relu'.
     layer_norm_eps : float
-        Of the normalisations. Default: 1e-5.
+        eps of the normalisations. Default: 1e-5.
     batch_first : bool
         Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
     norm_first : bool
-        Normalise what goes into a part, not the sum. Default: False.
+        Normalise the input of each part (pre-norm), not the sum after it. Default: False.
     bias : bool
         All parts have biases. Default: True.
     num_kv_heads : int, optional
@@ -424,13 +420,13 @@ class TransformerEncoderLayer(TransformerLayer):
     Attributes
     ----------
     self_attn : MultiheadAttention
-        Attention of the input to itself; all parts are initialised as in torch.
+        Self-attention. All parts are initialised as in torch.
     linear1, linear2 : Linear
         d_model to dim_feedforward, and back.
     gate : Linear or None
         The gate of the feed-forward part, if it has one.
     norm1, norm2 : LayerNorm or RMSNorm
-        Of the attention and of the feed-forward part.
+        Norms of the attention and of the feed-forward part.
 
     Examples
     --------
@@ -456,21 +452,21 @@ class TransformerEncoderLayer(TransformerLayer):
     ) -> FloatArray:
         """Compute the layer.
 
-        On purpose not as torch's: `is_causal` hides later positions, with or without a mask, where torch takes it for a
-        hint on the mask that it must get, too. A row with nothing to attend to gives 0 before the attention's output
-        projection, where torch's eval mode gives NaN.
+        Intended differences from torch: `is_causal` hides later positions with or without a mask, while torch treats it
+        as a hint about a mask that it also needs. A row with nothing to attend to gives 0 before the attention's output
+        projection, while torch in eval mode gives NaN.
 
         Parameters
         ----------
         src : array_like, (L, N, d_model) or unbatched (L, d_model)
             (N, L, d_model) with batch_first. Of the weights' dtype.
         src_mask : array_like, (L, L) or (N * nhead, L, L), optional
-            bool: True = blocked; float: added to the scores. Of batch entry b and head h at ``b * nhead + h``. Default:
+            bool: True = blocked; float: added to the scores. Batch entry b, head h is at ``b * nhead + h``. Default:
             None.
         src_key_padding_mask : array_like, (N, L) or (L,), optional
             bool: True = blocked; float: added to the scores. Default: None.
         is_causal : bool
-            Position i attends to 0 to i, and to no others, whatever src_mask says. Default: False.
+            Position i attends only to positions 0 to i, whatever src_mask says. Default: False.
         window : int or (left, right), optional
             Position i attends to i - left to i + right; None = unbounded. Default: None.
         rng : None, int, SeedSequence or Generator
@@ -500,7 +496,7 @@ class TransformerEncoderLayer(TransformerLayer):
         window: Window = None,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute the layer and return its attention's weights, too, as what a decoder's layer returns.
+        """Compute the layer and return the attention weights too, in the result type of a decoder's layer.
 
         Parameters
         ----------
@@ -518,11 +514,11 @@ class TransformerEncoderLayer(TransformerLayer):
         Returns
         -------
         output : ndarray
-            As `forward` gives it, in the same bits.
+            Bit-identical to `forward`.
         self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
-            After dropout, as torch's.
+            After dropout, as in torch.
         cross_weights : None
-            An encoder attends to nothing else.
+            An encoder has no cross-attention.
         """
         output, weights, _ = self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng, True)
         assert weights is not None
@@ -538,9 +534,9 @@ class TransformerEncoderLayer(TransformerLayer):
 class TransformerDecoderLayer(TransformerLayer):
     """A layer of a Transformer's decoder: `torch.nn.TransformerDecoderLayer` for NumPy, True = blocked in masks.
 
-    Self-attention, attention to memory, then ``linear2(act(linear1(x)))``; to each, what it works on is added.
-    Vaswani et al. 2017 normalise the sum; with norm_first, what goes in. One call of the core, unless dropout is at
-    work or the activation is a function of the caller's.
+    Self-attention, attention to memory, then ``linear2(act(linear1(x)))``, each with a residual connection. The sum is
+    normalised (Vaswani et al. 2017), or with norm_first the input of each part. The core computes a layer in one call,
+    unless dropout is active or the activation is the caller's own function.
 
     Parameters
     ----------
@@ -552,14 +548,14 @@ class TransformerDecoderLayer(TransformerLayer):
         Size of the last axis within the feed-forward part. Default: 2048.
     dropout : float
         As in `TransformerEncoderLayer`. Default: 0.1.
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        As in `TransformerEncoderLayer`. Default: 'relu'.
+    activation : str or callable
+        As in `FeedForward`. Default: 'relu'.
     layer_norm_eps : float
-        Of the normalisations. Default: 1e-5.
+        eps of the normalisations. Default: 1e-5.
     batch_first : bool
         Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
     norm_first : bool
-        Normalise what goes into a part, not the sum. Default: False.
+        Normalise the input of each part (pre-norm), not the sum after it. Default: False.
     bias : bool
         All parts have biases. Default: True.
     num_kv_heads : int, optional
@@ -580,13 +576,13 @@ class TransformerDecoderLayer(TransformerLayer):
     Attributes
     ----------
     self_attn, multihead_attn : MultiheadAttention
-        Of tgt to itself, and to memory.
+        Self-attention of tgt, and attention of tgt to memory.
     linear1, linear2 : Linear
         d_model to dim_feedforward, and back.
     gate : Linear or None
         The gate of the feed-forward part, if it has one.
     norm1, norm2, norm3 : LayerNorm or RMSNorm
-        Of the two attentions and of the feed-forward part.
+        Norms of the two attentions and of the feed-forward part.
 
     Examples
     --------
@@ -615,7 +611,7 @@ class TransformerDecoderLayer(TransformerLayer):
         *,
         rng: RNG = None,
     ) -> FloatArray:
-        """Compute the layer. What is not as torch's is told in `TransformerEncoderLayer.forward`.
+        """Compute the layer. For differences from torch see `TransformerEncoderLayer.forward`.
 
         Parameters
         ----------
@@ -632,9 +628,9 @@ class TransformerDecoderLayer(TransformerLayer):
         memory_key_padding_mask : array_like, (N, S) or (S,), optional
             As tgt_mask. Default: None.
         tgt_is_causal : bool
-            Position i attends to 0 to i of tgt, and to no others, whatever tgt_mask says. Default: False.
+            Position i attends only to positions 0 to i of tgt, whatever tgt_mask says. Default: False.
         memory_is_causal : bool
-            Position i attends to 0 to i of memory, and to no others. Default: False.
+            Position i attends only to positions 0 to i of memory. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -666,7 +662,7 @@ class TransformerDecoderLayer(TransformerLayer):
         *,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Compute the layer and return the weights of its attentions, too.
+        """Compute the layer and return the weights of its attentions too.
 
         Parameters
         ----------
@@ -682,9 +678,9 @@ class TransformerDecoderLayer(TransformerLayer):
         Returns
         -------
         output : ndarray
-            As `forward` gives it, in the same bits.
+            Bit-identical to `forward`.
         self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
-            After dropout, as torch's.
+            After dropout, as in torch.
         cross_weights : ndarray, (N, nhead, L, S) or (nhead, L, S)
             As self_weights, of the attention to memory.
         """
@@ -710,7 +706,7 @@ class TransformerDecoderLayer(TransformerLayer):
 
 
 def check_parts(parts: Mapping[str, Module], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    """Check modules that are to be parts of another."""
+    """Check the parts of a module: names and types."""
     for name in (*names, *parts):
         if name not in parts or name not in (*names, *optional):
             raise ValueError(f"{name} is {'missing' if name in names else 'unexpected'}; expected {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""A model that translates: a Transformer between two embeddings and a vocabulary."""
+"""Sequence-to-sequence model: a Transformer with embeddings and an output layer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_flag
-from pyattn._util.ids import IntArray
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray
+from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead_masks import Masking, lengths_of, read_padding_mask
 from pyattn.nn.feed_forward import Activation
@@ -19,7 +18,7 @@ from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
 from pyattn.nn.transformer.decoding import TokenModel, as_stack, embed_next
 from pyattn.nn.transformer.layer import check_parts
-from pyattn.nn.transformer.stack import Stack, TransformerDecoder, bool_or
+from pyattn.nn.transformer.stack import Stack, TransformerDecoder
 from pyattn.nn.transformer.tokens import (
     describe,
     draw_weights,
@@ -40,49 +39,49 @@ PARTS = ("src_embedding", "tgt_embedding", "src_positions", "tgt_positions", "tr
 
 
 class Seq2SeqTransformer(TokenModel):
-    """The whole of Vaswani et al. 2017, which PyTorch leaves to its users: tokens in, scores of the next tokens out.
+    """The complete model of Vaswani et al. 2017, which torch does not have: tokens in, logits of next tokens out.
 
     ``generator(transformer(src_embedding(src) * sqrt(d_model) + src_positions, tgt_embedding(tgt) * sqrt(d_model) +
-    tgt_positions))``, where a target's token sees itself and those before it. Every attribute but the positions, which
-    have no parameters unless they are learned, has the state_dict names of torch's module of that name.
+    tgt_positions))``, where a target token sees itself and earlier ones. The state_dict names of each part are those of
+    torch's module of the same name; sinusoidal positions have no parameters.
 
     Parameters
     ----------
     src_vocab_size, tgt_vocab_size : int
-        How many tokens there are in the source and in the target: ids are from 0 on.
+        Sizes of the vocabularies of source and target; ids start at 0.
     d_model : int
-        Size of the vectors in between. Default: 512.
+        Size of the hidden vectors. Default: 512.
     nhead : int
         Heads of each attention; divides d_model. Default: 8.
     num_encoder_layers, num_decoder_layers : int
-        How many. Default: 6.
+        Number of layers. Default: 6.
     dim_feedforward : int
         Size of the last axis within feed-forward parts. Default: 2048.
     dropout : float
-        As in `TransformerEncoderLayer`, and of what goes into the first layers. Default: 0.1.
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        As in `TransformerEncoderLayer`. Default: 'relu'.
+        As in `TransformerEncoderLayer`, also for the inputs of the first layers. Default: 0.1.
+    activation : str or callable
+        As in `FeedForward`. Default: 'relu'.
     custom_encoder, custom_decoder : Module, optional
         As in `Transformer`. Default: None.
     layer_norm_eps : float
-        Of all normalisations. Default: 1e-5.
+        eps of all normalisations. Default: 1e-5.
     batch_first : bool
-        Ids of two axes are (batch, length), not (length, batch): as `pyattn.generation.pad_sequences` makes them, and
-        `pyattn.generate` takes them. So the default is not torch's. Default: True.
+        Ids are (batch, length), as from `pyattn.generation.pad_sequences` and for `pyattn.generate`, not (length,
+        batch). Default: True, unlike in torch.
     norm_first : bool
-        Normalise what goes into a part, not the sum. Default: False.
+        Normalise the input of each part (pre-norm), not the sum after it. Default: False.
     bias : bool
-        All parts have biases, the default.
+        All parts have biases. Default: True.
     max_length : int
-        The longest sequence. Default: 5000.
+        Length of the longest sequence. Default: 5000.
     learned_positions : bool
-        Positions are parameters, not sines and cosines. Default: False.
+        Learn the positional encoding as a parameter; otherwise it is sinusoidal. Default: False.
     padding_idx : int, optional
-        The id of padding, which is hidden in every call that does not say what padding is. Default: None.
+        Id of the padding token, hidden from attention in calls without padding masks or lengths. Default: None.
     tie_weights : bool
-        `generator` has tgt_embedding's own array for its weight. Default: False.
+        `generator` and tgt_embedding share one weight array. Default: False.
     share_embeddings : bool
-        src_embedding is tgt_embedding: one vocabulary. Default: False.
+        Source and target share one embedding, for a common vocabulary. Default: False.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -91,13 +90,13 @@ class Seq2SeqTransformer(TokenModel):
     Attributes
     ----------
     src_embedding, tgt_embedding : Embedding
-        At first all weights of two axes are drawn by `init.xavier_uniform_`, and padding's rows are 0.
+        All weights of two axes are initialised by `init.xavier_uniform_`; rows of padding are 0.
     src_positions, tgt_positions : PositionalEncoding
-        Added to vectors of tokens.
+        Added to the token vectors.
     transformer : Transformer
         Encoder and decoder.
     generator : Linear
-        d_model to tgt_vocab_size; its bias is 0 at first.
+        d_model to tgt_vocab_size; its bias is initially 0.
 
     Examples
     --------
@@ -175,13 +174,13 @@ class Seq2SeqTransformer(TokenModel):
 
     @classmethod
     def from_parts(cls: type[_Self], parts: Mapping[str, Module]) -> _Self:
-        """Make a model of these parts: nothing is copied, and nothing drawn.
+        """Make a model of these parts: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         parts : mapping of str to Module
             'src_embedding', 'tgt_embedding', 'src_positions', 'tgt_positions', 'transformer' and 'generator', or
-            modules that are called as these. One may stand in two places, and weights that are one array stay one.
+            modules with the same interfaces. Shared modules and shared arrays stay shared.
 
         Returns
         -------
@@ -193,7 +192,7 @@ class Seq2SeqTransformer(TokenModel):
         ValueError
             A part is missing or unexpected.
         TypeError
-            A part is no module, or transformer no Transformer.
+            A part is not a module, or transformer is not a Transformer.
         """
         check_parts(parts, PARTS)
         if not isinstance(parts["transformer"], Transformer):
@@ -203,7 +202,7 @@ class Seq2SeqTransformer(TokenModel):
         return model
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw all parameters of two axes anew, as the constructor does.
+        """Initialise all parameters of two axes again, as the constructor does.
 
         Parameters
         ----------
@@ -214,7 +213,7 @@ class Seq2SeqTransformer(TokenModel):
 
     @property
     def d_model(self) -> int:
-        """Size of the vectors in between."""
+        """Size of the hidden vectors."""
         return self.transformer.d_model
 
     @property
@@ -224,22 +223,22 @@ class Seq2SeqTransformer(TokenModel):
 
     @property
     def vocab_size(self) -> int | None:
-        """How many tokens of the target there are; None where the embedding does not say."""
+        """Size of the target vocabulary; None if the embedding does not define it."""
         return getattr(self.tgt_embedding, "num_embeddings", None)
 
     @property
     def src_vocab_size(self) -> int | None:
-        """How many tokens of the source there are; None where the embedding does not say."""
+        """Size of the source vocabulary; None if the embedding does not define it."""
         return getattr(self.src_embedding, "num_embeddings", None)
 
     @property
     def max_length(self) -> int | None:
-        """How many positions the target has; None where they do not say."""
+        """Number of target positions; None if tgt_positions does not define it."""
         return getattr(self.tgt_positions, "max_length", None)
 
     @property
     def padding_idx(self) -> int | None:
-        """The id of padding in the source, if there is one."""
+        """Id of the padding token in the source, or None."""
         return getattr(self.src_embedding, "padding_idx", None)
 
     def forward(
@@ -260,7 +259,7 @@ class Seq2SeqTransformer(TokenModel):
         tgt_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> FloatArray:
-        """Compute the scores of what follows each token of tgt: logits, of which `pyattn.softmax` makes probabilities.
+        """Compute the logits of the token after each token of tgt; `pyattn.softmax` makes them probabilities.
 
         Parameters
         ----------
@@ -271,17 +270,17 @@ class Seq2SeqTransformer(TokenModel):
         src_mask, tgt_mask, memory_mask : array_like, optional
             As in `Transformer.forward`. Default: None.
         src_key_padding_mask, tgt_key_padding_mask : array_like, (N, S) and (N, L), optional
-            As in `Transformer.forward`. Default: None, tokens that are padding_idx, if there is one.
+            As in `Transformer.forward`. Default: None, the tokens equal to padding_idx, if set.
         memory_key_padding_mask : array_like, (N, S), optional
-            As in `Transformer.forward`. Default: None, what of src is padding.
+            As in `Transformer.forward`. Default: None, the padding of src.
         src_is_causal : bool, optional
             As in `Transformer.forward`. Default: None, False.
         tgt_is_causal : bool
-            A token of tgt sees none that comes after it, the default, whatever tgt_mask says.
+            A token of tgt does not see later ones, whatever tgt_mask says. Default: True.
         memory_is_causal : bool
             As in `Transformer.forward`. Default: False.
         src_lengths, tgt_lengths : array_like of int, (N,), optional
-            In place of key padding masks: how many tokens of each row are no padding. Default: None.
+            Instead of key padding masks: number of tokens of each row without padding. Default: None.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -293,11 +292,16 @@ class Seq2SeqTransformer(TokenModel):
         Raises
         ------
         TypeError
-            src or tgt hold no integers; a mask is neither bool nor of floats.
+            src or tgt does not hold integers; a mask is neither bool nor of floats.
         ValueError
             An id is out of range, src or tgt is too long, or shapes disagree; the message names the argument.
         """
-        source = Masking(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        source = Masking(
+            src_mask,
+            src_key_padding_mask,
+            as_flag(src_is_causal, "src_is_causal", default=False),
+            key_lengths=src_lengths,
+        )
         target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
         cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
         return self._call(src, tgt, (source, target, cross), rng, False)[0]
@@ -313,7 +317,7 @@ class Seq2SeqTransformer(TokenModel):
         tgt_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Compute the scores and return the weights of the decoder's attentions, too.
+        """Compute the logits and return the weights of the decoder's attentions too.
 
         Parameters
         ----------
@@ -329,11 +333,11 @@ class Seq2SeqTransformer(TokenModel):
         Returns
         -------
         logits : ndarray
-            As `forward` gives it, in the same bits.
+            Bit-identical to `forward`.
         self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
-            Of each layer of the decoder.
+            One for each layer of the decoder.
         cross_weights : ndarray, (layers, N, nhead, L, S) or (layers, nhead, L, S)
-            The same of the attention to the source.
+            The same for the attention to the source.
         """
         source = Masking(None, src_key_padding_mask, key_lengths=src_lengths)
         target = Masking(None, tgt_key_padding_mask, True, key_lengths=tgt_lengths)
@@ -371,7 +375,12 @@ class Seq2SeqTransformer(TokenModel):
         -------
         ndarray, (N, S, d_model), (S, N, d_model) or (S, d_model)
         """
-        hidden = Masking(src_mask, src_key_padding_mask, bool_or(src_is_causal), key_lengths=src_lengths)
+        hidden = Masking(
+            src_mask,
+            src_key_padding_mask,
+            as_flag(src_is_causal, "src_is_causal", default=False),
+            key_lengths=src_lengths,
+        )
         return self._encode(src, hidden, rng)[0]
 
     def decode(
@@ -389,18 +398,18 @@ class Seq2SeqTransformer(TokenModel):
         memory_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
     ) -> FloatArray:
-        """Compute what goes into `generator`: a vector for each token of tgt.
+        """Compute the input of `generator`: a vector for each token of tgt.
 
         Parameters
         ----------
         tgt : array_like of int
             As for `forward`.
         memory : array_like, (N, S, d_model), (S, N, d_model) or (S, d_model)
-            As `encode` gives it.
+            Result of `encode`.
         tgt_mask, memory_mask, tgt_key_padding_mask : array_like, optional
             As for `forward`. Default: None.
         memory_key_padding_mask : array_like, optional
-            What of the source is padding: memory does not say. Default: None, nothing.
+            Padding of the source, which memory does not contain. Default: None, no padding.
         tgt_is_causal : bool
             As for `forward`. Default: True.
         memory_is_causal : bool
@@ -408,7 +417,7 @@ class Seq2SeqTransformer(TokenModel):
         tgt_lengths : array_like of int, optional
             As for `forward`. Default: None.
         memory_lengths : array_like of int, (N,), optional
-            In place of memory_key_padding_mask: the lengths of the source. Default: None.
+            Instead of memory_key_padding_mask: the lengths of the source. Default: None.
         rng : None, int, SeedSequence or Generator
             As for `forward`. Default: None.
 
@@ -428,8 +437,8 @@ class Seq2SeqTransformer(TokenModel):
         rng: RNG,
         need_weights: bool,
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
-        """Encode and decode, with what the source, the target and the attention between them hide."""
-        drawn = None if rng is None else as_generator(rng)  # the same numbers are drawn once
+        """Encode and decode; hidden has the masks of the source, the target and the cross-attention."""
+        drawn = None if rng is None else as_generator(rng)  # shared by all parts
         memory, padding = self._encode(src, hidden[0], drawn)
         cross = hidden[2]
         if cross.key_padding_mask is None:
@@ -438,7 +447,7 @@ class Seq2SeqTransformer(TokenModel):
         return self.generator(output), weights[0], weights[1]
 
     def _encode(self, src: npt.ArrayLike, hidden: Masking, rng: RNG) -> tuple[FloatArray, npt.ArrayLike | None]:
-        """Give the memory, and what of it is padding."""
+        """Return the memory and its padding mask."""
         drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
         given: dict[str, Any] = {"lengths": hidden.key_lengths, "key_padding_mask": hidden.key_padding_mask}
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
@@ -479,15 +488,14 @@ class Seq2SeqTransformer(TokenModel):
     # With a cache
 
     def encode_memory(self, src: npt.ArrayLike, *, src_lengths: npt.ArrayLike | None = None) -> KVCache:
-        """Encode a source, and compute what all layers of the decoder attend to in it: once for all steps.
+        """Encode a source and compute its keys and values for all decoder layers, once for all steps.
 
         Parameters
         ----------
         src : array_like of int, (N, S)
             Ids of tokens; (S, N) unless batch_first.
         src_lengths : array_like of int, (N,), optional
-            How many tokens of each row are no padding. Default: None, all but those at the end that are padding_idx, if
-            there is one.
+            Number of tokens of each row without padding. Default: None, all tokens except padding_idx at the end.
 
         Returns
         -------
@@ -497,14 +505,14 @@ class Seq2SeqTransformer(TokenModel):
         Raises
         ------
         TypeError
-            src holds no integers.
+            src does not hold integers.
         ValueError
-            An id or a length is out of range, shapes disagree, or there is padding before other tokens.
+            An id or a length is out of range, shapes disagree, or padding comes before other tokens.
         """
         memory, padding = self._encode(src, Masking(key_lengths=src_lengths), None)
         lengths = None if padding is None else lengths_of(read_padding_mask(padding, "src"))
         if padding is not None and lengths is None:
-            raise ValueError("src has padding before other tokens, and a cache holds what is not padding; put it last")
+            raise ValueError("src has padding before other tokens, which a cache cannot hold; move it to the end")
         decoder = self._layers_with_cache()
         if not isinstance(decoder, TransformerDecoder):
             raise TypeError(f"transformer.decoder is of type {type(decoder).__name__}, expected TransformerDecoder")
@@ -522,7 +530,7 @@ class Seq2SeqTransformer(TokenModel):
         return embed_next(ids, self.tgt_embedding, self.tgt_positions, starts, **sizes, rng=rng)
 
     def extra_repr(self) -> str:
-        """Tell what the repr of its parts does not.
+        """Return the options that the repr of the parts does not show.
 
         Returns
         -------

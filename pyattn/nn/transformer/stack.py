@@ -1,4 +1,4 @@
-"""A Transformer's encoder and decoder: layers in a row."""
+"""A Transformer's encoder and decoder: stacks of layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Encoder = TypeVar("_Encoder", bound="TransformerEncoder")
 
 
 class StackResult(NamedTuple):
-    """Output, and weights of each layer, with heads, where they are asked for and there is such an attention."""
+    """Output, and weights of each layer and head if requested; None for an attention the layers lack."""
 
     output: FloatArray
     self_weights: list[FloatArray] | None
@@ -38,7 +38,7 @@ class StackResult(NamedTuple):
 
 
 class Stack(Module):
-    """Layers, and a normalisation of what the last of them gives."""
+    """Layers, and a normalisation of the last layer's output."""
 
     layers: ModuleList
     norm: Module | None
@@ -64,7 +64,7 @@ class Stack(Module):
         layers : iterable of Module
             One or more.
         norm : Module, optional
-            Applied to what the last layer gives. Default: None.
+            Applied to the output of the last layer. Default: None.
 
         Returns
         -------
@@ -74,9 +74,9 @@ class Stack(Module):
         Raises
         ------
         TypeError
-            What is given is no module.
+            A layer or norm is not a module.
         ValueError
-            There is no layer, or batch_first of one is another than that of the first.
+            layers is empty, or a layer differs from the first in batch_first.
         """
         stack, given = cls.__new__(cls), modules_of(layers, "layers")
         if not given:
@@ -117,19 +117,19 @@ class Stack(Module):
         Raises
         ------
         TypeError
-            Layers are none of pyattn's.
+            A layer is not one of pyattn's.
         ValueError
             Their attentions have different sizes.
         """
         return self._cache_of("self_attn", batch_size, window=window, max_length=max_length)
 
     def _cache_of(self, name: str, batch_size: SupportsIndex, **limits: SupportsIndex | None) -> KVCache:
-        """Make one for the attention of that name."""
+        """Make a cache for the attention of this name."""
         from pyattn.cache import KVCache
 
         found = {_heads_of(layer, name) for layer in self.layers}
         if len(found) > 1:
-            raise ValueError("layers have attentions of different sizes, and a cache has one for all")
+            raise ValueError("layers have attentions of different sizes; a KVCache needs equal sizes in all layers")
         kv_heads, head_dim, v_head_dim, dtype = found.pop()
         options: Any = {"batch_size": batch_size, "dtype": dtype, **limits}
         return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim, **options)
@@ -144,34 +144,34 @@ class Stack(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> StackResult:
-        """Call the layers in turn for the next tokens, whose keys and values go into a cache behind those it has.
+        """Call the layers in turn for the next tokens, and append their keys and values to a cache.
 
-        The output has the bits that `forward` over all tokens at once, with is_causal, gives these rows; not so with a
-        rotary whose frequencies depend on the length of the sequence (dynamic, longrope).
+        The output is bit-identical to these rows of `forward` over all tokens with is_causal, unless rotary frequencies
+        depend on the sequence length (dynamic, longrope).
 
         Parameters
         ----------
         x : array_like, (L, N, d_model)
             The next tokens; (N, L, d_model) with the layers' batch_first.
         cache : KVCache
-            As `new_cache` makes it, of N batch entries. It changes when the call succeeds.
+            With N batch entries, as made by `new_cache`. It changes only if the call succeeds.
         memory_cache : KVCache, optional
-            What `TransformerDecoder.remember` returned, for a decoder. Default: None.
+            For a decoder, the result of `TransformerDecoder.encode_memory`. Default: None.
         lengths : array_like of int, (N,), optional
-            How many of each batch entry's tokens count; those behind are padding. Default: None, all.
+            Number of tokens of each batch entry; later ones are padding. Default: None, all.
         need_weights : bool
-            Return weights, too. Default: False.
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
         output : ndarray
-            Of x's shape; rows of padding mean nothing.
+            Of x's shape; padded rows are unspecified.
         self_weights : list of ndarray, (N, nhead, L, S), or None
-            Of each layer; S is what the cache holds then.
+            One for each layer; S counts the positions of the cache after the call.
         cross_weights : list of ndarray, (N, nhead, L, S), or None
-            Of each layer, to what memory_cache holds.
+            One for each layer; S counts the positions of memory_cache.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Stack(Module):
         return StackResult(output, own or None, cross or None)
 
     def _check_layers(self, cache: KVCache, name: str) -> None:
-        """Refuse a cache whose layers are not these: positions would not be what they seem."""
+        """Require a cache for these layers, with equal lengths in all of them."""
         check_cache(cache, name)
         if cache.num_layers != len(self.layers):
             raise ValueError(f"{name} has {cache.num_layers} layers, expected {len(self.layers)}: see new_cache")
@@ -214,26 +214,26 @@ class Stack(Module):
 
     def _through(self, x: npt.ArrayLike, *memory: npt.ArrayLike, rng: RNG, **masks: Any) -> Any:
         """Call the layers in turn."""
-        options = {} if rng is None else {"rng": as_generator(rng)}  # the same numbers are drawn once
+        options = {} if rng is None else {"rng": as_generator(rng)}  # shared by all parts
         for layer in self.layers:
             x = layer(x, *memory, **masks, **options)
         return x
 
 
 class TransformerEncoder(Stack):
-    """A Transformer's encoder, layers in a row: `torch.nn.TransformerEncoder` for NumPy, True = blocked in masks.
+    """A Transformer's encoder, a stack of layers: `torch.nn.TransformerEncoder` for NumPy, True = blocked in masks.
 
     Parameters
     ----------
     encoder_layer : TransformerEncoderLayer
-        Or another module that is called as one. The layers are copies of it, with the same first numbers, as in torch.
+        A layer, or another module with the same interface. The stack holds copies with equal parameters, as in torch.
     num_layers : int
-        How many.
+        Number of layers.
     norm : Module, optional
-        Applied to what the last layer gives. Default: None.
+        Applied to the output of the last layer. Default: None.
     enable_nested_tensor : bool
-        There are no nested tensors here, and nothing to gain from them. All that is left of it is what torch does with
-        padding, see `forward`; the default.
+        Set padded rows to 0 where torch's nested tensors do, see `forward`. pyattn itself does not use nested tensors.
+        Default: True.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ class TransformerEncoder(Stack):
     norm : Module or None
         As given.
     use_nested_tensor : bool
-        Rows of padding at the end are 0 in eval mode.
+        Whether padded rows at the end become 0 in eval mode.
 
     Examples
     --------
@@ -284,7 +284,7 @@ class TransformerEncoder(Stack):
         layers : iterable of Module
             One or more.
         norm : Module, optional
-            Applied to what the last layer gives. Default: None.
+            Applied to the output of the last layer. Default: None.
         enable_nested_tensor : bool
             As for the constructor. Default: True.
 
@@ -296,9 +296,9 @@ class TransformerEncoder(Stack):
         Raises
         ------
         TypeError
-            What is given is no module, or an option is neither True nor False.
+            A layer or norm is not a module, or an option is not a bool.
         ValueError
-            There is no layer, or batch_first of one is another than that of the first.
+            layers is empty, or a layer differs from the first in batch_first.
         """
         encoder = super().from_layers(layers, norm)
         encoder._set_options(enable_nested_tensor)
@@ -315,11 +315,11 @@ class TransformerEncoder(Stack):
     ) -> FloatArray:
         """Call the layers in turn.
 
-        Where torch's, without gradients, cuts padding off as a nested tensor, rows of padding are 0 before norm, as
-        there: in eval mode, batched, with a src_key_padding_mask of padding at the ends alone, without mask and
-        is_causal (for which torch needs a mask), if the layer given was a `TransformerEncoderLayer` with batch_first,
-        biases, an even number of heads and relu or gelu, without norm_first. Not as in torch, a src_key_padding_mask of
-        finite floats hides nothing.
+        Padded rows are 0 before norm wherever torch, without gradients, drops padding with a nested tensor. That needs
+        eval mode, a batch, a src_key_padding_mask with padding only at the ends of rows, and neither mask nor is_causal
+        (for which torch needs a mask). The layer must be a `TransformerEncoderLayer` with batch_first, biases, an even
+        number of heads and relu or gelu, without norm_first. Unlike in torch, a src_key_padding_mask of finite floats
+        hides nothing.
 
         Parameters
         ----------
@@ -330,8 +330,8 @@ class TransformerEncoder(Stack):
         src_key_padding_mask : array_like, (N, L) or (L,), optional
             bool: True = blocked; float: added to the scores. Default: None.
         is_causal : bool, optional
-            Position i attends to 0 to i, and to no others, whatever mask says. Default: None, False: there is nothing
-            to be detected in a mask that counts anyway.
+            Position i attends only to positions 0 to i, whatever mask says. Default: None, which means False; torch
+            would check whether mask is causal.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -347,7 +347,7 @@ class TransformerEncoder(Stack):
         ValueError
             Shapes disagree; the message names the argument.
         """
-        causal = bool_or(is_causal)
+        causal = as_flag(is_causal, "is_causal", default=False)
         masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": causal}
         output: FloatArray = self._through(src, rng=rng, **masks)
         cut = self.use_nested_tensor and output.ndim == 3 and mask is None and not causal
@@ -359,16 +359,16 @@ class TransformerEncoder(Stack):
 
 
 class TransformerDecoder(Stack):
-    """A Transformer's decoder, layers in a row: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
+    """A Transformer's decoder, a stack of layers: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
 
     Parameters
     ----------
     decoder_layer : TransformerDecoderLayer
-        Or another module that is called as one. The layers are copies of it, with the same first numbers, as in torch.
+        A layer, or another module with the same interface. The stack holds copies with equal parameters, as in torch.
     num_layers : int
-        How many.
+        Number of layers.
     norm : Module, optional
-        Applied to what the last layer gives. Default: None.
+        Applied to the output of the last layer. Default: None.
 
     Attributes
     ----------
@@ -418,9 +418,9 @@ class TransformerDecoder(Stack):
         tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
             (N, L) and (N, S), or (L,) and (S,). As the masks. Default: None.
         tgt_is_causal : bool, optional
-            Position i attends to 0 to i of tgt, and to no others, whatever tgt_mask says. Default: None, False.
+            Position i attends only to positions 0 to i of tgt, whatever tgt_mask says. Default: None, False.
         memory_is_causal : bool
-            Position i attends to 0 to i of memory, and to no others. Default: False.
+            Position i attends only to positions 0 to i of memory. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -438,19 +438,20 @@ class TransformerDecoder(Stack):
         """
         masks = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
         masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
-        hints = {"tgt_is_causal": bool_or(tgt_is_causal), "memory_is_causal": memory_is_causal}
+        causal = as_flag(tgt_is_causal, "tgt_is_causal", default=False)
+        hints = {"tgt_is_causal": causal, "memory_is_causal": memory_is_causal}
         output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
         return output if self.norm is None else self.norm(output)
 
     def encode_memory(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
-        """Compute what all layers attend to in a memory, once for all steps.
+        """Compute the keys and values of a memory for all layers, once for all steps.
 
         Parameters
         ----------
         memory : array_like, (S, N, d_model)
             (N, S, d_model) with the layers' batch_first.
         lengths : array_like of int, (N,), optional
-            How many rows of each batch entry count; those behind are padding. Default: None, all.
+            Number of rows of each batch entry; later ones are padding. Default: None, all.
 
         Returns
         -------
@@ -460,13 +461,13 @@ class TransformerDecoder(Stack):
         Raises
         ------
         TypeError
-            memory has another dtype than the weights, or layers are none of pyattn's.
+            memory has another dtype than the weights, or a layer is not one of pyattn's.
         ValueError
             Shapes disagree.
         """
         rows = _core.as_array(memory, "memory")
         if rows.ndim != 3:
-            raise ValueError(f"memory has shape {rows.shape}, expected three axes: a cache has batch entries")
+            raise ValueError(f"memory has shape {rows.shape}, expected three axes, including the batch")
         cache = self._cache_of("multihead_attn", rows.shape[0 if self.batch_first else 1])
         layer: Any
         for n, layer in enumerate(self.layers):
@@ -485,17 +486,12 @@ def _heads_of(layer: Module, name: str) -> tuple[int, int, int, np.dtype[Any]]:
     attention = getattr(layer, name, None)
     if not isinstance(attention, MultiheadAttention):
         kind = type(layer).__name__
-        raise TypeError(f"a layer is of type {kind}, and what it would keep in a cache is not known; make a KVCache")
+        raise TypeError(f"a layer is of type {kind}, whose cache sizes are unknown; make the KVCache yourself")
     return attention.num_kv_heads, attention.head_dim, attention.v_head_dim, attention.out_proj.weight.dtype
 
 
-def bool_or(hint: bool | None) -> bool:
-    """Read a hint that may be left out."""
-    return False if hint is None else hint
-
-
 def _is_nestable(layer: Module) -> bool:
-    """Tell whether torch's encoder would make nested tensors for copies of such a layer."""
+    """Tell whether torch's encoder would use nested tensors with copies of this layer."""
     if not isinstance(layer, TransformerEncoderLayer):
         return False
     attention = layer.self_attn
@@ -506,7 +502,7 @@ def _is_nestable(layer: Module) -> bool:
 
 
 def _padding_at_the_ends(given: npt.ArrayLike) -> npt.NDArray[np.bool_] | None:
-    """Find what is blocked; None where that is not the ends of rows alone."""
+    """Return the blocked positions, or None unless they are only the ends of rows."""
     mask = read_padding_mask(given, "src_key_padding_mask")
     blocked = mask if mask.dtype == np.bool_ else mask == -np.inf
     inside = (blocked[:, :-1] & ~blocked[:, 1:]).any() or not (blocked | (mask == 0)).all()

@@ -1,4 +1,4 @@
-"""What models of token ids share: ids and their padding, what goes into the layers, and what comes out of them.
+"""Shared code of token models: ids and padding, embedding, output layer and initialisation.
 
 Indices: N batch, L tokens, E d_model.
 """
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 import pyattn.functional as functional
 from pyattn._util.arguments import as_count, as_flag, as_float_dtype
-from pyattn._util.ids import IntArray, as_ids, read_lengths
+from pyattn._util.ids import as_ids, read_lengths
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray
+from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.masks import from_blocked
 from pyattn.nn import init
 from pyattn.nn.embedding import Embedding
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Tokens(NamedTuple):
-    """Ids, and what of them is padding: True = blocked, as in torch; None where nothing is."""
+    """Ids and their padding mask, True = blocked as in torch; None without padding."""
 
     ids: IntArray
     padding: npt.ArrayLike | None
@@ -56,7 +56,7 @@ def read_tokens(
     key_padding_mask: npt.ArrayLike | None = None,
     names: tuple[str, str] = ("lengths", "key_padding_mask"),
 ) -> Tokens:
-    """Read token ids and what of them is padding."""
+    """Read token ids and their padding mask."""
     ids = as_ids(x, name, getattr(embedding, "num_embeddings", None))
     if ids.ndim not in (1, 2):
         order = "(N, L)" if batch_first else "(L, N)"
@@ -65,7 +65,7 @@ def read_tokens(
     length, most = rows.shape[-1], getattr(positions, "max_length", None)
     if most is not None and length > most:
         raise ValueError(
-            f"{name} has {length} tokens in a row, and the model has {most} positions; shorten it, or make the model "
+            f"{name} has {length} tokens in a row, but the model has {most} positions; shorten it, or make the model "
             "with a larger max_length"
         )
     index = getattr(embedding, "padding_idx", None)
@@ -81,11 +81,11 @@ def padding_of(
     shape: tuple[int, ...],
     names: tuple[str, str],
 ) -> npt.ArrayLike | None:
-    """Make a padding mask of lengths; a mask that is given stays as it is."""
+    """Make a padding mask from lengths, or return a given mask unchanged."""
     if lengths is None:
         return key_padding_mask
     if key_padding_mask is not None:
-        raise ValueError(f"{names[0]} and {names[1]} are both given, and say the same; leave out one")
+        raise ValueError(f"{names[0]} and {names[1]} are both given; pass only one of them")
     ends = read_lengths(lengths, names[0], shape[:-1], most=shape[-1])
     return from_blocked(np.arange(shape[-1]) >= ends[..., np.newaxis])
 
@@ -108,9 +108,9 @@ def embed(
     if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
         output: FloatArray = positions(embedding(ids) * math.sqrt(d_model), start, **options)
         return output
-    turned = ids.ndim == 2 and not batch_first
-    rows = positions.rows(ids.shape[0] if turned else ids.shape[-1], start, embedding.weight.dtype)
-    rows = rows[:, np.newaxis] if turned else rows
+    length_first = ids.ndim == 2 and not batch_first
+    rows = positions.rows(ids.shape[0] if length_first else ids.shape[-1], start, embedding.weight.dtype)
+    rows = rows[:, np.newaxis] if length_first else rows
     x = functional.embedding(ids, embedding.weight, scale=math.sqrt(d_model), residual=rows)
     return drop(x, positions.dropout if positions.training else 0.0, rng)
 
@@ -122,19 +122,19 @@ def make_embedding(
     dtype: npt.DTypeLike,
     name: str = "vocab_size",
 ) -> Embedding:
-    """Make an embedding whose numbers are to be drawn."""
+    """Make an embedding with uninitialised weights."""
     shape = as_count(vocab_size, name, least=1), as_count(d_model, "d_model", least=1)
     return Embedding.from_pretrained(np.empty(shape, as_float_dtype(dtype)), padding_idx=padding_idx)
 
 
 def make_generator(embedding: Embedding, bias: bool, tie_weights: bool) -> Linear:
-    """Make the layer that gives each word a number, whose numbers are to be drawn."""
+    """Make the output layer, from vectors to logits, with uninitialised parameters."""
     weight = embedding.weight if as_flag(tie_weights, "tie_weights") else np.empty_like(embedding.weight)
     return Linear.from_arrays(weight, np.empty(len(weight), weight.dtype) if as_flag(bias, "bias") else None)
 
 
 def draw_weights(model: Module, rng: RNG) -> None:
-    """Draw all parameters of two axes by `init.xavier_uniform_`; rows of padding and the vocabulary's bias become 0."""
+    """Initialise parameters of two axes by `init.xavier_uniform_`; rows of padding and output biases become 0."""
     generator = as_generator(rng)
     for array in model.parameters():
         if array.ndim > 1:
@@ -147,7 +147,7 @@ def draw_weights(model: Module, rng: RNG) -> None:
 
 
 def describe(d_model: int, batch_first: bool, generator: Module, embedding: Module) -> str:
-    """Tell what stands in the brackets of a model's repr."""
+    """Return the text between the brackets of a model's repr."""
     tied = getattr(generator, "weight", None) is getattr(embedding, "weight", generator)
     return f"d_model={d_model}, batch_first={batch_first}, tie_weights={tied}"
 
@@ -155,7 +155,7 @@ def describe(d_model: int, batch_first: bool, generator: Module, embedding: Modu
 def run_with_weights(
     stack: Module, x: npt.ArrayLike, *memory: npt.ArrayLike, masks: Mapping[str, Any]
 ) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-    """Call a stack's layers in turn, and keep the weights of their attentions."""
+    """Call a stack's layers in turn, and collect their attention weights."""
     own: list[FloatArray] = []
     cross: list[FloatArray] = []
     layers: Any = stack

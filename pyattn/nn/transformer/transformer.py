@@ -27,7 +27,7 @@ _Self = TypeVar("_Self", bound="Transformer")
 class Transformer(Module):
     """An encoder and a decoder: `torch.nn.Transformer` for NumPy. True = blocked in bare masks.
 
-    "Attention Is All You Need", Vaswani et al. 2017, without embeddings, positions and what turns outputs into words.
+    "Attention Is All You Need", Vaswani et al. 2017, without embeddings, positions and output layer.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ class Transformer(Module):
     nhead : int
         Heads of each attention; divides d_model. Default: 8.
     num_encoder_layers, num_decoder_layers : int
-        How many. Default: 6.
+        Number of layers. Default: 6.
     dim_feedforward : int
         Size of the last axis within feed-forward parts. Default: 2048.
     dropout : float
         As in `TransformerEncoderLayer`. Default: 0.1.
-    activation : {'relu', 'gelu', 'gelu_tanh', 'silu'} or callable
-        As in `TransformerEncoderLayer`. Default: 'relu'.
+    activation : str or callable
+        As in `FeedForward`. Default: 'relu'.
     custom_encoder, custom_decoder : Module, optional
-        Called in place of a `TransformerEncoder` or `TransformerDecoder`. What has a batch_first has that of the
-        Transformer: torch does not look, and takes the batch for the length. Default: None.
+        Replaces the `TransformerEncoder` or `TransformerDecoder`. If it has batch_first, that must equal the
+        Transformer's; torch does not check this and swaps batch and length. Default: None.
     layer_norm_eps : float
-        Of all normalisations. Default: 1e-5.
+        eps of all normalisations. Default: 1e-5.
     batch_first : bool
         Inputs and output of three axes are (batch, length, features), not (length, batch, features). Default: False.
     norm_first : bool
-        Normalise what goes into a part, not the sum. Default: False.
+        Normalise the input of each part (pre-norm), not the sum after it. Default: False.
     bias : bool
-        All parts have biases, the default.
+        All parts have biases. Default: True.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -62,8 +62,8 @@ class Transformer(Module):
     Attributes
     ----------
     encoder : TransformerEncoder
-        Its norm is a `LayerNorm`, as the decoder's. At first all weights of two axes, a custom_encoder's, too, are
-        drawn by `init.xavier_uniform_`.
+        Its norm is a `LayerNorm`. All weights of two axes are initialised by `init.xavier_uniform_`, those of a
+        custom_encoder too.
     decoder : TransformerDecoder
         As the encoder.
 
@@ -117,7 +117,7 @@ class Transformer(Module):
     def _set(
         self, stacks: Mapping[str, Module], d_model: SupportsIndex, nhead: SupportsIndex, batch_first: bool
     ) -> None:
-        """Take the encoder and the decoder, by the names that messages call them."""
+        """Set the encoder and the decoder, given by their names in messages."""
         self.batch_first = as_flag(batch_first, "batch_first")
         for name, module in stacks.items():
             check_module(module, name)
@@ -141,18 +141,18 @@ class Transformer(Module):
         nhead: SupportsIndex,
         batch_first: bool = False,
     ) -> _Self:
-        """Make a Transformer of these stacks: nothing is copied, and nothing drawn.
+        """Make a Transformer of these stacks: nothing is copied, nothing is drawn.
 
         Parameters
         ----------
         encoder : TransformerEncoder
-            Or another module that is called as one.
+            Or another module with the same interface.
         decoder : TransformerDecoder
-            Or another module that is called as one.
+            Or another module with the same interface.
         d_model, nhead : int
-            As for the constructor, where nothing depends on nhead.
+            As for the constructor; nhead is only stored.
         batch_first : bool
-            That of the stacks. Default: False.
+            Layout of the stacks. Default: False.
 
         Returns
         -------
@@ -162,7 +162,7 @@ class Transformer(Module):
         Raises
         ------
         TypeError
-            A stack is no module, or another argument of another type.
+            A stack is not a module, or another argument has the wrong type.
         ValueError
             A stack has another batch_first, or a size is less than 1.
         """
@@ -171,7 +171,7 @@ class Transformer(Module):
         return transformer
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Draw all parameters of two axes or more anew, by `init.xavier_uniform_`; the others stay as they are.
+        """Initialise parameters of two or more axes again, by `init.xavier_uniform_`; others do not change.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class Transformer(Module):
         *,
         rng: RNG = None,
     ) -> FloatArray:
-        """Encode src, and decode tgt with what that gives for a memory.
+        """Encode src, and decode tgt with the result as memory.
 
         Parameters
         ----------
@@ -208,14 +208,15 @@ class Transformer(Module):
         tgt : array_like, (L, N, d_model) or (L, d_model)
             (N, L, d_model) with batch_first.
         src_mask, tgt_mask, memory_mask : array_like, optional
-            (S, S), (L, L) and (L, S), or the same for each head, as (N * nhead, S, S). bool: True = blocked; float:
-            added to the scores. Default: None.
+            (S, S), (L, L) and (L, S), or per batch entry and head, such as (N * nhead, S, S). bool: True = blocked;
+            float: added to the scores. Default: None.
         src_key_padding_mask, tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
-            (N, S), (N, L) and (N, S), or (S,) and (L,). As the masks; memory's is not taken from src. Default: None.
+            (N, S), (N, L) and (N, S), or (S,) and (L,). Read as the masks. memory_key_padding_mask does not default to
+            src's. Default: None.
         src_is_causal, tgt_is_causal : bool, optional
-            Position i attends to 0 to i of its own, and to no others, whatever a mask says. Default: None, False.
+            Position i attends only to positions 0 to i of the same input, whatever a mask says. Default: None, False.
         memory_is_causal : bool
-            Position i of tgt attends to 0 to i of src, and to no others. Default: False.
+            Position i of tgt attends only to positions 0 to i of src. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
@@ -259,7 +260,7 @@ class Transformer(Module):
         Raises
         ------
         TypeError
-            sz is no int, or dtype is another.
+            sz is not an int, or dtype is neither float32 nor float64.
         ValueError
             sz is negative.
 

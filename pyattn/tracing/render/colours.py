@@ -1,8 +1,8 @@
-"""Colours of the example, one for each kind of tensor, which colour-blind readers can tell apart.
+"""Colours for each kind of tensor, which colour-blind readers can tell apart.
 
-Hues are the example's. Lightness separates pairs that deuteranopia or protanopia merge: red and green, green and dark
-green. On a page the edges of a matrix and of its caption have the full colour. Cells have a pale tint, on which numbers
-are legible; the caption names the kind, too, because tints are too pale for everybody to tell apart.
+The hues are those of the worked example. Lightness separates pairs that look alike with deuteranopia or protanopia:
+red and green, green and dark green. On a page the edges of a matrix and of its caption have the full colour. Cells have
+a pale tint, on which numbers are legible. The caption also names the kind, as not everyone can tell pale tints apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLOURS: Final[dict[str, str]] = {
 """Colour of each kind: green, orange, red, purple, blue, yellow, dark green."""
 
 DARK_EDGES: Final[dict[str, str]] = COLOURS | {"scores": "#2587f4", "outputs": "#26735d"}
-"""Edges on a dark page: dark green is lighter there to be seen, and blue to stay as far from it."""
+"""Edges on a dark page: dark green is lighter to be visible, and blue is lighter to stay distinct from it."""
 
 KINDS: Final[dict[str, str]] = {
     "x": "inputs",

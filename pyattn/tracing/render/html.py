@@ -28,8 +28,8 @@ __all__ = ["heads_html", "heat_map", "to_html"]
 
 Array = npt.NDArray[np.float64]
 _MAX_HEADS = 16
-_MAX_PIXELS = 256  # of a heat map's side; beyond, a pixel is the largest of several weights
-_CHARACTERS_PER_TOKEN = 2200  # of embedded matrices: 140 kB for 64 tokens, beside some 40 kB of all else
+_MAX_PIXELS = 256  # per side of a heat map; in larger ones a pixel is the maximum of several weights
+_CHARACTERS_PER_TOKEN = 2200  # limit of embedded matrices: 140 kB for 64 tokens; the rest of a page is some 40 kB
 _OPACITY = 0.8  # of the largest weight: text on it is still legible
 
 
@@ -44,7 +44,7 @@ def to_html(trace: Intermediates) -> str:
 def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
     """Write the weights of all heads side by side, and the steps of each to unfold.
 
-    Heads share the size of one page: the more there are, the smaller their tables; those after the 16th are left out.
+    To bound the size of the page, tables are smaller the more heads there are, and only the first 16 are shown.
     """
     shown = heads[:_MAX_HEADS]
     names = [_new_id() for _ in shown]
@@ -60,7 +60,7 @@ def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
 
 
 def _overview(heads: Sequence[Intermediates], steps: Sequence[Sequence[TraceStep]], names: Sequence[str]) -> str:
-    """Write the weights of all heads, large ones as pictures; data-of names the steps whose data the hovers use."""
+    """Write the weights of all heads, large ones as pictures; data-of is the id of the steps that hold their data."""
     figures = []
     for n, (head, its_steps, name) in enumerate(zip(heads, steps, names, strict=True), 1):
         large = max(head.weights.shape) > MAX_SHOWN
@@ -70,7 +70,7 @@ def _overview(heads: Sequence[Intermediates], steps: Sequence[Sequence[TraceStep
 
 
 def _new_id() -> str:
-    """Draw an id on each call, because one notebook may show one trace twice."""
+    """Make a random id: one notebook may show the same trace twice."""
     return f"pyattn-{secrets.token_hex(6)}"
 
 
@@ -83,7 +83,7 @@ def _fragment(content: str, names: Sequence[str]) -> str:
 
 
 def _steps(trace: Intermediates, steps: Sequence[TraceStep], name: str, heads: int = 1) -> str:
-    """Write the steps and the data of the hovers, for a page of so many heads."""
+    """Write the steps and the data that the script needs; heads is the number of heads on the page."""
     data = json.dumps(_data_of(trace, heads), separators=(",", ":"), ensure_ascii=False)
     for character in "<>&":  # a token must not end the script
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -190,16 +190,16 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _data_of(trace: Intermediates, heads: int) -> dict[str, Any]:
-    """Embed the matrices from the inputs on; if they are too large, from the queries on; else none.
+    """Embed inputs and weights; if these are too large, queries, keys and values; if these are, too, nothing.
 
-    The script computes scores and weights itself, except rounded weights.
+    The script computes scores and weights from them; rounded weights are embedded, too.
     """
     projected = ("keys", "queries", "values")
     given = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
     others = ("attn_bias", *(["weights"] if trace.round_weights is not None else []))
     most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
     first: tuple[str, ...] = projected
-    if trace.x is not None:  # MultiheadAttention's extra keys come from no input, so they are embedded
+    if trace.x is not None:  # extra keys of MultiheadAttention cannot be computed from inputs
         extra = len(trace.in_rows("keys")) > len(trace.in_rows("x"))
         first = (*given, "keys", "values") if extra else given
     matrices: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Steps of a trace as Markdown."""
+"""Write the steps of a trace as Markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _step(step: TraceStep) -> str:
 
 
 def _table(matrix: Array, row_tokens: Sequence[str] | None, column_tokens: Sequence[str] | None) -> str:
-    """Write a table, which needs a head in Markdown: rows and columns without tokens are numbered."""
+    """Write a table; rows and columns without tokens are numbered, as Markdown tables need a header."""
     texts, rows, columns = part_of(matrix)
     table = [["", *(_label(column_tokens, n) for n in columns)], ["---"] + ["---:"] * len(columns)]
     table += [[f"**{_label(row_tokens, n)}**", *cells] for n, cells in zip(rows, texts, strict=True)]

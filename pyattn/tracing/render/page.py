@@ -1,4 +1,4 @@
-"""Style, script and frame of a page. A page loads nothing from elsewhere."""
+"""CSS, script and HTML frame of a page. A page is self-contained and loads nothing."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ box-shadow:0 3px 12px rgba(0,0,0,.3);pointer-events:none}}
     )
 )
 
-# On hover: find the cell, list the products that made it, and mark their operands. Matrices are in the row convention.
-# i and j are indices of the whole matrix, of which the table may show a part.
+# On hover: find the cell, list the products that it is the sum of, and mark their operands. Matrices are in the row
+# convention. i and j are indices of the whole matrix, of which the table may show a part.
 SCRIPT = r"""
 const explain=function(root){
 if(root.dataset.on)return;
@@ -205,7 +205,7 @@ function about(n,i,j){
     s=w.reduce(function(y,z,k){return seen(i,k)?y+z*v.a[k*v.c+j]:y;},0);
     o="output "+name("q",i)+", number "+(j+1);
     if(D.empty==="nan"&&scores(i).every(function(y){return y===-Infinity;}))
-      return[o+" = nan\nthere is nothing to attend to",[["weights",i,-1]]];
+      return[o+" = nan\nevery key is masked",[["weights",i,-1]]];
     return[o+"\nweights "+V(w)+"\n"+line+" "+(j+1)+" of values "+V(col(v,j))+
       "\n"+S(t)+" = "+N(s),[["weights",i,-1],["values",-1,j]]];
   }

@@ -87,7 +87,7 @@ def _step(
     note: str,
     query: int | None = None,
 ) -> TraceStep:
-    """Make a step of all queries, or of one, with the tokens of its arrays."""
+    """Make a step for all queries or one, and find the tokens for the axes of its arrays."""
     tokens, key_tokens = trace.tokens, trace.key_tokens
     if tokens is not None and query is not None:
         tokens = tokens[query : query + 1]
@@ -149,7 +149,7 @@ def _about_sizes(trace: Intermediates) -> str:
 
 
 def steps_of_query(trace: Intermediates, i: SupportsIndex) -> tuple[TraceStep, ...]:
-    """Return steps 4 to 7 for input i, counted from 0, or from the end where negative."""
+    """Return steps 4 to 7 for input i; negative indices count from the end."""
     count, index = len(trace.in_rows("queries")), as_index(i, "i")
     if not -count <= index < count:
         raise IndexError(f"i is {index}; it must be from {-count} to {count - 1}, for {_counted(count, 'input')}")
@@ -186,7 +186,7 @@ def _name(trace: Intermediates, i: int) -> str:
 
 
 def _scored(trace: Intermediates) -> tuple[str, ...]:
-    """Name the arrays of step 4: a float mask stands before the scores that it is part of."""
+    """Name the arrays of step 4: the scores, and a float mask before them."""
     return ("scores",) if trace.attn_bias is None else ("attn_bias", "scores")
 
 
@@ -227,7 +227,7 @@ def _about_scores(trace: Intermediates, i: int, weighted: Array) -> str:
 
 def _about_weights(trace: Intermediates, i: int, weighted: Array) -> str:
     scores, weights = (vector_text(trace.in_rows(name)[i]) for name in ("scores", "weights"))
-    nothing = "\nThere is nothing to attend to: all weights are 0." * _attends_to_nothing(trace, i)
+    nothing = "\nEvery key is masked: all weights are 0." * _attends_to_nothing(trace, i)
     return f"{trace.normalize}({scores}) = {weights}{nothing}"
 
 
@@ -243,7 +243,7 @@ def _about_products(trace: Intermediates, i: int, weighted: Array) -> str:
 def _about_output(trace: Intermediates, i: int, weighted: Array) -> str:
     output = vector_text(trace.in_rows("outputs")[i])
     if trace.empty_rows == "nan" and _attends_to_nothing(trace, i):
-        return f"There is nothing to attend to: the output is {output}, as empty_rows='nan' asks for."
+        return f"Every key is masked: the output is {output} because of empty_rows='nan'."
     shown = [vector_text(row) for row in weighted[:_MAX_LINES]] + ["..."] * (len(weighted) > _MAX_LINES)
     return f"{' + '.join(shown)} = {output}"
 

@@ -1,4 +1,4 @@
-"""Numbers, tokens and matrices as plain text, as wide as a terminal shows them."""
+"""Format numbers, tokens and matrices as plain text, aligned for a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 __all__ = ["MAX_SHOWN", "cut", "matrix_lines", "number_text", "part_of", "vector_text", "width_of"]
 
 Array = npt.NDArray[np.float64]
-MAX_SHOWN = 12  # rows or columns; of more, the first 6 and the last 3 are shown
+MAX_SHOWN = 12  # rows or columns; larger matrices show the first 6 and the last 3
 
 _DECIMALS = 4
-_TINY, _HUGE = 0.5 * 10**-_DECIMALS, 1e7  # beyond these a number has an exponent
+_TINY, _HUGE = 0.5 * 10**-_DECIMALS, 1e7  # numbers outside this range have an exponent
 _VECTOR = 8  # numbers shown of a vector
 
 
 def number_text(x: float, decimals: int | None = None) -> str:
-    """Write a number with the given decimals, or as many as it needs up to 4; '0' is exactly 0."""
+    """Format a number with the given decimals, or up to 4 as needed; only an exact 0 becomes '0'."""
     if not math.isfinite(x):
         return str(float(x))
     if x == 0:
@@ -31,7 +31,7 @@ def number_text(x: float, decimals: int | None = None) -> str:
 
 
 def _decimals_of(numbers: Array) -> int:
-    """Count the decimals that all numbers without an exponent need."""
+    """Return the number of decimals, up to 4, that shows all numbers without an exponent exactly."""
     usual = numbers[np.isfinite(numbers) & (np.abs(numbers) < _HUGE) & ((numbers == 0) | (np.abs(numbers) >= _TINY))]
     for decimals in range(_DECIMALS):
         if np.array_equal(np.round(usual, decimals), usual):
@@ -40,13 +40,13 @@ def _decimals_of(numbers: Array) -> int:
 
 
 def vector_text(vector: Array) -> str:
-    """Write a vector as [1, 0, 2]; of a long one, the first numbers."""
+    """Format a vector as [1, 0, 2]; long vectors are cut off."""
     texts = [number_text(x) for x in vector[:_VECTOR].tolist()]
     return f"[{', '.join(texts + ['...'] * (len(vector) > _VECTOR))}]"
 
 
 def part_of(matrix: Array, most: int = MAX_SHOWN) -> tuple[list[list[str]], list[int], list[int]]:
-    """Write a matrix by its edges: texts, and the index of each row and column shown, -1 for a gap.
+    """Format the first and last rows and columns; return the texts and the shown indices, with -1 for a gap.
 
     All numbers have the same decimals, and the time does not grow with the matrix.
     """
@@ -66,7 +66,7 @@ def part_of(matrix: Array, most: int = MAX_SHOWN) -> tuple[list[list[str]], list
 
 
 def matrix_lines(matrix: Array, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None) -> list[str]:
-    """Write a matrix, a line for each row, beside and below the tokens of its rows and columns."""
+    """Format a matrix as lines, one per row, with optional tokens for rows and columns."""
     table, shown_rows, shown_columns = part_of(matrix)
     labels = None if rows is None else _labels(rows, shown_rows)
     if columns is not None:
@@ -89,7 +89,7 @@ def _pad(text: str, width: int) -> str:
 
 
 def width_of(text: str) -> int:
-    """Count the columns of a terminal that a line takes: Chinese characters two, combining marks none."""
+    """Return the width of a line in a terminal: 2 for Chinese characters, 0 for combining marks."""
     none = ("Mn", "Me", "Cf")
     return sum(
         0 if unicodedata.category(c) in none else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text

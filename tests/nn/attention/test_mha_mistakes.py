@@ -57,7 +57,7 @@ def test_a_shape_that_does_not_fit_is_named(arguments, message):
         ({"value": Y.astype("f2")}, r"value has dtype float16, .* pass value.astype\(numpy.float32\)"),
         (
             {"attn_mask": np.ones((5, 7), int)},
-            r"attn_mask has dtype int64, .* attn_mask.astype\(bool\) \(True = blocked\)",
+            r"attn_mask has dtype int64, .* attn_mask.astype\(bool\) if 1 = blocked",
         ),
         ({"key_padding_mask": np.ones((2, 7), np.uint8)}, r"key_padding_mask has dtype uint8, expected bool or floats"),
         ({"attn_mask": np.ones((5, 7), complex)}, "attn_mask has dtype complex128"),
@@ -155,8 +155,8 @@ def test_arrays_that_make_no_module_are_refused(change, kind, message):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"in_proj_weight": None}, ValueError, "in_proj_weight is None, and use_separate_proj_weight=False needs it"),
-        ({"use_separate_proj_weight": True}, ValueError, "q_proj_weight is None, and use_separate_proj_weight=True"),
+        ({"in_proj_weight": None}, ValueError, "in_proj_weight is None, but use_separate_proj_weight=False needs it"),
+        ({"use_separate_proj_weight": True}, ValueError, "q_proj_weight is None, but use_separate_proj_weight=True"),
         ({"in_proj_weight": WEIGHT[1:]}, ValueError, r"in_proj_weight has shape \(23, 8\), expected \(24, 8\)"),
         ({"out_proj_weight": OUT[:, 1:]}, ValueError, r"out_proj_weight has shape \(8, 7\), expected \(any, 8\)"),
         ({"out_proj_weight": None}, TypeError, "out_proj_weight is an object of type NoneType"),

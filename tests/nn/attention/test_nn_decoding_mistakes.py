@@ -104,7 +104,7 @@ MISTAKES = {
     "recalled, window": (
         lambda: ATTENTION.attend_memory(X, new_cache(window=3)),
         ValueError,
-        "cache has window=3, and what",
+        "cache has window=3, but a memory has no positions",
     ),
     "remember nothing": (lambda: ATTENTION.encode_memory(X, None), TypeError, "cache is of type NoneType"),
     "kdim": (
@@ -120,7 +120,7 @@ MISTAKES = {
     "memory of the same": (
         lambda: (lambda cache: layer_of("decoder").decode_step(X, cache, memory_cache=cache))(new_cache()),
         ValueError,
-        "memory_cache is cache itself, expected what remember has filled",
+        "memory_cache is the same object as cache; pass the cache that encode_memory filled",
     ),
     "empty memory": (
         lambda: layer_of("decoder").decode_step(X, new_cache(), memory_cache=new_cache()),

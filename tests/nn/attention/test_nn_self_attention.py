@@ -401,7 +401,7 @@ def test_mistakes_in_a_call_are_named(arguments, kind, message):
 def test_a_parameter_that_was_assigned_and_does_not_fit_is_named():
     module = make(bias=True)
     module.b_key = normal(3)
-    with pytest.raises(ValueError, match=r"^bias\[1\] has shape \(3,\), expected \(5,\): w_key gives 5 numbers$"):
+    with pytest.raises(ValueError, match=r"^bias\[1\] has shape \(3,\), expected \(5,\): w_key gives 5 features$"):
         module(X)
     module = make()
     module.w_value = normal(6, 3)

@@ -290,25 +290,25 @@ def zeros(*shape):
         ("w_key", None, zeros(3, 6, 5), "w_key has 3 entries, expected 4 as w_query, or a divisor of that"),
         ("w_key", None, zeros(8, 6, 5), "w_key has 8 entries, expected 4 as w_query, or a divisor of that"),
         ("w_value", None, zeros(2, 7, 3), "w_value has 2 entries, expected 4 as w_key"),
-        ("w_out", None, zeros(9, 12), "w_out has shape (9, 12), expected (12, d_out): there are 4 heads of 3 values"),
+        ("w_out", None, zeros(9, 12), "w_out has shape (9, 12), expected (12, d_out): 4 heads with d_v = 3"),
         (
             "w_out",
             None,
             zeros(4, 3, 9),
-            "w_out has shape (4, 3, 9), expected (12, d_out): there are 4 heads of 3 values",
+            "w_out has shape (4, 3, 9), expected (12, d_out): 4 heads with d_v = 3",
         ),
         (
             "w_out",
             None,
             zeros(2, 12, 9),
-            "w_out has shape (2, 12, 9), expected (12, d_out): there are 4 heads of 3 values",
+            "w_out has shape (2, 12, 9), expected (12, d_out): 4 heads with d_v = 3",
         ),
-        ("w_out", None, zeros(12, 0), "w_out has shape (12, 0), expected (12, d_out): there are 4 heads of 3 values"),
-        ("b_query", 1, zeros(3), "b_query[1] has shape (3,), expected (5,): w_query[1] gives 5 numbers"),
-        ("b_key", 3, zeros(5, 1), "b_key[3] has shape (5, 1), expected (5,): w_key[3] gives 5 numbers"),
+        ("w_out", None, zeros(12, 0), "w_out has shape (12, 0), expected (12, d_out): 4 heads with d_v = 3"),
+        ("b_query", 1, zeros(3), "b_query[1] has shape (3,), expected (5,): w_query[1] gives 5 features"),
+        ("b_key", 3, zeros(5, 1), "b_key[3] has shape (5, 1), expected (5,): w_key[3] gives 5 features"),
         ("b_value", None, zeros(3, 3), "b_value has 3 entries, expected 4 as w_value"),
         ("b_value", None, zeros(12), "b_value has 12 entries, expected 4 as w_value"),
-        ("b_out", None, zeros(12), "b_out has shape (12,), expected (9,): w_out gives 9 numbers"),
+        ("b_out", None, zeros(12), "b_out has shape (12,), expected (9,): w_out gives 9 features"),
     ],
 )
 def test_a_shape_that_does_not_fit_names_the_argument_and_the_head(part, entry, array, message):
@@ -323,7 +323,7 @@ def test_a_shape_that_does_not_fit_names_the_argument_and_the_head(part, entry, 
         ("w_query", 1, zeros(7, 5), "w_query[1] has shape (7, 5), expected (5, 7) as w_query[0]"),
         ("w_value", 0, zeros(3), "w_value[0] has shape (3,), expected (dim, embed_dim), a matrix for each head"),
         ("w_key", None, zeros(4, 3, 6), "w_key[0] has shape (3, 6), expected (5, 6): w_query[0] has shape (5, 7)"),
-        ("w_out", None, zeros(12, 9), "w_out has shape (12, 9), expected (d_out, 12): there are 4 heads of 3 values"),
+        ("w_out", None, zeros(12, 9), "w_out has shape (12, 9), expected (d_out, 12): 4 heads with d_v = 3"),
     ],
 )
 def test_messages_tell_shapes_as_they_are_written(part, entry, array, message):
@@ -367,7 +367,7 @@ def test_what_is_no_array_of_numbers_is_refused(part, entry, array, message):
 
 
 def test_modules_without_a_papers_heads_are_refused():
-    with pytest.raises(ValueError, match=r"^module has bias_k and bias_v, which no head of a paper has; state_dict"):
+    with pytest.raises(ValueError, match=r"^module has bias_k and bias_v, which to_heads does not support; read them"):
         nn.to_heads(nn.MultiheadAttention(8, 2, add_bias_kv=True))
     with pytest.raises(TypeError, match=r"^module is of type pyattn.nn.linear.Linear, expected a pyattn.nn.Multihead"):
         nn.to_heads(nn.Linear(8, 2))

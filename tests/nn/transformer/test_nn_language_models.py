@@ -133,7 +133,7 @@ def test_a_step_takes_no_padding_for_tokens(kind):
     assert_same_bits(found, model.decode_step(PADDED, caches[1], lengths=LENGTHS, **memory).logits)
     assert_same_bits(found, call(model, PADDED, SRC_PADDED)[np.arange(len(PADDED)), np.array(LENGTHS) - 1])
     assert caches[0].lengths.tolist() == list(LENGTHS)
-    with pytest.raises(ValueError, match=r"^input has padding, id \d+, before other tokens, and a cache holds what is"):
+    with pytest.raises(ValueError, match=r"^input has padding, id \d+, before other tokens, which a cache cannot hold"):
         model.decode_step([[PAD, 3]] * len(PADDED), caches[0], **memory)
     model.decode_step([[PAD]] * len(PADDED), caches[0], **memory)  # as rows are filled that have ended
     assert caches[0].lengths.tolist() == [length + 1 for length in LENGTHS]
@@ -346,12 +346,12 @@ def test_dropout_of_what_goes_in(kind):
             [[1, 2]],
             {"lengths": [1], "key_padding_mask": [[False, True]]},
             ValueError,
-            "^lengths and key_padding_mask are both given, and say the same; leave out one$",
+            "^lengths and key_padding_mask are both given; pass only one of them$",
         ),
         ("LM", [[1] * 6], {"mask": np.ones((5, 6), bool)}, ValueError, r"mask has shape \(5, 6\), expected \(6, 6\)"),
-        ("LM", [[1] * 10], {}, ValueError, "^input has 10 tokens in a row, and the model has 9 positions; shorten it"),
-        ("LM", [1] * 10, {}, ValueError, "^input has 10 tokens in a row, and the model has 9 positions"),
-        ("Seq2Seq", [[1] * 10] * 3, {}, ValueError, "^tgt has 10 tokens in a row, and the model has 9 positions"),
+        ("LM", [[1] * 10], {}, ValueError, "^input has 10 tokens in a row, but the model has 9 positions; shorten it"),
+        ("LM", [1] * 10, {}, ValueError, "^input has 10 tokens in a row, but the model has 9 positions"),
+        ("Seq2Seq", [[1] * 10] * 3, {}, ValueError, "^tgt has 10 tokens in a row, but the model has 9 positions"),
         ("Seq2Seq", [[13]], {}, ValueError, r"^tgt holds 13 at index \(0, 0\), expected 0 <= id < 13$"),
         ("Seq2Seq", IDS[:2], {}, ValueError, r"memory has shape \(3, 8, 8\), expected \(2, S, 8\): tgt has shape"),
         ("Seq2Seq", IDS, {"src_lengths": [9, 1, 1]}, ValueError, "^src_lengths holds 9, expected 0 <= length <= 8$"),
@@ -378,7 +378,7 @@ def test_mistakes_with_memory_are_named():
         model.decode(IDS, memory, memory_lengths=SRC_LENGTHS, memory_key_padding_mask=SRC_HIDDEN)
     with pytest.raises(ValueError, match=r"^src holds 17 at index \(0,\), expected 0 <= id < 17$"):
         model.encode([17])
-    with pytest.raises(ValueError, match=r"^src has 10 tokens in a row, and the model has 9 positions; .* max_length$"):
+    with pytest.raises(ValueError, match=r"^src has 10 tokens in a row, but the model has 9 positions; .* max_length$"):
         make("Seq2Seq", max_length=9, batch_first=False).encode(np.ones((10, 2), int))
 
 

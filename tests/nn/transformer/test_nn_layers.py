@@ -270,7 +270,7 @@ X, MEMORY = (np.ones((n, 3, E), np.float32) for n in (5, 7))
         (
             {"src_mask": np.ones((5, 5), int)},
             TypeError,
-            "src_mask has dtype int64, expected bool or floats; pass src_mask.",
+            "src_mask has dtype int64, expected bool or floats; pass pyattn.masks.from_array(src_mask) if 1 = attend",
         ),
         (
             {"src_key_padding_mask": np.ones((5, 3), bool)},

@@ -1,4 +1,4 @@
-"""What the pictures are given: arrays, and the tokens beside them."""
+"""Read the arguments of the pictures: arrays, tokens and titles."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Array", "Tokens", "read_matrix", "read_title", "read_tokens"]
 Array = npt.NDArray[Any]
 Tokens = Sequence[object]
 
-_WITHIN = {"heads": "[head.weights for head in {}.heads]", "weights": "{}.weights"}
-"""Attribute of what is given in place of an array: where the array is."""
+_ARRAY_IN = {"heads": "[head.weights for head in {}.heads]", "weights": "{}.weights"}
+"""Attribute of an object passed instead of an array: the expression that gives the array."""
 
 
 def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Array:
-    """Read an array of as many axes as shape says, with something in it, as float64.
+    """Read a nonempty array with the axes of `shape` as float64.
 
     Parameters
     ----------
     x : array_like
         Real numbers; NaN and infinities are allowed.
     name : str
-        What messages call it.
+        Argument name for messages.
     shape : str
-        What is expected, such as '(L, S)'.
+        The expected shape, such as '(L, S)'.
     otherwise : str
-        What to do with an array of more axes.
+        The fix to suggest if there are more axes.
 
     Returns
     -------
@@ -42,28 +42,28 @@ def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Arra
     ValueError
         It has another number of axes, or is empty.
     TypeError
-        It is no array of real numbers, but a trace or a result that has one, for instance.
+        It is not an array of real numbers, but, for instance, a trace or a result that holds one.
     """
-    within = next((way for attribute, way in _WITHIN.items() if hasattr(x, attribute)), None)
-    if within is not None:
-        raise TypeError(f"{name} is of type {type(x).__name__}, expected an array {shape}; pass {within.format(name)}")
+    found = next((expression for attribute, expression in _ARRAY_IN.items() if hasattr(x, attribute)), None)
+    if found is not None:
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected an array {shape}; pass {found.format(name)}")
     array = _core.as_real(x, name)
     axes = shape.count(",") + 1
     if array.ndim != axes:
         hint = f"; {otherwise}" if array.ndim > axes else ""
         raise ValueError(f"{name} has shape {array.shape}, expected {shape}{hint}")
     if array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}: there is nothing to draw")
+        raise ValueError(f"{name} has shape {array.shape}; it must not be empty")
     return np.asarray(array, dtype=np.float64)
 
 
 def read_title(title: str | None) -> str | None:
-    """Read what is written above.
+    """Read the title of a picture.
 
     Parameters
     ----------
     title : str or None
-        As the caller gave it.
+        The argument.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def read_title(title: str | None) -> str | None:
     Raises
     ------
     TypeError
-        It is something else.
+        It is not a str.
     """
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title is of type {type(title).__name__}, expected str or None")
@@ -85,13 +85,13 @@ def read_tokens(tokens: Tokens | None, name: str, count: int, of: str) -> list[s
     Parameters
     ----------
     tokens : sequence or None
-        Whatever has a text; None numbers the positions from 0.
+        Objects with a str; None numbers the positions from 0.
     name : str
-        What messages call it.
+        Argument name for messages.
     count : int
-        How many there must be.
+        The required number of tokens.
     of : str
-        Of what they are the names, for messages.
+        Explains the number in messages, such as 'one for each position'.
 
     Returns
     -------
@@ -100,9 +100,9 @@ def read_tokens(tokens: Tokens | None, name: str, count: int, of: str) -> list[s
     Raises
     ------
     TypeError
-        It is no sequence, or one text.
+        It is not a sequence, or it is a single str.
     ValueError
-        There are more or fewer.
+        The number of tokens differs from count.
     """
     if tokens is None:
         return [str(position) for position in range(count)]

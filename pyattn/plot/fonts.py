@@ -1,4 +1,4 @@
-"""How texts are written: in fonts that have their characters, no longer than there is room for, and not as formulas."""
+"""Text for matplotlib: choose fonts that have its characters, escape dollar signs, measure, wrap and shorten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontProperties, findfont, findSystemFonts, f
 
 from pyattn._util.warnings import warn
 
-__all__ = ["Lettering", "shorten"]
+__all__ = ["Fonts", "shorten"]
 
 # Fonts with Chinese, Japanese or Korean characters, in the order in which they are tried.
 _FALLBACKS = (
@@ -41,16 +41,16 @@ _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 _BOX = "□"
 
 
-class Lettering:
-    """The fonts for some texts, and how each is written in them.
+class Fonts:
+    """The fonts that a picture needs for its texts.
 
-    Matplotlib draws every character in the first font of `family` that has it: those of rcParams come first, then
-    installed ones of _FALLBACKS. A character that none of them has becomes a box, and one warning names them all.
+    Matplotlib draws every character in the first font of `family` that has it: the fonts of rcParams come first, then
+    installed fonts of _FALLBACKS. A character that is in none of them becomes a box, and one warning lists them all.
 
     Parameters
     ----------
     texts : iterable of str
-        All that will be written.
+        All texts of the picture.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -68,36 +68,36 @@ class Lettering:
             install = "; on Debian: apt install fonts-noto-cjk" if any(map(_is_wide, drawn)) else ""
             warn(UserWarning, f"no installed font has {some}: boxes are drawn instead{install}")
 
-    def write(self, text: str, most: int | None = None) -> str:
-        """Give a text as matplotlib is to be handed it: one line, and no dollar that opens a formula.
+    def escape(self, text: str, max_width: int | None = None) -> str:
+        """Prepare a text for matplotlib: one line, missing characters as boxes, dollar signs escaped.
 
         Parameters
         ----------
         text : str
-            As it was given.
-        most : int, optional
-            How wide it may be, as for `shorten`. Default: None, as wide as it is.
+            The original text.
+        max_width : int, optional
+            The width to shorten it to, as for `shorten`. Default: None, not shortened.
 
         Returns
         -------
         str
         """
         line = "".join(one if one.isprintable() else _BOX for one in text.translate(_VISIBLE))
-        return shorten(line, most).translate(self._boxed).replace("$", r"\$")
+        return shorten(line, max_width).translate(self._boxed).replace("$", r"\$")
 
-    def width(self, written: str, size: float, weight: str = "normal", family: str | None = None) -> float:
+    def width(self, escaped: str, size: float, weight: str = "normal", family: str | None = None) -> float:
         """Measure a line.
 
         Parameters
         ----------
-        written : str
-            As `write` gave it.
+        escaped : str
+            The result of `escape`.
         size : float
-            Of its letters, in points.
+            Font size in points.
         weight : str
-            Of its letters. Default: 'normal'.
+            Font weight. Default: 'normal'.
         family : str, optional
-            A font before the others. Default: None.
+            A font to try before the others. Default: None.
 
         Returns
         -------
@@ -105,79 +105,79 @@ class Lettering:
             In points.
         """
         families = tuple(self.family if family is None else [family, *self.family])
-        return _width(written.replace(r"\$", "$"), families, weight) * size / 100
+        return _width(escaped.replace(r"\$", "$"), families, weight) * size / 100
 
-    def wrap(self, text: str, size: float, room: float, family: str | None = None) -> list[str]:
+    def wrap(self, text: str, size: float, max_width: float, family: str | None = None) -> list[str]:
         """Break a text into lines, between words and beside Chinese characters.
 
         Parameters
         ----------
         text : str
-            As it was given; its own line breaks are kept.
+            The original text; its own line breaks are kept.
         size : float
-            Of its letters, in points.
-        room : float
-            How wide a line may be, in points.
+            Font size in points.
+        max_width : float
+            Width of a line, in points.
         family : str, optional
-            A font before the others. Default: None.
+            A font to try before the others. Default: None.
 
         Returns
         -------
         list of str
-            As `write` gives them.
+            Escaped lines.
         """
         lines = []
         for paragraph in text.splitlines():
             line = ""
-            for piece in _pieces(paragraph):
-                if line and self.width(self.write(line + piece.rstrip()), size, family=family) > room:
-                    lines.append(self.write(line.rstrip()))
+            for word in _split_words(paragraph):
+                if line and self.width(self.escape(line + word.rstrip()), size, family=family) > max_width:
+                    lines.append(self.escape(line.rstrip()))
                     line = ""
-                while self.width(self.write(piece.rstrip()), size, family=family) > room and len(piece) > 1:
-                    fits = max(1, int(len(piece) * room / self.width(self.write(piece), size, family=family)) - 1)
-                    lines.append(self.write(piece[:fits]))
-                    piece = piece[fits:]
-                line += piece
-            lines.append(self.write(line.rstrip()))
+                while self.width(self.escape(word.rstrip()), size, family=family) > max_width and len(word) > 1:
+                    fits = max(1, int(len(word) * max_width / self.width(self.escape(word), size, family=family)) - 1)
+                    lines.append(self.escape(word[:fits]))
+                    word = word[fits:]
+                line += word
+            lines.append(self.escape(line.rstrip()))
         return lines
 
 
-def shorten(text: str, most: int | None) -> str:
+def shorten(text: str, max_width: int | None) -> str:
     """Cut a text that is too wide, and end it with an ellipsis.
 
     Parameters
     ----------
     text : str
         A line.
-    most : int or None
-        How many letters wide it may be, where a Chinese character is two wide. None: any width.
+    max_width : int or None
+        Width in letters; a Chinese character counts as two. None: any width.
 
     Returns
     -------
     str
     """
     widths = [2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text]
-    if most is None or sum(widths) <= most:
+    if max_width is None or sum(widths) <= max_width:
         return text
-    kept, room = 0, most - 1
-    while widths[kept] <= room:
-        room -= widths[kept]
+    kept, remaining = 0, max_width - 1
+    while widths[kept] <= remaining:
+        remaining -= widths[kept]
         kept += 1
     return text[:kept].rstrip() + "…"
 
 
-def _pieces(paragraph: str) -> list[str]:
-    """Words with the space after them, and Chinese characters one by one."""
+def _split_words(paragraph: str) -> list[str]:
+    """Split into words with the space after them; each Chinese character is a word."""
     return re.findall(r"[⺀-￯]|[^\s⺀-￯]+\s*|\s+", paragraph)
 
 
 def _is_wide(character: str) -> bool:
-    """Whether it is as wide as high, as Chinese characters are."""
+    """Whether a character takes the width of two letters, as Chinese characters do."""
     return unicodedata.east_asian_width(character) in "WF"
 
 
 def _characters_of(family: str) -> frozenset[str]:
-    """Collect the characters that matplotlib can draw in a family: none where it is not installed."""
+    """Return the characters that matplotlib can draw in a font family; an empty set if it is not installed."""
     try:
         return _characters_in(findfont(FontProperties(family=[family]), fallback_to_default=False))
     except ValueError:
@@ -190,7 +190,7 @@ def _characters_in(path: str) -> frozenset[str]:
 
 
 def _find_fallbacks(missing: set[str]) -> list[str]:
-    """Choose the fonts of _FALLBACKS that have some of these characters, until none is missing."""
+    """Choose fonts of _FALLBACKS, in their order, until every character is covered or no font has it."""
     if missing:
         _add_new_fonts()
     found = []
@@ -203,21 +203,21 @@ def _find_fallbacks(missing: set[str]) -> list[str]:
 
 @functools.cache
 def _add_new_fonts() -> None:
-    """Tell matplotlib of fonts that were installed after it listed them: it keeps its list in a file for ever."""
+    """Add fonts that were installed after matplotlib cached its list of fonts, which it never updates."""
     for path in sorted(set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}):
-        with contextlib.suppress(Exception):  # FreeType's errors about broken fonts have no class of their own
+        with contextlib.suppress(Exception):  # FreeType raises plain exceptions for broken fonts
             fontManager.addfont(path)
 
 
 def _has_bold(family: str) -> bool:
-    """Whether it is installed in bold letters, too."""
+    """Whether a font family is installed in bold, too."""
     weights = {entry.weight for entry in fontManager.ttflist if entry.name == family}
     return bool(weights & {600, 700, 800, "semibold", "bold", "heavy"})
 
 
 @functools.lru_cache(maxsize=10_000)
 def _width(line: str, families: tuple[str, ...], weight: str) -> float:
-    """Measure a line in letters of 100 points; at that size the rounding to pixels is small."""
+    """Measure a line at 100 points, where the rounding to whole pixels is small."""
     renderer = RendererAgg(1, 1, 72)
     font = FontProperties(family=list(families), weight=weight, size=100)
     return float(renderer.get_text_width_height_descent(line, font, False)[0])

@@ -1,4 +1,4 @@
-"""Numbers in cells: short, and only as large as the cell."""
+"""Numbers in the cells of a heat map: formatted, and as large as the cells allow."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
-from pyattn.plot.looks import contrasting
-from pyattn.plot.reading import Array
+from pyattn.plot.inputs import Array
+from pyattn.plot.theme import contrasting
 
-__all__ = ["as_text", "write_numbers"]
+__all__ = ["format_matrix", "write_numbers"]
 
-_LEAST_SIZE, _MOST_SIZE = 5.5, 11.0
-"""Of letters in points: what can be read, and what is large enough."""
+_MIN_SIZE, _MAX_SIZE = 5.5, 11.0
+"""Font sizes in points: the smallest that can be read, and the largest in use."""
 
 
-def as_text(array: Array) -> list[list[str]]:
-    """Write the numbers of a matrix: whole ones as such if all are, or else with two digits after the point.
+def format_matrix(array: Array) -> list[list[str]]:
+    """Format the numbers of a matrix: as integers if all are, else with two decimals, or fewer for large numbers.
 
     Parameters
     ----------
     array : ndarray, (rows, columns)
-        Real numbers.
+        The matrix.
 
     Returns
     -------
@@ -39,10 +39,10 @@ def as_text(array: Array) -> list[list[str]]:
         pattern = "{:.0f}"
     else:
         pattern = "{:.2f}" if largest < 100 else "{:.1f}"
-    return [[_one_text(x, pattern) for x in row] for row in array.tolist()]
+    return [[_format_number(x, pattern) for x in row] for row in array.tolist()]
 
 
-def _one_text(x: float, pattern: str) -> str:
+def _format_number(x: float, pattern: str) -> str:
     if math.isnan(x):
         return "NaN"
     if math.isinf(x):
@@ -57,37 +57,37 @@ def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
     Parameters
     ----------
     image : AxesImage
-        The map.
+        The heat map.
     array : ndarray, (rows, columns)
-        Its numbers.
+        The numbers.
     always : bool
-        Whether to do so where they are too small to be read.
+        Whether to write them even if they are too small to be read.
     """
     ax = image.axes
     figure = ax.figure.canvas.figure
     if figure.get_layout_engine() is not None:
-        figure.draw_without_rendering()  # the axes take the size in which they will be drawn
-    texts = as_text(array)
+        figure.draw_without_rendering()  # gives the axes their final size
+    texts = format_matrix(array)
     cells = array.shape, max(len(text) for row in texts for text in row)
-    if _size_in(ax, *cells) < _LEAST_SIZE and not always:
+    if _font_size(ax, *cells) < _MIN_SIZE and not always:
         return
     colours = image.to_rgba(image.get_array())
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
-            ground = contrasting(tuple(colours[i, j])) if math.isfinite(array[i, j]) else _on_ground(image)
-            ax.add_artist(_Number(j, i, text, cells, always, ha="center", va="center", color=ground, in_layout=False))
+            colour = contrasting(tuple(colours[i, j])) if math.isfinite(array[i, j]) else _colour_on_empty(image)
+            ax.add_artist(_Number(j, i, text, cells, always, ha="center", va="center", color=colour, in_layout=False))
 
 
-def _size_in(ax: Axes, shape: tuple[int, ...], letters: int) -> float:
-    """Of so many letters in a cell of the axes' present size, in points."""
+def _font_size(ax: Axes, shape: tuple[int, ...], letters: int) -> float:
+    """Return the font size, in points, at which this many letters fit into a cell at the axes' present size."""
     height, width = (
         side * 72 / ax.figure.dpi / n for side, n in zip((ax.bbox.height, ax.bbox.width), shape, strict=True)
     )
-    return float(min(0.5 * height, 0.85 * width / (0.65 * letters), _MOST_SIZE))
+    return float(min(0.5 * height, 0.85 * width / (0.65 * letters), _MAX_SIZE))
 
 
 class _Number(Text):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
-    """As large as its cell lets it be whenever it is drawn: other axes, or the window, may have taken room since."""
+    """A number that fits its size to the cell each time it is drawn: the axes may have been resized since."""
 
     def __init__(
         self, x: int, y: int, text: str, cells: tuple[tuple[int, ...], int], always: bool, **style: Any
@@ -97,13 +97,13 @@ class _Number(Text):  # type: ignore[misc] # matplotlib is skipped, pyproject.to
         self._always = always
 
     def draw(self, renderer: Any) -> None:
-        size = _size_in(self.axes, *self._cells)
+        size = _font_size(self.axes, *self._cells)
         if size != self.get_fontsize():
             self.set_fontsize(size)
-        if size >= _LEAST_SIZE or self._always:
+        if size >= _MIN_SIZE or self._always:
             super().draw(renderer)
 
 
-def _on_ground(image: AxesImage) -> str:
-    """Of a cell that is left empty."""
+def _colour_on_empty(image: AxesImage) -> str:
+    """Return the colour of text in a cell that is left empty."""
     return contrasting(image.axes.get_facecolor())

@@ -1,4 +1,4 @@
-"""A picture that moves: frames one after another, as a GIF, in a page or in a notebook."""
+"""`StepsAnimation`: frames played in a notebook, or saved as a GIF or an HTML page."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
-from PIL import Image  # matplotlib needs it, too
+from PIL import Image  # a dependency of matplotlib
 
 __all__ = ["StepsAnimation"]
 
-_MOST_BYTES = 950_000
-"""Of all pictures in an HTML page."""
+_MAX_HTML_BYTES = 950_000
+"""Limit for all frames of an HTML page together."""
 
-_SAVING = ((None, 64), (72, 64), (50, 64), (50, 16), (36, 16), (24, 8))
-"""Dots per inch, where None are the figure's own, and colours: what is tried until a page is small enough."""
+_PNG_QUALITIES = ((None, 64), (72, 64), (50, 64), (50, 16), (36, 16), (24, 8))
+"""(dots per inch, colours), tried in this order until a page is small enough; None: the figure's own dpi."""
 
 
 class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
-    """Steps of attention or of decoding, one after another; `animate` makes it.
+    """An animation of the steps of attention or decoding, made by `animate`.
 
     Parameters
     ----------
     figure : Figure
-        Drawn anew for each frame.
+        The figure; it is redrawn for each frame.
     draw : callable
-        Draws the frame of a number.
+        Called with the index of a frame, to draw it.
     captions : list of str
-        What each frame shows, in words.
+        A description of each frame.
     interval : float
-        Milliseconds from one frame to the next.
+        Milliseconds per frame.
     title : str
-        Of a page.
+        Title of an HTML page.
     """
 
     def __init__(self, figure: Figure, draw: Any, captions: list[str], interval: float, title: str) -> None:
@@ -44,20 +44,20 @@ class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipp
         super().__init__(figure, draw, frames=len(captions), interval=interval, init_func=list, blit=False)
 
     def __repr__(self) -> str:
-        """How long it is: what a notebook shows beside it."""
+        """Return the number of frames in one line."""
         return f"<{type(self).__name__} of {len(self.captions)} frames>"
 
     def save(self, filename: str | Path, writer: Any = None, **options: Any) -> None:
-        """Save as a GIF, or as one HTML file with everything in it; in other formats as matplotlib does.
+        """Save as a GIF, a self-contained HTML file, or another format of matplotlib.
 
-        More options are those of `matplotlib.animation.Animation.save`.
+        Further options are passed on to `matplotlib.animation.Animation.save`.
 
         Parameters
         ----------
         filename : str or Path
-            Its ending says the format: .gif, .html or .htm, or whatever matplotlib finds a writer for.
+            The ending sets the format: .gif, .html or .htm, or another one for which matplotlib has a writer.
         writer : matplotlib.animation.AbstractMovieWriter or str, optional
-            Default: None, Pillow for a GIF.
+            Default: None, Pillow for a GIF, matplotlib's default for other formats.
         """
         ending = Path(filename).suffix.lower()
         if writer is None and ending in (".html", ".htm"):
@@ -68,17 +68,19 @@ class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipp
         super().save(filename, writer=writer, **options)
 
     def to_html(self) -> str:
-        """Give a page that shows the frames, one by one or all below one another where scripts are off.
+        """Return an HTML page that plays the frames.
+
+        Without JavaScript the page shows all frames below one another.
 
         Returns
         -------
         str
-            HTML with pictures and script in it: it needs no network.
+            A page with all pictures and scripts embedded: it works offline.
         """
-        ground = html.escape(_hex(self._figure.get_facecolor()))
+        background = html.escape(_hex(self._figure.get_facecolor()))
         head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         head += f"<title>{html.escape(self.title)}</title>"
-        body = f'<body style="margin:0;background:{ground}">{self._repr_html_()}</body>'
+        body = f'<body style="margin:0;background:{background}">{self._repr_html_()}</body>'
         return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
 
     def _repr_html_(self) -> str:
@@ -86,25 +88,25 @@ class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipp
         style = "max-width:100%;display:block"
         images = "\n".join(
             f'<img style="{style}" alt="{html.escape(caption)}" src="data:image/png;base64,{picture}">'
-            for caption, picture in zip(self.captions, self._pictures(), strict=True)
+            for caption, picture in zip(self.captions, self._encode_frames(), strict=True)
         )
         return _PLAYER.replace("IMAGES", images).replace("INTERVAL", f"{self._milliseconds:.0f}")
 
-    def _pictures(self) -> list[str]:
-        """Draw each frame as a PNG in base64, together less than a megabyte."""
-        self._draw_was_started = True  # else matplotlib warns that nothing was ever shown
+    def _encode_frames(self) -> list[str]:
+        """Encode each frame as a base64 PNG, all together below a megabyte if possible."""
+        self._draw_was_started = True  # or matplotlib warns that the animation was never shown
         count = len(self.captions)
-        for saving in _SAVING[:-1]:
-            # Three frames tell how large all will be, so that hundreds are not drawn for nothing.
-            some = [len(self._picture(at, *saving)) for at in (0, count // 2, count - 1)]
-            if sum(some) / len(some) * count < _MOST_BYTES:
-                pictures = [self._picture(at, *saving) for at in range(count)]
-                if sum(map(len, pictures)) < _MOST_BYTES:
+        for quality in _PNG_QUALITIES[:-1]:
+            # Three frames predict the size of all, so that hundreds are not drawn in vain.
+            sizes = [len(self._encode_frame(at, *quality)) for at in (0, count // 2, count - 1)]
+            if sum(sizes) / len(sizes) * count < _MAX_HTML_BYTES:
+                pictures = [self._encode_frame(at, *quality) for at in range(count)]
+                if sum(map(len, pictures)) < _MAX_HTML_BYTES:
                     return pictures
-        return [self._picture(at, *_SAVING[-1]) for at in range(count)]
+        return [self._encode_frame(at, *_PNG_QUALITIES[-1]) for at in range(count)]
 
-    def _picture(self, number: int, dpi: int | None, colours: int) -> str:
-        """Of few colours: half the bytes, and no difference to be seen."""
+    def _encode_frame(self, number: int, dpi: int | None, colours: int) -> str:
+        """Encode one frame as a PNG of few colours, which takes half the bytes and looks the same."""
         self._draw(number)
         drawn, small = io.BytesIO(), io.BytesIO()
         self._figure.savefig(drawn, format="png", dpi=dpi or self._figure.dpi)

@@ -1,0 +1,67 @@
+"""Calls that people type before they have read the documentation: the message alone says how to mend them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import nn
+
+X, W = np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)
+TRIANGLE = np.tri(3, dtype=int)
+
+
+def language_model():
+    return nn.TransformerLM(11, 8, 2, 1, rng=0).eval()
+
+
+CALLS = {
+    "mask": (lambda: pyattn.attention(X, X, X, mask=TRIANGLE), TypeError, "attn_mask"),
+    "mask by position": (lambda: pyattn.attention(X, X, X, TRIANGLE), TypeError, "by name: score_weight, attn_mask"),
+    "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "is_causal"),
+    "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
+    "weights": (lambda: pyattn.attention(X, X, X, return_weights=True), TypeError, "need_weights"),
+    "no scale": (lambda: pyattn.attention(X, X, X, scale=False), TypeError, "scale is of type bool, expected a number"),
+    "NumPy's False": (lambda: pyattn.attention(X, X, X, scale=np.False_), TypeError, "scale is of type bool"),
+    "self_attention, mask": (lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
+    "self_attention, no scale": (lambda: pyattn.self_attention(X, W, W, W, scale=False), TypeError, "of type bool"),
+    "trace, mask": (lambda: pyattn.trace(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
+    "trace's weights": (lambda: pyattn.trace(X, W, W, W).attention_weights, AttributeError, "scores, weights, outputs"),
+    "trace's picture": (lambda: pyattn.trace(X, W, W, W).plot(), AttributeError, "pyattn.plot.steps(trace)"),
+    "module of arrays": (lambda: nn.SelfAttention(W, W, W), TypeError, "nn.SelfAttention.from_arrays"),
+    "module's mask": (lambda: nn.MultiheadAttention(3, 1)(X, X, X, mask=TRIANGLE), TypeError, "attn_mask"),
+    "lengths as padding": (
+        lambda: nn.MultiheadAttention(3, 1)(X, X, X, key_padding_mask=[2, 3, 1]),
+        TypeError,
+        "pyattn.masks.padding(key_padding_mask, S)",
+    ),
+    "ones as padding": (
+        lambda: nn.MultiheadAttention(3, 1)(X, X, X, key_padding_mask=[1, 1, 0]),
+        TypeError,
+        "pyattn.masks.from_array(key_padding_mask) if 1 = attend",
+    ),
+    "attention_mask": (lambda: language_model()([1, 2], attention_mask=[1, 1]), TypeError, "key_padding_mask"),
+    "generate": (lambda: language_model().generate([1]), AttributeError, "pyattn.generate(model, source)"),
+    "max_length": (lambda: pyattn.generate(language_model(), [1], max_length=3), TypeError, "max_new_tokens"),
+    "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
+    "text": (lambda: language_model()(["a sentence"]), TypeError, "token ids, which a tokenizer makes of text"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_message_names_the_mend(name):
+    call, error, mend = CALLS[name]
+    with pytest.raises(error) as caught:
+        call()
+    assert mend in str(caught.value)
+
+
+def test_an_error_inside_a_call_is_not_taken_for_one_of_its_arguments():
+    class Layer(nn.Module):
+        def forward(self, x):
+            return int(x, bogus=1)
+
+    with pytest.raises(TypeError) as caught:
+        Layer()(1)
+    assert "it takes" not in str(caught.value)
