@@ -22,7 +22,7 @@ from support.caches import (
     pages_held,
     part,
 )
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import KVCache
@@ -180,7 +180,7 @@ def test_a_fork_does_not_see_what_is_written_after_a_truncation(arrays):
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("window", [0, 1, 63, 64, 100, 500])
+@for_each("window", [0, 1, 63, 64, 100, 500])
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_window_has_the_bits_of_windowed_attention(arrays, steps, window, level):
     expected = pyattn.attention(*arrays, is_causal=True, window=(window, None))

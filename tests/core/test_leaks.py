@@ -10,7 +10,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 from support.calls import WORKING
-from support.helpers import EVERYTHING
+from support.helpers import EVERYTHING, for_each
 from support.mistaken_calls import MISTAKES
 from support.module_calls import MODULES, MODULES_MISTAKES
 
@@ -119,7 +119,7 @@ def test_arrays_are_let_go():
     assert [sys.getrefcount(array) for array in held] == before
 
 
-@pytest.mark.parametrize("name", parameters([*RIGHT, *WRONG]))
+@for_each("name", [name for name in (*RIGHT, *WRONG) if EVERYTHING or name not in SLOW])
 def test_what_all_calls_share_is_let_go(name):
     """Classes, modules and dtypes are there anyway: one reference more each time costs no block."""
     shared = [pyattn.AttentionResult, pyattn.MaskWarning, pyattn.ShapeWarning, np.ma.MaskedArray, np.matrix, np.ndarray]

@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 from pyattn.testing import bounds
@@ -80,7 +81,7 @@ def make_arrays(*shapes, dtype="float32"):
 # Shapes
 
 
-@pytest.mark.parametrize(("query", "key", "value", "arguments", "output", "weights"), SHAPES, ids=str)
+@for_each(("query", "key", "value", "arguments", "output", "weights"), SHAPES)
 def test_shapes_and_numbers(query, key, value, arguments, output, weights, level, dtype):
     arrays = make_arrays(query, key, value, dtype=dtype)
     result = pyattn.attention(*arrays, **arguments, need_weights=True, need_lse=True)
@@ -91,11 +92,9 @@ def test_shapes_and_numbers(query, key, value, arguments, output, weights, level
     assert bounds.lse_ratio(result.lse, expected) <= 1
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 5), (1, 5), (3, 1), (5,), (1,), (), (6, 3, 5), (2, 1, 1, 5), (2, 6, 3, 5), (1, 6, 1, 1)], ids=str
-)
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("kind", ["bool", "float16", "float32", "float64", "longdouble"])
+@for_each("shape", [(3, 5), (1, 5), (3, 1), (5,), (1,), (), (6, 3, 5), (2, 1, 1, 5), (2, 6, 3, 5), (1, 6, 1, 1)])
+@for_each("layout", ["bhsd", "bshd"])
+@for_each("kind", ["bool", "float16", "float32", "float64", "longdouble"])
 def test_masks_broadcast_to_heads_queries_keys(shape, layout, kind):
     arrays = make_arrays((2, 6, 3, 4), (2, 2, 5, 4), (2, 2, 5, 2))
     if layout == "bshd":

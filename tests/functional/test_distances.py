@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from test_scores import keep
 
 import pyattn
@@ -83,7 +83,7 @@ CASES = {
 
 
 @every_offset
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_bounds_hold_with_an_offset(name, dtype, offset, level):
     query, key, more = CASES[name]
     arrays = draw(dtype, offset, query, key)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import philox
 from support.chance import chi_square_is_likely, deviations
-from support.helpers import assert_same_bits, normal
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -46,8 +46,8 @@ def test_the_yardstick_has_the_published_numbers(counter, key, numbers):
     assert philox.philox(counter, key).tolist() == numbers
 
 
-@pytest.mark.parametrize("dropout_p", [1e-12, 0.1, 0.5, 1 - 2**-20, 1.0])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("dropout_p", [1e-12, 0.1, 0.5, 1 - 2**-20, 1.0])
+@for_each("shape", SHAPES)
 def test_keeps_are_those_of_the_documented_generator(shape, dropout_p, level):
     seed = draw_seed(3)
     expected = philox.keep_mask(shape, max(dropout_p, 2**-32), seed)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import philox
 from support.chance import chi_square_is_likely, deviations
-from support.helpers import assert_same_bits, normal
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -28,8 +28,8 @@ def _restore_number():
 # Which are kept
 
 
-@pytest.mark.parametrize("p", [1e-12, 0.1, 0.5, 1 - 2**-20, 1.0])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("p", [1e-12, 0.1, 0.5, 1 - 2**-20, 1.0])
+@for_each("shape", SHAPES)
 def test_keeps_are_those_of_the_documented_generator(shape, p, level, dtype):
     expected = philox.keep_mask((1, *shape), max(p, 2**-32), draw_seed(3))[0]
     np.testing.assert_array_equal(pyattn.functional.dropout(np.ones(shape, dtype), p, rng=3) != 0, expected)
@@ -117,8 +117,8 @@ def test_the_laws_are_torchs(p, dtype, torch):
 # What becomes of them
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
+@for_each("shape", SHAPES)
+@for_each("p", [0.1, 0.3, 0.9])
 def test_what_is_kept_is_divided(shape, p, dtype, level):
     x = normal(*shape, dtype=dtype)
     wide = np.longdouble if dtype == "float64" else np.float64

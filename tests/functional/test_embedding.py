@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, run_python
+from support.helpers import assert_same_bits, for_each, run_python
 
 import pyattn
 from pyattn import _core
@@ -29,7 +29,7 @@ def assert_close(y, ids, weight, scale=1.0, residual=0.0):
     assert (np.abs(y - exact) <= info.eps * (np.abs(product) + np.abs(exact)) + info.tiny).all()
 
 
-@pytest.mark.parametrize("dim", DIMS)
+@for_each("dim", DIMS)
 def test_against_the_formula(dim, dtype, level):
     weight, ids = draw(20, dim, dtype), ids_of((3, 5), 20)
     rows, row = draw(15, dim, dtype, 2).reshape(3, 5, dim), draw(1, dim, dtype, 3)
@@ -39,7 +39,7 @@ def test_against_the_formula(dim, dtype, level):
     assert_close(pyattn.functional.embedding(ids, weight, scale=7.7, residual=row), ids, weight, 7.7, row)
 
 
-@pytest.mark.parametrize("dim", DIMS)
+@for_each("dim", DIMS)
 def test_rows_have_their_own_bits(dim, dtype, level):
     """Denormals, infinities and NaN with their payloads, too."""
     memory = np.random.default_rng(0).integers(0, 256, (9, dim * np.dtype(dtype).itemsize), np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, reference
@@ -25,8 +25,8 @@ def draw(rng, rows, features, hidden, dtype):
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 60])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@for_each("rows", [1, 5, 60])
+@for_each("activation", ACTIVATIONS)
 def test_has_the_bits_of_its_products(rows, activation, dtype, level):
     x, w1, b1, w2, b2, w3, b3 = draw(np.random.default_rng(rows), rows, 40, 130, dtype)
     hidden = pyattn.functional.linear(x, w1, b1, activation=activation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core
@@ -88,9 +88,9 @@ def attend(x, source, weights, options):
     return _core.multi_head(x, source, source, *weights, heads=HEADS, **options)[0]
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("with_memory", [False, True])
+@for_each("activation", [None, "relu", "gelu"])
+@for_each("norm_first", [False, True])
+@for_each("with_memory", [False, True])
 def test_has_the_bits_of_its_steps(with_memory, norm_first, activation, dtype, level):
     drawn = Drawn(dtype)
     memory, options = drawn.memory if with_memory else None, {"norm_first": norm_first, "activation": activation}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, run_python
+from support.helpers import assert_same_bits, for_each, run_python
 
 import pyattn
 from pyattn import _core, reference
@@ -29,7 +29,7 @@ def assert_close(y, x, weight, bias=None, *, activation=None, residual=None):
     assert (np.abs(y - exact) <= bound).all()
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@for_each("rows", ROWS)
 def test_against_the_formula(rows, dtype, level):
     rng = np.random.default_rng(rows)
     for inner in INNER:
@@ -40,8 +40,8 @@ def test_against_the_formula(rows, dtype, level):
         assert_close(pyattn.functional.linear(x, weight, bias, **options), x, weight, bias, **options)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
-@pytest.mark.parametrize("rows", [1, 7, 40])
+@for_each("activation", ["relu", "gelu", "gelu_tanh", "silu", "tanh"])
+@for_each("rows", [1, 7, 40])
 def test_activation_and_gate_have_the_bits_of_their_steps(rows, activation, dtype, level):
     x, weight, bias, gate = draw(np.random.default_rng(rows), rows, 96, 70, dtype)
     whole = pyattn.functional.linear(x, weight, bias, activation=activation, gate=gate, residual=gate)
@@ -110,8 +110,8 @@ def strided(x, kind):
     return wide[..., : x.shape[-1]]
 
 
-@pytest.mark.parametrize("kind", ["fortran", "reversed", "swapped", "unaligned", "apart"])
-@pytest.mark.parametrize("rows", [2, 60])
+@for_each("kind", ["fortran", "reversed", "swapped", "unaligned", "apart"])
+@for_each("rows", [2, 60])
 def test_strides_do_not_change_a_bit(kind, rows, dtype, level):
     arrays = draw(np.random.default_rng(3), rows, 140, 100, dtype)
     plain = pyattn.functional.linear(*arrays[:3], residual=arrays[3])

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn.testing import bounds
@@ -52,8 +52,8 @@ def assert_whole(arrays, parts, mask=None):
     assert bounds.lse_ratio(lse, expected) <= 1
 
 
-@pytest.mark.parametrize("order", ["as cut", "backwards", "shuffled"])
-@pytest.mark.parametrize("cuts", CUTS)
+@for_each("order", ["as cut", "backwards", "shuffled"])
+@for_each("cuts", CUTS)
 def test_parts_give_the_whole(cuts, order, arrays, level):
     parts = list(parts_of(arrays, CUTS[cuts]))
     if order == "backwards":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.multi_head_twin import multi_head
 
 import pyattn
@@ -50,11 +50,9 @@ def test_it_has_the_bits_of_its_steps(attention, threads, dtype, level):
         assert_same_bits(actual[1], expected[1])
 
 
-@pytest.mark.parametrize("add_zero", [False, True])
-@pytest.mark.parametrize("extra", [False, True])
-@pytest.mark.parametrize(
-    "attention", [{}, {"is_causal": True, "align": "lower_right"}, {"window": 3, "align": "upper_left"}]
-)
+@for_each("add_zero", [False, True])
+@for_each("extra", [False, True])
+@for_each("attention", [{}, {"is_causal": True, "align": "lower_right"}, {"window": 3, "align": "upper_left"}])
 def test_equals_the_oracle(attention, extra, add_zero, dtype, level):
     rng = np.random.default_rng([extra, add_zero])
     for sizes in ({}, {"batch": 1, "q_len": 1, "kv_len": 300}, {"q_len": 70, "kv_len": 130, "inner": 100, "heads": 6}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import reference
@@ -73,9 +73,9 @@ def rows_of(result, rows):
 # Masked: never touched
 
 
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("masked", MASKED)
-@pytest.mark.parametrize("need_weights", [False, True])
+@for_each("poison", POISONS)
+@for_each("masked", MASKED)
+@for_each("need_weights", [False, True])
 def test_masked_nan_never_leaks(masked, poison, need_weights, arrays, level):
     """What no query sees is poisoned, in keys and in values: nothing changes."""
     arguments = MASKED[masked]
@@ -86,9 +86,9 @@ def test_masked_nan_never_leaks(masked, poison, need_weights, arrays, level):
         assert_same_bits(dirty, clean, which)
 
 
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("masked", ["bool", "-inf", "-inf, float16", "causal", "window"])
-@pytest.mark.parametrize("need_weights", [False, True])
+@for_each("poison", POISONS)
+@for_each("masked", ["bool", "-inf", "-inf, float16", "causal", "window"])
+@for_each("need_weights", [False, True])
 def test_nan_stays_in_the_rows_that_see_it(masked, poison, need_weights, arrays, level):
     """A key that is masked for some queries of a tile and not for others."""
     arguments = MASKED[masked]
@@ -101,9 +101,9 @@ def test_nan_stays_in_the_rows_that_see_it(masked, poison, need_weights, arrays,
             assert_same_bits(rows_of(dirty, unaffected), rows_of(clean, unaffected), f"{which}, key {key}")
 
 
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("masked", ["bool", "-inf", "window"])
-@pytest.mark.parametrize("rows", [slice(5, 6), slice(0, 3), slice(20, 36)], ids=str)
+@for_each("poison", POISONS)
+@for_each("masked", ["bool", "-inf", "window"])
+@for_each("rows", [slice(5, 6), slice(0, 3), slice(20, 36)])
 def test_masked_nan_never_leaks_in_decode(masked, poison, rows, arrays, level):
     arguments = MASKED[masked]
     visible = visible_of(arguments)
@@ -214,9 +214,9 @@ def test_nan_in_a_mask_reaches_its_own_row(kind, arrays, level):
     assert np.isnan(result.lse).sum() == np.isnan(result.lse[:, :, 17]).sum() == 2 * HEADS
 
 
-@pytest.mark.parametrize("queries", [1, Q_LEN])
-@pytest.mark.parametrize("name", ["query", "key", "value", "mask"])
-@pytest.mark.parametrize("infinite", [[np.inf], [-np.inf], [np.inf, -np.inf], [np.inf, np.inf]], ids=str)
+@for_each("queries", [1, Q_LEN])
+@for_each("name", ["query", "key", "value", "mask"])
+@for_each("infinite", [[np.inf], [-np.inf], [np.inf, -np.inf], [np.inf, np.inf]])
 def test_infinities_do_what_the_formula_does(infinite, name, queries, arrays, dtype, level):
     """inf - inf and 0 * inf are NaN, exp(-inf) is 0: at the same places as in float64."""
     query, key, value = arrays[0][:, :, :queries].copy(), *arrays[1:]
@@ -233,9 +233,9 @@ def test_infinities_do_what_the_formula_does(infinite, name, queries, arrays, dt
 # Nothing to attend to
 
 
-@pytest.mark.parametrize("empty_rows", ["zero", "nan"])
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize(
+@for_each("empty_rows", ["zero", "nan"])
+@for_each("need_weights", [False, True])
+@for_each(
     "arguments",
     [
         {"attn_mask": np.arange(Q_LEN)[:, np.newaxis] >= 20},
@@ -243,7 +243,6 @@ def test_infinities_do_what_the_formula_does(infinite, name, queries, arrays, dt
         {"query_lengths": Q_LEN, "attn_mask": np.arange(Q_LEN)[:, np.newaxis] >= 20},
         {"window": (None, 0), "align": "upper_left", "attn_mask": np.arange(Q_LEN)[:, np.newaxis] >= 20},
     ],
-    ids=["bool", "-inf", "lengths", "window"],
 )
 def test_a_row_with_nothing_to_attend_to(arguments, need_weights, empty_rows, arrays, level):
     result = attend(arrays, arguments, need_weights=need_weights, empty_rows=empty_rows)
@@ -256,8 +255,8 @@ def test_a_row_with_nothing_to_attend_to(arguments, need_weights, empty_rows, ar
         np.testing.assert_array_equal(result.weights[:, :, empty], 0)
 
 
-@pytest.mark.parametrize("queries", [1, 16, Q_LEN])
-@pytest.mark.parametrize(
+@for_each("queries", [1, 16, Q_LEN])
+@for_each(
     "arguments",
     [
         {"key_lengths": 0},
@@ -267,7 +266,6 @@ def test_a_row_with_nothing_to_attend_to(arguments, need_weights, empty_rows, ar
         {"window": (0, 0), "align": "lower_right", "key_lengths": 0},
         {"is_causal": True, "align": "lower_right", "key_lengths": 0},
     ],
-    ids=str,
 )
 def test_nothing_but_empty_rows(arguments, queries, arrays, level):
     query, key, value = arrays

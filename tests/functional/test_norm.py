@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, reference
@@ -31,8 +31,8 @@ def assert_close(y, x, weight, bias, eps, *, rms):
     assert (np.abs(y - exact) <= bound + np.finfo(y.dtype).tiny).all()
 
 
-@pytest.mark.parametrize("offset", [0, 3, 1000])
-@pytest.mark.parametrize("n", SIZES)
+@for_each("offset", [0, 3, 1000])
+@for_each("n", SIZES)
 def test_against_the_formula(n, offset, dtype, level):
     rng = np.random.default_rng(n)
     x = (rng.standard_normal((5, n)) * 2 + offset).astype(dtype)

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, bits
+from support.helpers import assert_same_bits, bits, for_each
 
 import pyattn
 
@@ -43,8 +43,8 @@ OUTS = {
 }
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("kind", OUTS)
+@for_each("need_weights", [False, True])
+@for_each("kind", OUTS)
 def test_out_comes_back_filled(kind, need_weights, arrays, dtype, level):
     out = OUTS[kind](SHAPE, dtype)
     result = pyattn.attention(*arrays, out=out, need_weights=need_weights)

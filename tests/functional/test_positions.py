@@ -9,7 +9,7 @@ import pickle
 import mpmath
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -28,8 +28,8 @@ def formula(positions, dim, base=10000.0):
 # The function
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2, 3, 7, 8, 64, 65])
-@pytest.mark.parametrize("base", [10000.0, 100, 2.5, 0.5])
+@for_each("dim", [0, 1, 2, 3, 7, 8, 64, 65])
+@for_each("base", [10000.0, 100, 2.5, 0.5])
 def test_it_is_the_published_formula(dim, base, dtype):
     table = pyattn.functional.positional_encoding(50, dim, base=base, dtype=dtype)
     angles = np.arange(50)[:, np.newaxis] / float(base) ** (2 * (np.arange(dim) // 2) / max(1, dim))

@@ -7,7 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn.functional as rotary
 from pyattn import _core, functional
@@ -57,7 +57,7 @@ def assert_close(y, x, positions, size, interleaved, theta=10000.0):
 
 
 @both_pairings
-@pytest.mark.parametrize("dim", [1, 2, 6, 16, 30, 34, 64, 80, 128, 130])
+@for_each("dim", [1, 2, 6, 16, 30, 34, 64, 80, 128, 130])
 def test_against_the_formula(dim, interleaved, dtype, level):
     for length, offset, theta in ((1, 0, 1e4), (1, 700, 5e5), (5, 30, 1e4), (33, 0, 1e6), (70, 50, 100.0)):
         for size in {dim // 2 * 2, dim // 4 * 2, 0}:

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, part
+from support.helpers import assert_same_bits, for_each, part
 
 import pyattn
 from pyattn import _core
@@ -75,7 +75,7 @@ def of_batch(index, arguments):
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("need_weights", [False, True])
+@for_each("need_weights", [False, True])
 def test_any_number_of_threads(arrays, masked, need_weights, level):
     alone = attend(arrays, num_threads=1, need_weights=need_weights, **masked)
     for threads in THREADS[1:]:
@@ -83,7 +83,7 @@ def test_any_number_of_threads(arrays, masked, need_weights, level):
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("queries", [1, 2, 5, 16])
+@for_each("queries", [1, 2, 5, 16])
 def test_any_number_of_threads_in_decode(arrays, masked, queries, level):
     """A few queries: the threads share out the keys, which are here given thrice to make the call worth it."""
     query, *others = arrays
@@ -113,8 +113,8 @@ def test_heads_together_and_alone(arrays, masked, level):
         assert_same_bits(alone, part(together, b, h), f"head {h} of batch entry {b}")
 
 
-@pytest.mark.parametrize("rows", [[0], [69], [17, 18], list(range(16)), list(range(3, 40))], ids=len)
-@pytest.mark.parametrize("need_weights", [False, True])
+@for_each("rows", [[0], [69], [17, 18], list(range(16)), list(range(3, 40))])
+@for_each("need_weights", [False, True])
 def test_all_rows_and_a_few_alone(arrays, drawn, rows, need_weights, level):
     """One row alone takes the decode path, all of them the prefill path."""
     _, keep, _ = drawn
@@ -126,7 +126,7 @@ def test_all_rows_and_a_few_alone(arrays, drawn, rows, need_weights, level):
         assert_same_bits(alone, part(together, slice(None), slice(None), rows))
 
 
-@pytest.mark.parametrize("kv_len", [1, 5, 31, 32, 63, 64, 65, 512, 513, 1100])
+@for_each("kv_len", [1, 5, 31, 32, 63, 64, 65, 512, 513, 1100])
 def test_a_row_alone_with_any_number_of_keys(arrays, kv_len, level):
     query, key, value = arrays
     together = attend((query, key[:, :, :kv_len], value[:, :, :kv_len]))
@@ -155,7 +155,7 @@ def test_a_prefill_in_pieces_has_the_bits_of_the_whole(arrays, level):
         assert_same_bits(piece, part(whole, slice(None), slice(None), slice(start, stop)), f"{start} to {stop}")
 
 
-@pytest.mark.parametrize("queries", [3, Q_LEN])
+@for_each("queries", [3, Q_LEN])
 def test_what_else_is_asked_for(arrays, masked, queries, level):
     query, key, value = arrays
     arrays, few = (query[:, :, :queries], key, value), of_first(queries, masked)

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 import pytest
-from support.helpers import EVERYTHING, assert_same_bits, part
+from support.helpers import EVERYTHING, assert_same_bits, for_each, part
 
 import pyattn
 from pyattn import _core
@@ -74,7 +74,7 @@ def test_any_number_of_threads(arrays, masked, level):
 
 
 @pytest.mark.threads
-@pytest.mark.parametrize("queries", [1, 16])
+@for_each("queries", [1, 16])
 def test_any_number_of_threads_in_decode(arrays, queries, level):
     """The threads share out the keys, which are here given thrice to make the call worth it."""
     query, *others = arrays
@@ -91,7 +91,7 @@ def test_a_batch_entry_and_a_head_alone(arrays, masked, level):
     assert_same_bits(attend((query[1, 3], key[1, 1], value[1, 1]), **masked), part(together, 1, 3))
 
 
-@pytest.mark.parametrize("rows", [[0], list(range(2, 17)), list(range(3, 30))], ids=len)
+@for_each("rows", [[0], list(range(2, 17)), list(range(3, 30))])
 def test_all_rows_and_a_few_alone(arrays, rows, level):
     """A few rows take the decode path, all of them the prefill path."""
     query, key, value = arrays
@@ -102,7 +102,7 @@ def test_all_rows_and_a_few_alone(arrays, rows, level):
         assert_same_bits(alone, part(together, slice(None), slice(None), rows))
 
 
-@pytest.mark.parametrize("i", [0, 35])
+@for_each("i", [0, 35])
 def test_decode_has_prefill_bits(arrays, i, level):
     query, key, value = arrays
     prefill, seen = attend(arrays, **CAUSAL), LAST + i + 1

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 from support import drawing
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, nn
@@ -64,8 +64,8 @@ def attend(query, key, value, queries=Q_LEN, **arguments):
     return pyattn.attention(query[..., :queries, :], key, value, need_lse=True, need_weights=True, **arguments)
 
 
-@pytest.mark.parametrize("queries", [1, Q_LEN])
-@pytest.mark.parametrize("storage", STORAGE)
+@for_each("queries", [1, Q_LEN])
+@for_each("storage", STORAGE)
 def test_arrays_in_any_memory(storage, queries, arrays, level):
     expected = attend(*arrays, queries)
     stored = [STORAGE[storage](array) for array in arrays]
@@ -117,8 +117,8 @@ def make_mask(kind):
     return keep if kind == "bool" else np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(kind)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float16", "float32", "float64", "longdouble"])
-@pytest.mark.parametrize("storage", STORAGE)
+@for_each("kind", ["bool", "float16", "float32", "float64", "longdouble"])
+@for_each("storage", STORAGE)
 def test_masks_in_any_memory(storage, kind, arrays, level):
     for queries in (1, Q_LEN):
         mask = make_mask(kind)[..., :queries, :]
@@ -126,8 +126,8 @@ def test_masks_in_any_memory(storage, kind, arrays, level):
         assert_same_bits(attend(*arrays, queries, attn_mask=STORAGE[storage](mask)), expected, f"{queries} queries")
 
 
-@pytest.mark.parametrize("kind", ["bool", "float16", "float32", "float64"])
-@pytest.mark.parametrize("axes", [(0,), (0, 1), (2,), (3,), (0, 1, 2), (0, 1, 2, 3)])
+@for_each("kind", ["bool", "float16", "float32", "float64"])
+@for_each("axes", [(0,), (0, 1), (2,), (3,), (0, 1, 2), (0, 1, 2, 3)])
 def test_masks_that_are_broadcast(axes, kind, arrays, level):
     for queries in (1, Q_LEN):
         mask = make_mask(kind)[..., :queries, :]

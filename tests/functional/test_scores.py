@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, run_python
+from support.helpers import assert_same_bits, for_each, run_python
 
 import pyattn
 from pyattn import reference
@@ -135,7 +135,7 @@ REFERENCE = {"attn_mask", "is_causal", "align", "scale", "window", "key_lengths"
 
 
 @every_score
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_bounds_hold(score, name, dtype, level):
     query, key, more = CASES[name]
     arrays, options = draw(score, dtype, query, key)
@@ -218,8 +218,8 @@ def test_spans_of_keys_over_threads_have_the_same_bits(score, dtype):
 
 
 @every_score
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("q_len", [1, 40])
+@for_each("poison", [np.nan, np.inf])
+@for_each("q_len", [1, 40])
 def test_masked_numbers_are_never_touched(score, poison, q_len, dtype, level):
     arrays, options = draw(score, dtype, (q_len, 20), (130, 20))
     mask = keep(q_len, 130)

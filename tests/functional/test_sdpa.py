@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import scaled_dot_product_attention as sdpa
@@ -48,10 +48,8 @@ def torch_sdpa(torch, arrays, attn_mask=None, **arguments):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(
-    ("kind", "scale"), [("none", None), ("none", 0.3), ("bool", None), ("float", 0.3), ("causal", None)]
-)
-@pytest.mark.parametrize("shapes", SHAPES)
+@for_each(("kind", "scale"), [("none", None), ("none", 0.3), ("bool", None), ("float", 0.3), ("causal", None)])
+@for_each("shapes", SHAPES)
 def test_it_gives_what_pytorch_gives(shapes, kind, scale, torch, dtype, level):
     arrays = make_arrays(*SHAPES[shapes], dtype=dtype)
     arguments = {"attn_mask": make_mask(kind, arrays), "is_causal": kind == "causal", "scale": scale}

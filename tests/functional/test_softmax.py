@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import functional, reference
@@ -51,8 +51,8 @@ def assert_near(y, x, name, axis=-1):
 SHAPES = [(1,), (2,), (3,), (15,), (16,), (17,), (1000,), (70000,), (5, 33), (3, 4, 5), (64, 64), (2000, 40)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("size", [1, 30])
+@for_each("shape", SHAPES)
+@for_each("size", [1, 30])
 def test_error_is_some_ulp(shape, size, name, function, dtype, level):
     x = (np.random.default_rng(0).standard_normal(shape) * size).astype(dtype)
     y = function(x)
@@ -122,8 +122,8 @@ def test_rows_do_not_matter_to_each_other(function, dtype, level):
         assert_same_bits(function(x[row]), together[row])
 
 
-@pytest.mark.parametrize("slab", [8, 100, 400, 5000, 1 << 30])
-@pytest.mark.parametrize("axis", [0, 1, 2, 3, (0, 2), (3, 1), (2, 3), (1, 2, 3), None])
+@for_each("slab", [8, 100, 400, 5000, 1 << 30])
+@for_each("axis", [0, 1, 2, 3, (0, 2), (3, 1), (2, 3), (1, 2, 3), None])
 def test_slabs_change_no_bit(slab, axis, function, dtype, monkeypatch):
     """Whatever number of rows is copied at a time, as with the whole at once."""
     x = np.random.default_rng(0).standard_normal((3, 4, 5, 6)).astype(dtype)

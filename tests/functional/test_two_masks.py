@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, normal
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -44,8 +44,8 @@ def arrays(request, dtype):
     return [normal(2, length, 16, dtype=dtype, seed=n) for n, length in enumerate((q_len, kv_len, kv_len))]
 
 
-@pytest.mark.parametrize("padding", KINDS)
-@pytest.mark.parametrize("mask", KINDS)
+@for_each("padding", KINDS)
+@for_each("mask", KINDS)
 def test_two_masks_are_one_that_hides_what_either_does(arrays, mask, padding, level):
     """Against a mask of flags alone, or of floats, whose sums are exact here: the same bits."""
     q_len, kv_len = arrays[0].shape[1], arrays[1].shape[1]
@@ -83,7 +83,7 @@ def test_finite_masks_do_not_add_up_to_an_empty_row(share, dtype, level):
     assert np.all(np.isnan(attend(arrays, attn_mask=infinite, key_padding_mask=infinite[:1])[1]))
 
 
-@pytest.mark.parametrize("strided", [False, True], ids=["", "strided"])
+@for_each("strided", [False, True])
 def test_both_polarities_have_the_same_bits(arrays, strided, level):
     shape = (2, 2, arrays[0].shape[1], arrays[1].shape[1])
     blocked = make_mask("flags", shape, 0)

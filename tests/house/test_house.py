@@ -6,8 +6,7 @@ import ast
 import re
 import sys
 
-import pytest
-from support.helpers import ROOT, run_python
+from support.helpers import ROOT, for_each, run_python
 
 ROOMS = ("include", "core", "kernels", "python")
 C_FILES = sorted(path for room in ROOMS for path in (ROOT / "csrc" / room).glob("*.[ch]"))
@@ -80,8 +79,8 @@ def id_of(path):
     return str(path.relative_to(ROOT))
 
 
-every_c_file = pytest.mark.parametrize("path", C_FILES, ids=id_of)
-every_python_file = pytest.mark.parametrize("path", PYTHON_FILES, ids=id_of)
+every_c_file = for_each("path", C_FILES)
+every_python_file = for_each("path", PYTHON_FILES)
 
 
 def test_there_is_something_to_look_at():

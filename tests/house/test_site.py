@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from support.helpers import ROOT
+from support.helpers import ROOT, for_each
 
 PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
 MODULES = [
@@ -66,10 +66,10 @@ def public_objects():
         for name in importlib.import_module(module).__all__:
             found = resolve(f"{module}.{name}")
             if callable(found):
-                yield pytest.param(found, id=f"{module}.{name}")
+                yield found
 
 
-@pytest.mark.parametrize("found", list(public_objects()))
+@for_each("found", public_objects())
 def test_every_public_name_is_in_the_reference(found):
     documented = [resolve(name) for page in PAGES for name in names_of(page)[0]]
     where = "belongs in a table of docs/api/*.rst and in an autofunction or autoclass line there, once"

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, normal
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import functional, masks, nn
@@ -122,13 +122,13 @@ def assert_same(found, expected):
             assert_same_bits(one, other)
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@for_each("mask", MASKS.values())
 @pytest.mark.parametrize("call", ATTEND.values(), ids=ATTEND)
 def test_functions_read_a_mask_as_its_array(call, mask):
     assert_same(call(mask), call(four_axes(mask)))
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@for_each("mask", MASKS.values())
 @pytest.mark.parametrize("call", BLOCKED.values(), ids=BLOCKED)
 def test_modules_read_a_mask_as_its_array_blocked(call, mask):
     blocked = ~four_axes(mask)

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 from pyattn import masks
@@ -35,10 +36,10 @@ def test_causal_is_a_triangle(q_len, kv_len, align):
     np.testing.assert_array_equal(mask, drawn(q_len, kv_len, align, None, 0))
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), SIZES)
-@pytest.mark.parametrize("align", ALIGNS)
-@pytest.mark.parametrize("left", [None, 0, 1, 2, 9])
-@pytest.mark.parametrize("right", [None, 0, 1, 9])
+@for_each(("q_len", "kv_len"), SIZES)
+@for_each("align", ALIGNS)
+@for_each("left", [None, 0, 1, 2, 9])
+@for_each("right", [None, 0, 1, 9])
 def test_window_is_a_band(q_len, kv_len, align, left, right):
     mask = masks.window(q_len, kv_len, left=left, right=right, align=align)
     assert mask.dtype == np.bool_

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 import pyattn.functional as rotary
@@ -41,7 +42,7 @@ every_number = pytest.mark.parametrize(("name", "call"), NUMBERS.items(), ids=NU
 
 
 @every_count
-@pytest.mark.parametrize("n", [True, np.True_, 1.0, "1", None, X, [1, 1.5]], ids=repr)
+@for_each("n", [True, np.True_, 1.0, "1", None, X, [1, 1.5]])
 def test_what_is_no_integer_is_refused(name, call, n):
     if n is None and name in ("axis", "rotary_dim", "seq_len"):
         call(n)  # means something there

@@ -8,7 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -40,7 +40,7 @@ def test_the_row_of_padding_begins_as_zeros(index):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("seed", range(100))
+@for_each("seed", range(100))
 def test_torch_says_the_same(seed, dtype, torch):
     """All arguments drawn; ids of any shape, sizes of 0, too."""
     rng = np.random.default_rng(seed)

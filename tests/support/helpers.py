@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
 import subprocess
@@ -14,6 +16,42 @@ ROOT = Path(__file__).parents[2]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
 SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
 EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make test-all` sets it
+
+
+def for_each(names, values):
+    """Like pytest.mark.parametrize, but all in one test: pytest takes longer for a test than most of these calls.
+
+    Arrays of fixtures are copied for each round. A failure shows the values it came with, as what the test printed.
+    """
+    names = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+    values = list(values)
+
+    def decorate(test):
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def run(**others):
+            assert values, f"no values of {names}"
+            for value in values:
+                given = dict(zip(names, value if len(names) > 1 else [value], strict=True))
+                try:
+                    test(**{name: _fresh(x) for name, x in others.items()}, **given)
+                except BaseException:
+                    print("with", given)
+                    raise
+
+        kept = [parameter for name, parameter in signature.parameters.items() if name not in names]
+        run.__signature__ = signature.replace(parameters=kept)
+        return run
+
+    return decorate
+
+
+def _fresh(x):
+    """Copy an array, or a list or tuple of arrays."""
+    if isinstance(x, np.ndarray):
+        return x.copy(order="K")
+    return type(x)(map(_fresh, x)) if type(x) in (list, tuple) else x
 
 
 def tenth(count: int) -> int:

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import run_python
+from support.helpers import for_each, run_python
 from test_trace_html import Reader, data_of, matrix
 
 import pyattn
@@ -35,7 +35,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {},
@@ -45,11 +45,8 @@ BEYOND = {
         {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True},
         {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "v_head_dim": 5, "out_dim": 7},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize(
-    "mask", ["none", "causal", "bool", "float", "3-D", "padding", "float padding", "both", *BEYOND]
-)
+@for_each("mask", ["none", "causal", "bool", "float", "3-D", "padding", "float padding", "both", *BEYOND])
 def test_heads_are_what_the_module_computes(options, mask):
     mha = module(**options)
     x = RNG.standard_normal((5, 12))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.cached_layers import HEADS, LENGTH, ROTARIES, E, N, draw, drawn, layer_of, new_cache
 from support.caches import page_addresses
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, nn
@@ -39,8 +39,8 @@ def stepped(step, x, chunks):
 # The bits of all tokens at once
 
 
-@pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("rotary", ROTARIES)
+@for_each("chunks", CHUNKS)
+@for_each("rotary", ROTARIES)
 @pytest.mark.parametrize("kv_heads", [HEADS, 1])
 def test_attention_token_by_token(chunks, rotary, kv_heads, dtype, level):
     attention = drawn(
@@ -54,8 +54,8 @@ def test_attention_token_by_token(chunks, rotary, kv_heads, dtype, level):
 
 @every_kind
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("known", [True, False])
+@for_each("gated", [False, True])
+@for_each("known", [True, False])
 def test_a_layer_token_by_token(kind, norm_first, gated, known, dtype, level):
     activation = "silu" if known else lambda x: np.tanh(x)
     rotary = ROTARIES["halves"]

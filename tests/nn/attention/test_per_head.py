@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.papers import Papers, assert_near
 
 import pyattn
@@ -62,8 +62,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("biases", [False, True], ids=["", "biases"])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@for_each("biases", [False, True])
+@for_each("sizes", SIZES)
 def test_rows_equal_the_papers_formula(sizes, biases, dtype, level):
     given = draw(**sizes, dtype=dtype)
     inputs = inputs_of(given, dtype)
