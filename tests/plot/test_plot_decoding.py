@@ -186,7 +186,7 @@ def test_long_texts_keep_their_end(animate):
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
+@pytest.mark.parametrize("kind", ["English", pytest.param("long", marks=pytest.mark.slow), "Chinese"])
 def test_frames_are_legible(animate, count, kind):
     made = animate(
         made_up(2, 4, steps=min(count, 60), source=count), vocabulary=tokens_of(kind, 10), source=tokens_of(kind, count)

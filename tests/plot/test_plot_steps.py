@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")
 NAMES = ("x", "w_query", "w_key", "w_value")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def example(article):
     return pyattn.trace(*(article[name] for name in NAMES))
 
@@ -158,13 +158,29 @@ def animation(example):
     made._draw_was_started = True  # matplotlib warns of an animation that nobody saw
 
 
+@pytest.fixture(scope="module")
+def frames(example):
+    """Of each frame the texts, and how many dashed and solid lines are around matrices."""
+    made, found = plot.animate(example, small_figure()), []
+    for figure in frames_of(made):
+        lines = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+        styles = [line.get_linestyle() for line in lines if line.get_zorder() > 4]  # beyond the cells and their edges
+        texts = [text for text, _ in texts_of(figure)]
+        found.append((texts, sum(style != "solid" for style in styles), styles.count("solid")))
+    made._draw_was_started = True
+    return found
+
+
 def test_it_goes_through_all_steps(animation):
     numbers = [int(re.match(r"Step (\d)  ", caption)[1]) for caption in animation.captions]
     assert numbers == [1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 8, 8, 8]
 
 
-@pytest.mark.parametrize(("count", "features"), [(3, 4), (12, 8), (128, 8), (200, 64)])
-@pytest.mark.parametrize("kind", ["long", "Chinese"])
+@pytest.mark.parametrize(
+    ("count", "features"),
+    [(3, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(12, 8), (128, 8), (200, 64)])],
+)
+@pytest.mark.parametrize("kind", [pytest.param("long", marks=pytest.mark.slow), "Chinese"])
 def test_frames_are_legible(kind, count, features):
     figure = Figure(figsize=(7, 6), dpi=60)  # in smaller letters every width is rounded up to another pixel
     made = plot.animate(draw_trace(count, features, tokens_of(kind, count)), figure)
@@ -173,9 +189,8 @@ def test_frames_are_legible(kind, count, features):
     made._draw_was_started = True
 
 
-def test_numbers_appear_with_their_step(animation, example):
-    shown = [[text for text, _ in texts_of(figure)] for figure in frames_of(animation)]
-    counts = [sum(re.fullmatch(r"[\d.]+", text) is not None for text in texts) for texts in shown]
+def test_numbers_appear_with_their_step(frames):
+    counts = [sum(re.fullmatch(r"[\d.]+", text) is not None for text in texts) for texts, _, _ in frames]
     inputs, weights, one = 12, 36, 9
     first = inputs + weights + 3 * one
     fourth_to_seventh = [first + 3, first + 6, first + 15, first + 18]
@@ -183,25 +198,20 @@ def test_numbers_appear_with_their_step(animation, example):
     assert counts == [inputs, inputs + weights, first - 18, first - 9, first, *fourth_to_seventh, *repeated]
 
 
-def test_what_is_read_has_a_dashed_frame_and_what_is_made_a_solid_one(animation):
+def test_what_is_read_has_a_dashed_frame_and_what_is_made_a_solid_one(frames):
     """As many of each as a step reads and makes; of step 8 the two other inputs, then all, twice."""
-    frames = []
-    for _ in frames_of(animation):
-        lines = [patch for patch in animation._figure.axes[0].patches if isinstance(patch, Rectangle)]
-        styles = [line.get_linestyle() for line in lines if line.get_zorder() > 4]  # beyond the cells and their edges
-        frames.append((sum(style != "solid" for style in styles), styles.count("solid")))
+    lines = [(dashed, solid) for _, dashed, solid in frames]
     projections = [(2, 1)] * 3
-    assert frames == [(0, 0), (0, 0), *projections, (2, 1), (1, 1), (2, 1), (1, 1), (1, 3), (1, 3), (0, 0), (0, 0)]
+    assert lines == [(0, 0), (0, 0), *projections, (2, 1), (1, 1), (2, 1), (1, 1), (1, 3), (1, 3), (0, 0), (0, 0)]
 
 
-def test_the_last_frame_holds_all_outputs(animation, example):
-    *_, last = frames_of(animation)
+def test_the_last_frame_holds_all_outputs(frames, example):
     outputs = " ".join(f"{number:.2f}" for number in example.outputs.ravel())
-    assert outputs in " ".join(text for text, _ in texts_of(last))
+    assert outputs in " ".join(frames[-1][0])
 
 
-def test_the_weighted_values_are_those_of_the_present_input(animation, example):
-    texts = [" ".join(text for text, _ in texts_of(figure)) for figure in frames_of(animation)]
+def test_the_weighted_values_are_those_of_the_present_input(frames, example):
+    texts = [" ".join(texts) for texts, _, _ in frames]
     for frame, query in ((8, 0), (9, 1), (10, 2)):
         weighted = example.weights[query][:, None] * example.values
         assert " ".join(f"{number:.2f}" for number in weighted.ravel()) in texts[frame]
@@ -300,6 +310,7 @@ assert dict(mpl.rcParams) == settings
 """
 
 
+@pytest.mark.slow
 def test_neither_pyplot_nor_its_settings_change():
     run_python(STATE)
 
