@@ -161,7 +161,13 @@ assert all(succeeded(child) for child in children)
 
 @pytest.mark.parametrize(
     "script",
-    [AGAIN_AND_AGAIN, BEFORE_USE, WHILE_OTHERS_WORK, MULTIPROCESSING, IN_A_SIGNAL_HANDLER],
+    [
+        AGAIN_AND_AGAIN,
+        BEFORE_USE,
+        WHILE_OTHERS_WORK,
+        MULTIPROCESSING,
+        pytest.param(IN_A_SIGNAL_HANDLER, marks=pytest.mark.slow),
+    ],
     ids=["again and again", "before use", "while others work", "multiprocessing", "in a signal handler"],
 )
 def test_parent_and_child_get_the_same_bits(script):

@@ -8,7 +8,7 @@ import pytest
 from support.helpers import assert_same_bits, for_each, run_python
 
 import pyattn
-from pyattn import reference
+from pyattn import _core, reference
 from pyattn.testing import bounds
 
 SCORES = ("cosine", "distance", "bilinear", "additive")
@@ -136,15 +136,17 @@ REFERENCE = {"attn_mask", "is_causal", "align", "scale", "window", "key_lengths"
 
 @every_score
 @for_each("name", CASES)
-def test_bounds_hold(score, name, dtype, level):
+def test_bounds_hold(score, name, dtype, levels):
     query, key, more = CASES[name]
     arrays, options = draw(score, dtype, query, key)
     options |= more
-    result = pyattn.attention(*arrays, **{**options, "need_weights": True, "need_lse": True})
     expected = bounds.expect(*arrays, dtype, **{k: v for k, v in options.items() if k in REFERENCE})
-    assert bounds.output_ratio(result.output, expected) <= bounds.OUTPUT_BAR
-    assert bounds.weights_ratio(result.weights, expected) <= 1
-    assert bounds.lse_ratio(result.lse, expected) <= 1
+    for level in levels:
+        _core._set_isa(level)
+        result = pyattn.attention(*arrays, **{**options, "need_weights": True, "need_lse": True})
+        assert bounds.output_ratio(result.output, expected) <= bounds.OUTPUT_BAR, level
+        assert bounds.weights_ratio(result.weights, expected) <= 1, level
+        assert bounds.lse_ratio(result.lse, expected) <= 1, level
 
 
 def test_query_and_key_of_a_bilinear_score_have_sizes_of_their_own(dtype):

@@ -15,16 +15,13 @@ PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.nam
 SLOW = ("gallery.md", "how-fast-and-how-exact.md")
 
 
-def parameter(page):
-    """What imports torch is left out where torch is: PYATTN_TEST_PEERS=0 names it in the summary."""
-    peers = re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE)
-    marks = [pytest.mark.peers] * bool(peers) + [pytest.mark.slow] * (page.name in SLOW)
-    return pytest.param(page, id=page.name, marks=marks)
+def imports_torch(page):
+    return re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE) is not None
 
 
-def run_page(page, folder):
-    """In a folder for the files that it writes."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", str(page)]
+def run_pages(pages, folder):
+    """In a folder for the files that they write."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", *map(str, pages)]
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
     return subprocess.run(
         [*command, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"],
@@ -37,17 +34,33 @@ def run_page(page, folder):
     )
 
 
-@pytest.mark.parametrize("page", [parameter(page) for page in PAGES])
-def test_the_examples_of_a_page_do_what_it_says(page, tmp_path):
-    assert page.read_text().count(">>> ") > 3, "a page without examples"
-    done = run_page(page, tmp_path)
+def assert_pages_do_what_they_say(pages, folder):
+    for page in pages:
+        assert page.read_text().count(">>> ") > 3, f"{page.name} is a page without examples"
+    done = run_pages(pages, folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(pages)} passed" in done.stdout
+
+
+def test_the_examples_of_pages_do_what_they_say(tmp_path):
+    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and not imports_torch(x)], tmp_path)
+
+
+@pytest.mark.peers
+def test_the_examples_of_pages_with_torch_do_what_they_say(tmp_path):
+    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and imports_torch(x)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_the_examples_of_slow_pages_do_what_they_say(name, tmp_path):
+    assert_pages_do_what_they_say([x for x in PAGES if x.name == name], tmp_path)
 
 
 def test_a_page_that_is_wrong_fails(tmp_path):
     page = tmp_path / "wrong.md"
     page.write_text("```pycon\n>>> import pyattn\n>>> pyattn.softmax([0, 0])\narray([0.5, 0.3])\n\n```\n")
-    done = run_page(page, tmp_path)
+    done = run_pages([page], tmp_path)
     assert done.returncode == 1
     assert "Expected:\n    array([0.5, 0.3])" in done.stdout
 

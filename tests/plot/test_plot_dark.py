@@ -29,7 +29,7 @@ DRAW = {
 }
 
 
-@pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
+@pytest.mark.parametrize("kind", [pytest.param("long", marks=pytest.mark.slow), "Chinese"])
 @pytest.mark.parametrize("what", DRAW)
 def test_dark_pictures_are_legible(what, kind):
     """Numbers stand on cells of their own colour: tests of these look at them."""
