@@ -236,7 +236,7 @@ static int overlaps_itself(PyArrayObject *array)
     npy_intp at = 0, index[NPY_MAXDIMS] = {0};
     const char *low, *high;
     int overlap = 0;
-    if (count <= 1 || has_nested_axes(array)) return 0;
+    if (count <= 1 || PyArray_IS_C_CONTIGUOUS(array) || has_nested_axes(array)) return 0;
     extent(array, &low, &high);
     if (count > (high - low) / size) return 1; /* too many elements for their address range */
 

@@ -172,10 +172,10 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
-    PyObject *result =
-        class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
-                                             o->lse ? (PyObject *)o->lse : Py_None, NULL)
-              : NULL;
+    PyObject *result = class
+                           ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
+                                                          o->lse ? (PyObject *)o->lse : Py_None, NULL)
+                           : NULL;
     Py_XDECREF(class);
     Py_XDECREF(module);
     Py_DECREF(output);
@@ -187,8 +187,7 @@ static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString(
 /* Replaces a mask object, in `values`, by equivalent arguments; an array stays. Returns -1 with an exception. */
 static int lower_mask(PyObject **values, owned *o)
 {
-    static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW,
-                                   PYATTN_KEY_LENGTHS};
+    static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW, PYATTN_KEY_LENGTHS};
     PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[9] = {NULL};
     if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks");
@@ -200,7 +199,8 @@ static int lower_mask(PyObject **values, owned *o)
                                       PYATTN_ALIGN,  PYATTN_WINDOW,     PYATTN_KEY_LENGTHS};
         PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]);
         given[0] = mask, given[1] = query, given[2] = key;
-        for (int n = 0; n < 6; n++) given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
+        for (int n = 0; n < 6; n++)
+            given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
         if (given[5] == Py_None) given[5] = Py_False; /* is_causal */
         PyObject *function = query && key ? PyObject_GetAttrString(module, "for_attention") : NULL;
         o->lowered = function ? PyObject_Vectorcall(function, given, 9, NULL) : NULL;
@@ -226,7 +226,7 @@ static int convert_rest(PyObject **values, attn_args *args, owned *o)
     if ((o->need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse")) < 0) return -1;
     if (args->cache == NULL && lower_mask(values, o) < 0) return -1;
     if (pyattn_check_out(values[OUT]) < 0 || pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return -1;
-    return bilinear ? 0 : pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1);
+    return bilinear || o->inputs[SCORE_WEIGHT] == NULL ? 0 : pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1);
 }
 
 static int view_inputs(PyObject *const *values, attn_args *args, owned *o)
@@ -244,7 +244,8 @@ static int view_inputs(PyObject *const *values, attn_args *args, owned *o)
 
 /* Checks all arrays, warns and draws a seed the first time, and creates the results. Returns 0, -1 with an exception,
  * or 1 if Python code has run: it may have changed any array, so that all must be checked again. */
-static int prepare(PyObject *const *values, attn_args *args, attn_problem *problem, owned *o, int first)
+static __attribute__((noinline)) int prepare(PyObject *const *values, attn_args *args, attn_problem *problem, owned *o,
+                                             int first)
 {
     attn_shapes shapes;
     attn_error error;
@@ -268,9 +269,8 @@ static PyObject *attend(PyObject **values, attn_args *args, owned *o)
     attn_problem problem;
     attn_error error;
     if (convert_rest(values, args, o) < 0) return NULL;
-    int again = prepare(values, args, &problem, o, 1);
-    if (again > 0) again = prepare(values, args, &problem, o, 0);
-    if (again < 0) return NULL;
+    for (int first = 1, again = 1; again; first = 0)
+        if ((again = prepare(values, args, &problem, o, first)) < 0) return NULL;
     const attn_status status = compute(args, &problem, o, &error);
     return status == ATTN_OK ? wrap(values, o) : pyattn_raise(status, &error);
 }

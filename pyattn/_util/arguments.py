@@ -7,7 +7,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
@@ -128,11 +128,11 @@ def as_flag(x: bool | None, name: str, *, default: bool | None = None) -> bool:
     return bool(x)
 
 
-def as_choice(x: object, name: str, choices: Iterable[Any]) -> Any:
+def as_choice(x: object, name: str, choices: Collection[Any]) -> Any:
     """Read one of a few words, None among them where the caller lists it; an array is refused, not compared."""
-    known = list(choices)
-    if (x is None or isinstance(x, str)) and x in known:
+    if (x is None or isinstance(x, str)) and x in choices:
         return x
+    known = list(choices)
     given = short_repr(x) if x is None or isinstance(x, str) else f"of type {type(x).__name__}"
     expected = ", ".join(map(repr, known[:-1])) + " or " + repr(known[-1])
     raise ValueError(f"{name} is {given}; it must be {expected}")

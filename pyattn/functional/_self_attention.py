@@ -168,17 +168,18 @@ def self_attention(
            [1.9997, 7.7599, 0.3584]])
     """
     columns = as_choice(convention, "convention", ("row", "column")) == "column"
-    inputs = _inputs_of(x, context, columns)
-    given = dict(zip(("w_query", "w_key", "w_value"), (w_query, w_key, w_value), strict=True))
-    weights = {name: read_weight(weight, name, columns) for name, weight in given.items()}
-    sources = ("x", *(["x" if context is None else "context"] * 2))
-    for (name, weight), source, rows in zip(weights.items(), sources, inputs, strict=True):
-        check_inner(name, weight, source, rows, columns)
-    key_dim, other = len(weights["w_query"]), len(weights["w_key"])
-    if key_dim != other:
-        raise ValueError(f"w_query gives {key_dim} features per query, but w_key gives {other} per key")
-    biases = _biases_of(bias, weights)
-    pairs = (*inputs[0].shape[:-1], inputs[1].shape[-2])
+    own, other = _inputs_of(x, context, columns)
+    query = read_weight(w_query, "w_query", columns)
+    key = read_weight(w_key, "w_key", columns)
+    value = read_weight(w_value, "w_value", columns)
+    source = "x" if context is None else "context"
+    check_inner("w_query", query, "x", own, columns)
+    check_inner("w_key", key, source, other, columns)
+    check_inner("w_value", value, source, other, columns)
+    if len(query) != len(key):
+        raise ValueError(f"w_query gives {len(query)} features per query, but w_key gives {len(key)} per key")
+    biases = _biases_of(bias, {"w_query": query, "w_key": key, "w_value": value})
+    pairs = (*own.shape[:-1], other.shape[-2])
     if isinstance(attn_mask, masks.Mask):
         options = (is_causal, align, window, key_lengths)
         attn_mask, *lowered = masks.as_arguments(attn_mask, pairs, False, *options)
@@ -186,8 +187,12 @@ def self_attention(
     if attn_mask is not None:
         attn_mask = _mask_of(attn_mask, pairs)
     output, attended = _core.multi_head(
-        *inputs,
-        *weights.values(),
+        own,
+        other,
+        other,
+        query,
+        key,
+        value,
         q_bias=biases[0],
         k_bias=biases[1],
         v_bias=biases[2],
@@ -218,18 +223,18 @@ def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:
     return array if columns else array.T
 
 
-def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> list[Array]:
-    """Return the inputs of queries, keys and values, one per row."""
+def _inputs_of(x: npt.ArrayLike, context: npt.ArrayLike | None, columns: bool) -> tuple[Array, Array]:
+    """Return the inputs of queries, and those of keys and values, one per row."""
     own = read_rows(x, "x", columns)
     if context is None:
-        return [own] * 3
+        return own, own
     other = read_rows(context, "context", columns)
     if other.shape[:-2] != own.shape[:-2]:
         raise ValueError(
             f"context has the leading axes {other.shape[:-2]}, expected {own.shape[:-2]}, those of x; "
             "numpy.broadcast_to repeats them without a copy"
         )
-    return [own, other, other]
+    return own, other
 
 
 def read_rows(x: npt.ArrayLike, name: str, columns: bool) -> Array:
