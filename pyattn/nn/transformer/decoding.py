@@ -51,7 +51,7 @@ class TokenModel(Module):
     """Base of token models with a KV cache; subclasses define embedding, layers and output."""
 
     generator: Module
-    """Maps the last layer's output to logits, unless a model overrides `_score`."""
+    """Maps the last layer's output to logits."""
     is_encoder_decoder: bool
     batch_first: Any = True
     window: int | None = None
