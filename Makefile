@@ -9,7 +9,7 @@
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
-#   make sanitize, make tsan    what `make test` runs under ASan and UBSan, the thread tests of it under TSan
+#   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import os
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 import pyattn
 import pyattn.tracing.article as article
+from pyattn.interop.torch import import_torch
 
 Array = npt.NDArray[np.floating[Any]]
 OUTPUT_BOUND = 1e-6  # largest error of the outputs, compared with NumPy in float64
@@ -206,7 +206,7 @@ ROUND_SECONDS = 0.06
 def show_speed() -> None:
     """Print a table of times in float32: pyattn, NumPy and, if it is installed, PyTorch."""
     threads = pyattn.get_num_threads()
-    torch = _import_torch(threads)
+    torch = _torch_with(threads)
     print(f"\nTime of a call, float32, {threads} thread{'s' * (threads > 1)}; in brackets how much longer than pyattn")
     print(f"\n  {'':<36}{'pyattn':>10}{'NumPy':>19}{'PyTorch':>19}")
     rng = np.random.default_rng(0)
@@ -224,9 +224,9 @@ def show_speed() -> None:
     print("\n  `python -m benchmarks` in the repository measures carefully: more shapes, more peers, equal threads.")
 
 
-def _import_torch(threads: int) -> Any:
+def _torch_with(threads: int) -> Any:
     try:
-        torch = importlib.import_module("torch")
+        torch = import_torch()
     except ImportError:
         return None
     torch.set_num_threads(threads)

@@ -23,14 +23,15 @@ import functools
 import importlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
-from pyattn._util.typing import Align
+from pyattn._util.ids import as_integers
+from pyattn._util.typing import Align, Corner
 
 __all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
@@ -47,10 +48,22 @@ class Mask:
     `numpy.asarray` converts it to a bool array, and it works wherever an array does: indexing, `numpy.where`,
     matplotlib's imshow, `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array. ``~`` raises TypeError,
     because it is ambiguous: `blocked` returns the array with True = blocked, `complement` the mask of all other pairs.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> mask = pyattn.masks.causal(3) & pyattn.masks.window(3, left=1, right=None)
+    >>> np.asarray(mask)
+    array([[ True, False, False],
+           [ True,  True, False],
+           [False,  True,  True]])
+    >>> mask.blocked()
+    array([[False,  True,  True],
+           [False, False,  True],
+           [ True, False, False]])
     """
 
     __slots__ = ()
-    __array_priority__ = 1000.0  # ndarray & mask calls the mask's operator
     __hash__ = None  # type: ignore[assignment]  # == compares elements, as an array's
 
     @property
@@ -94,6 +107,17 @@ class Mask:
             raise ValueError("a mask computes its array on demand; leave out copy=False")
         return self._attend() if dtype is None else self._attend().astype(dtype)
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with the array; & and | of a bool array and a mask make a mask, and ~ raises."""
+        if ufunc in (np.bitwise_and, np.bitwise_or) and method == "__call__" and not options:
+            sign = "&" if ufunc is np.bitwise_and else "|"
+            left, right = (_operand(x, sign) for x in inputs)
+            return _both(left, right) if sign == "&" else _Either(left, right)
+        if ufunc is np.invert:
+            return ~self
+        arrays = [x._attend() if isinstance(x, Mask) else x for x in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
     def __dlpack__(self, **options: Any) -> Any:
         """Export the array."""
         array: Any = self._attend()
@@ -118,47 +142,53 @@ class Mask:
         """
         return self._attend().astype(dtype)
 
-    def all(self, axis: Any = None) -> Any:
+    def all(self, axis: Any = None, **options: Any) -> Any:
         """Test whether all elements, or all along an axis, are True.
 
         Parameters
         ----------
         axis : int or tuple of int, optional
             Default: None, all axes.
+        **options
+            As the array's method takes them.
 
         Returns
         -------
         bool or ndarray
         """
-        return self._attend().all(axis)
+        return self._attend().all(axis, **options)
 
-    def any(self, axis: Any = None) -> Any:
+    def any(self, axis: Any = None, **options: Any) -> Any:
         """Test whether any element, or any along an axis, is True.
 
         Parameters
         ----------
         axis : int or tuple of int, optional
             Default: None, all axes.
+        **options
+            As the array's method takes them.
 
         Returns
         -------
         bool or ndarray
         """
-        return self._attend().any(axis)
+        return self._attend().any(axis, **options)
 
-    def sum(self, axis: Any = None) -> Any:
+    def sum(self, axis: Any = None, **options: Any) -> Any:
         """Count the pairs that attend, or count along an axis.
 
         Parameters
         ----------
         axis : int or tuple of int, optional
             Default: None, all axes.
+        **options
+            As the array's method takes them.
 
         Returns
         -------
         int or ndarray
         """
-        return self._attend().sum(axis)
+        return self._attend().sum(axis, **options)
 
     def tolist(self) -> list[Any]:
         """Convert to nested lists of bools.
@@ -199,17 +229,9 @@ class Mask:
         """Attend where both do."""
         return _both(self, _operand(other, "&"))
 
-    def __rand__(self, other: npt.NDArray[np.bool_]) -> Mask:
-        """Attend where both do."""
-        return _both(_operand(other, "&"), self)
-
     def __or__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where either does."""
         return _Either(self, _operand(other, "|"))
-
-    def __ror__(self, other: npt.NDArray[np.bool_]) -> Mask:
-        """Attend where either does."""
-        return _Either(_operand(other, "|"), self)
 
     def __invert__(self) -> Mask:
         """Raise, because most users of ``~`` mean a change of polarity."""
@@ -275,7 +297,7 @@ class Mask:
 
         Returns
         -------
-        matplotlib.figure.Figure
+        matplotlib.axes.Axes
         """
         return importlib.import_module("pyattn.plot").mask(self, **options)  # pyattn.plot is a higher layer
 
@@ -330,8 +352,13 @@ class _Lengths(Mask):
         self.lengths, self.kv_len, self.heads = lengths, kv_len, heads
 
     @property
+    def batch(self) -> tuple[int, ...]:
+        """Shape of the batch axes."""
+        return self.lengths.shape
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.lengths.shape, *((1, 1) if self.heads else (1,)), self.kv_len)
+        return (*self.batch, *((1, 1) if self.heads else (1,)), self.kv_len)
 
     def _name(self) -> str:
         text = str(self.lengths.tolist()) if self.lengths.size <= _DRAWN else f"{self.lengths.size} lengths"
@@ -350,10 +377,14 @@ class _Document(Mask):
         self.q_ids, self.kv_ids, self.heads = q_ids, kv_ids, heads
 
     @property
+    def batch(self) -> tuple[int, ...]:
+        """Shape of the batch axes."""
+        return np.broadcast_shapes(self.q_ids.shape[:-1], self.kv_ids.shape[:-1])
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        batch = np.broadcast_shapes(self.q_ids.shape[:-1], self.kv_ids.shape[:-1])
-        between = (1,) if self.heads and batch else ()
-        return (*batch, *between, self.q_ids.shape[-1], self.kv_ids.shape[-1])
+        between = (1,) if self.heads and self.batch else ()
+        return (*self.batch, *between, self.q_ids.shape[-1], self.kv_ids.shape[-1])
 
     def _name(self) -> str:
         ids = self.q_ids.tolist() if self.q_ids.size <= _DRAWN else f"{self.q_ids.shape}"
@@ -401,14 +432,14 @@ class _Given(Mask):
 class _Pair(Mask):
     """Two masks and an operator, computed on demand."""
 
-    __slots__ = ("left", "right")
+    __slots__ = ("_shape", "left", "right")
     sign: str
     combine: np.ufunc
 
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
         try:
-            np.broadcast_shapes(left.shape, right.shape)
+            self._shape = np.broadcast_shapes(left.shape, right.shape)
         except ValueError:
             raise ValueError(
                 f"masks of shapes {left.shape} and {right.shape} do not broadcast: both end in (L, S)"
@@ -416,7 +447,7 @@ class _Pair(Mask):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return np.broadcast_shapes(self.left.shape, self.right.shape)
+        return self._shape
 
     def _name(self) -> str:
         left, right = (f"({one._name()})" if isinstance(one, _Pair) else one._name() for one in (self.left, self.right))
@@ -485,7 +516,7 @@ def _intersect(
 # Constructors
 
 
-def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | SupportsIndex | None = None) -> Mask:  # noqa: N803
+def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | None = None) -> Mask:  # noqa: N803
     """Make a causal mask: no query attends to a key after its own position.
 
     Parameters
@@ -528,9 +559,11 @@ def window(
     *,
     left: SupportsIndex | None,
     right: SupportsIndex | None,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
 ) -> Mask:
-    """Make a sliding-window mask: each query sees `left` keys before its own position and `right` after it.
+    """Make a sliding-window mask.
+
+    Each query sees `left` keys before its own position and `right` after it.
 
     Parameters
     ----------
@@ -575,7 +608,9 @@ def window(
 
 
 def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> Mask:  # noqa: N803
-    """Make a padding mask: key j of batch entry b is attended to when ``j < lengths[b]``.
+    """Make a padding mask from the number of keys of each batch entry.
+
+    Key j of batch entry b is attended to when ``j < lengths[b]``.
 
     Parameters
     ----------
@@ -605,9 +640,7 @@ def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> 
     array([[ True, False, False, False],
            [ True,  True,  True, False]])
     """
-    counts = _core.as_array(lengths, "lengths")
-    if counts.size and counts.dtype.kind not in "iu":
-        raise TypeError(f"lengths has dtype {counts.dtype}; pass integers")
+    counts = as_integers(lengths, "lengths")
     most = as_count(S, "S", least=0, most=_MOST)
     if counts.size and (counts.min() < 0 or counts.max() > most):
         raise ValueError(f"lengths go from {counts.min()} to {counts.max()}; they must lie between 0 and S, {most}")
@@ -615,7 +648,9 @@ def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> 
 
 
 def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads: bool = True) -> Mask:
-    """Make a mask of packed documents: a query attends to the keys with its document id.
+    """Make a mask of packed documents: queries attend to their own document.
+
+    A query and a key belong to the same document if their ids are equal.
 
     Parameters
     ----------
@@ -663,7 +698,7 @@ def prefix(
     L: SupportsIndex,  # noqa: N803
     S: SupportsIndex | None = None,  # noqa: N803
     *,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
 ) -> Mask:
     """Make a prefix mask: causal, and every query attends to the first `n` keys.
 
@@ -706,7 +741,9 @@ def prefix(
 
 
 def from_array(array: npt.ArrayLike) -> Mask:
-    """Make a mask from an array with True = attend; 0 and 1 are read as False and True.
+    """Make a mask from an array, True = attend.
+
+    0 and 1 are read as False and True.
 
     Parameters
     ----------
@@ -760,6 +797,8 @@ def from_blocked(array: npt.ArrayLike) -> Mask:
       x .
       x x
     """
+    if isinstance(array, Mask):
+        raise TypeError("array is a mask object, which knows what it means; pass an array, or use array.complement()")
     return _Given(~_flags(array), "from_blocked")
 
 
@@ -797,7 +836,7 @@ def _ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 def _sizes(
     L: SupportsIndex,  # noqa: N803
     S: SupportsIndex | None,  # noqa: N803
-    align: Align | SupportsIndex | None,
+    align: Align | None,
     what: str,
 ) -> tuple[int, int, int, str]:
     """Read sizes and alignment; return q_len, kv_len, the position of query 0, and the arguments as text."""
@@ -813,10 +852,10 @@ def _sizes(
     return q_len, kv_len, offset, text + ("" if align is None else f", align={align!r}")
 
 
-def offset_of(align: Align | SupportsIndex | None, q_len: int, kv_len: int) -> int:
+def offset_of(align: Align | None, q_len: int, kv_len: int) -> int:
     """Find the position of query 0 among the keys."""
     if align is None or isinstance(align, str):
-        return kv_len - q_len if as_choice(align, "align", ("upper_left", "lower_right", None)) == "lower_right" else 0
+        return kv_len - q_len if as_choice(align, "align", (*get_args(Corner), None)) == "lower_right" else 0
     offset = as_index(align, "align", "'upper_left', 'lower_right' or an int")
     if abs(offset) > _MOST:
         raise ValueError("align is too large: it is the position of query 0 among the keys")
@@ -842,7 +881,7 @@ class Parts(NamedTuple):
 
 def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Parts:
     """Split a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
-    _check_shape(mask, scores, name)
+    _check_shape(mask, scores, heads, name)
     bounds: tuple[int | None, int | None] = (None, None)
     lengths: npt.NDArray[np.int64] | None = None
     rest: list[Mask] = []
@@ -851,7 +890,6 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
         if type(leaf) is _Interval and leaf.shape == scores[-2:]:
             bounds = _intersect(bounds, (leaf.first, leaf.last))
         elif isinstance(leaf, _Lengths) and leaf.kv_len == scores[-1] and leaf.lengths.ndim <= len(batch):
-            _check_heads(leaf, heads, name)
             lengths = leaf.lengths if lengths is None else np.minimum(lengths, leaf.lengths)
         else:
             rest.append(leaf)
@@ -861,10 +899,7 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
 
 def as_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
     """Compute a mask as one array, for calls whose interval and lengths have other uses."""
-    _check_shape(mask, scores, name)
-    for leaf in _leaves(mask):
-        if isinstance(leaf, _Lengths):
-            _check_heads(leaf, heads, name)
+    _check_shape(mask, scores, heads, name)
     return mask._attend()
 
 
@@ -902,20 +937,22 @@ def for_attention(
     mask: Mask,
     query: tuple[int, ...],
     key: tuple[int, ...],
+    value: tuple[int, ...],
     layout: str | None,
     enable_gqa: bool | None,
     *options: Any,
 ) -> tuple[Any, ...]:
     """Lower a mask for `pyattn.attention`; the core reports shapes that disagree."""
     length, head = (-3, -2) if layout == "bshd" else (-2, -3)
-    axes = max(len(query), len(key))
+    axes = max(len(query), len(key), len(value))
     heads = axes > 3 or (axes == 3 and bool(enable_gqa))
     least = 3 if heads else 2
-    if min(len(query), len(key)) < least:
+    if min(len(query), len(key), len(value)) < (least if layout == "bshd" else 2):
         return (np.asarray(mask), *options)
+    query, key, value = ((1,) * (axes - len(shape)) + shape for shape in (query, key, value))
     length = length if heads else -2
     try:
-        batch = np.broadcast_shapes(query[:-least], key[:-least])
+        batch = np.broadcast_shapes(query[:-least], key[:-least], value[:-least])
     except ValueError:
         return (np.asarray(mask), *options)
     scores = (*batch, *((max(query[head], key[head]),) if heads else ()), query[length], key[length])
@@ -950,20 +987,30 @@ def _leaves(mask: Mask) -> Iterator[Mask]:
             yield one
 
 
-def _check_heads(leaf: _Lengths, heads: bool, name: str) -> None:
-    if leaf.lengths.ndim and leaf.heads != heads:
-        which = "has a heads axis" if heads else "has no heads axis"
-        raise ValueError(f"{name} is {leaf._name()}, and the call {which}; make it with heads={heads}")
+def _constructed(mask: Mask) -> Iterator[Mask]:
+    """Yield every mask that a constructor made, of all that a mask is made of."""
+    stack = [mask]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, _Pair):
+            stack += [one.right, one.left]
+        elif isinstance(one, _Complement):
+            stack.append(one.mask)
+        else:
+            yield one
 
 
-def _check_shape(mask: Mask, scores: tuple[int, ...], name: str) -> None:
-    """Require the call's sizes, because masks are never cropped."""
-    for leaf in _leaves(mask):
-        if isinstance(leaf, (_Interval, _Document)) and leaf.shape[-2:] != scores[-2:]:
+def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:
+    """Require the call's sizes, because masks are never cropped, and its heads axis."""
+    made = list(_constructed(mask))
+    for one in made:
+        if isinstance(one, (_Interval, _Document)) and one.shape[-2:] != scores[-2:]:
             raise ValueError(
-                f"{name} is {leaf._name()} for {leaf.shape[-2]} queries and {leaf.shape[-1]} keys; the call has "
+                f"{name} is {one._name()} for {one.shape[-2]} queries and {one.shape[-1]} keys; the call has "
                 f"{scores[-2]} and {scores[-1]}"
             )
+        if isinstance(one, _Lengths) and one.kv_len != scores[-1]:
+            raise ValueError(f"{name} is {one._name()} for {one.kv_len} keys; the call has {scores[-1]}")
     shape = mask.shape
     sizes = zip(shape[::-1], scores[::-1], strict=False)
     if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
@@ -973,3 +1020,7 @@ def _check_shape(mask: Mask, scores: tuple[int, ...], name: str) -> None:
             else ""
         )
         raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}{offer}")
+    for one in made:
+        if isinstance(one, (_Lengths, _Document)) and one.batch and one.heads != heads:
+            which = "has a heads axis" if heads else "has no heads axis"
+            raise ValueError(f"{name} is {one._name()}, and the call {which}; make it with heads={heads}")

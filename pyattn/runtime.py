@@ -11,6 +11,7 @@ from typing import Any, Literal, SupportsIndex, overload
 import numpy as np
 
 import pyattn._core as _core
+from pyattn._util.arguments import as_choice
 
 __all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_config"]
 
@@ -66,7 +67,9 @@ def get_num_threads() -> int:
 
 
 def isa() -> str:
-    """Return the instruction-set level in use; the environment variable PYATTN_ISA overrides it.
+    """Return the instruction-set level in use.
+
+    The environment variable PYATTN_ISA overrides it.
 
     Returns
     -------
@@ -135,7 +138,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     Raises
     ------
     ValueError
-        mode is neither of them.
+        mode is neither 'stdout' nor 'dicts'.
 
     Examples
     --------
@@ -143,11 +146,10 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     >>> sorted(pyattn.show_config(mode="dicts")["isa"])
     ['available', 'chosen', 'compiled']
     """
+    as_choice(mode, "mode", ("stdout", "dicts"))
     config = _config()
     if mode == "dicts":
         return config
-    if mode != "stdout":
-        raise ValueError(f"mode is {mode!r}; it must be 'stdout' or 'dicts'")
     levels = config.pop("isa")
     for name, value in config.items():
         sys.stdout.write(f"{name:9} {value}\n")

@@ -50,16 +50,16 @@
     "key_lengths : array_like of int, optional\n" \
     "    Number of keys, 0 <= n <= S, of each batch entry; broadcasts to the batch axes.\n" \
     "query_lengths : array_like of int, optional\n" \
-    "    Number of queries, 0 <= n <= L, likewise; later rows see no key.\n" \
+    "    Number of queries, 0 <= n <= L, of each batch entry, as `key_lengths`; rows after them see no key.\n" \
     "dropout_p : float, default 0.0\n" \
     "    Probability that a weight becomes 0, after the softmax; the others are divided by ``1 - dropout_p``.\n" \
     "rng : None, int, SeedSequence or Generator, optional\n" \
     "    Source of dropout's random numbers, as for `numpy.random.default_rng`; an int makes it reproducible.\n" \
-    "    `dropout_keep_mask` returns the mask. It does not depend on threads, and the call itself does not store it.\n" \
+    "    The mask is the same for any number of threads and is never stored; `dropout_keep_mask` returns it.\n" \
     "keep_mask : array_like of bool, optional\n" \
     "    Broadcasts to (..., heads, L, S) in every layout: True = kept. Replaces random numbers from `rng`.\n" \
     "enable_gqa : bool, default False\n" \
-    "    Also treat axis -3 (with 'bshd' -2) of arrays with three axes as heads.\n" \
+    "    In arrays with three axes too, axis -3 ('bshd': -2) holds heads.\n" \
     "need_weights, need_lse : bool, default False\n" \
     "    Return an `AttentionResult` with the weights (..., heads, L, S), or the logsumexp of the scores (..., heads, L),\n" \
     "    a natural logarithm, -inf for a row that sees no key. Dropout affects the weights but not the logsumexp.\n" \
@@ -81,11 +81,11 @@
     "Raises\n" \
     "------\n" \
     "ValueError\n" \
-    "    Shapes that disagree; a missing `align`; lengths out of range; a scale that is not finite; a `score`\n" \
-    "    without its `score_weight`, or the reverse; an `out` of another shape or dtype.\n" \
+    "    Shapes disagree, `align` is missing, lengths are out of range, scale is not finite, `score` lacks its\n" \
+    "    `score_weight` or has one that it does not take, or `out` has another shape or dtype than the output.\n" \
     "TypeError\n" \
-    "    Complex, object, string or integer-mask dtypes; masked arrays, matrices, sparse arrays, tensors that are not on the\n" \
-    "    CPU or require grad. The message says what to pass instead.\n" \
+    "    An array is complex, of objects or strings, masked, a matrix, sparse, or a tensor that requires grad or is not on\n" \
+    "    the CPU; or attn_mask is of integers. The message says what to pass instead.\n" \
     "\n" \
     "Warns\n" \
     "-----\n" \
@@ -98,14 +98,14 @@
     "-----\n" \
     "The formula is from Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
     "\n" \
-    "``query * scale`` is computed in the arrays' dtype, with denormals as 0: if its elements leave the range from 1e-38\n" \
-    "to 1e38 (float32), pass float64. A finite mask stays finite: where log2(e) times it would overflow, it is the dtype's\n" \
-    "largest number.\n" \
+    "``query * scale`` is computed in the arrays' dtype, and denormals count as 0. Pass float64 if elements of this\n" \
+    "product are outside 1e-38 to 1e38 in float32. Scores and masks are multiplied by log2(e) inside; a finite mask that\n" \
+    "would overflow becomes the dtype's largest number of its sign, so it never hides a key by accident.\n" \
     "\n" \
-    "Distances are sums of squared differences: an offset that queries and keys share, as with times and positions, costs\n" \
-    "no accuracy. Pairs with ``scale * (|q|^2 + |k|^2)`` below 22 use ``2 q . k - |q|^2 - |k|^2`` instead, which is\n" \
-    "faster and has an error of at most about 40 roundings of 1. Squared differences must stay in the dtype's range;\n" \
-    "cosines accept numbers of any size. A bilinear score allocates memory for ``query @ score_weight``.\n" \
+    "'distance' sums squared differences, so a large offset shared by all queries and keys, such as a time, costs no\n" \
+    "accuracy. The squares must not overflow. Pairs with ``scale * (|q|^2 + |k|^2)`` below 22 use the faster\n" \
+    "``2 q . k - |q|^2 - |k|^2``, whose error is at most about 40 roundings of 1. 'cosine' accepts numbers of any size.\n" \
+    "'bilinear' allocates memory for ``query @ score_weight``.\n" \
     "\n" \
     "Examples\n" \
     "--------\n" \

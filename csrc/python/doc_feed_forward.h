@@ -19,12 +19,17 @@
     "in_weight : array_like, (hidden, features)\n" \
     "    Read in place, like all weights.\n" \
     "in_bias : array_like, (hidden,), or None\n" \
+    "    Added to ``x @ in_weight.T``.\n" \
     "out_weight : array_like, (out_features, hidden)\n" \
+    "    Maps the hidden rows to the output.\n" \
     "out_bias : array_like, (out_features,), or None\n" \
+    "    Added to the output.\n" \
     "activation : {'relu', 'gelu', 'gelu_tanh', 'silu', 'tanh'} or None\n" \
     "    Default: 'relu'. See `gelu` and `silu`.\n" \
     "gate_weight : array_like, (hidden, features), optional\n" \
+    "    Weight of the gate, whose activation multiplies the hidden rows. Default: no gate.\n" \
     "gate_bias : array_like, (hidden,), optional\n" \
+    "    Added to ``x @ gate_weight.T``; requires `gate_weight`.\n" \
     "residual : array_like, (..., out_features), optional\n" \
     "    Added last.\n" \
     "num_threads : int, optional\n" \

@@ -13,6 +13,7 @@
     "weight : array_like, (features, inner)\n" \
     "    In torch.nn.Linear's layout: for a product ``x @ w``, pass ``w.T``. Read in place; no packed copy is kept.\n" \
     "bias : array_like, (features,), optional\n" \
+    "    Added to the product. Default: none.\n" \
     "activation : {'relu', 'gelu', 'gelu_tanh', 'silu', 'tanh'}, optional\n" \
     "    See `gelu` and `silu`.\n" \
     "gate : array_like, (..., features), optional\n" \

@@ -188,7 +188,7 @@ static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString(
 static int lower_mask(PyObject **values, owned *o)
 {
     static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW, PYATTN_KEY_LENGTHS};
-    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[9] = {NULL};
+    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[10] = {NULL};
     if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks");
     PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
@@ -198,15 +198,17 @@ static int lower_mask(PyObject **values, owned *o)
         static const int options[] = {PYATTN_LAYOUT, PYATTN_ENABLE_GQA, PYATTN_IS_CAUSAL,
                                       PYATTN_ALIGN,  PYATTN_WINDOW,     PYATTN_KEY_LENGTHS};
         PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]);
-        given[0] = mask, given[1] = query, given[2] = key;
+        PyObject *value = shape_of(o->inputs[VALUE]);
+        given[0] = mask, given[1] = query, given[2] = key, given[3] = value;
         for (int n = 0; n < 6; n++)
-            given[3 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
-        if (given[5] == Py_None) given[5] = Py_False; /* is_causal */
-        PyObject *function = query && key ? PyObject_GetAttrString(module, "for_attention") : NULL;
-        o->lowered = function ? PyObject_Vectorcall(function, given, 9, NULL) : NULL;
+            given[4 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
+        if (given[6] == Py_None) given[6] = Py_False; /* is_causal */
+        PyObject *function = query && key && value ? PyObject_GetAttrString(module, "for_attention") : NULL;
+        o->lowered = function ? PyObject_Vectorcall(function, given, 10, NULL) : NULL;
         Py_XDECREF(function);
         Py_XDECREF(query);
         Py_XDECREF(key);
+        Py_XDECREF(value);
     }
     Py_XDECREF(module);
     if (is_object <= 0) return is_object;

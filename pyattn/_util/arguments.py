@@ -128,11 +128,12 @@ def as_flag(x: bool | None, name: str, *, default: bool | None = None) -> bool:
     return bool(x)
 
 
-def as_choice(x: object, name: str, choices: Collection[Any]) -> Any:
-    """Read one of a few words, None among them where the caller lists it; an array is refused, not compared."""
+def as_choice(x: object, name: str, choices: Collection[Any], *, other: str = "") -> Any:
+    """Read one of a few words, or None if listed; `other` tells the message what else the caller takes."""
+    # An array is refused, not compared with each word.
     if (x is None or isinstance(x, str)) and x in choices:
         return x
-    known = list(choices)
+    known = [*map(repr, choices), *([other] if other else [])]
     given = short_repr(x) if x is None or isinstance(x, str) else f"of type {type(x).__name__}"
-    expected = ", ".join(map(repr, known[:-1])) + " or " + repr(known[-1])
+    expected = ", ".join(known[:-1]) + " or " + known[-1]
     raise ValueError(f"{name} is {given}; it must be {expected}")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.typing import IntArray
 
-__all__ = ["as_array_of_ids", "as_ids", "as_integers", "read_lengths"]
+__all__ = ["as_array_of_ids", "as_ids", "as_integers", "as_signed_ids", "read_lengths"]
 
 
 def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
@@ -25,7 +25,18 @@ def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 
 def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
-    """Read an array of integers of any sign and shape; an empty list is read as int64."""
+    """Read an array of integers, such as lengths, of any sign and shape; an empty list is read as int64."""
+    integers = _core.as_array(x, name)
+    if integers.dtype.kind in "iu":
+        return integers
+    if integers.size:
+        fix = f"; pass {_core.cast(x, name, 'numpy.int64')}"
+        raise TypeError(f"{name} has dtype {integers.dtype}, expected integers{fix}")
+    return integers.astype(np.int64)
+
+
+def as_signed_ids(x: npt.ArrayLike, name: str) -> IntArray:
+    """Read an array of token ids of any sign and shape; an empty list is read as int64."""
     ids = as_array_of_ids(x, name)
     if ids.dtype.kind in "iu":
         return ids
@@ -38,7 +49,7 @@ def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
 
 def as_ids(x: npt.ArrayLike, name: str, count: int | None = None) -> IntArray:
     """Read an array of token ids of any shape: 0 or more and, if count is given, less than count."""
-    ids = as_integers(x, name)
+    ids = as_signed_ids(x, name)
     if ids.size == 0 or (ids.min() >= 0 and (count is None or ids.max() < count)):
         return ids
     wrong = ids < 0 if count is None else (ids < 0) | (ids >= count)
@@ -51,9 +62,7 @@ def read_lengths(
     x: npt.ArrayLike, name: str, shape: tuple[int, ...], *, least: int = 0, most: int | None = None
 ) -> IntArray:
     """Read the number of tokens in each row; without `most`, the caller checks the range."""
-    lengths = _core.as_array(x, name)
-    if lengths.dtype.kind not in "iu" and lengths.size:
-        raise TypeError(f"{name} has dtype {lengths.dtype}, expected integers")
+    lengths = as_integers(x, name)
     if lengths.shape != shape:
         raise ValueError(f"{name} has shape {lengths.shape}, expected {shape}: one length per row")
     wrong = lengths[(lengths < least) | (lengths > most)] if most is not None else lengths[:0]

@@ -12,15 +12,7 @@ __all__ = ["Projection", "in_projections"]
 
 
 class Projection(NamedTuple):
-    """Weight and bias of a linear layer, in torch's layout.
-
-    Attributes
-    ----------
-    weight : ndarray, (out, in)
-        All heads, stacked.
-    bias : ndarray, (out,), or None
-        None for a layer without bias.
-    """
+    """Weight (out, in) and bias (out,) of a linear layer, all heads stacked; the bias may be None."""
 
     weight: npt.NDArray[Any]
     bias: npt.NDArray[Any] | None

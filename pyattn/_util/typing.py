@@ -16,6 +16,7 @@ __all__ = [
     "Align",
     "CacheUse",
     "Convention",
+    "Corner",
     "EmptyRows",
     "FloatArray",
     "IntArray",
@@ -28,7 +29,8 @@ __all__ = [
 Array: TypeAlias = npt.NDArray[Any]
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
-Align: TypeAlias = Literal["upper_left", "lower_right"]
+Corner: TypeAlias = Literal["upper_left", "lower_right"]
+Align: TypeAlias = Corner | SupportsIndex  # an int: the position of query 0 among the keys
 Convention: TypeAlias = Literal["row", "column"]
 EmptyRows: TypeAlias = Literal["zero", "nan"]
 Layout: TypeAlias = Literal["bhsd", "bshd"]

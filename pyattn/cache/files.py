@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.typing import CacheUse
-from pyattn.cache.pages import PAGE, Layer, Sizes, empty_layer, gather, grow
+from pyattn.cache.pages import PAGE, Layer, PageSizes, empty_layer, gather, grow
 
 __all__ = ["Saved", "read_state", "state_of"]
 
@@ -24,7 +24,7 @@ class Saved(NamedTuple):
 
     window: int | None
     max_length: int | None
-    sizes: Sizes
+    sizes: PageSizes
     layers: list[Layer]
 
 
@@ -55,14 +55,14 @@ def read_state(state: State) -> Saved:
         raise ValueError(f"starts have shape {starts.shape} and lengths {lengths.shape}, expected the same")
     if (starts < 0).any() or (starts > lengths).any() or (starts % PAGE).any():
         raise ValueError(f"starts are {starts.tolist()} and lengths {lengths.tolist()}")
-    sizes = Sizes(numbers[0], numbers[1], numbers[2], _floats(state, "0.key").dtype)
+    sizes = PageSizes(numbers[0], numbers[1], numbers[2], _floats(state, "0.key").dtype)
     window, max_length = (None if n < 0 else n for n in (window, max_length))
     pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
     layers = [_layer(state, n, sizes, window, *pair) for n, pair in enumerate(pairs)]
     return Saved(window, max_length, sizes, layers)
 
 
-def _layer(state: State, n: int, sizes: Sizes, window: int | None, starts: list[int], lengths: list[int]) -> Layer:
+def _layer(state: State, n: int, sizes: PageSizes, window: int | None, starts: list[int], lengths: list[int]) -> Layer:
     batches, start = len(starts), min(starts, default=0)
     rows = [_floats(state, f"{n}.{name}") for name in ("key", "value")]
     for name, array, dim in zip(("key", "value"), rows, (sizes.head_dim, sizes.v_head_dim), strict=True):

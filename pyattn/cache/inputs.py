@@ -8,20 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.arguments import as_choice
+from pyattn._util.ids import as_integers
 from pyattn._util.typing import Layout
-from pyattn.cache.pages import Sizes
+from pyattn.cache.pages import PageSizes
 
-__all__ = ["as_counts", "as_floats", "as_integers", "as_query", "as_rows"]
+__all__ = ["as_counts", "as_floats", "as_query", "as_rows"]
 
 AXES = {"bhsd": "(batch_size, {heads}, {length}, {dim})", "bshd": "(batch_size, {length}, {heads}, {dim})"}
 
 
 def as_rows(
-    key: npt.ArrayLike, value: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout
+    key: npt.ArrayLike, value: npt.ArrayLike, batches: int, sizes: PageSizes, layout: Layout
 ) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], int]:
     """Read keys and values of new positions."""
-    if layout not in AXES:
-        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    as_choice(layout, "layout", AXES)
     arrays = []
     for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.v_head_dim)):
         array = as_floats(x, name, sizes.dtype)
@@ -44,23 +45,14 @@ def as_rows(
     return (arrays[0], arrays[1]), new
 
 
-def as_query(x: npt.ArrayLike, batches: int, sizes: Sizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
+def as_query(x: npt.ArrayLike, batches: int, sizes: PageSizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
     """Read queries and check their layout; the core checks the rest of the shape."""
-    if layout not in AXES:
-        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    as_choice(layout, "layout", AXES)
     query = as_floats(x, "query", sizes.dtype)
     if query.ndim != 4 or query.shape[0] != batches:
         axes = AXES[layout].format(heads="heads", length="length", dim="head_dim")
         raise ValueError(f"query has shape {query.shape}, expected {axes}: the cache has {batches} batch entries")
     return query, query.shape[_length_axis(layout)]
-
-
-def as_integers(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read integers."""
-    array = _core.as_array(x, name)
-    if array.dtype.kind not in "iu" and array.size:  # numpy reads [] as floats
-        raise TypeError(f"{name} has dtype {array.dtype}, expected integers; pass numpy.asarray({name}, numpy.int64)")
-    return array
 
 
 def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> list[int]:

@@ -14,10 +14,11 @@ import pyattn._core as _core
 import pyattn.io as io
 import pyattn.masks as masks
 from pyattn._util.arguments import as_count, as_float_dtype
+from pyattn._util.ids import as_integers
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Layout, Score, Window
 from pyattn.cache import files, pages
-from pyattn.cache.inputs import as_counts, as_floats, as_integers, as_query, as_rows
-from pyattn.cache.pages import Growth, Layer, Page, Sizes
+from pyattn.cache.inputs import as_counts, as_floats, as_query, as_rows
+from pyattn.cache.pages import Growth, Layer, Page, PageSizes
 from pyattn.functional._attention import AttentionResult
 
 __all__ = ["KVCache"]
@@ -26,12 +27,12 @@ SETTINGS = ("num_layers", "num_kv_heads", "head_dim", "v_head_dim", "window", "m
 
 
 class KVCache:
-    """KV cache: keys and values of all tokens so far, in pages of 64 positions that attention reads in place.
+    """KV cache: keys and values of all tokens so far.
 
-    Stored positions never move in memory, except for the last page, which is copied on `append` if a `fork` shares it.
-    Attention with the cache is bit-identical to attention over all tokens at once. Batch entries may have different
-    lengths. Any number of threads may read at the same time, but only one may change the cache. A change that fails or
-    is interrupted leaves the cache as it was.
+    Pages of 64 positions hold them, which attention reads in place. Stored positions never move in memory, except for
+    the last page, which is copied on `append` if a `fork` shares it. Attention with the cache is bit-identical to
+    attention over all tokens at once. Batch entries may have different lengths. Any number of threads may read at the
+    same time, but only one may change the cache. A change that fails or is interrupted leaves the cache as it was.
 
     Parameters
     ----------
@@ -48,8 +49,8 @@ class KVCache:
     dtype : dtype
         numpy.float32, the default, or numpy.float64.
     window : int, optional
-        Number of positions before its own that a query sees, in every call of `attend`. Older pages are freed.
-        Default: None, all positions.
+        Each query sees this many positions before its own, in every call of `attend`; older pages are freed. Default:
+        None, all positions.
     max_length : int, optional
         Maximum number of positions of a batch entry. Default: None, limited only by memory.
 
@@ -102,7 +103,7 @@ class KVCache:
         self.dtype = as_float_dtype(dtype)
         self.window = None if window is None else as_count(window, "window", least=0)
         self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)
-        self._sizes = Sizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
+        self._sizes = PageSizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
         batches = as_count(batch_size, "batch_size", least=0)
         pages.check_memory(self.num_layers, batches)
         self._layers = [pages.empty_layer(batches) for _ in range(self.num_layers)]
@@ -198,7 +199,9 @@ class KVCache:
         return [value for _, value in self._views(layer, batch)]
 
     def to_arrays(self, layer: SupportsIndex) -> tuple[FloatArray, FloatArray]:
-        """Copy the keys and values of a layer, from position `start` on; shorter batch entries end in zeros.
+        """Copy the keys and values of a layer, from position `start` on.
+
+        Shorter batch entries end in zeros.
 
         Parameters
         ----------
@@ -326,11 +329,12 @@ class KVCache:
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> FloatArray | AttentionResult:
-        """Attend to all stored positions of a layer: `pyattn.attention` with the cache's keys and values.
+        """Attend to all stored positions of a layer.
 
-        The last query of a batch entry is at its last position: ``align='lower_right'``. S is ``length - start`` of the
-        layer, and key j is position ``start + j``. With the same seed, dropout drops the same weights as in attention
-        over all tokens at once, because its mask depends on the positions of query and key.
+        It is `pyattn.attention` with the cache's keys and values. The last query of a batch entry is at its last
+        position: ``align='lower_right'``. S is ``length - start`` of the layer, and key j is position ``start + j``.
+        With the same seed, dropout drops the same weights as in attention over all tokens at once, because its mask
+        depends on the positions of query and key.
 
         Parameters
         ----------

@@ -29,7 +29,7 @@ lists of pages hold references to a page, and the reference count tells whether 
 """
 
 
-class Sizes(NamedTuple):
+class PageSizes(NamedTuple):
     """Sizes and dtype of a page."""
 
     kv_heads: int
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 class Layer(NamedTuple):
     """Pages of one layer. A layer and its lists are never modified; a change makes a new layer.
 
-    So a change that fails leaves the old layer, and a reader in another thread sees either the old or the new one.
+    A change that fails leaves the old layer, and another thread reads either the old layer or the new one.
     """
 
     pages: tuple[list[Page], ...]
@@ -115,11 +115,8 @@ def is_shared(pages: list[Page]) -> bool:
     return sys.getrefcount(pages[-1]) > _ALONE
 
 
-def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) -> Layer:
-    """Make room for more positions; stored positions do not move.
-
-    Only the last page of a batch entry is copied, if it is shared and not full.
-    """
+def grow(layer: Layer, sizes: PageSizes, counts: Sequence[int], window: int | None) -> Layer:
+    """Make room for more positions; stored positions do not move."""
     grown = [
         _grow_entry(table, start, length, count, sizes, window)
         for table, start, length, count in zip(*layer, counts, strict=True)
@@ -132,7 +129,7 @@ def grow(layer: Layer, sizes: Sizes, counts: Sequence[int], window: int | None) 
 
 
 def _grow_entry(
-    table: list[Page], start: int, length: int, count: int, sizes: Sizes, window: int | None
+    table: list[Page], start: int, length: int, count: int, sizes: PageSizes, window: int | None
 ) -> tuple[list[Page], int]:
     """Make room in one batch entry; return its pages and the position of the first."""
     missing = -((start - length - count) // PAGE) - len(table)
@@ -140,6 +137,7 @@ def _grow_entry(
     gone = 0 if window is None else max(0, length - window - start) // PAGE
     if count == 0 or not (missing or copies or gone):
         return table, start  # the same list, as for most tokens: only one of the two layers is kept
+    # Only the last page is copied, if it is shared and not full.
     copied = []
     if copies:
         copied = sizes.new_pages(1)
@@ -171,7 +169,7 @@ def cut(layer: Layer, lengths: Sequence[int]) -> Layer:
     return Layer(tuple(pages), tuple(starts), tuple(new_lengths))
 
 
-def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
+def views_of(layer: Layer, sizes: PageSizes, batch: int) -> list[tuple[Page, Page]]:
     """Return read-only views of the pages of a batch entry."""
     views = []
     for n, page in enumerate(layer.pages[batch]):
@@ -182,7 +180,7 @@ def views_of(layer: Layer, sizes: Sizes, batch: int) -> list[tuple[Page, Page]]:
     return views
 
 
-def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
+def gather(layer: Layer, sizes: PageSizes) -> tuple[Page, Page]:
     """Copy all pages into two arrays; missing positions are zeros."""
     shape = (len(layer.lengths), sizes.kv_heads, layer.length - layer.start)
     keys = np.zeros((*shape, sizes.head_dim), sizes.dtype)
@@ -196,7 +194,7 @@ def gather(layer: Layer, sizes: Sizes) -> tuple[Page, Page]:
     return keys, values
 
 
-def use_of(layer: Layer, sizes: Sizes) -> CacheUse:
+def use_of(layer: Layer, sizes: PageSizes) -> CacheUse:
     """Return a layer's pages as the core reads them."""
     first, tables = layer.start, layer.pages
     if any(start != first for start in layer.starts):

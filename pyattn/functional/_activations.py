@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.arguments import as_choice
 from pyattn._util.typing import FloatArray
 
 __all__ = ["gelu", "silu"]
 
 
 def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> FloatArray:
-    """``x * Phi(x)``, with Phi the normal distribution function: `torch.nn.functional.gelu` for NumPy.
+    """Compute GELU, ``x * Phi(x)``: `torch.nn.functional.gelu` for NumPy.
 
-    Gaussian error linear units, Hendrycks and Gimpel 2016. The error is at most 7 ULP, also for large negative x, where
-    ``0.5 * x * (1 + erf(x / sqrt(2)))`` loses all digits (below -6 in float32).
+    Phi is the normal distribution function. Gaussian error linear units, Hendrycks and Gimpel 2016. The error is at
+    most 7 ULP, also for large negative x, where ``0.5 * x * (1 + erf(x / sqrt(2)))`` loses all digits (below -6 in
+    float32).
 
     Parameters
     ----------
@@ -44,8 +46,7 @@ def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Flo
     >>> pyattn.functional.gelu([-1.0, 0.0, 1.0]).round(4)
     array([-0.1587,  0.    ,  0.8413])
     """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+    as_choice(approximate, "approximate", ("none", "tanh"))
     return _activate(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 

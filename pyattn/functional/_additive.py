@@ -27,7 +27,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -55,7 +55,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -83,7 +83,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -111,7 +111,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -138,7 +138,7 @@ def additive_attention(
     *,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     scale: SupportsFloat | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
@@ -158,9 +158,9 @@ def additive_attention(
 
     ``softmax(w_score . tanh(q W_query + k W_key + bias)) V``. The concat form, ``w_score . tanh([q, k] W)`` with one
     weight (d_q + d_k, hidden), is the same after splitting W: ``additive_attention(query, key, value, *numpy.split(w,
-    [d_q]), w_score)``. Keras's form has no projections: leave w_query and w_key as None and pass the layer's scale, or
-    ``numpy.ones(d)`` if it has no scale, as w_score. That equals ``attention(query, key, value, score="additive",
-    score_weight=w_score)``.
+    [d_q]), w_score)``. Keras's form has no projections: leave w_query and w_key as None, and pass the layer's scale as
+    w_score (``numpy.ones(d)`` for a layer without scale). That equals ``attention(query, key, value,
+    score="additive", score_weight=w_score)``.
 
     Parameters
     ----------
@@ -171,8 +171,8 @@ def additive_attention(
     value : array_like, (..., S, v_dim)
         Values.
     w_query, w_key : array_like, (d_q, hidden) and (d_k, hidden), or both None
-        Weights, one input per row and one output per column. None: queries and keys are added as they are, and hidden
-        is d_q and d_k.
+        Weights, one input feature per row and one hidden feature per column. None: queries and keys are added without
+        projections, and d_q, d_k and hidden are equal.
     w_score : array_like, (hidden,)
         Weight of the network's last layer.
     bias : array_like, (hidden,), optional

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import attention
+from pyattn._util.arguments import as_choice
 from pyattn._util.typing import RNG, FloatArray, Layout
 from pyattn.masks import Mask
 
@@ -52,12 +53,12 @@ def scaled_dot_product_attention(
     rng: RNG = None,
     keep_mask: npt.ArrayLike | None = None,
 ) -> FloatArray:
-    """`torch.nn.functional.scaled_dot_product_attention` for NumPy: the same arguments, the same meaning.
+    """Compute `torch.nn.functional.scaled_dot_product_attention` for NumPy.
 
-    It is as strict as torch: query, key and value share one float dtype, a float mask has that dtype (or float32), and
-    heads that share keys need `enable_gqa`. A causal mask is aligned upper left. Where torch's back ends disagree, a
-    row with nothing to attend to gives 0, `attn_mask` and `is_causal` are combined, and masked positions are never
-    read.
+    Arguments have the same meaning. It is as strict as torch: query, key and value share one float dtype, a float mask
+    has that dtype (or float32), and query heads share key and value heads only with `enable_gqa`. A causal mask is
+    aligned upper left. Where torch's back ends disagree, pyattn follows three rules: a row with nothing to attend to
+    gives 0, `attn_mask` and `is_causal` are combined, and masked positions never affect the result.
 
     Parameters
     ----------
@@ -162,7 +163,8 @@ def merge_states(
         Logsumexp of each chunk (natural logarithm), as `attention` returns it with ``need_lse=True``.
     layout : {'bhsd', 'bshd'}
         Layout of the calls of `attention`, default 'bhsd'. 'bshd': outputs are (..., L, heads, v_dim), with three axes
-        or more; lses stay (..., heads, L). Leave it out without heads. It cannot be inferred when L equals heads.
+        or more; lses stay (..., heads, L). Omit it for arrays without
+        heads. It must be given because shapes do not tell L from heads when both are equal.
 
     Returns
     -------
@@ -188,8 +190,7 @@ def merge_states(
     >>> bool(np.allclose(output, whole.output)), bool(np.allclose(lse, whole.lse))
     (True, True)
     """
-    if layout not in ("bhsd", "bshd"):
-        raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    as_choice(layout, "layout", get_args(Layout))
     outs, sums = _real_arrays(outputs, "outputs"), _real_arrays(lses, "lses")
     if not outs or len(outs) != len(sums):
         raise ValueError(

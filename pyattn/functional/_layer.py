@@ -14,17 +14,15 @@ Arrays: TypeAlias = tuple[FloatArray | None, ...]
 
 
 class LayerWeights(NamedTuple):
-    """Parameters of a layer, as the core's tuples; None for absent ones.
-
-    self_attention and cross_attention are the first eight of `Parameters` of _multihead.py. feed_forward has weight
-    and bias of linear1, linear2 and the gate. norms has weight and bias of the three normalisations; an encoder's layer
-    has only the first and the last.
-    """
+    """Parameters of a layer, as the core's tuples; None for absent ones."""
 
     self_attention: Arrays
+    """The first eight of `Parameters` of _multihead.py, as for cross_attention."""
     cross_attention: Arrays | None
     feed_forward: Arrays
+    """Weight and bias of linear1, linear2 and the gate."""
     norms: Arrays
+    """Weight and bias of the three normalisations; an encoder's layer has only the first and the last."""
 
 
 class LayerOptions(NamedTuple):

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag, as_probability
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Rotation
-from pyattn.functional._multihead_masks import Masking, Sizes, to_core, with_batch_first
+from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 
-__all__ = ["NO_DROPOUT", "Dropout", "EmptyRows", "Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["NO_DROPOUT", "DropoutOptions", "EmptyRows", "Parameters", "compute", "multi_head_attention_forward"]
 
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -262,7 +262,7 @@ def multi_head_attention_forward(
         *inputs,
         parameters,
         Masking(attn_mask, key_padding_mask, is_causal),
-        Dropout(dropped, rng, keep_mask) if training else NO_DROPOUT,
+        DropoutOptions(dropped, rng, keep_mask) if training else NO_DROPOUT,
         heads=heads,
         add_zero=add_zero_attn,
         need_weights=need_weights,
@@ -361,12 +361,9 @@ EmptyRows: TypeAlias = Literal["zero", "nan"]
 
 
 class Parameters(NamedTuple):
-    """Weights and biases with the core's names, in its order; None for absent ones.
+    """Weights and biases with the core's names, in its order; None for absent ones."""
 
-    Without k_weight and v_weight, q_weight and q_bias hold those of query, key and value, stacked as torch's
-    in_proj_weight and in_proj_bias.
-    """
-
+    # Without k_weight and v_weight, q_weight and q_bias hold those of query, key and value, stacked as in torch.
     q_weight: FloatArray
     k_weight: FloatArray | None
     v_weight: FloatArray | None
@@ -379,7 +376,7 @@ class Parameters(NamedTuple):
     extra_value: FloatArray | None = None
 
 
-class Dropout(NamedTuple):
+class DropoutOptions(NamedTuple):
     """Dropout of the weights, none by default. Fields as `attention`'s arguments."""
 
     dropout_p: float = 0.0
@@ -387,7 +384,7 @@ class Dropout(NamedTuple):
     keep_mask: npt.ArrayLike | None = None
 
 
-NO_DROPOUT = Dropout()
+NO_DROPOUT = DropoutOptions()
 
 
 def compute(
@@ -396,7 +393,7 @@ def compute(
     value: FloatArray | None,
     parameters: Parameters,
     masking: Masking,
-    dropout: Dropout = NO_DROPOUT,
+    dropout: DropoutOptions = NO_DROPOUT,
     *,
     heads: int,
     kv_heads: int | None = None,
@@ -411,7 +408,7 @@ def compute(
     """Call the core with torch's masks."""
     if masking.attn_mask is not None or masking.key_padding_mask is not None:
         kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
-        sizes = Sizes(query.shape[:-2], heads, query.shape[-2], kv_len)
+        sizes = ScoreSizes(query.shape[:-2], heads, query.shape[-2], kv_len)
         masking = to_core(masking, sizes, cached=cache is not None)
     # Arguments are passed one by one, because a starred call would build a tuple and a dict each time.
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
@@ -432,8 +429,8 @@ def compute(
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         scale=scale,
-        add_zero=_flag(add_zero, "add_zero_attn"),
-        average_weights=_flag(average_weights, "average_attn_weights"),
+        add_zero=as_flag(add_zero, "add_zero_attn"),
+        average_weights=as_flag(average_weights, "average_attn_weights"),
         key_padding_mask=masking.key_padding_mask,
         blocked=True,
         cache=cache,
@@ -451,8 +448,3 @@ def compute(
         empty_rows=empty_rows,
     )
     return result
-
-
-def _flag(x: bool, name: str) -> bool:
-    """Check a flag under its own name, which the core does not know; the core also takes ints."""
-    return x if isinstance(x, int) else as_flag(x, name)

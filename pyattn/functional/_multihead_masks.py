@@ -18,7 +18,7 @@ import pyattn.masks as masks
 from pyattn._util.typing import Window
 from pyattn._util.warnings import MaskWarning, warn
 
-__all__ = ["Masking", "Sizes", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
+__all__ = ["Masking", "ScoreSizes", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -35,7 +35,7 @@ class Masking(NamedTuple):
     """Only with a cache, if some queries are padding."""
 
 
-class Sizes(NamedTuple):
+class ScoreSizes(NamedTuple):
     """batch is () or (N,)."""
 
     batch: tuple[int, ...]
@@ -94,16 +94,13 @@ def _refuse_shapes(
 
 def to_core(
     masking: Masking,
-    sizes: Sizes,
+    sizes: ScoreSizes,
     names: tuple[str, str] = ("attn_mask", "key_padding_mask"),
     *,
     cached: bool = False,
     has_window: bool = True,
 ) -> Masking:
-    """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths, an array for the rest.
-
-    With a cache, the position of query 0 differs by batch entry; the core has no window for attention to a memory.
-    """
+    """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths or an array."""
     if isinstance(masking.attn_mask, masks.Mask):
         masking = _lower(masking, masking.attn_mask, sizes, names[0], cached, has_window)
         mask = masking.attn_mask
@@ -118,9 +115,10 @@ def to_core(
     return masking._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
 
 
-def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: bool, has_window: bool) -> Masking:
+def _lower(masking: Masking, mask: masks.Mask, sizes: ScoreSizes, name: str, cached: bool, has_window: bool) -> Masking:
     """Replace a mask object by equivalent arguments."""
     scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
+    # With a cache, the position of query 0 differs by batch entry, so intervals do not apply.
     if cached:
         return masking._replace(attn_mask=~masks.as_array(mask, scores, True, name))
     parts = masks.parts_of(mask, scores, True, name)
@@ -130,6 +128,7 @@ def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: 
         around_own = (first is None or first <= 0) and (last is None or last >= 0)
         if causal:
             masking = masking._replace(is_causal=True)
+        # The core has no window for attention to a memory (has_window=False): the interval becomes an array.
         elif around_own and has_window and masking.window is None:
             masking = masking._replace(window=(None if first is None else -first, last))
         else:
@@ -141,7 +140,7 @@ def _lower(masking: Masking, mask: masks.Mask, sizes: Sizes, name: str, cached: 
     return masking._replace(attn_mask=None if attend is None else ~attend, key_lengths=lengths)
 
 
-def _read_mask(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
+def _read_mask(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Array | None:
     """Reshape a bare mask of pairs to (L, S) or (N, H, L, S)."""
     if x is None:
         return None
@@ -173,7 +172,7 @@ def _looks_causal_inverted(blocked: Array) -> bool:
     return not blocked.all() and all(row[: i + 1].all() for i, row in enumerate(blocked))
 
 
-def _read_padding(x: npt.ArrayLike | None, sizes: Sizes, name: str) -> Array | None:
+def _read_padding(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Array | None:
     """Check a mask of keys."""
     if x is None:
         return None

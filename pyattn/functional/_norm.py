@@ -20,7 +20,7 @@ Shape = SupportsIndex | Sequence[SupportsIndex]
 
 @overload
 def layer_norm(
-    input: npt.ArrayLike,
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     bias: npt.ArrayLike | None = None,
@@ -31,7 +31,7 @@ def layer_norm(
 ) -> FloatArray: ...
 @overload
 def layer_norm(
-    input: npt.ArrayLike,
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     bias: npt.ArrayLike | None = None,
@@ -41,7 +41,7 @@ def layer_norm(
     need_sum: Literal[True],
 ) -> tuple[FloatArray, FloatArray]: ...
 def layer_norm(
-    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     bias: npt.ArrayLike | None = None,
@@ -50,30 +50,30 @@ def layer_norm(
     residual: npt.ArrayLike | None = None,
     need_sum: bool = False,
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last axes: `torch.nn.functional.layer_norm`.
+    """Normalise over the last axes: `torch.nn.functional.layer_norm` for NumPy.
 
-    Layer normalization, Ba et al. 2016. x is input, or ``input + residual``. Mean and population
-    variance are taken over the axes of normalized_shape.
+    ``(x - mean) / sqrt(variance + eps) * weight + bias``, where residual, if given, is added to x first. Mean and
+    population variance are taken over the axes of normalized_shape. Layer normalization, Ba et al. 2016.
 
     Parameters
     ----------
-    input : array_like, (..., normalized_shape)
+    x : array_like, (..., normalized_shape)
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     normalized_shape : int or sequence of int
-        The last axes of input.
+        The last axes of x.
     weight, bias : array_like, normalized_shape, optional
         Default: None, 1 and 0.
     eps : float
         0 or more. Default: 1e-5.
     residual : array_like, (..., normalized_shape), optional
-        Added to input in the same pass, as around a Transformer's sublayer. Default: None.
+        Added to x in the same pass, as around a Transformer's sublayer. Default: None.
     need_sum : bool
-        Return ``input + residual`` too. Default: False.
+        Return ``x + residual`` too. Default: False.
 
     Returns
     -------
     ndarray, (..., normalized_shape)
-        With need_sum a pair: the result, and ``input + residual``.
+        With need_sum a pair: the result, and ``x + residual``.
 
     Raises
     ------
@@ -92,12 +92,12 @@ def layer_norm(
     >>> pyattn.functional.layer_norm([[1.0, 2.0, 3.0]], 3).round(4)
     array([[-1.2247,  0.    ,  1.2247]])
     """
-    return _normalize(input, normalized_shape, weight, bias, residual, False, eps, need_sum)
+    return _normalize(x, normalized_shape, weight, bias, residual, False, eps, need_sum)
 
 
 @overload
 def rms_norm(
-    input: npt.ArrayLike,
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     eps: SupportsFloat | None = None,
@@ -107,7 +107,7 @@ def rms_norm(
 ) -> FloatArray: ...
 @overload
 def rms_norm(
-    input: npt.ArrayLike,
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     eps: SupportsFloat | None = None,
@@ -116,7 +116,7 @@ def rms_norm(
     need_sum: Literal[True],
 ) -> tuple[FloatArray, FloatArray]: ...
 def rms_norm(
-    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    x: npt.ArrayLike,
     normalized_shape: Shape,
     weight: npt.ArrayLike | None = None,
     eps: SupportsFloat | None = None,
@@ -124,29 +124,30 @@ def rms_norm(
     residual: npt.ArrayLike | None = None,
     need_sum: bool = False,
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
-    """``x / sqrt(mean(x**2) + eps) * weight`` over the last axes: `torch.nn.functional.rms_norm`.
+    """Divide by the root mean square: `torch.nn.functional.rms_norm` for NumPy.
 
-    Root mean square layer normalization, Zhang and Sennrich 2019. x is input, or ``input + residual``.
+    ``x / sqrt(mean(x**2) + eps) * weight`` over the last axes, where residual, if given, is added to x first. Root mean
+    square layer normalization, Zhang and Sennrich 2019.
 
     Parameters
     ----------
-    input : array_like, (..., normalized_shape)
+    x : array_like, (..., normalized_shape)
         float32 or float64; bools, integers and lists of Python's numbers become float64.
     normalized_shape : int or sequence of int
-        The last axes of input.
+        The last axes of x.
     weight : array_like, normalized_shape, optional
         Default: None, 1.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of input's dtype.
+        0 or more. Default: the distance from 1 to the next number of x's dtype.
     residual : array_like, (..., normalized_shape), optional
-        Added to input in the same pass. Default: None.
+        Added to x in the same pass. Default: None.
     need_sum : bool
-        Return ``input + residual`` too. Default: False.
+        Return ``x + residual`` too. Default: False.
 
     Returns
     -------
     ndarray, (..., normalized_shape)
-        With need_sum a pair: the result, and ``input + residual``.
+        With need_sum a pair: the result, and ``x + residual``.
 
     Raises
     ------
@@ -165,7 +166,7 @@ def rms_norm(
     >>> pyattn.functional.rms_norm([[3.0, 4.0]], 2).round(4)
     array([[0.8485, 1.1314]])
     """
-    return _normalize(input, normalized_shape, weight, None, residual, True, eps, need_sum)
+    return _normalize(x, normalized_shape, weight, None, residual, True, eps, need_sum)
 
 
 def _normalize(
@@ -179,11 +180,11 @@ def _normalize(
     need_sum: bool,
 ) -> FloatArray | tuple[FloatArray, FloatArray]:
     """Flatten the last axes, compute, and restore the shape."""
-    x = _core.as_real(given, "input")
+    x = _core.as_real(given, "x")
     shape = as_shape(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:
         sizes = ", ".join(map(str, shape))
-        raise ValueError(f"input has shape {x.shape}, expected (..., {sizes}): normalized_shape is {normalized_shape}")
+        raise ValueError(f"x has shape {x.shape}, expected (..., {sizes}): normalized_shape is {normalized_shape}")
     others = {"weight": weight, "bias": bias}
     factors = [None if one is None else _core.as_real(one, name) for name, one in others.items()]
     for name, one in zip(others, factors, strict=True):
@@ -191,7 +192,7 @@ def _normalize(
             raise ValueError(f"{name} has shape {one.shape}, expected {shape}, the normalized_shape")
     added = None if residual is None else _core.as_real(residual, "residual")
     if added is not None and added.shape != x.shape:
-        raise ValueError(f"residual has shape {added.shape}, expected {x.shape} as input")
+        raise ValueError(f"residual has shape {added.shape}, expected {x.shape} as x")
     least = float(np.finfo(x.dtype).eps) if eps is None else eps
     rows = (*x.shape[: x.ndim - len(shape)], math.prod(shape))
     weight, bias, residual = (

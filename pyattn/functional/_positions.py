@@ -18,23 +18,23 @@ _FAR = 2**53
 
 def positional_encoding(
     length: SupportsIndex,
-    dim: SupportsIndex,
+    embed_dim: SupportsIndex,
     start: SupportsIndex = 0,
     *,
     base: SupportsFloat = 10000.0,
     dtype: npt.DTypeLike = np.float32,
 ) -> FloatArray:
-    """Compute the sinusoidal positional encoding that a Transformer adds to its inputs.
+    """Compute the sinusoidal positional encoding of a Transformer's inputs.
 
-    ``PE[pos, 2i] = sin(pos / base**(2i / dim))`` and ``PE[pos, 2i + 1] = cos(pos / base**(2i / dim))``, computed in
-    float64 and rounded once. An odd dim ends with a sine.
+    ``PE[pos, 2i] = sin(pos / base**(2i / embed_dim))`` and ``PE[pos, 2i + 1] = cos(pos / base**(2i / embed_dim))``,
+    computed in float64 and rounded once. An odd embed_dim ends with a sine.
 
     Parameters
     ----------
     length : int
         Number of positions.
-    dim : int
-        Features of each position: d_model.
+    embed_dim : int
+        Features of each position.
     start : int
         The first position, as in decoding with a cache. Default: 0.
     base : float
@@ -44,15 +44,15 @@ def positional_encoding(
 
     Returns
     -------
-    ndarray, (length, dim)
+    ndarray, (length, embed_dim)
         Of dtype, with position `start` in row 0.
 
     Raises
     ------
     TypeError
-        length, dim or start is not an integer, base is not a number, or dtype is neither float32 nor float64.
+        length, embed_dim or start is not an integer, base is not a number, or dtype is neither float32 nor float64.
     ValueError
-        length, dim or start is negative, a position is 2**53 or more, or base is not above 0.
+        length, embed_dim or start is negative, a position is 2**53 or more, or base is not above 0.
 
     References
     ----------
@@ -68,7 +68,7 @@ def positional_encoding(
     >>> pyattn.functional.positional_encoding(1, 4, start=2).round(4)
     array([[ 0.9093, -0.4161,  0.02  ,  0.9998]], dtype=float32)
     """
-    rows, columns = as_count(length, "length", least=0), as_count(dim, "dim", least=0)
+    rows, columns = as_count(length, "length", least=0), as_count(embed_dim, "embed_dim", least=0)
     first = as_count(start, "start", least=0)
     if first + rows > _FAR:
         raise ValueError(f"start is {first} and length {rows}, expected positions below 2**53")

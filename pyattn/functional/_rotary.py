@@ -30,11 +30,11 @@ def rotary_embedding(
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> FloatArray:
-    """Rotate pairs of features of queries or keys by angles proportional to their positions.
+    """Rotate pairs of features by angles proportional to positions (RoPE).
 
-    The n-th pair (a, b) of a row at position p becomes ``(a cos t - b sin t, b cos t + a sin t)``, where
-    ``t = p * inv_freq[n]``. The dot product of a rotated query and a rotated key then depends only on the distance
-    between their positions (Su et al., "RoFormer: enhanced Transformer with rotary position embedding", 2021).
+    x holds queries or keys. The n-th pair (a, b) of a row at position p becomes ``(a cos t - b sin t, b cos t + a sin
+    t)``, where ``t = p * inv_freq[n]``. The dot product of a rotated query and a rotated key then depends only on the
+    distance between their positions (Su et al., "RoFormer: enhanced Transformer with rotary position embedding", 2021).
 
     Parameters
     ----------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsFloat, SupportsIndex
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_finite, as_flag
+from pyattn._util.arguments import as_choice, as_count, as_finite, as_flag, as_index
 from pyattn._util.messages import short_repr
 from pyattn._util.typing import FloatArray, Layout
 
@@ -76,7 +75,7 @@ def rotary_frequencies(
     max_position_embeddings: SupportsIndex | None = None,
     seq_len: SupportsIndex | None = None,
 ) -> RotaryFrequencies:
-    """Compute the angle by which each pair of features rotates from one position to the next.
+    """Compute the angle by which each pair of features rotates per position.
 
     ``inv_freq[n] = theta ** (-2 * n / rotary_dim)``, rescaled as a model's `rope_scaling` says to reach beyond its
     training length. The formulas are those of Hugging Face's transformers, computed in float64 instead of float32.
@@ -182,8 +181,8 @@ def sequence_length(
     if not depends_on_length(scaling):
         return None
     axis = 3 if layout == "bshd" else 2
-    if position_ids is None and x.ndim >= axis and isinstance(offset, SupportsIndex):
-        return max(0, operator.index(offset) + int(x.shape[-axis]))
+    if position_ids is None and x.ndim >= axis:
+        return max(0, as_index(offset, "offset") + int(x.shape[-axis]))
     ids = _core.as_array([] if position_ids is None else position_ids, "position_ids")
     return max(0, int(ids.max()) + 1) if ids.size and ids.dtype.kind in "iu" else None
 
@@ -255,20 +254,20 @@ def _read_scaling(scaling: Mapping[str, Any] | None) -> tuple[str, dict[str, Any
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling is of type {type(scaling).__name__}, expected a dict, as rope_scaling of config.json")
     keys = {name: value for name, value in scaling.items() if value is not None}
-    kinds = [keys[name] for name in ("rope_type", "type") if name in keys] or ["default"]
-    if not isinstance(kinds[0], str) or kinds[0] not in _KEYS or kinds[-1] != kinds[0]:
-        names = " and ".join(map(short_repr, kinds))
-        raise ValueError(f"scaling has rope_type {names}, expected one of {_listed(_KEYS)}")
-    required, optional = _KEYS[kinds[0]]
+    kinds = [as_choice(keys[name], f"scaling[{name!r}]", _KEYS) for name in ("rope_type", "type") if name in keys]
+    kind: str = kinds[0] if kinds else "default"
+    if kinds and kinds[-1] != kind:
+        raise ValueError(f"scaling has rope_type {kind!r} and type {kinds[-1]!r}; leave one of the two out")
+    required, optional = _KEYS[kind]
     missing = [name for name in required if name not in keys]
     unknown = [name for name in keys if name not in (*_ANYWHERE, *required, *optional)]
     if missing or unknown:
         complaints = [f"lacks {_listed(missing)}"] if missing else []
-        complaints += [f"has {_listed(unknown)}, which rope_type {kinds[0]!r} does not take"] if unknown else []
+        complaints += [f"has {_listed(unknown)}, which rope_type {kind!r} does not take"] if unknown else []
         takes = [f"takes {_listed(required)}"] if required else []
         takes += [f"may have {_listed((*optional, 'rope_theta', 'partial_rotary_factor'))}"]
         raise ValueError(f"scaling {' and '.join(complaints)}; it {' and '.join(takes)}")
-    return kinds[0], keys
+    return kind, keys
 
 
 def _listed(names: Iterable[Any]) -> str:

@@ -33,7 +33,7 @@ def self_attention(
     need_weights: Literal[False] = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -53,7 +53,7 @@ def self_attention(
     need_weights: Literal[True],
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -73,7 +73,7 @@ def self_attention(
     need_weights: bool = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
@@ -93,23 +93,24 @@ def self_attention(
     need_weights: bool = False,
     attn_mask: npt.ArrayLike | None = None,
     is_causal: bool = False,
-    align: Align | SupportsIndex | None = None,
+    align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
     empty_rows: Literal["zero", "nan"] = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> FloatArray | AttentionResult:
-    """``softmax(scale * Q K^T) V`` with ``Q = x W_query``, ``K = x W_key``, ``V = x W_value``, in one call.
+    """Compute self-attention, ``softmax(scale * Q K^T) V``, from inputs and weights.
 
-    It has one head and no output projection, as articles on attention build it step by step. With `context` it is
-    cross-attention: keys and values are projections of `context`.
+    ``Q = x W_query``, ``K = x W_key`` and ``V = x W_value`` are computed in the same call. It has one head and no
+    output projection, as articles on attention build it step by step. With `context` it is cross-attention: keys and
+    values are projections of `context`.
 
     Parameters
     ----------
     x : array_like, (..., L, embed_dim)
         One input per row. Lists, bools and integers are read as float64; a list of float32 arrays stays float32.
     w_query, w_key : array_like, (embed_dim, key_dim)
-        Weights, one input per row and one output per column.
+        Weights, one input feature per row and one output feature per column.
     w_value : array_like, (embed_dim, v_dim)
         v_dim may differ from key_dim.
     bias : sequence of three array_like or None, optional

@@ -49,7 +49,9 @@ def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | 
 
 
 def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
-    """``x - log(sum(exp(x)))`` along an axis: the natural logarithm of `pyattn.softmax`, without overflow.
+    """Compute ``x - log(sum(exp(x)))`` along an axis, without overflow.
+
+    It is the natural logarithm of `pyattn.softmax`.
 
     Parameters
     ----------

@@ -32,7 +32,9 @@ class TopK(NamedTuple):
 
 
 def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.int64]:
-    """Find the index of the largest element along an axis; the first of equal ones, NaN before numbers, as in NumPy.
+    """Find the index of the largest element along an axis.
+
+    As in NumPy, it is the first of equal elements, and NaN comes before numbers.
 
     Parameters
     ----------
@@ -77,9 +79,10 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
 
 
 def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
-    """Find the k largest elements of each row and their indices, as a stable descending sort does.
+    """Find the k largest elements of each row and their indices.
 
-    Equal elements are ordered by index, which `torch.topk` does not guarantee. NaN comes before any number, as there.
+    The order is that of a stable descending sort. Equal elements are ordered by index, which `torch.topk` does not
+    guarantee. NaN comes before any number, as there.
 
     Parameters
     ----------

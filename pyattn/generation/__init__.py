@@ -1,7 +1,7 @@
 """Text generation: greedy search, sampling and beam search with any model of tokens.
 
-`pyattn.generate` is the main function. It takes a model with a `begin` method, as described by `Decodable`, or a
-module, which `CachedDecoding` runs with a KV cache and `UncachedDecoding` without one.
+`pyattn.generate` is the main function. It takes a module of `pyattn.nn` or `pyattn.models`, or any object with the
+`begin` method of `Decodable`. `CachedDecoding` runs modules with a KV cache, `UncachedDecoding` without one.
 """
 
 from pyattn.generation._generate import generate

@@ -25,7 +25,7 @@ from pyattn.generation.arguments import (
 from pyattn.generation.beam_search import beam_search
 from pyattn.generation.callbacks import Callback, StepRecorder
 from pyattn.generation.decoding import Decodable, begin_decoding, check_decodable
-from pyattn.generation.result import Generation, GenerationStep, Hypothesis
+from pyattn.generation.result import CandidateSequence, Generation, GenerationStep
 from pyattn.generation.sampling import sample
 from pyattn.generation.sequences import pad_sequences
 from pyattn.nn.module import Module
@@ -62,8 +62,8 @@ def generate(
     """Generate token ids with a model, one token per step.
 
     Greedy search, the default, takes the most likely token in each step. ``do_sample=True`` draws tokens at random from
-    the model's probabilities, and num_beams > 1 searches for the most likely sequence. Arguments are named as in
-    Hugging Face's transformers, where padding_idx is called pad_token_id.
+    the model's probabilities, and num_beams > 1 searches for the most likely sequence. Arguments have the names
+    of Hugging Face's transformers, except for padding_idx, which is pad_token_id there.
 
     Parameters
     ----------
@@ -73,10 +73,10 @@ def generate(
         Token ids: the source that an encoder-decoder encodes, or the prompts that another model continues. Rows may
         have different lengths. Default: None, start_token_id is the prompt; for models without an encoder.
     max_new_tokens : int
-        Longest result: rows that have not ended by then are cut off.
+        Maximum number of tokens to generate; a row without an end symbol by then is cut off.
     source_lengths : array_like of int, (batch,), optional
-        Number of tokens in each row of source; the rest of the row is padding. Default: leading and trailing padding
-        is stripped. Lists of rows need no padding: they are stripped only of the model's own padding_idx.
+        Number of tokens in each row of source; the rest of the row is padding. Default: None, leading and
+        trailing padding is stripped; from lists and tuples only if padding_idx is the model's own.
     start_token_id : int, optional
         The start symbol, ``<s>``. An encoder-decoder needs one; for other models it is put before each prompt.
         Default: None.
@@ -84,11 +84,11 @@ def generate(
         The end symbol, ``<end>``, or several: a row ends with the first one that it gets. Default: None, every row
         gets max_new_tokens.
     padding_idx : int, optional
-        The padding token. It is stripped from source, unless it is an end symbol too, and fills the rows of the result
-        that are shorter than others. Default: the model's padding_idx. If it has none, source is not stripped, and the
+        The padding token. It is stripped from source, unless it is also an end symbol, and fills result rows that end
+        before the longest one. Default: the model's padding_idx. If it has none, source is not stripped, and the
         result is filled with the first eos_token_id, or 0.
     min_new_tokens : int
-        Number of tokens before which no end symbol is chosen. Default: 0.
+        Minimum number of tokens: no row ends earlier. Default: 0.
     do_sample : bool
         Draw each token at random. Default: False.
     num_beams : int
@@ -98,13 +98,13 @@ def generate(
     temperature : float
         For sampling: divides the logits. Default: 1.0.
     top_k : int, optional
-        For sampling: draw from the k most likely tokens, and those as likely as the last of them. Default: None, all.
+        For sampling: draw from the k most likely tokens and from ties with the k-th. Default: None, all.
     top_p : float, optional
         For sampling: draw from the fewest most likely tokens whose total probability reaches top_p. Applied after
         top_k. Default: None, all.
     repetition_penalty : float
-        Divides the positive scores of tokens that a row, prompt included, has already, and multiplies the negative
-        ones. Default: 1.0.
+        Above 1: makes tokens less likely that the row, prompt included, already has. Their positive scores are divided
+        by it, negative ones multiplied. Default: 1.0.
     length_penalty : float
         For beams: their scores are divided by ``length ** length_penalty``. Default: 1.0.
     early_stopping : bool or 'never'
@@ -235,7 +235,7 @@ def _check_positions(model: object, prompts: Prompts, options: Options) -> None:
 
 
 def _make_result(
-    hypotheses: list[Hypothesis],
+    hypotheses: list[CandidateSequence],
     prompts: Prompts,
     options: Options,
     steps: list[GenerationStep] | None,

@@ -106,10 +106,7 @@ def as_early_stopping(x: EarlyStopping) -> EarlyStopping:
 
 
 class Prompts(NamedTuple):
-    """The first tokens of each row and, for an encoder-decoder, its source.
-
-    `prompts` has one array of int64 per row, `source` is (rows, length) and `source_lengths` (rows,).
-    """
+    """The first tokens of each row, int64, and an encoder's source (rows, length) with its lengths (rows,)."""
 
     prompts: list[IntArray]
     source: IntArray | None

@@ -17,7 +17,7 @@ from pyattn.generation.arguments import Options
 from pyattn.generation.callbacks import StepRecorder
 from pyattn.generation.decoding import Decoding
 from pyattn.generation.logits import apply_penalties, log_probabilities
-from pyattn.generation.result import Hypothesis
+from pyattn.generation.result import CandidateSequence
 from pyattn.generation.sequences import pad_sequences
 
 __all__ = ["beam_search"]
@@ -26,7 +26,7 @@ __all__ = ["beam_search"]
 class _Candidate(NamedTuple):
     """A beam extended by one token; row is the beam's row in the decoding state."""
 
-    hypothesis: Hypothesis
+    hypothesis: CandidateSequence
     row: int
     ends: bool
 
@@ -36,8 +36,8 @@ class _Entry:
 
     def __init__(self, prompt: IntArray, options: Options) -> None:
         self.options = options
-        self.running = [Hypothesis(prompt)]
-        self.finished: list[Hypothesis] = []  # with their final scores
+        self.running = [CandidateSequence(prompt)]
+        self.finished: list[CandidateSequence] = []  # with their final scores
 
     def candidates(self, log_probs: FloatArray, first_row: int, number: int) -> list[_Candidate]:
         """Find the best continuations of all beams; first_row is the row of the first beam in the decoding state."""
@@ -64,7 +64,7 @@ class _Entry:
         self.running = [one.hypothesis for one in going_on]
         return ending, going_on if self._may_improve() else []
 
-    def finish(self, hypotheses: list[Hypothesis]) -> None:
+    def finish(self, hypotheses: list[CandidateSequence]) -> None:
         """Add finished hypotheses, and keep the best num_beams."""
         penalty = self.options.length_penalty
         ranked = [one._replace(score=one.score / len(one.tokens) ** penalty) for one in hypotheses]
@@ -82,12 +82,10 @@ class _Entry:
         return bool(self.running[0].score / length**options.length_penalty > self.finished[-1].score)
 
 
-def beam_search(state: Decoding, prompts: list[IntArray], options: Options, recorder: StepRecorder) -> list[Hypothesis]:
-    """Find the num_return_sequences best hypotheses of each prompt, the best first; state must be new.
-
-    If there are fewer, the missing ones have no tokens and the score -inf. If the callback stops the search, running
-    beams count as finished.
-    """
+def beam_search(
+    state: Decoding, prompts: list[IntArray], options: Options, recorder: StepRecorder
+) -> list[CandidateSequence]:
+    """Find the num_return_sequences best hypotheses of each prompt, best first, with a new `state`."""
     entries = [_Entry(prompt, options) for prompt in prompts]
     active = list(range(len(entries)))  # entries that still have beams
     ids, lengths = pad_sequences(prompts)
@@ -112,6 +110,7 @@ def beam_search(state: Decoding, prompts: list[IntArray], options: Options, reco
         tokens = np.array([one.hypothesis.tokens[-1] for one in chosen], np.int64)
         parents = np.array([one.row for one in chosen], np.int64)
         if recorder.record(number, step, log_probs, batch_indices, inputs, tokens, parents):
+            # The callback stops the search: running beams count as finished.
             for n in {n for n, _ in going_on}:
                 entries[n].finish(entries[n].running)
             break
@@ -121,7 +120,8 @@ def beam_search(state: Decoding, prompts: list[IntArray], options: Options, reco
         active = sorted({n for n, _ in going_on})
         ids = np.array([[one.hypothesis.tokens[-1]] for _, one in going_on])
         lengths = np.ones(len(going_on), np.int64)
-    missing = [Hypothesis(np.zeros(0, np.int64), score=-np.inf)] * options.num_return_sequences
+    # Prompts with too few hypotheses get ones without tokens.
+    missing = [CandidateSequence(np.zeros(0, np.int64), score=-np.inf)] * options.num_return_sequences
     return [
         one._replace(prompt=prompt)
         for entry, prompt in zip(entries, prompts, strict=True)

@@ -232,7 +232,7 @@ class UncachedDecoding:
     ----------
     model : Module
         Called with ``(ids, lengths=)`` or, if its `is_encoder_decoder` is True, with ``(source, ids, src_lengths=,
-        tgt_lengths=)``. With need_weights its `forward_with_weights` is called in the same way.
+        tgt_lengths=)``, and with ``need_weights=True`` if requested.
     source : array_like of int, (rows, length), optional
         The source of an encoder-decoder. Default: None, for other models.
     source_lengths : array_like of int, (rows,), optional
@@ -323,15 +323,19 @@ class UncachedDecoding:
         """Call the model on all tokens: logits (rows, length, vocabulary), and both kinds of weights or None."""
         length_first = not getattr(self._model, "batch_first", True)
         arguments = [self._source, tokens] if self._encodes else [tokens]
-        options = (
+        options: dict[str, Any] = (
             {"src_lengths": self._source_lengths, "tgt_lengths": lengths} if self._encodes else {"lengths": lengths}
         )
         inputs = [ids.T if length_first else ids for ids in arguments if ids is not None]
-        if self._need_weights:
-            logits, own, cross = self._model.forward_with_weights(*inputs, **options)
+        options |= {"need_weights": True} if self._need_weights else {}
+        output, own, cross = self._model(*inputs, **options), None, None
+        if hasattr(output, "logits"):  # a published model's
+            attentions = getattr(output, "attentions", None)
+            logits, own = output.logits, None if attentions is None else np.stack(attentions)
+        elif self._need_weights:
+            logits, own, cross = output
         else:
-            output, own, cross = self._model(*inputs, **options), None, None
-            logits = getattr(output, "logits", output)
+            logits = output
         return logits.swapaxes(0, 1) if length_first else logits, own, cross
 
     def reorder(self, index: npt.ArrayLike) -> None:

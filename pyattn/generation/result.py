@@ -12,14 +12,14 @@ from pyattn._util.typing import FloatArray, IntArray
 from pyattn._util.vocabulary import Vocabulary, word_of
 from pyattn.functional import TopK
 
-__all__ = ["Generation", "GenerationStep", "Hypothesis", "RowStep"]
+__all__ = ["CandidateSequence", "Generation", "GenerationStep", "RowStep"]
 
 ALTERNATIVES = 5  # of a RowStep
 ALTERNATIVES_IN_TABLE = 3
 WIDTH_OF_INPUT = 40  # characters
 
 
-class Hypothesis(NamedTuple):
+class CandidateSequence(NamedTuple):
     """A growing sequence: its prompt, new tokens, their total log-probability, and its row in each step."""
 
     prompt: IntArray
@@ -27,9 +27,9 @@ class Hypothesis(NamedTuple):
     score: float = 0.0
     rows: tuple[int, ...] = ()
 
-    def extend(self, token: int, score: float, row: int) -> Hypothesis:
+    def extend(self, token: int, score: float, row: int) -> CandidateSequence:
         """Return the hypothesis with one more token, chosen for this row of the step; score is the new total."""
-        return Hypothesis(self.prompt, (*self.tokens, token), score, (*self.rows, row))
+        return CandidateSequence(self.prompt, (*self.tokens, token), score, (*self.rows, row))
 
     @property
     def sequence(self) -> IntArray:
@@ -131,6 +131,17 @@ class Generation:
         For each row, the index of its row in each `GenerationStep`.
     steps : list of GenerationStep, or None
         All steps; None without return_steps.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> from pyattn import nn
+    >>> model = nn.TransformerLM(10, 8, 2, 1, 16, rng=0).eval()
+    >>> generation = pyattn.generate(model, [[3, 1, 4]], max_new_tokens=2)
+    >>> generation.tokens.shape
+    (1, 2)
+    >>> generation.sequences[0][:3]
+    array([3, 1, 4])
     """
 
     tokens: IntArray

@@ -11,7 +11,7 @@ from pyattn.generation.arguments import Options
 from pyattn.generation.callbacks import StepRecorder
 from pyattn.generation.decoding import Decoding
 from pyattn.generation.logits import apply_penalties, log_probabilities, sample_tokens, warp_logits
-from pyattn.generation.result import Hypothesis
+from pyattn.generation.result import CandidateSequence
 from pyattn.generation.sequences import pad_sequences
 
 __all__ = ["sample"]
@@ -19,10 +19,10 @@ __all__ = ["sample"]
 
 def sample(
     state: Decoding, prompts: list[IntArray], options: Options, seed: int, recorder: StepRecorder
-) -> list[Hypothesis]:
+) -> list[CandidateSequence]:
     """Extend num_return_sequences hypotheses of each prompt until all have ended; state must be new."""
     batch_indices = np.repeat(np.arange(len(prompts)), options.num_return_sequences)
-    hypotheses = [Hypothesis(prompts[n]) for n in batch_indices]
+    hypotheses = [CandidateSequence(prompts[n]) for n in batch_indices]
     generators = _make_generators(seed, len(hypotheses)) if options.do_sample else []
     # The state has one row per prompt in the first step, and one per active hypothesis in later steps. active[i] is the
     # index of a hypothesis, parents[i] the state's row that it continues, rows[r] a hypothesis that continues row r.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_index
-from pyattn._util.ids import as_integers
+from pyattn._util.ids import as_signed_ids
 from pyattn._util.typing import IntArray
 
 __all__ = ["add_special_tokens", "pad_sequences", "shift_right"]
@@ -60,7 +60,7 @@ def add_special_tokens(
     symbols = {name: None if symbol is None else as_index(symbol, name) for name, symbol in given.items()}
     result = []
     for n, array in enumerate(_read_arrays(sequences)):
-        ids = as_integers(array, f"sequences[{n}]")
+        ids = as_signed_ids(array, f"sequences[{n}]")
         dtype = ids.dtype.newbyteorder("=")
         first, last = (
             np.array([] if symbol is None else [_read_symbol(symbol, name, dtype)], dtype)
@@ -108,7 +108,7 @@ def shift_right(tokens: npt.ArrayLike, start_token_id: SupportsIndex) -> IntArra
     a -> student
     student -> <end>
     """
-    ids = as_integers(tokens, "tokens")
+    ids = as_signed_ids(tokens, "tokens")
     if ids.ndim == 0:
         raise ValueError("tokens is a scalar, expected (..., length)")
     shifted = np.empty(ids.shape, ids.dtype.newbyteorder("="))

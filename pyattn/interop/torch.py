@@ -80,7 +80,7 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
     >>> pyattn.interop.torch.from_torch(theirs)  # doctest: +SKIP
     Linear(in_features=3, out_features=2, bias=True)
     """
-    torch = _import_torch()
+    torch = import_torch()
     for kind in _KINDS:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may override __init__, but not the methods that compute.
@@ -153,14 +153,14 @@ def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
     >>> pyattn.interop.torch.to_torch(pyattn.nn.Linear(3, 2))  # doctest: +SKIP
     Linear(in_features=3, out_features=2, bias=True)
     """
-    _import_torch()
+    import_torch()
     for kind in _KINDS:
         if isinstance(module, kind.ours) and type(module).forward is kind.ours.forward:
             return _copy_modes(module, kind.to_torch(module, share))
     raise TypeError(f"module is of type {type(module).__name__}; to_torch converts pyattn.nn's {_kind_names()}")
 
 
-def _import_torch() -> Any:
+def import_torch() -> Any:
     """Import PyTorch, or say how to install it."""
     try:
         import torch

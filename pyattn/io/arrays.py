@@ -93,6 +93,16 @@ def load(path: str | os.PathLike[str]) -> State:
         bfloat16. A .safetensors file has no checksum: damage to the numbers themselves is not detected.
     OSError
         The file cannot be read.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import numpy as np, pyattn
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "arrays.safetensors")
+    ...     pyattn.io.save({"bias": np.zeros(2)}, path)
+    ...     pyattn.io.load(path)
+    {'bias': array([0., 0.])}
     """
     return _read_npz(os.fspath(path)) if _ending(path) == ".npz" else _read_safetensors(os.fspath(path))
 

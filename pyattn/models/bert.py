@@ -13,7 +13,7 @@ from pyattn._util.arguments import as_flag
 from pyattn._util.typing import FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.masks import from_blocked
-from pyattn.models.inputs import as_padding, as_token_ids, as_tokens
+from pyattn.models.inputs import as_ids_per_token, as_padding, as_tokens
 from pyattn.models.layers import (
     ACTIVATIONS,
     MAX_LAYERS,
@@ -111,6 +111,13 @@ class Bert(Module):
         Tensors of a pooler that the files lack; then `pooler` is None.
     unused_keys : list of str
         Tensors in the files that the model does not use, such as heads for other tasks.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> model = pyattn.models.load("bert-base-uncased")  # doctest: +SKIP
+    >>> model([[101, 7592, 102]]).last_hidden_state.shape  # doctest: +SKIP
+    (1, 3, 768)
     """
 
     embeddings: Any
@@ -249,13 +256,13 @@ class Embeddings(Module):
             return None
         if self.types is None:
             raise ValueError("token_type_ids is given, but this model has no token types; leave it out")
-        return as_token_ids(given, "token_type_ids", self.types.num_embeddings, shape)
+        return as_ids_per_token(given, "token_type_ids", self.types.num_embeddings, shape)
 
     def _position_rows(self, ids: IntArray, given: npt.ArrayLike | None) -> FloatArray:
         """Return the vectors of positions: (L, features), or (N, L, features)."""
         table, length = self.positions.weight, ids.shape[1]
         if given is not None:
-            return functional.embedding(as_token_ids(given, "position_ids", len(table), ids.shape), table)
+            return functional.embedding(as_ids_per_token(given, "position_ids", len(table), ids.shape), table)
         if self.padding_idx is None:
             self._check_length(length, "")
             return table[:length]

@@ -57,19 +57,7 @@ class CausalOutput(NamedTuple):
 
 
 class CausalLM(TokenModel):
-    """Base of `GPT2` and `Llama`: an embedding, causal layers and a head.
-
-    Parameters
-    ----------
-    embedding : Embedding
-        Vectors of tokens.
-    decoder : TransformerEncoder
-        The layers, and the final normalisation.
-    head : Linear, optional
-        From vectors to scores of tokens. Default: None.
-    config : mapping of str to object, optional
-        The values of config.json. Default: none.
-    """
+    """Base of `GPT2` and `Llama`: an embedding, causal layers and an optional head."""
 
     is_encoder_decoder = False
     batch_first = True
@@ -129,33 +117,6 @@ class CausalLM(TokenModel):
         x = found.x if self.decoder.norm is None else self.decoder.norm(found.x)
         hidden = None if found.hidden_states is None else (*found.hidden_states[:-1], x)
         return CausalOutput(None if self.head is None else self.head(x), x, hidden, found.attentions)
-
-    def forward_with_weights(
-        self,
-        input_ids: npt.ArrayLike,
-        attention_mask: npt.ArrayLike | None = None,
-        *,
-        lengths: npt.ArrayLike | None = None,
-    ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute logits, and the attention weights of all layers in one array.
-
-        Parameters
-        ----------
-        input_ids : array_like of int, (N, L)
-            As for `forward`.
-        attention_mask : array_like, (N, L), optional
-            As for `forward`. Default: None.
-        lengths : array_like of int, (N,), optional
-            As for `forward`. Default: None.
-
-        Returns
-        -------
-        logits : ndarray, (N, L, vocab_size)
-        self_weights : ndarray, (layers, N, heads, L, L)
-        cross_weights : None
-        """
-        output = self.forward(input_ids, attention_mask, lengths=lengths, need_weights=True)
-        return output.logits, np.stack(output.attentions), None
 
 
 def make_head(arrays: Arrays) -> Linear | None:

@@ -15,7 +15,7 @@ import pyattn.functional as functional
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.models.decoder import UNSUPPORTED, CausalLM, CausalOutput, make_head
-from pyattn.models.inputs import as_token_ids
+from pyattn.models.inputs import as_ids_per_token
 from pyattn.models.layers import ACTIVATIONS, MAX_LAYERS, make_layer_norm, parameter_shapes, read_heads
 from pyattn.models.weights import HEAD, Arrays, Plan, Shapes
 from pyattn.nn.attention.multihead import MultiheadAttention
@@ -59,6 +59,15 @@ class GPT2(CausalLM):
         ``lm_head.weight`` where the files lack it; then `head` is None.
     unused_keys : list of str
         Tensors in the files that the model does not use.
+
+    Examples
+    --------
+    >>> from pyattn import models, nn
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    >>> parts = nn.Embedding(10, 8), nn.Embedding(32, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
+    >>> model = models.GPT2(*parts).eval()
+    >>> model([[3, 1, 4]]).logits.shape
+    (1, 3, 10)
     """
 
     positions: Embedding
@@ -130,7 +139,7 @@ class GPT2(CausalLM):
     def _position_rows(self, given: npt.ArrayLike | None, ids: IntArray) -> FloatArray:
         table = self.positions.weight
         if given is not None:
-            return functional.embedding(as_token_ids(given, "position_ids", len(table), ids.shape), table)
+            return functional.embedding(as_ids_per_token(given, "position_ids", len(table), ids.shape), table)
         if ids.shape[1] > len(table):
             raise ValueError(
                 f"input_ids has sequences of {ids.shape[1]} tokens, expected at most {len(table)}, "

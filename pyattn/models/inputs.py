@@ -9,7 +9,7 @@ import pyattn._core as _core
 from pyattn._util.ids import as_ids
 from pyattn._util.typing import IntArray
 
-__all__ = ["as_padding", "as_token_ids", "as_tokens"]
+__all__ = ["as_ids_per_token", "as_padding", "as_tokens"]
 
 
 def as_tokens(x: npt.ArrayLike, vocab_size: int) -> IntArray:
@@ -23,7 +23,7 @@ def as_tokens(x: npt.ArrayLike, vocab_size: int) -> IntArray:
     return ids
 
 
-def as_token_ids(x: npt.ArrayLike, name: str, count: int, shape: tuple[int, ...]) -> IntArray:
+def as_ids_per_token(x: npt.ArrayLike, name: str, count: int, shape: tuple[int, ...]) -> IntArray:
     """Read an id below `count` for each token: (N, L), or (1, L) or (L,) for all rows."""
     ids = as_ids(x, name, count)
     if ids.shape != shape:

@@ -144,7 +144,7 @@ def run_layers(
     states, attentions = [x] if need_hidden_states else [], []
     for layer in layers:
         if need_weights:
-            x, weights, _ = layer.forward_with_weights(x, **options)
+            x, weights, _ = layer(x, **options, need_weights=True)
             attentions.append(weights)
         else:
             x = layer(x, **options)

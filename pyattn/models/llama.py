@@ -75,6 +75,15 @@ class Llama(CausalLM):
         ``lm_head.weight`` where the files lack it; then `head` is None.
     unused_keys : list of str
         Tensors in the files that the model does not use.
+
+    Examples
+    --------
+    >>> from pyattn import models, nn
+    >>> rotary = nn.RotaryEmbedding(4)
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, rotary=rotary)
+    >>> model = models.Llama(nn.Embedding(10, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)).eval()
+    >>> model([[3, 1, 4]]).logits.shape
+    (1, 3, 10)
     """
 
     def __init__(

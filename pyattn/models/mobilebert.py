@@ -92,15 +92,13 @@ class FeedForwardNorm(Module):
 
 
 class MobileBertLayer(Module):
-    """Attention and feed-forward networks in a bottleneck of fewer features.
-
-    `narrow_residual` projects the input into the bottleneck, and `narrow_attention` the queries and keys, if they are
-    not None; values are projected if `narrow_values` is true. `widen` projects back.
-    """
+    """Attention and feed-forward networks in a bottleneck of fewer features."""
 
     self_attn: MultiheadAttention
     norm1: Module
     feed_forwards: ModuleList
+    # narrow_residual projects the input into the bottleneck, for the values too if narrow_values is True;
+    # narrow_attention projects the queries and keys into it, and widen projects back.
     narrow_residual: LinearNorm | None
     narrow_attention: LinearNorm | None
     widen: LinearNorm | None
@@ -122,16 +120,12 @@ class MobileBertLayer(Module):
         self.narrow_residual, self.narrow_attention, self.widen = narrow_residual, narrow_attention, widen
         self.narrow_values = narrow_values
 
-    def forward(self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None) -> FloatArray:
-        """Compute the layer; the arguments are those of `pyattn.nn.TransformerEncoderLayer`."""
-        return self._compute(src, src_key_padding_mask, False)[0]
-
-    def forward_with_weights(
-        self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None
-    ) -> tuple[FloatArray, FloatArray | None, None]:
-        """Compute the output, attention weights (N, heads, L, L), and None for cross-attention weights."""
-        output, weights = self._compute(src, src_key_padding_mask, True)
-        return output, weights, None
+    def forward(
+        self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None, need_weights: bool = False
+    ) -> FloatArray | tuple[FloatArray, FloatArray | None, None]:
+        """Compute the layer; arguments and results are those of `pyattn.nn.TransformerEncoderLayer`."""
+        output, weights = self._compute(src, src_key_padding_mask, need_weights)
+        return (output, weights, None) if need_weights else output
 
     def _compute(
         self, x: FloatArray, padding: npt.ArrayLike | None, need_weights: bool

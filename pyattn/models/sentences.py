@@ -55,6 +55,13 @@ class SentenceEncoder:
     ----------
     model, tokenizer, pooling, normalize, max_length
         As given.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> encoder = pyattn.models.SentenceEncoder.load("all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> vectors = encoder.encode(["A cat sleeps.", "A kitten naps."])  # doctest: +SKIP
+    >>> similarity = vectors[0] @ vectors[1]  # doctest: +SKIP
     """
 
     def __init__(

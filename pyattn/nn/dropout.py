@@ -15,7 +15,9 @@ __all__ = ["Dropout"]
 
 
 class Dropout(Module):
-    """Sets elements to 0 by chance in training, and does nothing in eval mode: `torch.nn.Dropout` for NumPy.
+    """Set elements to 0 by chance in training: `torch.nn.Dropout` for NumPy.
+
+    In eval mode, the inputs are returned unchanged.
 
     Parameters
     ----------
@@ -45,12 +47,12 @@ class Dropout(Module):
         super().__init__()
         self.p = as_probability(p, "p")
 
-    def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (torch's name)
+    def forward(self, x: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:
         """Drop in training, as `pyattn.functional.dropout` does.
 
         Parameters
         ----------
-        input : array_like, (..., features)
+        x : array_like, (..., features)
             float32 or float64.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
@@ -58,14 +60,14 @@ class Dropout(Module):
         Returns
         -------
         ndarray, (..., features)
-            Of the same dtype; input itself where nothing is dropped.
+            Of the same dtype; x itself where nothing is dropped.
 
         Raises
         ------
         TypeError
-            input is not an array of real numbers.
+            x is not an array of real numbers.
         """
-        return dropout(input, self.p, self.training, rng=rng)
+        return dropout(x, self.p, self.training, rng=rng)
 
     def extra_repr(self) -> str:
         """Tell the probability, as torch does.

@@ -80,7 +80,9 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls: type[_Self], embeddings: FloatArray, padding_idx: SupportsIndex | None = None) -> _Self:
-        """Make a layer whose weight is this array: nothing is copied, drawn or set to zero.
+        """Make a layer whose weight is this array, without copying it.
+
+        No row is set to zero.
 
         Parameters
         ----------

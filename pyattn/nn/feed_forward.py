@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_probability
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.functional._activations import gelu, silu
@@ -38,7 +38,7 @@ _FUNCTIONS: dict[Name, Callable[[FloatArray], FloatArray]] = {
 
 
 class FeedForward(Module):
-    """``linear2(act(linear1(x)))``, a Transformer's position-wise part, optionally gated.
+    """A Transformer's feed-forward part, ``linear2(act(linear1(x)))``, or gated.
 
     Vaswani et al. 2017, section 3.3. With a gate, Shazeer 2020 (SwiGLU with silu, GEGLU with gelu):
     ``linear2(act(gate(x)) * linear1(x))``. The core computes it in one call, unless dropout is active or the activation
@@ -46,7 +46,7 @@ class FeedForward(Module):
 
     Parameters
     ----------
-    d_model : int
+    embed_dim : int
         Size of the last axis of an input.
     dim_feedforward : int
         Size of the hidden layer.
@@ -59,8 +59,8 @@ class FeedForward(Module):
         With a gate. Default: False.
     bias : bool
         Linear layers have biases. Default: True.
-    d_out : int, optional
-        Size of the last axis of an output. Default: d_model.
+    out_dim : int, optional
+        Size of the last axis of an output. Default: embed_dim.
     dtype : dtype
         float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
@@ -69,11 +69,11 @@ class FeedForward(Module):
     Attributes
     ----------
     linear1 : Linear
-        d_model to dim_feedforward.
+        embed_dim to dim_feedforward.
     linear2 : Linear
-        dim_feedforward to d_out.
+        dim_feedforward to out_dim.
     gate : Linear or None
-        d_model to dim_feedforward; the activation is applied to its output.
+        embed_dim to dim_feedforward; the activation is applied to its output.
 
     Examples
     --------
@@ -90,56 +90,56 @@ class FeedForward(Module):
 
     def __init__(
         self,
-        d_model: SupportsIndex,
+        embed_dim: SupportsIndex,
         dim_feedforward: SupportsIndex,
         dropout: SupportsFloat = 0.0,
         activation: Activation = "relu",
         gated: bool = False,
         bias: bool = True,
-        d_out: SupportsIndex | None = None,
+        out_dim: SupportsIndex | None = None,
         *,
         dtype: npt.DTypeLike = np.float32,
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        model = as_count(d_model, "d_model", least=1)
+        size = as_count(embed_dim, "embed_dim", least=1)
         hidden = as_count(dim_feedforward, "dim_feedforward", least=1)
-        out = as_count(model if d_out is None else d_out, "d_out", least=1)
+        out = as_count(size if out_dim is None else out_dim, "out_dim", least=1)
         self.dropout = as_probability(dropout, "dropout")
         self.activation = as_activation(activation)
         generator = as_generator(rng)
-        self.linear1 = Linear(model, hidden, bias, dtype=dtype, rng=generator)
+        self.linear1 = Linear(size, hidden, bias, dtype=dtype, rng=generator)
         self.linear2 = Linear(hidden, out, bias, dtype=dtype, rng=generator)
-        self.gate = Linear(model, hidden, bias, dtype=dtype, rng=generator) if as_flag(gated, "gated") else None
+        self.gate = Linear(size, hidden, bias, dtype=dtype, rng=generator) if as_flag(gated, "gated") else None
 
-    def forward(self, input: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:  # noqa: A002 (as Linear's)
-        """Compute ``linear2(act(linear1(input)))``.
+    def forward(self, x: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:
+        """Compute ``linear2(act(linear1(x)))``.
 
         Parameters
         ----------
-        input : array_like, (..., d_model)
+        x : array_like, (..., embed_dim)
             Of the weights' dtype.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray, (..., d_out)
+        ndarray, (..., out_dim)
             Of the same dtype.
 
         Raises
         ------
         TypeError
-            input, or the output of activation, has another dtype than the weights.
+            x, or the output of activation, has another dtype than the weights.
         ValueError
-            input's last axis has another size, or activation returns another shape.
+            x's last axis has another size, or activation returns another shape.
         """
         weight = self.linear1.weight
-        x = as_input(input, "input", weight.dtype)
-        if x.shape[-1:] != weight.shape[-1:]:
-            raise ValueError(f"input has shape {x.shape}, expected (..., {weight.shape[-1]}): d_model is last")
+        rows = as_input(x, "x", weight.dtype)
+        if rows.shape[-1:] != weight.shape[-1:]:
+            raise ValueError(f"x has shape {rows.shape}, expected (..., {weight.shape[-1]}): embed_dim is last")
         dropout = self.dropout if self.training else 0.0
-        y = feed(x, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
+        y = feed(rows, self.linear1, self.linear2, self.gate, self.activation, dropout, rng)
         return check_dtype(y, self, weight.dtype)
 
     def extra_repr(self) -> str:
@@ -156,13 +156,10 @@ class FeedForward(Module):
 
 def as_activation(activation: Activation) -> Activation:
     """Read an activation."""
-    names = ", ".join(map(repr, _FUNCTIONS))
-    if isinstance(activation, str):
-        if activation not in _FUNCTIONS:
-            raise ValueError(f"activation is {activation!r}, expected one of {names}, or a callable")
-    elif not callable(activation):
-        raise TypeError(f"activation is of type {type(activation).__name__}, expected one of {names}, or a callable")
-    return activation
+    if callable(activation):
+        return activation
+    name: Name = as_choice(activation, "activation", get_args(Name), other="a callable")
+    return name
 
 
 def core_activation(activation: Activation) -> Name | None:

@@ -8,10 +8,11 @@ gives the same numbers in float32 and float64, up to rounding.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pyattn._util.arguments import as_choice, as_finite, as_number
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 
@@ -54,7 +55,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or a or b is not a number.
     ValueError
         tensor is read-only, or a > b.
 
@@ -66,6 +67,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     array([ 0.2739, -0.4604, -0.9181])
     """
     _check_writable(tensor)
+    a, b = as_number(a, "a"), as_number(b, "b")
     if not 0 <= b - a < math.inf:
         raise ValueError(f"a is {a} and b is {b}, expected finite bounds with a <= b")
     tensor[...] = as_generator(rng).uniform(a, b, tensor.shape)
@@ -94,7 +96,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or mean or std is not a number.
     ValueError
         tensor is read-only, or std is negative.
 
@@ -106,8 +108,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     array([ 0.0025, -0.0026,  0.0128])
     """
     _check_writable(tensor)
-    if not std >= 0:
-        raise ValueError(f"std is {std}, expected 0 or more")
+    mean, std = as_number(mean, "mean"), as_finite(std, "std", least=0)
     tensor[...] = as_generator(rng).normal(mean, std, tensor.shape)
     return tensor
 
@@ -130,7 +131,7 @@ def constant_(tensor: FloatArray, val: float) -> FloatArray:
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or val is not a number.
     ValueError
         tensor is read-only.
 
@@ -142,7 +143,7 @@ def constant_(tensor: FloatArray, val: float) -> FloatArray:
     array([0.5, 0.5])
     """
     _check_writable(tensor)
-    tensor[...] = val
+    tensor[...] = as_number(val, "val")
     return tensor
 
 
@@ -158,6 +159,13 @@ def zeros_(tensor: FloatArray) -> FloatArray:
     -------
     ndarray
         tensor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> nn.init.zeros_(np.empty(2))
+    array([0., 0.])
     """
     return constant_(tensor, 0.0)
 
@@ -174,14 +182,22 @@ def ones_(tensor: FloatArray) -> FloatArray:
     -------
     ndarray
         tensor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> nn.init.ones_(np.empty(2))
+    array([1., 1.])
     """
     return constant_(tensor, 1.0)
 
 
 def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
-    """Fill a weight from the uniform distribution within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0.
+    """Fill a weight from a uniform distribution, by Glorot initialisation.
 
-    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
+    Numbers are within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0. Glorot and Bengio (2010). A weight is (fan_out,
+    fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
@@ -200,7 +216,7 @@ def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or gain is not a number.
     ValueError
         tensor is read-only or has less than 2 axes, or gain is negative.
 
@@ -216,9 +232,10 @@ def xavier_uniform_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -
 
 
 def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) -> FloatArray:
-    """Fill a weight from the normal distribution with ``std = gain * sqrt(2 / (fan_in + fan_out))``.
+    """Fill a weight from a normal distribution, by Glorot initialisation.
 
-    Glorot and Bengio (2010). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
+    The standard deviation is ``gain * sqrt(2 / (fan_in + fan_out))``. Glorot and Bengio (2010). A weight is (fan_out,
+    fan_in), as in a linear layer; further axes multiply both fans.
 
     Parameters
     ----------
@@ -237,9 +254,17 @@ def xavier_normal_(tensor: FloatArray, gain: float = 1.0, *, rng: RNG = None) ->
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or gain is not a number.
     ValueError
         tensor is read-only or has less than 2 axes, or gain is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> weight = nn.init.xavier_normal_(np.empty((300, 500)), rng=0)
+    >>> print(f"{weight.std():.3f}")  # sqrt(2 / 800)
+    0.050
     """
     return normal_(tensor, 0.0, _xavier_std(tensor, gain), rng=rng)
 
@@ -252,9 +277,10 @@ def kaiming_uniform_(
     *,
     rng: RNG = None,
 ) -> FloatArray:
-    """Fill a weight from the uniform distribution within ``gain * sqrt(3 / fan)`` of 0.
+    """Fill a weight from a uniform distribution, by He initialisation.
 
-    He et al. (2015). A weight is (fan_out, fan_in), as in a linear layer; further axes multiply both fans.
+    Numbers are within ``gain * sqrt(3 / fan)`` of 0. He et al. (2015). A weight is (fan_out, fan_in), as in a linear
+    layer; further axes multiply both fans.
 
     Parameters
     ----------
@@ -277,9 +303,17 @@ def kaiming_uniform_(
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or a is not a number.
     ValueError
         tensor is read-only or has less than 2 axes; another mode or nonlinearity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> weight = nn.init.kaiming_uniform_(np.empty((50, 96)), nonlinearity="relu", rng=0)
+    >>> print(f"{abs(weight).max():.2f}")  # sqrt(6 / 96)
+    0.25
     """
     bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, rng=rng)
@@ -318,9 +352,17 @@ def kaiming_normal_(
     Raises
     ------
     TypeError
-        tensor is not an array of floats.
+        tensor is not an array of floats, or a is not a number.
     ValueError
         tensor is read-only or has less than 2 axes; another mode or nonlinearity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pyattn import nn
+    >>> weight = nn.init.kaiming_normal_(np.empty((300, 200)), nonlinearity="relu", rng=0)
+    >>> print(f"{weight.std():.2f}")  # sqrt(2 / 200)
+    0.10
     """
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), rng=rng)
 
@@ -342,8 +384,10 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
     Raises
     ------
+    TypeError
+        param is not a number.
     ValueError
-        nonlinearity is unknown, or param is not a number.
+        nonlinearity is unknown.
 
     Examples
     --------
@@ -355,14 +399,9 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _gain(nonlinearity: str, given: Any, name: str) -> float:
-    if nonlinearity in _GAINS:
+    if as_choice(nonlinearity, "nonlinearity", [*_GAINS, "leaky_relu"]) != "leaky_relu":
         return _GAINS[nonlinearity]
-    if nonlinearity != "leaky_relu":
-        raise ValueError(f"nonlinearity is {nonlinearity!r}, expected one of {', '.join([*_GAINS, 'leaky_relu'])}")
-    slope = 0.01 if given is None else given
-    if isinstance(slope, bool) or not isinstance(slope, (int, float, np.integer, np.floating)):
-        raise ValueError(f"{name} is {slope!r}, expected the negative slope of 'leaky_relu', a number")
-    return math.sqrt(2 / (1 + float(slope) ** 2))
+    return math.sqrt(2 / (1 + as_number(0.01 if given is None else given, name) ** 2))
 
 
 def _check_writable(tensor: Any) -> None:
@@ -385,14 +424,11 @@ def _fans(tensor: FloatArray) -> tuple[int, int]:
 
 def _xavier_std(tensor: FloatArray, gain: float) -> float:
     fan_in, fan_out = _fans(tensor)
-    if not gain >= 0:
-        raise ValueError(f"gain is {gain}, expected 0 or more")
-    return gain * math.sqrt(2 / max(1, fan_in + fan_out))  # both fans are 0 only for an empty tensor
+    factor = as_finite(gain, "gain", least=0)
+    return factor * math.sqrt(2 / max(1, fan_in + fan_out))  # both fans are 0 only for an empty tensor
 
 
 def _kaiming_std(tensor: FloatArray, a: float, mode: str, nonlinearity: str) -> float:
     fan_in, fan_out = _fans(tensor)
-    if mode not in ("fan_in", "fan_out"):
-        raise ValueError(f"mode is {mode!r}, expected 'fan_in' or 'fan_out'")
-    fan = fan_in if mode == "fan_in" else fan_out
+    fan = fan_in if as_choice(mode, "mode", get_args(FanMode)) == "fan_in" else fan_out
     return _gain(nonlinearity, a, "a") / math.sqrt(max(1, fan))

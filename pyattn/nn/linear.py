@@ -77,7 +77,7 @@ class Linear(Module):
 
     @classmethod
     def from_arrays(cls: type[_Self], weight: FloatArray, bias: FloatArray | None = None) -> _Self:
-        """Make a layer whose parameters are these arrays: nothing is copied, nothing is drawn.
+        """Make a layer whose parameters are these arrays, without copying them.
 
         Parameters
         ----------
@@ -134,12 +134,12 @@ class Linear(Module):
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound, rng=generator)
 
-    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
-        """Compute ``input @ weight.T + bias``.
+    def forward(self, x: npt.ArrayLike) -> FloatArray:
+        """Compute ``x @ weight.T + bias``.
 
         Parameters
         ----------
-        input : array_like, (..., in_features)
+        x : array_like, (..., in_features)
             Of the weight's dtype.
 
         Returns
@@ -150,14 +150,14 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            input has another dtype than weight, or bias has a larger one.
+            x has another dtype than weight, or bias has a larger one.
         ValueError
-            The last axis of input is not in_features long.
+            The last axis of x is not in_features long.
         """
-        x = as_input(input, "input", self.weight.dtype)
-        if x.shape[-1:] != self.weight.shape[-1:]:
-            raise ValueError(f"input has shape {x.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
-        return check_dtype(functional.linear(x, self.weight, self.bias), self, self.weight.dtype)
+        rows = as_input(x, "x", self.weight.dtype)
+        if rows.shape[-1:] != self.weight.shape[-1:]:
+            raise ValueError(f"x has shape {rows.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
+        return check_dtype(functional.linear(rows, self.weight, self.bias), self, self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_float_dtype, refuse_keyword
+from pyattn._util.arguments import as_flag, as_float_dtype, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.state import IncompatibleKeys, write_state
@@ -29,6 +30,15 @@ class _CallsForward:
 
     def __get__(self, module: _HasForward[_Forward], owner: Any = None) -> _Forward:
         return module.forward
+
+
+class _ShowsForward:
+    """Gives `inspect.signature` the signature of a module's forward; that of a class is its constructor's."""
+
+    def __get__(self, module: Module | None, owner: Any = None) -> inspect.Signature:
+        if module is None:
+            raise AttributeError("__signature__")
+        return inspect.signature(module.forward)
 
 
 class Module:
@@ -61,6 +71,8 @@ class Module:
     >>> scale.state_dict()
     {'factor': array([3., 5.])}
     """
+
+    __signature__ = _ShowsForward()
 
     # Class defaults, so __init__ has nothing to do. Values are ordinary attributes. Names are in tuples, because a copy
     # made by copy.copy must not share a list of names with its original.
@@ -308,7 +320,9 @@ class Module:
     # Mode and dtype
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Set ``training`` of the module and all of its parts, which turns dropout on or off.
+        """Set ``training`` of the module and all of its parts.
+
+        It turns dropout on or off.
 
         Parameters
         ----------
@@ -322,13 +336,12 @@ class Module:
 
         Raises
         ------
-        ValueError
+        TypeError
             mode is not a bool.
         """
-        if not isinstance(mode, bool):
-            raise ValueError(f"mode is {mode!r}, expected True or False")
+        training = as_flag(mode, "mode")
         for module in self.modules():
-            module.training = mode
+            module.training = training
         return self
 
     def eval(self: _Self) -> _Self:
@@ -348,7 +361,9 @@ class Module:
         return dtypes.pop() if len(dtypes) == 1 else None
 
     def to(self: _Self, dtype: npt.DTypeLike) -> _Self:
-        """Convert all parameters. New arrays replace those of another dtype, so old views no longer follow the module.
+        """Convert all parameters to a dtype.
+
+        New arrays replace those of another dtype, so old views no longer follow the module.
 
         Parameters
         ----------
@@ -378,7 +393,12 @@ class Module:
             array = module.__dict__[name]
             if array is not None and array.dtype != wanted:
                 setattr(module, name, arrays[id(array)])
+        for module in self.modules():
+            module._set_dtype(wanted)
         return self
+
+    def _set_dtype(self, dtype: np.dtype[Any]) -> None:
+        """Convert what is not a parameter: `to` calls this for each module."""
 
     def float(self: _Self) -> _Self:
         """Do as ``to(numpy.float32)`` does.

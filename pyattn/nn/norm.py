@@ -18,7 +18,9 @@ __all__ = ["LayerNorm", "RMSNorm"]
 
 
 class LayerNorm(Module):
-    """``(x - mean) / sqrt(variance + eps) * weight + bias``: `torch.nn.LayerNorm` for NumPy.
+    """Normalise over the last axes: `torch.nn.LayerNorm` for NumPy.
+
+    ``(x - mean) / sqrt(variance + eps) * weight + bias``, with mean and variance of each row.
 
     Parameters
     ----------
@@ -79,12 +81,12 @@ class LayerNorm(Module):
         if self.bias is not None:
             init.zeros_(self.bias)
 
-    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
+    def forward(self, x: npt.ArrayLike) -> FloatArray:
         """Normalise the last axes.
 
         Parameters
         ----------
-        input : array_like, (..., normalized_shape)
+        x : array_like, (..., normalized_shape)
             Of the weight's dtype; without one, float32 or float64.
 
         Returns
@@ -95,14 +97,13 @@ class LayerNorm(Module):
         Raises
         ------
         TypeError
-            input has another dtype.
+            x has another dtype.
         ValueError
             Its last axes have other sizes.
         """
         if self.weight is None:
-            return layer_norm(input, self.normalized_shape, None, self.bias, self.eps)
-        x = as_input(input, "input", self.weight.dtype)
-        y = layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            return layer_norm(x, self.normalized_shape, None, self.bias, self.eps)
+        y = layer_norm(as_input(x, "x", self.weight.dtype), self.normalized_shape, self.weight, self.bias, self.eps)
         return check_dtype(y, self, self.weight.dtype)
 
     def extra_repr(self) -> str:
@@ -125,7 +126,7 @@ class RMSNorm(Module):
     normalized_shape : int or sequence of int
         The last axes of an input, over which the mean is taken.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of input's dtype.
+        0 or more. Default: the distance from 1 to the next number of x's dtype.
     elementwise_affine : bool
         With a weight. Default: True.
     dtype : dtype
@@ -170,13 +171,13 @@ class RMSNorm(Module):
         if self.weight is not None:
             init.ones_(self.weight)
 
-    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (as LayerNorm's)
+    def forward(self, x: npt.ArrayLike) -> FloatArray:
         """Normalise the last axes.
 
         Parameters
         ----------
-        input : array_like, (..., normalized_shape)
-            Of the weight's dtype; without one, float32 or float64. torch calls it x.
+        x : array_like, (..., normalized_shape)
+            Of the weight's dtype; without one, float32 or float64.
 
         Returns
         -------
@@ -186,12 +187,12 @@ class RMSNorm(Module):
         Raises
         ------
         TypeError
-            input has another dtype.
+            x has another dtype.
         ValueError
             Its last axes have other sizes.
         """
-        x = input if self.weight is None else as_input(input, "input", self.weight.dtype)
-        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        given = x if self.weight is None else as_input(x, "x", self.weight.dtype)
+        return rms_norm(given, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Tell the sizes, as torch does.

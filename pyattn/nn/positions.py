@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_probability
 from pyattn._util.typing import RNG, FloatArray, Layout, Rotation
 from pyattn.functional._dropout import dropout
 from pyattn.functional._positions import positional_encoding
@@ -33,7 +33,7 @@ class PositionalEncoding(Module):
 
     Parameters
     ----------
-    d_model : int
+    embed_dim : int
         Size of an input.
     max_length : int
         Number of positions, counted from 0. Default: 5000. The sinusoidal table is computed once and shared by all
@@ -43,17 +43,17 @@ class PositionalEncoding(Module):
     learned : bool
         Learn the encoding as a parameter, in place of `pyattn.functional.positional_encoding`. Default: False.
     batch_first : bool
-        Inputs are (..., length, d_model), the default, else (length, ..., d_model), the default of torch's layers.
+        Inputs are (..., length, embed_dim), the default, else (length, ..., embed_dim), the default of torch's layers.
     base : float
         Wavelengths of the sinusoids range from 2 pi to 2 pi * base. Default: 10000.0, as published.
     dtype : dtype
-        Of a learned weight: float32, the default, or float64. Sinusoids take the dtype of the input.
+        float32, the default, or float64.
     rng : None, int, SeedSequence or Generator
         Draws the initial weight, if learned. Default: None, fresh entropy, so each call differs.
 
     Attributes
     ----------
-    weight : ndarray, (max_length, d_model), or None
+    weight : ndarray, (max_length, embed_dim), or None
         The learned encoding, initially from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
         and GPT-2. None for sinusoids, which are not in the `Module.state_dict`.
 
@@ -75,7 +75,7 @@ class PositionalEncoding(Module):
 
     def __init__(
         self,
-        d_model: SupportsIndex,
+        embed_dim: SupportsIndex,
         max_length: SupportsIndex = 5000,
         dropout: SupportsFloat = 0.1,
         learned: bool = False,
@@ -86,14 +86,15 @@ class PositionalEncoding(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        self.d_model = as_count(d_model, "d_model", least=0)
+        self.embed_dim = as_count(embed_dim, "embed_dim", least=0)
         self.max_length = as_count(max_length, "max_length", least=0)
         self.dropout = as_probability(dropout, "dropout")
         self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
-        positional_encoding(0, self.d_model, base=base)  # checks base early
+        positional_encoding(0, self.embed_dim, base=base)  # checks base early
         self.base = float(base)
-        kind = as_float_dtype(dtype)
-        self.register_parameter("weight", np.empty((self.max_length, self.d_model), kind) if learned else None)
+        self._dtype = as_float_dtype(dtype)
+        table = np.empty((self.max_length, self.embed_dim), self._dtype) if learned else None
+        self.register_parameter("weight", table)
         self.reset_parameters(rng)
 
     def reset_parameters(self, rng: RNG = None) -> None:
@@ -107,8 +108,18 @@ class PositionalEncoding(Module):
         if self.weight is not None:
             init.normal_(self.weight, std=0.02, rng=rng)
 
-    def rows(self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike = np.float32) -> FloatArray:
-        """Return the encoding of some positions, for instance as the residual of `pyattn.functional.embedding`.
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the encoding, and of inputs."""
+        return self._dtype if self.weight is None else self.weight.dtype.newbyteorder("=")
+
+    def _set_dtype(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+
+    def rows(self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike | None = None) -> FloatArray:
+        """Return the encoding of some positions.
+
+        It can be the residual of `pyattn.functional.embedding`, for instance.
 
         Parameters
         ----------
@@ -116,12 +127,12 @@ class PositionalEncoding(Module):
             Number of positions.
         start : int
             The first position. Default: 0.
-        dtype : dtype
-            Of sinusoids: float32, the default, or float64. A learned weight has its own.
+        dtype : dtype, optional
+            Of sinusoids, in place of the module's. Default: None. A learned weight has its own.
 
         Returns
         -------
-        ndarray, (length, d_model)
+        ndarray, (length, embed_dim)
             A view of `weight`, or a read-only view of the sinusoidal table.
 
         Raises
@@ -148,47 +159,50 @@ class PositionalEncoding(Module):
             )
         table = self.weight
         if table is None:
-            table = _sinusoids(self.max_length, self.d_model, self.base, as_float_dtype(dtype).name)
+            kind = self._dtype if dtype is None else as_float_dtype(dtype)
+            table = _sinusoids(self.max_length, self.embed_dim, self.base, kind.name)
         return table[first : first + count]
 
     def forward(
         self,
-        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        x: npt.ArrayLike,
         start: SupportsIndex = 0,
         *,
         rng: RNG = None,
     ) -> FloatArray:
-        """Add the positional encoding to the inputs; in training, apply dropout to the sum.
+        """Add the positional encoding to the inputs.
+
+        In training, dropout is applied to the sum.
 
         Parameters
         ----------
-        input : array_like, (..., length, d_model)
-            (length, ..., d_model) unless `batch_first`. Of the weight's dtype; without one, float32 or float64.
+        x : array_like, (..., length, embed_dim)
+            (length, ..., embed_dim) unless `batch_first`. Of the module's dtype.
         start : int
-            The position of the first input, as in decoding with a cache. Default: 0.
+            The first position, as in decoding with a cache. Default: 0.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
         ndarray
-            Of the shape and dtype of input.
+            Of the shape and dtype of x.
 
         Raises
         ------
         TypeError
-            input has another dtype.
+            x has another dtype.
         ValueError
-            The last axis of input is not d_model long, or a position is beyond max_length.
+            The last axis of x is not embed_dim long, or a position is beyond max_length.
         """
-        x = _core.as_real(input, "input") if self.weight is None else as_input(input, "input", self.weight.dtype)
-        axes = f"(..., length, {self.d_model})" if self.batch_first else f"(length, ..., {self.d_model})"
-        if x.ndim < 2 or x.shape[-1] != self.d_model:
-            raise ValueError(f"input has shape {x.shape}, expected {axes}: d_model is last")
-        axis = x.ndim - 2 if self.batch_first else 0
-        rows = self.rows(x.shape[axis], start, x.dtype)
-        between = (1,) * (x.ndim - 2 - axis)  # axes after the length, along which the encoding is repeated
-        y = np.asarray(x + rows.reshape(len(rows), *between, self.d_model))
+        given = as_input(x, "x", self.dtype)
+        axes = f"(..., length, {self.embed_dim})" if self.batch_first else f"(length, ..., {self.embed_dim})"
+        if given.ndim < 2 or given.shape[-1] != self.embed_dim:
+            raise ValueError(f"x has shape {given.shape}, expected {axes}: embed_dim is last")
+        axis = given.ndim - 2 if self.batch_first else 0
+        rows = self.rows(given.shape[axis], start)
+        between = (1,) * (given.ndim - 2 - axis)  # axes after the length, along which the encoding is repeated
+        y = np.asarray(given + rows.reshape(len(rows), *between, self.embed_dim))
         return dropout(y, self.dropout, self.training, rng=rng)
 
     def extra_repr(self) -> str:
@@ -201,21 +215,22 @@ class PositionalEncoding(Module):
         """
         usual: dict[str, Any] = {"learned": False, "batch_first": True, "base": 10000.0}
         others = [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value]
-        return ", ".join([str(self.d_model), f"max_length={self.max_length}", f"dropout={self.dropout:g}", *others])
+        return ", ".join([str(self.embed_dim), f"max_length={self.max_length}", f"dropout={self.dropout:g}", *others])
 
 
 @functools.lru_cache(maxsize=4)
-def _sinusoids(max_length: int, d_model: int, base: float, dtype: str) -> FloatArray:
+def _sinusoids(max_length: int, embed_dim: int, base: float, dtype: str) -> FloatArray:
     """Share tables between modules, because a module holds only its parameters."""
-    table = positional_encoding(max_length, d_model, base=base, dtype=dtype)
+    table = positional_encoding(max_length, embed_dim, base=base, dtype=dtype)
     table.flags.writeable = False
     return table
 
 
 class RotaryEmbedding(Module):
-    """Rotate queries and keys by their positions: `pyattn.functional.rotary_embedding` as a module.
+    """Rotate queries and keys by their positions (RoPE).
 
-    It has no parameters, so it adds nothing to `Module.state_dict`.
+    It is `pyattn.functional.rotary_embedding` as a module. It has no parameters, so it adds nothing to
+    `Module.state_dict`.
 
     Parameters
     ----------
@@ -234,6 +249,14 @@ class RotaryEmbedding(Module):
         Of the same config.json. Default: None.
     layout : {'bhsd', 'bshd'}
         Of inputs: (..., heads, length, dim), the default, or (..., length, heads, dim).
+
+    Raises
+    ------
+    TypeError
+        An argument, or a value in scaling, has another type.
+    ValueError
+        A number is out of range, rotary_dim is odd, layout is unknown, or scaling has an unknown rope_type or lacks a
+        key.
 
     Examples
     --------
@@ -259,11 +282,9 @@ class RotaryEmbedding(Module):
         layout: Layout = "bhsd",
     ) -> None:
         super().__init__()
-        if layout not in ("bhsd", "bshd"):
-            raise ValueError(f"layout is {layout!r}, expected 'bhsd' or 'bshd'")
         self.dim = as_count(dim, "dim", least=0)
         self.interleaved = as_flag(interleaved, "interleaved")
-        self.layout: Layout = layout
+        self.layout: Layout = as_choice(layout, "layout", get_args(Layout))
         self._options: dict[str, Any] = {
             "theta": theta,
             "rotary_dim": rotary_dim,
@@ -285,12 +306,19 @@ class RotaryEmbedding(Module):
         -------
         RotaryFrequencies
             inv_freq and attention_factor.
+
+        Raises
+        ------
+        TypeError
+            seq_len is not an integer.
+        ValueError
+            seq_len is negative.
         """
         return rotary_frequencies(self.dim, seq_len=seq_len, **self._options)
 
     def forward(
         self,
-        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        x: npt.ArrayLike,
         *,
         offset: SupportsIndex = 0,
         position_ids: npt.ArrayLike | None = None,
@@ -301,7 +329,7 @@ class RotaryEmbedding(Module):
 
         Parameters
         ----------
-        input : array_like, (..., heads, length, dim)
+        x : array_like, (..., heads, length, dim)
             float32 or float64; (..., length, heads, dim) with ``layout="bshd"``.
         offset : int
             Position of the first row. Default: 0.
@@ -310,7 +338,7 @@ class RotaryEmbedding(Module):
         seq_len : int, optional
             Sequence length, on which dynamic and longrope depend. Default: None, the largest position and 1.
         out : ndarray, optional
-            Array for the result, which may be input. Default: None, a new one.
+            Array for the result, which may be x. Default: None, a new one.
 
         Returns
         -------
@@ -320,17 +348,17 @@ class RotaryEmbedding(Module):
         Raises
         ------
         ValueError
-            The last axis is not dim long, or the shape of position_ids does not match input.
+            The last axis is not dim long, or the shape of position_ids does not match x.
         TypeError
-            input is not an array of real numbers.
+            x is not an array of real numbers.
         """
-        x = _core.as_real(input, "input")
-        if x.shape[-1:] != (self.dim,):
-            raise ValueError(f"input has shape {x.shape}, expected (..., {self.dim}): dim is last")
+        rows = _core.as_real(x, "x")
+        if rows.shape[-1:] != (self.dim,):
+            raise ValueError(f"x has shape {rows.shape}, expected (..., {self.dim}): dim is last")
         if seq_len is None:
-            seq_len = sequence_length(self._options["scaling"], x, offset, position_ids, self.layout)
+            seq_len = sequence_length(self._options["scaling"], rows, offset, position_ids, self.layout)
         return rotary_embedding(
-            x,
+            rows,
             frequencies=self._frequencies if seq_len is None else self.frequencies(seq_len),
             interleaved=self.interleaved,
             offset=offset,
@@ -354,6 +382,13 @@ class RotaryEmbedding(Module):
         Returns
         -------
         Rotation
+
+        Raises
+        ------
+        TypeError
+            seq_len is not an integer, and the frequencies depend on it.
+        ValueError
+            seq_len is negative, and the frequencies depend on it.
         """
         found = self.frequencies(seq_len) if self._depends_on_length else self._frequencies
         return Rotation(found.inv_freq, found.attention_factor, offset, position_ids, self.interleaved)

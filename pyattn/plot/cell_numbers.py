@@ -20,17 +20,7 @@ _MIN_SIZE, _MAX_SIZE = 5.5, 11.0
 
 
 def format_matrix(array: Array) -> list[list[str]]:
-    """Format the numbers of a matrix: as integers if all are, else with two decimals, or fewer for large numbers.
-
-    Parameters
-    ----------
-    array : ndarray, (rows, columns)
-        The matrix.
-
-    Returns
-    -------
-    list of list of str
-    """
+    """Format a matrix: integers if all numbers are, else two decimals, or fewer for large numbers."""
     finite = array[np.isfinite(array)]
     largest = np.abs(finite).max(initial=0)
     if largest >= 1e5:
@@ -52,17 +42,7 @@ def _format_number(x: float, pattern: str) -> str:
 
 
 def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
-    """Write numbers into the cells of a heat map, in black or white.
-
-    Parameters
-    ----------
-    image : AxesImage
-        The heat map.
-    array : ndarray, (rows, columns)
-        The numbers.
-    always : bool
-        Whether to write them even if they are too small to be read.
-    """
+    """Write numbers into the cells of a heat map, in black or white; too small ones only if `always`."""
     ax = image.axes
     figure = ax.figure.canvas.figure
     if figure.get_layout_engine() is not None:

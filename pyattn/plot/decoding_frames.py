@@ -62,17 +62,7 @@ class GenerationLike(Protocol):
     """The result of `pyattn.generate` with ``return_steps=True``."""
 
     def row_steps(self, row: SupportsIndex = 0) -> Sequence[Any]:
-        """Return the steps of one sequence.
-
-        Parameters
-        ----------
-        row : int
-            Index of the sequence. Default: 0.
-
-        Returns
-        -------
-        sequence of RowStepLike
-        """
+        """Return the steps of one sequence."""
 
 
 class _Frame(NamedTuple):
@@ -83,26 +73,7 @@ class _Frame(NamedTuple):
 
 
 class DecodingFrames:
-    """The frames of an animated generation; each heat map has the same position in all of them.
-
-    Parameters
-    ----------
-    generation : Generation
-        A result with its steps.
-    row : int
-        The row of its tokens to show.
-    source : sequence or None
-        The tokens of the encoder's source; None: positions.
-    vocabulary : sequence of str, mapping of int to str, or None
-        The word of each token id; None: the ids are written.
-
-    Raises
-    ------
-    TypeError
-        source or vocabulary is of another type.
-    ValueError
-        The row does not exist, has no tokens or no attention weights, or words are missing.
-    """
+    """The frames of an animated generation; each heat map has the same position in all of them."""
 
     title = "Decoding, step by step"
 
@@ -150,12 +121,7 @@ class DecodingFrames:
         return [*(_Frame(number, False) for number in shown), _Frame(last, True)]
 
     def captions(self) -> list[str]:
-        """Return a caption for each frame.
-
-        Returns
-        -------
-        list of str
-        """
+        """Return a caption for each frame."""
         return [f"{self._title(frame)}: {' '.join(self._words_so_far(frame))}" for frame in self.frames]
 
     def _title(self, frame: _Frame) -> str:
@@ -168,17 +134,7 @@ class DecodingFrames:
         return self.words if frame.ended else [*self.words[:before], "→", self.words[before]]
 
     def draw(self, number: int, figure: Figure, theme: Theme) -> None:
-        """Draw a frame: the heat maps of all heads, with a row for each token so far.
-
-        Parameters
-        ----------
-        number : int
-            Index of the frame.
-        figure : Figure
-            An empty figure.
-        theme : Theme
-            Colours of the page.
-        """
+        """Draw a frame: the heat maps of all heads, with a row for each token so far."""
         frame = self.frames[number]
         page = Page(figure, self.size, theme, self.fonts)
         colormap = colormaps[theme.colormap].with_extremes(bad=to_rgb(theme.empty))

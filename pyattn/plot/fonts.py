@@ -42,19 +42,11 @@ _BOX = "□"
 
 
 class Fonts:
-    """The fonts that a picture needs for its texts.
-
-    Matplotlib draws every character in the first font of `family` that has it: the fonts of rcParams come first, then
-    installed fonts of _FALLBACKS. A character that is in none of them becomes a box, and one warning lists them all.
-
-    Parameters
-    ----------
-    texts : iterable of str
-        All texts of the picture.
-    """
+    """The fonts that a picture needs for its texts; one warning lists the characters that become boxes."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         characters = {one for text in texts for one in text.translate(_VISIBLE) if one.isprintable()}
+        # Matplotlib draws each character in the first font of this list that has it.
         self.family = [name for name in rcParams["font.family"] if isinstance(name, str)]
         missing = (characters | set("…" + _BOX)).difference(*map(_characters_of, self.family))
         fallbacks = _find_fallbacks({one for one in missing if _is_wide(one)})
@@ -69,63 +61,17 @@ class Fonts:
             warn(UserWarning, f"no installed font has {some}: boxes are drawn instead{install}")
 
     def escape(self, text: str, max_width: int | None = None) -> str:
-        """Prepare a text for matplotlib: one line, missing characters as boxes, dollar signs escaped.
-
-        Parameters
-        ----------
-        text : str
-            The original text.
-        max_width : int, optional
-            The width to shorten it to, as for `shorten`. Default: None, not shortened.
-
-        Returns
-        -------
-        str
-        """
+        """Prepare a text for matplotlib: one line, missing characters as boxes, dollar signs escaped."""
         line = "".join(one if one.isprintable() else _BOX for one in text.translate(_VISIBLE))
         return shorten(line, max_width).translate(self._boxed).replace("$", r"\$")
 
     def width(self, escaped: str, size: float, weight: str = "normal", family: str | None = None) -> float:
-        """Measure a line.
-
-        Parameters
-        ----------
-        escaped : str
-            The result of `escape`.
-        size : float
-            Font size in points.
-        weight : str
-            Font weight. Default: 'normal'.
-        family : str, optional
-            A font to try before the others. Default: None.
-
-        Returns
-        -------
-        float
-            In points.
-        """
+        """Measure a line that `escape` returned, in points."""
         families = tuple(self.family if family is None else [family, *self.family])
         return _width(escaped.replace(r"\$", "$"), families, weight) * size / 100
 
     def wrap(self, text: str, size: float, max_width: float, family: str | None = None) -> list[str]:
-        """Break a text into lines, between words and beside Chinese characters.
-
-        Parameters
-        ----------
-        text : str
-            The original text; its own line breaks are kept.
-        size : float
-            Font size in points.
-        max_width : float
-            Width of a line, in points.
-        family : str, optional
-            A font to try before the others. Default: None.
-
-        Returns
-        -------
-        list of str
-            Escaped lines.
-        """
+        """Break a text into escaped lines, between words and beside Chinese characters."""
         lines = []
         for paragraph in text.splitlines():
             line = ""
@@ -143,19 +89,7 @@ class Fonts:
 
 
 def shorten(text: str, max_width: int | None) -> str:
-    """Cut a text that is too wide, and end it with an ellipsis.
-
-    Parameters
-    ----------
-    text : str
-        A line.
-    max_width : int or None
-        Width in letters; a Chinese character counts as two. None: any width.
-
-    Returns
-    -------
-    str
-    """
+    """Cut a text that is too wide, and end it with an ellipsis; a Chinese character is two letters wide."""
     widths = [2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text]
     if max_width is None or sum(widths) <= max_width:
         return text

@@ -29,24 +29,11 @@ _COLUMN_GAP, _ROW_GAP = 34.0, 16.0
 
 
 class HeadGrid:
-    """A grid with a heat map for each head of each layer.
-
-    Parameters
-    ----------
-    title : str
-        Written above the grid.
-    weights : ndarray, (layers, heads, rows, columns)
-        Attention weights; NaN is left empty.
-    rows : list of str
-        Escaped tokens of the rows.
-    columns : list of str or None
-        Escaped tokens of the columns. None: the tokens of the rows, of which as many are written as rows are shown.
-    fonts : Fonts
-        Fonts of the tokens.
-    """
+    """A grid with a heat map for each head of each layer; NaN cells stay empty."""
 
     def __init__(self, title: str, weights: Array, rows: list[str], columns: list[str] | None, fonts: Fonts) -> None:
         self.title, self.weights, self.rows = title, weights, rows
+        # Without columns, the tokens of the rows are written, as many as rows are shown.
         self.columns, self.columns_follow_rows = (rows, True) if columns is None else (columns, False)
         self.widths = [fonts.width(text, _FONT_SIZE) for text in self.columns]
         self.rotated = max(self.widths) > 2.5 * _FONT_SIZE  # two digits or two Chinese characters size no rotation
@@ -56,18 +43,7 @@ class HeadGrid:
         self.side = (0.0, 0.0)
 
     def fit(self, map_size: float) -> tuple[float, float]:
-        """Set the size of each map.
-
-        Parameters
-        ----------
-        map_size : float
-            Largest width and height of a map, in points.
-
-        Returns
-        -------
-        (float, float)
-            Width and height of the grid.
-        """
+        """Set the largest width and height of a map, in points; return the width and height of the grid."""
         layers, heads, rows, columns = self.weights.shape
         self.side = fit_matrix((rows, columns), (map_size, map_size), _MAX_CELL)
         width, height = (n * (side + _GAP) - _GAP for n, side in zip((heads, layers), self.side, strict=True))
@@ -82,21 +58,7 @@ class HeadGrid:
         *,
         marked: bool,
     ) -> None:
-        """Draw the first rows of each map.
-
-        Parameters
-        ----------
-        page : Page
-            The page.
-        place : (float, float)
-            The upper left corner, in points.
-        shown_rows : int
-            Number of rows to fill and label.
-        colours : (Colormap, Normalize)
-            Colours of the weights.
-        marked : bool
-            Whether to draw a frame around the last shown row.
-        """
+        """Draw the first rows of each map."""
         (x, y), (width, height) = place, self.side
         layers, heads, rows, _ = self.weights.shape
         page.write(x + self.left, y + 6, self.title, 9)
@@ -169,22 +131,7 @@ def _upright_label_step(widths: list[float], pitch: float) -> int:
 def arrange_grids(
     grids: Sequence[HeadGrid], max_size: tuple[float, float]
 ) -> tuple[list[tuple[float, float]], tuple[float, float]]:
-    """Place grids beside or below one another, with the largest maps that fit.
-
-    Parameters
-    ----------
-    grids : sequence of HeadGrid
-        The grids; their sizes are set.
-    max_size : (float, float)
-        Width and height to fit into; many heads may need more.
-
-    Returns
-    -------
-    places : list of (float, float)
-        The upper left corner of each grid.
-    size : (float, float)
-        Width and height of all grids together.
-    """
+    """Place grids with the largest maps that fit; return their upper left corners and the size of all."""
     for map_size in _MAP_SIZES:
         sizes = [grid.fit(map_size) for grid in grids]
         widths, heights = zip(*sizes, strict=True)

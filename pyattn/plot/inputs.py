@@ -20,30 +20,7 @@ _ARRAY_IN = {"heads": "[head.weights for head in {}.heads]", "weights": "{}.weig
 
 
 def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Array:
-    """Read a nonempty array with the axes of `shape` as float64.
-
-    Parameters
-    ----------
-    x : array_like
-        Real numbers; NaN and infinities are allowed.
-    name : str
-        Argument name for messages.
-    shape : str
-        The expected shape, such as '(L, S)'.
-    otherwise : str
-        The fix to suggest if there are more axes.
-
-    Returns
-    -------
-    ndarray of float64
-
-    Raises
-    ------
-    ValueError
-        It has another number of axes, or is empty.
-    TypeError
-        It is not an array of real numbers, but, for instance, a trace or a result that holds one.
-    """
+    """Read a nonempty array of real numbers with the axes of `shape` as float64; NaN and infinities are allowed."""
     found = next((expression for attribute, expression in _ARRAY_IN.items() if hasattr(x, attribute)), None)
     if found is not None:
         raise TypeError(f"{name} is of type {type(x).__name__}, expected an array {shape}; pass {found.format(name)}")
@@ -58,52 +35,14 @@ def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Arra
 
 
 def read_title(title: str | None) -> str | None:
-    """Read the title of a picture.
-
-    Parameters
-    ----------
-    title : str or None
-        The argument.
-
-    Returns
-    -------
-    str or None
-
-    Raises
-    ------
-    TypeError
-        It is not a str.
-    """
+    """Read the title of a picture, a str or None."""
     if title is not None and not isinstance(title, str):
         raise TypeError(f"title is of type {type(title).__name__}, expected str or None")
     return title
 
 
 def read_tokens(tokens: Tokens | None, name: str, count: int, of: str) -> list[str]:
-    """Read the names of the positions along one axis.
-
-    Parameters
-    ----------
-    tokens : sequence or None
-        Objects with a str; None numbers the positions from 0.
-    name : str
-        Argument name for messages.
-    count : int
-        The required number of tokens.
-    of : str
-        Explains the number in messages, such as 'one for each position'.
-
-    Returns
-    -------
-    list of str
-
-    Raises
-    ------
-    TypeError
-        It is not a sequence, or it is a single str.
-    ValueError
-        The number of tokens differs from count.
-    """
+    """Read the names of the positions along one axis; None numbers them from 0."""
     if tokens is None:
         return [str(position) for position in range(count)]
     if isinstance(tokens, (str, bytes)):

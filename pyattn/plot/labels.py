@@ -18,42 +18,19 @@ MAX_TOKEN_WIDTH = 18
 
 
 class TokenLocator(Locator):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
-    """Place ticks at every token, or every second, fifth, tenth ..., so that labels do not touch.
-
-    Parameters
-    ----------
-    count : int
-        Number of tokens, at positions 0, 1, 2 ... of the axis.
-    label_size : float
-        Length of the axis that one label takes, in points.
-    """
+    """Place ticks at every token, or every second, fifth, tenth ..., so that labels do not touch."""
 
     def __init__(self, count: int, label_size: float) -> None:
         self.count = count
         self.label_size = label_size
 
     def __call__(self) -> list[float]:
-        """Return the labelled positions at the axes' present size.
-
-        Returns
-        -------
-        list of float
-        """
+        """Return the labelled positions at the axes' present size."""
         low, high = sorted(self.axis.get_view_interval())
         return self.tick_values(low, high)
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
-        """Return the labelled positions between two limits.
-
-        Parameters
-        ----------
-        vmin, vmax : float
-            The limits.
-
-        Returns
-        -------
-        list of float
-        """
+        """Return the labelled positions between two limits."""
         axes = self.axis.axes
         pixels = axes.bbox.width if self.axis.axis_name == "x" else axes.bbox.height
         pitch = max(pixels * 72 / axes.figure.dpi / max(vmax - vmin, 1e-9), 1e-9)  # points from one token to the next
@@ -73,25 +50,7 @@ def label_tokens(
     name: str = "",
     size: float = 9,
 ) -> None:
-    """Write tokens along an axis; along x they are rotated if they do not fit side by side.
-
-    Parameters
-    ----------
-    ax : Axes
-        The axes; tokens are at positions 0, 1, 2 ...
-    which : {'x', 'y'}
-        The axis.
-    tokens : sequence of str
-        One for each position.
-    fonts : Fonts
-        Fonts chosen for these tokens.
-    theme : Theme
-        Theme of the axes.
-    name : str
-        Name of the axis, written beside the tokens. Default: '', none.
-    size : float
-        Font size in points. Default: 9.
-    """
+    """Write tokens along an axis; along x they are rotated if they do not fit side by side."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     texts = [fonts.escape(token, MAX_TOKEN_WIDTH) for token in tokens]
     widest = max(fonts.width(text, size) for text in texts)
@@ -107,15 +66,7 @@ def label_tokens(
 
 
 def colour_axes(ax: Axes, theme: Theme) -> None:
-    """Apply the theme to the frame, ticks and titles of an axes.
-
-    Parameters
-    ----------
-    ax : Axes
-        The axes to colour.
-    theme : Theme
-        The theme.
-    """
+    """Apply the theme to the frame, ticks and titles of an axes."""
     for spine in ax.spines.values():
         spine.set_color(theme.muted)
         spine.set_linewidth(0.6)

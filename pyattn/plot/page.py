@@ -63,23 +63,7 @@ class MatrixBox(NamedTuple):
 
 
 def measure_matrix(name: str, array: Array, fonts: Fonts, max_size: tuple[float, float]) -> MatrixBox:
-    """Compute the size of a matrix on the page.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array in the trace.
-    array : ndarray, (rows, columns)
-        The matrix.
-    fonts : Fonts
-        Fonts of the numbers.
-    max_size : (float, float)
-        Largest width and height, in points.
-
-    Returns
-    -------
-    MatrixBox
-    """
+    """Compute the size of a matrix on the page."""
     rows, columns = array.shape
     if max(rows, columns) <= _MAX_LINES:
         texts = format_matrix(array)
@@ -91,41 +75,14 @@ def measure_matrix(name: str, array: Array, fonts: Fonts, max_size: tuple[float,
 
 
 def fit_matrix(shape: tuple[int, int], max_size: tuple[float, float], max_cell: float) -> tuple[float, float]:
-    """Compute the size of a matrix without numbers: its cells are square, unless it would be too thin to see.
-
-    Parameters
-    ----------
-    shape : (int, int)
-        Rows and columns.
-    max_size : (float, float)
-        Largest width and height, in points.
-    max_cell : float
-        Largest side of a cell, in points.
-
-    Returns
-    -------
-    (float, float)
-        Width and height, in points.
-    """
+    """Compute the size of a matrix with square cells and no numbers; a thin one gets a visible width."""
     rows, columns = shape
     cell = min(max_size[0] / columns, max_size[1] / rows, max_cell)
     return min(max(columns * cell, _MIN_SIDE), max_size[0]), min(max(rows * cell, _MIN_SIDE), max_size[1])
 
 
 class Page:
-    """A page on a figure, with coordinates in points; it shrinks to fit a smaller figure.
-
-    Parameters
-    ----------
-    figure : Figure or SubFigure
-        The figure to draw on.
-    size : (float, float)
-        Width and height of the page, in points.
-    theme : Theme
-        Colours of the page.
-    fonts : Fonts
-        Fonts of the page.
-    """
+    """A page on a figure, with coordinates in points; it shrinks to fit a smaller figure."""
 
     def __init__(self, figure: Figure | SubFigure, size: tuple[float, float], theme: Theme, fonts: Fonts) -> None:
         self.ax = figure.add_axes((0, 0, 1, 1))
@@ -147,42 +104,14 @@ class Page:
         across: Literal["left", "center", "right"] = "left",
         **font: Any,
     ) -> None:
-        """Write a line of text, vertically centred at y.
-
-        Further keyword arguments are passed on to matplotlib's `Axes.text`.
-
-        Parameters
-        ----------
-        x, y : float
-            Position in points.
-        line : str
-            Text escaped by `fonts`.
-        size : float
-            Font size in points.
-        colour : str, optional
-            Default: None, the theme's foreground.
-        across : {'left', 'center', 'right'}
-            Horizontal alignment at x. Default: 'left'.
-        """
+        """Write a line of text, vertically centred at y."""
         family = [font.pop("family"), *self.fonts.family] if "family" in font else self.fonts.family
         style: dict[str, Any] = {"fontsize": size * self.scale, "fontfamily": family}
         style["color"] = colour or self.theme.foreground
         self.ax.text(x, y, line, ha=across, va="center_baseline", **style, **font)
 
     def draw(self, x: float, y: float, box: MatrixBox, shown: Sequence[bool] | None = None, axis: int = 0) -> None:
-        """Draw a matrix, or some of its rows or columns, with a caption under it.
-
-        Parameters
-        ----------
-        x, y : float
-            The upper left corner, in points.
-        box : MatrixBox
-            The matrix.
-        shown : sequence of bool, optional
-            Whether to fill each row or column; the others are left empty. Default: None, all are filled.
-        axis : int
-            0: shown is about rows; 1: about columns. Default: 0.
-        """
+        """Draw a matrix, or some of its rows or columns, with a caption under it."""
         colour = PALETTE.get(ARRAY_LABELS.get(box.name, ("", ""))[1], self.theme.muted)
         filled = np.ones(box.array.shape, bool)
         if shown is not None:
@@ -196,21 +125,7 @@ class Page:
         self.write(x + box.width / 2, y + box.height + 9, caption, 7.5, across="center", colour=self.theme.muted)
 
     def mark(self, x: float, y: float, box: MatrixBox, lines: slice, axis: int = 0, dashed: bool = False) -> None:
-        """Draw a thick frame around some rows or columns of a matrix.
-
-        Parameters
-        ----------
-        x, y : float
-            The upper left corner of the matrix, in points.
-        box : MatrixBox
-            The matrix.
-        lines : slice
-            The rows or columns.
-        axis : int
-            0: rows; 1: columns. Default: 0.
-        dashed : bool
-            Whether the frame is dashed. Default: False.
-        """
+        """Draw a thick frame around some rows or columns of a matrix."""
         start, stop, _ = lines.indices(box.array.shape[axis])
         if axis == 0:
             pitch = box.height / box.array.shape[0]
@@ -220,19 +135,7 @@ class Page:
             self.outline(x + start * pitch, y, (stop - start) * pitch, box.height, 2.2, dashed)
 
     def outline(self, x: float, y: float, width: float, height: float, line: float, dashed: bool = False) -> None:
-        """Draw a frame; one of at most 1 point is in the muted colour.
-
-        Parameters
-        ----------
-        x, y : float
-            The upper left corner, in points.
-        width, height : float
-            Size in points.
-        line : float
-            Line width in points.
-        dashed : bool
-            Whether the frame is dashed. Default: False.
-        """
+        """Draw a frame; one of at most 1 point is in the muted colour."""
         colour = self.theme.foreground if line > 1 else self.theme.muted
         edge = {"linewidth": line * self.scale, "edgecolor": colour, "facecolor": "none", "zorder": 2 + line}
         edge |= {"linestyle": (0, (2.2, 1.3)) if dashed else "solid"}
@@ -262,19 +165,7 @@ class Page:
     def draw_image(
         self, bounds: tuple[float, float, float, float], array: Array, colormap: Colormap, limits: Normalize
     ) -> None:
-        """Draw a matrix as an image, a coloured cell for each number.
-
-        Parameters
-        ----------
-        bounds : (float, float, float, float)
-            x and y of the upper left corner, width and height, in points.
-        array : ndarray or masked array, (rows, columns)
-            The matrix.
-        colormap : Colormap
-            Colours of the numbers.
-        limits : Normalize
-            The numbers at the ends of the colormap.
-        """
+        """Draw a matrix as an image, a coloured cell for each number."""
         x, y, width, height = bounds
         extent = (x, x + width, y + height, y)
         image = AxesImage(self.ax, cmap=colormap, norm=limits, extent=extent, origin="upper", interpolation="nearest")

@@ -116,24 +116,7 @@ def steps(
 
 
 def read_steps(trace: TraceLike) -> list[StepLike]:
-    """Read the steps of a trace, and check their arrays.
-
-    Parameters
-    ----------
-    trace : Trace
-        The result of `pyattn.trace`.
-
-    Returns
-    -------
-    list of Step
-
-    Raises
-    ------
-    TypeError
-        trace is not the result of `pyattn.trace`.
-    ValueError
-        One of its arrays does not have one or two axes.
-    """
+    """Read the steps of a trace, and check their arrays."""
     if not hasattr(trace, "steps"):
         fix = "; choose a head, trace.heads[0]" if hasattr(trace, "heads") else ""
         raise TypeError(f"trace is of type {type(trace).__name__}, expected what pyattn.trace returns{fix}")
@@ -146,19 +129,7 @@ def read_steps(trace: TraceLike) -> list[StepLike]:
 
 
 def page_texts(trace: TraceLike, trace_steps: Iterable[StepLike]) -> list[str]:
-    """Collect all texts on a page of a trace, to choose fonts for them.
-
-    Parameters
-    ----------
-    trace : Trace
-        The result of `pyattn.trace`.
-    trace_steps : iterable of Step
-        Its steps.
-
-    Returns
-    -------
-    list of str
-    """
+    """Collect all texts on a page of a trace, to choose fonts for them."""
     signs = "×∞\N{MINUS SIGN}"  # in shapes and numbers
     texts = (text for step in trace_steps for text in (step.title, step.formula, step.note))
     return [*(trace.tokens or ()), *texts, signs]

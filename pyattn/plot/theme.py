@@ -56,26 +56,7 @@ DARK = Theme(True, "#17171c", "#f0f0f2", "#a9a9b4", "#2b2b33", "#7db4f5", "magma
 
 
 def choose_theme(ax: Axes, dark: bool | None, *, own: bool) -> Theme:
-    """Choose the theme of an axes; if `dark` is given, colour the background, too.
-
-    Parameters
-    ----------
-    ax : Axes
-        The axes to draw on.
-    dark : bool or None
-        None: by the axes' face colour or, if that is transparent, the figure's.
-    own : bool
-        Whether the figure was made for this picture, so that the theme colours all of it.
-
-    Returns
-    -------
-    Theme
-
-    Raises
-    ------
-    TypeError
-        ax is not an Axes.
-    """
+    """Choose the theme of an axes. If `dark` is given, colour its background and, if `own`, the figure's."""
     if not isinstance(ax, Axes):
         fix = "; choose one, ax.flat[0]" if isinstance(ax, np.ndarray) else ""
         raise TypeError(f"ax is of type {type(ax).__name__}, expected one of matplotlib's Axes{fix}")
@@ -90,24 +71,7 @@ def choose_theme(ax: Axes, dark: bool | None, *, own: bool) -> Theme:
 
 
 def figure_theme(figure: Figure | SubFigure, dark: bool | None) -> Theme:
-    """Choose the theme of a figure that holds one picture; if `dark` is given, colour its background, too.
-
-    Parameters
-    ----------
-    figure : Figure or SubFigure
-        The figure to draw on.
-    dark : bool or None
-        None: by the figure's face colour.
-
-    Returns
-    -------
-    Theme
-
-    Raises
-    ------
-    TypeError
-        figure is not a Figure.
-    """
+    """Choose the theme of a figure that holds one picture. If `dark` is given, colour its background."""
     if not isinstance(figure, (Figure, SubFigure)):
         raise TypeError(f"figure is of type {type(figure).__name__}, expected a Figure of matplotlib")
     if dark is None:
@@ -118,59 +82,22 @@ def figure_theme(figure: Figure | SubFigure, dark: bool | None) -> Theme:
 
 
 def new_axes(width: float, height: float) -> Axes:
-    """Make a figure of this size with one axes and a layout that makes room for labels.
-
-    Parameters
-    ----------
-    width, height : float
-        In inches.
-
-    Returns
-    -------
-    Axes
-    """
+    """Make a figure of this size in inches, with one axes and a layout that makes room for labels."""
     return Figure(figsize=(width, height), layout=label_layout()).add_subplot()
 
 
 def label_layout() -> ConstrainedLayoutEngine:
-    """Make the layout of a new figure: it leaves room for labels, and a margin.
-
-    Returns
-    -------
-    ConstrainedLayoutEngine
-    """
+    """Make the layout of a new figure: it leaves room for labels, and a margin."""
     return ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
 
 
 def contrasting(colour: ColorType) -> str:
-    """Return black or white, whichever is easier to read on a colour.
-
-    Parameters
-    ----------
-    colour : color
-        The background.
-
-    Returns
-    -------
-    str
-    """
+    """Return black or white, whichever is easier to read on a colour."""
     return "#000000" if _luminance(colour) > 0.179 else "#ffffff"  # where both have the contrast 4.6 : 1
 
 
 def sequential_colormap(colour: str, theme: Theme) -> Colormap:
-    """Make a colormap from near the background to a colour, for matrices too large to write numbers in.
-
-    Parameters
-    ----------
-    colour : str
-        The colour of the largest number.
-    theme : Theme
-        Gives the background.
-
-    Returns
-    -------
-    Colormap
-    """
+    """Make a colormap from near the background to a colour, for matrices too large to write numbers in."""
     start = 0.9 * np.array(to_rgb(theme.background)) + 0.1 * np.array(to_rgb(theme.muted))
     end = to_rgb(colour)
     # Dark green hardly differs from a dark background: continue through it to white.
@@ -180,17 +107,7 @@ def sequential_colormap(colour: str, theme: Theme) -> Colormap:
 
 
 def diverging_colormap(theme: Theme) -> Colormap:
-    """Make a colormap for numbers of both signs: orange, through the background, to blue.
-
-    Parameters
-    ----------
-    theme : Theme
-        Gives the background and the blue.
-
-    Returns
-    -------
-    Colormap
-    """
+    """Make a colormap for numbers of both signs: orange, through the background, to blue."""
     return LinearSegmentedColormap.from_list("diverging", [PALETTE["keys"], theme.background, theme.line])
 
 

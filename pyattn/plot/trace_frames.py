@@ -42,13 +42,7 @@ class _Frame(NamedTuple):
 
 
 class TraceFrames:
-    """The frames of an animated trace; each matrix has the same position in all of them.
-
-    Parameters
-    ----------
-    trace : Trace
-        The result of `pyattn.trace`.
-    """
+    """The frames of an animated trace; each matrix has the same position in all of them."""
 
     title = "The eight steps of attention"
 
@@ -109,12 +103,7 @@ class TraceFrames:
         return frames
 
     def captions(self) -> list[str]:
-        """Return a caption for each frame.
-
-        Returns
-        -------
-        list of str
-        """
+        """Return a caption for each frame."""
         return [f"Step {self._title(frame)}" for frame in self.frames]
 
     def _title(self, frame: _Frame) -> str:
@@ -122,17 +111,7 @@ class TraceFrames:
         return f"{frame.step.number}  {frame.step.title}{about}"
 
     def draw(self, number: int, figure: Figure, theme: Theme) -> None:
-        """Draw a frame; matrices that are not yet computed are empty cells.
-
-        Parameters
-        ----------
-        number : int
-            Index of the frame.
-        figure : Figure
-            An empty figure.
-        theme : Theme
-            Colours of the page.
-        """
+        """Draw a frame; matrices that are not yet computed are empty cells."""
         frame = self.frames[number]
         page = Page(figure, self.size, theme, self.fonts)
         for name, box in self.boxes.items():

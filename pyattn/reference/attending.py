@@ -78,8 +78,9 @@ def attention(
         bool, True = attend, or float, added to the scaled scores; broadcasts to (..., heads, L, S). Default: None.
     is_causal : bool
         Query i does not see keys after its own position. Default: False.
-    align : {"upper_left", "lower_right"}, optional
-        Whether the first query is aligned with the first key, or the last with the last. Default: None, upper left.
+    align : {"upper_left", "lower_right"} or int, optional
+        Whether the first query is aligned with the first key, or the last with the last; an int is the first query's
+        position among the keys. Default: None, upper left.
     scale : float, optional
         Default: None, `default_scale`.
     score : {"dot", "cosine", "distance", "bilinear", "additive"}
@@ -216,7 +217,8 @@ def visible_pairs(
     axes = (np.newaxis,) * (3 if has_heads else 2)
     key_end = np.asarray(shape[-1] if key_lengths is None else key_lengths, np.int64)[(..., *axes)]
     query_end = np.asarray(shape[-2] if query_lengths is None else query_lengths, np.int64)[(..., *axes)]
-    diagonal = i + (key_end - query_end if align == "lower_right" else 0)
+    starts: dict[Any, Any] = {None: 0, "upper_left": 0, "lower_right": key_end - query_end}
+    diagonal = i + starts.get(align, align)
     left, right = window if isinstance(window, tuple) else (window, window)
 
     visible: Bools = (i < query_end) & (j < key_end)

@@ -59,7 +59,7 @@ def assert_attention_close(
         bool, True = attend, or float. Default: None.
     is_causal : bool
         Queries attend only to keys up to their own position. Default: False.
-    align : {'upper_left', 'lower_right'}, optional
+    align : {'upper_left', 'lower_right'} or int, optional
         Required for a causal mask or a window if L differs from S. Default: None.
     scale : float, optional
         Factor of the scores. Default: ``1 / sqrt(head_dim)`` for 'dot', half of that for 'distance', else 1.

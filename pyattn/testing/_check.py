@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from pyattn._util.arguments import as_choice
-from pyattn._util.typing import Align, Layout
+from pyattn._util.typing import Corner, Layout
 from pyattn.testing._assert_close import WIDENED
 from pyattn.testing.bounds import Expected, describe_worst, expect, output_bars, output_ratios
 from pyattn.testing.callee import Answer, Callee, Library, RefusedError
@@ -20,7 +20,7 @@ from pyattn.testing.sides import MODULES, kind_of
 
 __all__ = ["check"]
 
-CORNERS: dict[Align, str] = {
+CORNERS: dict[Corner, str] = {
     "upper_left": "the first query is aligned with the first key (upper left), as in PyTorch and JAX",
     "lower_right": "the last query is aligned with the last key (lower right), as in FlashAttention",
 }
@@ -34,7 +34,7 @@ class Rules(NamedTuple):
     """The options of `check`."""
 
     scale: float | None
-    align: Align | None
+    align: Corner | None
     strict: bool
 
 
@@ -60,7 +60,7 @@ def check(
     my_attention: Callable[..., Any],
     *,
     scale: float | None = None,
-    align: Align | None = None,
+    align: Corner | None = None,
     layout: Layout | None = None,
     arrays: Library | None = None,
     strict: bool = False,
@@ -124,7 +124,7 @@ def check(
     your function takes exp(score) without subtracting the row's own maximum, so it overflows or underflows:
     subtract scores.max(axis=-1, keepdims=True) first
     """
-    as_choice(align, "align", ("upper_left", "lower_right", None))
+    as_choice(align, "align", (*CORNERS, None))
     as_choice(layout, "layout", ("bhsd", "bshd", None))
     as_choice(arrays, "arrays", ("numpy", "torch", "jax", None))
     _refuse_modules(my_attention)

@@ -24,14 +24,14 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     """Find where two attentions differ, and why.
 
     Both are called with the same inputs, each in its own dtype. Their results are compared with each other and with
-    the formula in float64, stage by stage: projections, scores, weights, heads, output. For two modules all stages are
-    computed from their parameters and options; the output, and the weights if they are returned, come from the calls.
-    For a function only its results are compared. The rounding bound of each number follows from the two dtypes, so you
-    choose no tolerance. Parameters of two modules are compared as well; one cast's rounding is allowed.
+    the formula in float64, stage by stage: projections, scores, weights, heads, output. Two modules
+    are compared in all stages: output and returned weights come from the calls, the rest is computed from parameters
+    and options. A function is compared in its results only. The rounding bound of each number is derived from the two
+    dtypes, so you need not choose a tolerance. Parameters of two modules must agree within the rounding of one cast.
 
-    If the sides differ, some 30 common mistakes are computed one by one: scale, masks, causal alignment, the softmax's
-    axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the mistake that gives the
-    wrong side's numbers.
+    If the sides differ, `compare` computes the formula with each of some 30 common mistakes: scale, masks, causal
+    alignment, the softmax's axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the
+    mistake that gives the wrong side's numbers.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     TypeError
         A side cannot be compared or does not return numbers, or an argument is unknown.
     ValueError
-        Inputs do not match. Exceptions of the two sides are passed on.
+        Inputs do not match. An exception that a side raises is passed on unchanged.
 
     Notes
     -----
@@ -233,14 +233,12 @@ def _has_formula_of(left: _Run, right: _Run, stages: Mapping[str, Array]) -> boo
 
 
 def _unequal_parameters(left: _Run, right: _Run) -> Iterator[Cause]:
-    """Yield the parameters that differ by more than a cast to the coarser dtype.
-
-    Results cannot show this: their rounding bounds grow with every sum, while a cast rounds once.
-    """
+    """Yield the parameters that differ by more than a cast to the coarser dtype."""
     precision, fix = _coarser(left, right), "make both with the same options, and load the same state_dict into both"
     for stage, name, here, there in _pairs(left.formula, right.formula):
         if here.shape != there.shape:
             continue  # the stages show the difference
+        # Results cannot show a small difference: their bounds grow with every sum, while a cast rounds once.
         error = np.abs(here - there)
         allowed = precision.u * (np.maximum(np.abs(here), np.abs(there)) + precision.tiny)
         if (error > allowed).any():

@@ -125,10 +125,7 @@ def expect(
     part_lse: Array | None = None,
     **arguments: Any,
 ) -> Expected:
-    """Compute exact attention and its bounds for results of a dtype; arguments are those of `pyattn.attention`.
-
-    For the output of merge_states, part_lse holds for each key the LSE of its chunk, (..., heads, L, S).
-    """
+    """Compute exact attention and its bounds for results of a dtype; arguments are those of `pyattn.attention`."""
     wide = WIDER[np.dtype(dtype).name]
     output, weights, lse = reference.attention(query, key, value, dtype=wide, **arguments)
 
@@ -149,6 +146,7 @@ def expect(
             a = a + np.abs(mask.astype(np.float64))
         a = np.where(visible, a, 0)
         largest = a.max(axis=-1, initial=0)
+        # part_lse is for the output of merge_states: for each key the LSE of its chunk, (..., heads, L, S).
         if part_lse is not None:
             a = a + np.where(visible, np.abs(part_lse), 0)
         shares, sizes = np.where(visible, weights, 0).astype(np.float64), np.abs(np.nan_to_num(v))

@@ -137,14 +137,12 @@ class Explanation(NamedTuple):
 def explain(
     formula: Formula, rows: Mapping[str, Array], precision: Precision, *, computed: bool = False
 ) -> Explanation:
-    """Find the mistake, or a sequence of mistakes, that gives these numbers.
-
-    Numbers computed from a module's options (computed=True) are not searched for pairs of mistakes or rounding.
-    """
+    """Find the mistake, or a sequence of mistakes, that gives these numbers."""
     found, others = list[tuple[str, Mistake]](), tuple[str, ...]()
     evidence = Evidence(formula, rows, precision)
     while not evidence.explained:
         best = evidence.best(mistakes_in(formula))
+        # Numbers computed from a module's options are not searched for pairs of mistakes or rounding.
         if not best and not computed:
             best = evidence.best(_fitted_scale(evidence))
             if not best and not found and evidence.is_small:

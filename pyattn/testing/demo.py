@@ -20,10 +20,7 @@ EMBED_DIM, HEADS, BATCH, LENGTH = 64, 4, 2, 10
 
 
 def demonstrate(with_torch: bool | None = None) -> tuple[str, bool]:
-    """Compare a random multi-head attention and a faulty copy with torch's or, without torch, the formula in NumPy.
-
-    Returns the text to print, and whether the first comparison was equal and the second named the fault.
-    """
+    """Compare a random attention and a faulty copy with a twin; return the text and whether both verdicts are right."""
     if with_torch is None:
         with_torch = importlib.util.find_spec("torch") is not None
     twin: Callable[[nn.MultiheadAttention], Any] = to_torch if with_torch else _formula_of

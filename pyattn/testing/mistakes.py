@@ -262,8 +262,8 @@ def _transposed_masks(f: Formula) -> Variants:
 
 def _wrong_corners(f: Formula) -> Variants:
     differ = f.lengths[0] != f.lengths[1] or f.key_lengths is not None or f.query_lengths is not None
-    if (f.is_causal or f.window is not None) and differ:
-        meant = f.align or "upper_left"
+    meant = f.align or "upper_left"
+    if (f.is_causal or f.window is not None) and differ and isinstance(meant, str):
         other = {"upper_left": "lower_right", "lower_right": "upper_left"}[meant]
         where, right = (corner.replace("_", " ") for corner in (other, meant))
         yield f"aligns queries and keys at the {where} corner, not the {right} one", {"align": other}

@@ -104,6 +104,15 @@ class Comparison:
         Whether the causes explain everything that is wrong.
     parameters : tuple of Cause
         The parameters of two modules that differ by more than a cast from one dtype to the other.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(3)
+    >>> unscaled = pyattn.attention(x, x, x, scale=1.0)
+    >>> report = pyattn.compare(pyattn.attention, unscaled, x, x, x)
+    >>> report.equal, report.stage, report.cause.name
+    (False, 'scores', 'scale missing')
     """
 
     ours: str

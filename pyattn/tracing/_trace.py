@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -26,7 +25,7 @@ from pyattn.tracing.inputs import (
 )
 from pyattn.tracing.render.html import to_html
 from pyattn.tracing.render.markdown import steps_markdown
-from pyattn.tracing.render.page import page_of
+from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import TraceStep, eight_steps, steps_of_query
 from pyattn.tracing.weights import Normalize
 
@@ -265,8 +264,7 @@ class Trace(Intermediates):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     trace.save_html(pathlib.Path(folder, "steps.html"))
         """
-        page = page_of(self._repr_html_())
-        Path(path).write_text(page, encoding="utf-8")
+        save_page(self._repr_html_(), path)
 
     def _repr_html_(self) -> str:
         return to_html(self)
@@ -324,7 +322,7 @@ def trace(
     x : array_like, (L, embed_dim)
         One input per row.
     w_query, w_key : array_like, (embed_dim, key_dim)
-        Weights, one input per row and one output per column.
+        Weights, one input feature per row and one output feature per column.
     w_value : array_like, (embed_dim, v_dim)
         v_dim may differ from key_dim.
     scale : float or None
@@ -505,7 +503,7 @@ def trace_attention(
 
         scores = scale * query @ key.T        weights = softmax(scores)        outputs = weights @ value
 
-    Inputs and their weights are unknown: the trace's x and w_* are None.
+    The trace has neither inputs nor weight matrices: its x, w_query, w_key and w_value are None.
 
     Parameters
     ----------
@@ -522,7 +520,7 @@ def trace_attention(
         Broadcasts to (L, S), in both conventions. bool: True = attend; float: added to the scores. Default: None.
     is_causal : bool
         Query i attends to keys 0 to i only. Default: False.
-    align : {'upper_left', 'lower_right'}, optional
+    align : {'upper_left', 'lower_right'} or int, optional
         As in `pyattn.attention`: needed for a causal mask when L differs from S. Default: None.
     score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}
         As in `trace`. Default: 'dot'.

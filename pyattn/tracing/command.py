@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pyattn.io as io
 import pyattn.tracing.article as article
+from pyattn.io.json import read_object
 from pyattn.tracing._trace import Trace, trace, trace_attention
 from pyattn.tracing.heads import HeadTraces
 
@@ -64,10 +63,4 @@ def _read(file: str) -> Mapping[str, Any]:
         return {name: x.tolist() if x.dtype.kind in "US" or x.ndim == 0 else x for name, x in arrays.items()}
     if not file.endswith(".json"):
         raise ValueError(f"{file} has an unknown ending: it must be .npz or .json")
-    try:
-        read = json.loads(Path(file).read_bytes())  # a byte-order mark is allowed
-    except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{file} is not a JSON file: {problem}") from problem
-    if not isinstance(read, dict):
-        raise ValueError(f"{file} holds a {type(read).__name__}; it must hold an object of names and matrices")
-    return read
+    return read_object(file)

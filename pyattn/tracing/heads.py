@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
 from pyattn.tracing.inputs import read_matrix, read_real, read_tokens
 from pyattn.tracing.render.html import heads_html
 from pyattn.tracing.render.markdown import steps_markdown
-from pyattn.tracing.render.page import page_of
+from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import Labels, TraceStep
 
 __all__ = ["HeadTraces", "trace_heads"]
@@ -183,8 +182,7 @@ class HeadTraces:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     traced.save_html(pathlib.Path(folder, "heads.html"))
         """
-        page = page_of(self._repr_html_())
-        Path(path).write_text(page, encoding="utf-8")
+        save_page(self._repr_html_(), path)
 
     def _repr_html_(self) -> str:
         return heads_html(self.heads, self.projection)

@@ -42,15 +42,13 @@ def _sparsemax(scores: Array) -> Array:
 
 
 def round_rows(weights: Array, decimals: int) -> tuple[Array, float]:
-    """Round weights to integers over a power of ten such that each row adds up to its rounded sum.
-
-    This is the largest-remainder method: [0.06, 0.47, 0.47] becomes [0, 0.5, 0.5], not [0.1, 0.5, 0.5].
-    """
+    """Round weights to integers over a power of ten such that each row adds up to its rounded sum."""
     denominator = 10.0**decimals
     numerators = np.empty_like(weights)
     for i, row in enumerate(weights):
         exact = row * denominator
         numerators[i] = floor = np.floor(exact)
+        # The largest-remainder method: [0.06, 0.47, 0.47] becomes [0, 0.5, 0.5], not [0.1, 0.5, 0.5].
         missing = int(np.nan_to_num(np.rint(exact.sum()) - floor.sum()))
         numerators[i, np.argsort(floor - exact, kind="stable")[:missing]] += 1  # a tie goes to the earlier key
     return numerators, denominator

@@ -84,7 +84,7 @@ USING = {
     "no layout": (
         lambda c: c.append(0, KEY, VALUE, layout="sbhd"),
         ValueError,
-        "layout is 'sbhd', expected 'bhsd' or 'bshd'",
+        "layout is 'sbhd'; it must be 'bhsd' or 'bshd'",
     ),
     "new": (lambda c: c.append(0, KEY, VALUE[:, :, :4]), ValueError, "value has 4 new positions but key has 5"),
     "dtype": (
@@ -154,7 +154,7 @@ USING = {
     "query layout": (
         lambda c: c.attend(0, QUERY, layout=None),
         ValueError,
-        "layout is None, expected 'bhsd' or 'bshd'",
+        "layout is None; it must be 'bhsd' or 'bshd'",
     ),
     "mask": (
         lambda c: c.attend(0, QUERY, attn_mask=np.ones((5, 75), bool)),

@@ -83,7 +83,12 @@ def test_shapes_and_dtypes():
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: pyattn.functional.gelu(1.0, "erf"), ValueError, "approximate is 'erf', expected 'none' or 'tanh'"),
+        (lambda: pyattn.functional.gelu(1.0, "erf"), ValueError, "approximate is 'erf'; it must be 'none' or 'tanh'"),
+        (
+            lambda: pyattn.functional.gelu(1.0, np.array(["none", "tanh"])),
+            ValueError,
+            "approximate is of type ndarray; it",
+        ),
         (lambda: pyattn.functional.silu(1j), TypeError, "x has dtype complex128"),
         (lambda: pyattn.functional.gelu(np.ma.array([1.0])), TypeError, "x is a masked array"),
     ],

@@ -178,8 +178,9 @@ def test_without_heads_there_is_no_other_layout(shape):
             "bhsd",
             "lses[0] has shape (3, 2, 7), expected (2, 3, 7): outputs[0] is (2, 3, 7, 5)",
         ),
-        ((2, 3), (2,), "sbhd", "layout is 'sbhd', expected 'bhsd' or 'bshd'"),
-        ((2, 3), (2,), None, "layout is None, expected 'bhsd' or 'bshd'"),
+        ((2, 3), (2,), "sbhd", "layout is 'sbhd'; it must be 'bhsd' or 'bshd'"),
+        ((2, 3), (2,), None, "layout is None; it must be 'bhsd' or 'bshd'"),
+        ((2, 3), (2,), ["bhsd"], "layout is of type list; it must be 'bhsd' or 'bshd'"),
     ],
     ids=str,
 )

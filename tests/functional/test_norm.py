@@ -150,7 +150,7 @@ X = np.ones((2, 3))
         (
             lambda: pyattn.functional.layer_norm(X, 2),
             ValueError,
-            r"input has shape \(2, 3\), expected \(\.\.\., 2\): normalized_shape is 2",
+            r"x has shape \(2, 3\), expected \(\.\.\., 2\): normalized_shape is 2",
         ),
         (lambda: pyattn.functional.layer_norm(X, ()), ValueError, r"expected \(\.\.\., \)"),
         (
@@ -170,7 +170,7 @@ X = np.ones((2, 3))
             r"residual has shape \(1,\), expected \(2, 3\)",
         ),
         (lambda: pyattn.functional.rms_norm(X, 3, need_sum=True), ValueError, "need_sum=True returns x \\+ residual"),
-        (lambda: pyattn.functional.layer_norm(X * 1j, 3), TypeError, "input has dtype complex128"),
+        (lambda: pyattn.functional.layer_norm(X * 1j, 3), TypeError, "x has dtype complex128"),
     ],
 )
 def test_mistakes_are_named(call, kind, message):

@@ -78,7 +78,7 @@ def test_a_step_is_a_rotation():
     [
         ({"length": -1}, ValueError, "length is -1, expected 0 or more"),
         ({"length": 2.0}, TypeError, "length is of type float, expected an int"),
-        ({"dim": "a"}, TypeError, "dim is of type str, expected an int"),
+        ({"embed_dim": "a"}, TypeError, "embed_dim is of type str, expected an int"),
         ({"start": -1}, ValueError, "start is -1, expected 0 or more"),
         ({"base": 0}, ValueError, "base is 0, expected a finite number above 0"),
         ({"base": math.nan}, ValueError, "base is nan, expected a finite number above 0"),
@@ -91,7 +91,7 @@ def test_a_step_is_a_rotation():
 )
 def test_mistakes_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        pyattn.functional.positional_encoding(**{"length": 3, "dim": 4, **arguments})
+        pyattn.functional.positional_encoding(**{"length": 3, "embed_dim": 4, **arguments})
 
 
 # The module
@@ -178,7 +178,7 @@ def test_it_tells_its_sizes():
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"d_model": -1}, ValueError, "d_model is -1, expected 0 or more"),
+        ({"embed_dim": -1}, ValueError, "embed_dim is -1, expected 0 or more"),
         ({"max_length": 2.0}, TypeError, "max_length is of type float, expected an int"),
         ({"dropout": 2}, ValueError, "dropout is 2, expected a probability from 0 to 1"),
         ({"dropout": True}, TypeError, "dropout is of type bool, expected a number"),
@@ -188,7 +188,7 @@ def test_it_tells_its_sizes():
 )
 def test_wrong_sizes_are_named(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        nn.PositionalEncoding(**{"d_model": 4, **arguments})
+        nn.PositionalEncoding(**{"embed_dim": 4, **arguments})
 
 
 X = np.zeros((2, 5, 6), np.float32)
@@ -205,9 +205,9 @@ X = np.zeros((2, 5, 6), np.float32)
         ),
         (X, {"start": -1}, ValueError, "^start is -1, expected 0 or more"),
         (X, {"start": 1.0}, TypeError, "^start is of type float, expected an int"),
-        (X[..., :4], {}, ValueError, r"^input has shape \(2, 5, 4\), expected \(..., length, 6\): d_model is last"),
-        (X[0, 0], {}, ValueError, r"^input has shape \(6,\), expected \(..., length, 6\)"),
-        (X.astype("f2"), {}, TypeError, "^input has dtype float16, expected float32"),
+        (X[..., :4], {}, ValueError, r"^x has shape \(2, 5, 4\), expected \(..., length, 6\): embed_dim is last"),
+        (X[0, 0], {}, ValueError, r"^x has shape \(6,\), expected \(..., length, 6\)"),
+        (X.astype("f2"), {}, TypeError, "^x has dtype float16, expected float32"),
     ],
 )
 @pytest.mark.parametrize("learned", [False, True])
@@ -216,8 +216,23 @@ def test_wrong_inputs_are_named(learned, x, arguments, kind, message):
         nn.PositionalEncoding(6, 12, 0, learned)(x, **arguments)
 
 
-def test_what_is_learned_is_as_strict_as_other_weights():
-    with pytest.raises(TypeError, match="input has dtype float64, expected float32 as the module's weights"):
-        nn.PositionalEncoding(6, 12, learned=True)(X.astype(float))
+@pytest.mark.parametrize("learned", [False, True])
+def test_it_is_as_strict_as_other_modules(learned, dtype):
+    module = nn.PositionalEncoding(6, 12, 0, learned, dtype=dtype, rng=0)
+    assert module.dtype == dtype
+    other = np.dtype("f4" if np.dtype(dtype) == "f8" else "f8")
+    with pytest.raises(TypeError, match=f"^x has dtype {other}, expected {np.dtype(dtype)} as the module's weights"):
+        module(X.astype(other))
+    expected = module(X.astype(dtype))
+    assert_same_bits(module(X.astype(int)), expected)
+    assert_same_bits(module(X.tolist()), expected)
+    whole = nn.ModuleList([module]).to(other)
+    assert module.dtype == other
+    assert module(X.tolist()).dtype == other
+    assert module.rows(3).dtype == other
+    assert whole.to(dtype)[0](X.tolist()).dtype == dtype
+
+
+def test_the_axis_of_the_length_is_named():
     with pytest.raises(ValueError, match=r"expected \(length, ..., 6\)"):
         nn.PositionalEncoding(6, 12, 0, batch_first=False)(X[..., 0])

@@ -50,14 +50,18 @@ def test_two_features_turn_by_one_whatever_theta_is():
         (
             {"scaling": {"rope_type": "mrope"}},
             ValueError,
-            "scaling has rope_type 'mrope', expected one of 'default', 'l",
+            r"scaling\['rope_type'\] is 'mrope'; it must be 'default', 'l",
         ),
         (
             {"scaling": {"rope_type": "yarn", "type": "linear"}},
             ValueError,
-            "scaling has rope_type 'yarn' and 'linear',",
+            "scaling has rope_type 'yarn' and type 'linear'; leave one of the two out",
         ),
-        ({"scaling": {"rope_type": ["yarn"]}}, ValueError, r"scaling has rope_type \['yarn'\], expected one of"),
+        (
+            {"scaling": {"rope_type": ["yarn"]}},
+            ValueError,
+            r"scaling\['rope_type'\] is of type list; it must be 'default'",
+        ),
         ({"scaling": "linear"}, TypeError, "scaling is of type str, expected a dict, as rope_scaling of config.json"),
         (
             {"scaling": {"factor": 2.0}},

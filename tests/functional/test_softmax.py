@@ -131,12 +131,13 @@ def test_slabs_change_no_bit(slab, axis, function, dtype, monkeypatch):
     moved = np.moveaxis(x, axes, range(-len(axes), 0))
     flat = function(np.ascontiguousarray(moved).reshape(*moved.shape[: 4 - len(axes)], -1))
     expected = np.moveaxis(flat.reshape(moved.shape), range(-len(axes), 0), axes)
-    monkeypatch.setattr(pyattn._util.slabs, "SLAB", slab)
-    for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x.astype(x.dtype.newbyteorder(">"))):
-        result = function(given, axis)
-        assert_same_bits(result, expected)
-        assert result.flags.c_contiguous
-        assert result.dtype == dtype
+    with monkeypatch.context() as patch:
+        patch.setattr(pyattn._util.slabs, "SLAB", slab)
+        for given in (x, np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x.astype(x.dtype.newbyteorder(">"))):
+            result = function(given, axis)
+            assert_same_bits(result, expected)
+            assert result.flags.c_contiguous
+            assert result.dtype == dtype
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((3000, 2000), 0), ((20, 3000, 100), 1), ((1000, 60, 100), (0, 2))])

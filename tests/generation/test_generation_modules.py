@@ -64,7 +64,7 @@ def test_steps_have_the_weights_of_the_model(kind):
     for row, prompt in enumerate(PROMPTS):
         steps, whole = generation.row_steps(row), generation.sequences[row]
         given = (prompt, whole[:-1]) if kind == "Seq2Seq" else (whole[:-1],)
-        _, own, cross = model.forward_with_weights(*given)
+        _, own, cross = model(*given, need_weights=True)
         first = len(generation.prompts[row])
         assert_same_bits(steps[0].self_weights, own[:, :, :first, :first])
         for number, step in enumerate(steps[1:], first):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pyattn
 
@@ -15,7 +17,8 @@ MODULES = (
         f"pyattn.{name}"
         for name in ("cache", "functional", "generation", "io", "masks", "models", "nn", "plot", "runtime")
     ),
-    *(f"pyattn.{name}" for name in ("interop.bertviz", "interop.torch", "nn.init", "testing", "tracing")),
+    *(f"pyattn.{name}" for name in ("interop.bertviz", "interop.torch", "models.examples", "nn.init")),
+    *(f"pyattn.{name}" for name in ("testing", "tracing")),
 )
 
 
@@ -24,7 +27,7 @@ def public_functions():
     for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
             found = getattr(module, name)
-            if inspect.isfunction(found):
+            if inspect.isfunction(found) or inspect.isbuiltin(found):  # functions in C are builtins
                 yield f"{module.__name__}.{name}", found, found.__doc__
             elif inspect.isclass(found) and not issubclass(found, (tuple, Exception, type(pyattn.nn.Module))):
                 made = dataclasses.is_dataclass(found)  # by the package: its fields are attributes
@@ -51,7 +54,7 @@ def entries_of(lines):
     """Name to (type, description); `a, b : type` is both."""
     entries, names = {}, []
     for line in lines:
-        if line.startswith(" "):
+        if not line or line.startswith(" "):  # a blank line precedes a table
             for name in names:
                 entries[name] = (entries[name][0], f"{entries[name][1]} {line.strip()}")
         else:
@@ -66,7 +69,7 @@ def faults_of(function, docstring):
     if not docstring:
         return ["no docstring"]
     first = inspect.cleandoc(docstring).splitlines()[0]
-    faults = [] if len(first) <= 110 else ["a first line that is too long"]
+    faults = [] if len(first) <= 80 else ["a first line that is too long"]
     sections = sections_of(docstring)
     parameters = list(inspect.signature(function).parameters.values())
     parameters = [p for p in parameters if p.name not in ("self", "cls") and p.kind is not p.VAR_POSITIONAL]
@@ -78,9 +81,12 @@ def faults_of(function, docstring):
     for parameter in parameters:
         kind, description = documented[parameter.name]
         faults += [] if kind and description else [f"{parameter.name} without type or description"]
-        if parameter.default not in (parameter.empty, None) and not re.search("default", description, re.IGNORECASE):
+        if parameter.default not in (parameter.empty, None) and not re.search(
+            "default", f"{kind} {description}", re.IGNORECASE
+        ):
             faults.append(f"{parameter.name} without its default, {parameter.default}")
     returned = inspect.signature(function).return_annotation
+    returned = "ndarray" if inspect.isbuiltin(function) else returned  # functions in C have no annotations
     if returned not in (inspect.Signature.empty, "None", None) and function.__name__ != "__init__":
         faults += [] if {"Returns", "Yields"} & sections.keys() else ["no Returns"]
     return faults
@@ -88,8 +94,36 @@ def faults_of(function, docstring):
 
 def test_docstrings_of_public_functions_are_complete():
     found = {name: faults_of(function, docstring) for name, function, docstring in public_functions()}
-    assert {"pyattn.functional.softmax", "Linear.__init__", "MultiheadAttention.forward"} <= found.keys()
+    functions = {"pyattn.functional.softmax", "pyattn.functional.linear"}  # in Python, and in C
+    assert functions | {"Linear.__init__", "MultiheadAttention.forward"} <= found.keys()
     assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+def public_members():
+    """File and first line of what users reach: functions, and all public attributes of classes."""
+    for module in map(importlib.import_module, (*MODULES, "pyattn.reference")):
+        for found in (getattr(module, name) for name in module.__all__):
+            names = [name for name in dir(found) if not name.startswith("_")] if inspect.isclass(found) else []
+            for member in [found, *(inspect.getattr_static(found, name) for name in names)]:
+                member = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
+                code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+                if code is not None:
+                    yield code.co_filename, code.co_firstlineno
+
+
+def test_docstrings_of_internal_functions_have_one_line():
+    public, package = set(public_members()), Path(pyattn.__file__).parent
+    checked, faults = 0, []
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if (str(path), first) not in public:
+                    checked += 1
+                    if "\n" in (ast.get_docstring(node) or ""):
+                        faults.append(f"{path.relative_to(package)}:{node.lineno} {node.name}")
+    assert checked > 500
+    assert faults == []
 
 
 def test_the_result_of_attention_documents_its_fields():

@@ -56,10 +56,10 @@ def decode(mask):
     return module.decode_step(K[:, S - L :], cache, attn_mask=mask, is_causal=False, need_weights=True)
 
 
-def attend_memory(mask):
+def attend_memory(mask, **options):
     module, cache = mha(), pyattn.KVCache(1, H, 4, batch_size=N)
     module.encode_memory(K, cache)
-    return module.attend_memory(Q, cache, attn_mask=mask)
+    return module.attend_memory(Q, cache, attn_mask=mask, **options)
 
 
 def cached(mask):
@@ -157,7 +157,7 @@ SQUARES = {
     "TransformerDecoderLayer": lambda mask: DECODER(Q, K, mask),
     "TransformerLM": lambda mask: LANGUAGE_MODEL(TARGET, mask, is_causal=False),
     "Seq2SeqTransformer": lambda mask: SEQ2SEQ(SOURCE, TARGET, tgt_mask=mask, tgt_is_causal=False),
-    "forward_with_weights": lambda mask: ENCODER.forward_with_weights(Q, mask),
+    "TransformerEncoderLayer, weights": lambda mask: ENCODER(Q, mask, need_weights=True),
 }
 
 
@@ -171,7 +171,7 @@ def test_layers_and_models_read_a_mask_of_their_own_tokens(call, mask):
 PADDED = {
     "MultiheadAttention": lambda mask: mha()(Q, K, K, key_padding_mask=mask),
     "MultiheadAttention, add_zero_attn": lambda mask: mha(add_zero_attn=True)(Q, K, K, key_padding_mask=mask),
-    "attend_memory": lambda mask: attend_memory(None) if mask is None else None,
+    "attend_memory": lambda mask: attend_memory(None, key_padding_mask=mask),
     "TransformerEncoderLayer": lambda mask: ENCODER(K, src_key_padding_mask=mask),
     "TransformerEncoder": lambda mask: nn.TransformerEncoder(ENCODER, 2)(K, src_key_padding_mask=mask),
     "TransformerDecoderLayer": lambda mask: DECODER(Q, K, memory_key_padding_mask=mask),
@@ -355,6 +355,46 @@ def test_a_mask_becomes_a_tensor(torch):
     np.testing.assert_allclose(pyattn.scaled_dot_product_attention(*[x.numpy()] * 3, mask), expected, atol=1e-6)
 
 
+def test_a_mask_computes_as_its_array_does():
+    mask, array = masks.causal(3), np.tri(3, dtype=bool)
+    numbers = np.arange(9.0).reshape(3, 3)
+    np.testing.assert_array_equal(np.sum(mask, axis=0), [3, 2, 1])
+    np.testing.assert_array_equal(np.all(mask, axis=1), [False, False, True])
+    np.testing.assert_array_equal(np.any(mask, axis=0, keepdims=True), [[True] * 3])
+    for one, other in ((mask, array), (mask.complement(), ~array)):
+        np.testing.assert_array_equal(numbers * one, numbers * other)
+        np.testing.assert_array_equal(one * numbers, numbers * other)
+        np.testing.assert_array_equal(np.logical_not(one), ~other)
+    assert isinstance(array & mask, masks.Mask)
+    assert isinstance(array[::-1] | mask, masks.Mask)
+    flags = np.ones((3, 3), bool)
+    kept = flags
+    flags &= mask
+    assert flags is kept
+    np.testing.assert_array_equal(flags, array)
+    with pytest.raises(TypeError, match="~mask is not defined"):
+        np.invert(mask)
+
+
+def test_a_mask_object_is_not_inverted_as_an_array():
+    with pytest.raises(TypeError, match=r"^array is a mask object.*complement"):
+        masks.from_blocked(masks.causal(3))
+    np.testing.assert_array_equal(masks.from_array(masks.causal(3)), np.tri(3))
+
+
+def test_a_mask_of_entries_fits_values_of_more_entries():
+    mask, value = masks.padding(LENGTHS, S), normal(N, H, S, 4)
+    expected = pyattn.attention(Q4[:1], K4[:1], value, attn_mask=np.asarray(mask))
+    assert_same_bits(pyattn.attention(Q4[:1], K4[:1], value, attn_mask=mask), expected)
+
+
+def test_a_mask_made_of_itself_stays_cheap():
+    mask = masks.causal(3)
+    for _ in range(40):
+        mask = mask | mask
+    assert mask.shape == (3, 3)
+
+
 def test_a_mask_is_drawn():
     assert repr(masks.prefix(2, 3)) == "prefix(2, 3)\n  x x .\n  x x .\n  x x x"
     assert repr(masks.causal(2, 3, align=1) & RANDOM[:2, :3]).startswith("causal(2, 3, align=1) & from_array(...)\n  ")
@@ -375,7 +415,29 @@ def test_a_mask_is_drawn():
         ),
         (
             lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding(LENGTHS, 10)),
-            "has shape (2, 1, 1, 10), which does not",
+            "is padding([9, 4], 10) for 10 keys; the call has 9",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.causal(L, S, align=3) | masks.causal(1)),
+            "is causal(1) for 1 queries and 1 keys; the call has 6 and 9",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding([0, 1], 1).complement()),
+            "is padding([0, 1], 1) for 1 keys; the call has 9",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4[0, 0], K4[0, 0], attn_mask=masks.causal(1)),
+            "is causal(1) for 1 queries and 1 keys; the call has 6 and 9",
+        ),
+        (
+            lambda: pyattn.attention(K4, K4, K4, attn_mask=masks.document([[0] * S, [1] * S], heads=False)),
+            "and the call has a heads axis; make it with heads=True",
+        ),
+        (
+            lambda: pyattn.attention(
+                K4, K4, K4, attn_mask=masks.padding(LENGTHS, S, heads=False).complement() | masks.causal(S)
+            ),
+            "and the call has a heads axis; make it with heads=True",
         ),
         (
             lambda: pyattn.attention(Q, K, K, attn_mask=masks.padding(LENGTHS, S)),

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from support.helpers import assert_same_bits
-from test_rotary_frequencies import LLAMA3, LONGROPE, YARN
+from support.rope_scalings import LLAMA3, LONGROPE, YARN
 
 import pyattn
 from pyattn import models, nn

@@ -18,7 +18,7 @@ from pyattn._util.arguments import as_choice, as_count, as_probability
 X = np.ones((2, 3))
 COUNTS = {
     "length": lambda n: pyattn.functional.positional_encoding(n, 4),
-    "dim": lambda n: pyattn.functional.positional_encoding(3, n),
+    "embed_dim": lambda n: pyattn.functional.positional_encoding(3, n),
     "start": lambda n: pyattn.functional.positional_encoding(3, 4, n),
     "L": masks.causal,
     "in_features": lambda n: nn.Linear(n, 3),

@@ -58,7 +58,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize(("gated", "bias"), list(itertools.product((False, True), repeat=2)))
 @pytest.mark.parametrize("activation", KNOWN)
 def test_is_one_call_with_the_formulas_result(activation, gated, bias, dtype, calls):
-    module = nn.FeedForward(9, 20, activation=activation, gated=gated, bias=bias, d_out=5, dtype=dtype, rng=0)
+    module = nn.FeedForward(9, 20, activation=activation, gated=gated, bias=bias, out_dim=5, dtype=dtype, rng=0)
     x = drawn_input(dtype, 2, 7, 9)
     actual = module(x)
     assert calls == {"feed_forward": 1}
@@ -116,7 +116,7 @@ def test_state_goes_there_and_back(gated):
 
 
 def test_the_repr_tells_all():
-    assert repr(nn.FeedForward(3, 5, 0.1, pyattn.functional.silu, bias=False, d_out=4)) == (
+    assert repr(nn.FeedForward(3, 5, 0.1, pyattn.functional.silu, bias=False, out_dim=4)) == (
         "FeedForward(\n"
         "  activation=silu, dropout=0.1\n"
         "  (linear1): Linear(in_features=3, out_features=5, bias=False)\n"
@@ -144,16 +144,16 @@ def test_dropout_is_at_work_in_training_alone(dtype):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"d_model": 0}, ValueError, "d_model is 0, expected 1 or more"),
+        ({"embed_dim": 0}, ValueError, "embed_dim is 0, expected 1 or more"),
         ({"dim_feedforward": 2.5}, TypeError, "dim_feedforward is of type float, expected an int"),
-        ({"d_out": 0}, ValueError, "d_out is 0, expected 1 or more"),
+        ({"out_dim": 0}, ValueError, "out_dim is 0, expected 1 or more"),
         ({"dropout": 2}, ValueError, "dropout is 2, expected a probability from 0 to 1"),
         (
             {"activation": "swish"},
             ValueError,
-            "activation is 'swish', expected one of 'relu', 'gelu', .* or a callable",
+            "activation is 'swish'; it must be 'relu', 'gelu', .* or a callable",
         ),
-        ({"activation": None}, TypeError, "activation is of type NoneType, expected one of 'relu', .* or a callable"),
+        ({"activation": None}, ValueError, "activation is None; it must be 'relu', .* or a callable"),
         ({"gated": 1}, TypeError, "gated is of type int, expected True or False"),
         ({"bias": None}, TypeError, "bias is of type NoneType, expected True or False"),
         ({"dtype": "float16"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
@@ -161,15 +161,15 @@ def test_dropout_is_at_work_in_training_alone(dtype):
 )
 def test_mistakes_of_the_constructor_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
-        nn.FeedForward(**{"d_model": 3, "dim_feedforward": 4, **arguments})
+        nn.FeedForward(**{"embed_dim": 3, "dim_feedforward": 4, **arguments})
 
 
 @pytest.mark.parametrize(
     ("activation", "x", "error", "message"),
     [
-        ("relu", np.ones((2, 3)), TypeError, "input has dtype float64, expected float32 as the module's weights"),
-        ("relu", np.ones((2, 4), "f4"), ValueError, "input has shape (2, 4), expected (..., 3): d_model is last"),
-        ("relu", np.ones((), "f4"), ValueError, "input has shape (), expected (..., 3): d_model is last"),
+        ("relu", np.ones((2, 3)), TypeError, "x has dtype float64, expected float32 as the module's weights"),
+        ("relu", np.ones((2, 4), "f4"), ValueError, "x has shape (2, 4), expected (..., 3): embed_dim is last"),
+        ("relu", np.ones((), "f4"), ValueError, "x has shape (), expected (..., 3): embed_dim is last"),
         (lambda x: x.astype("f8"), np.ones((2, 3), "f4"), TypeError, "activation(x) has dtype float64, expected"),
         (lambda x: x[:1], np.ones((2, 3), "f4"), ValueError, "activation(x) has shape (1, 5), expected (2, 5) as x"),
         (lambda x: None, np.ones((2, 3), "f4"), TypeError, "activation(x) is an object of type NoneType"),

@@ -34,7 +34,7 @@ def test_is_the_function(dtype):
     linear = nn.Linear(20, 7, dtype=dtype, rng=0)
     x = np.random.default_rng(1).standard_normal((3, 20)).astype(dtype)
     assert_same_bits(linear(x), pyattn.functional.linear(x, linear.weight, linear.bias))
-    assert_same_bits(linear(input=x), linear.forward(x))
+    assert_same_bits(linear(x=x), linear.forward(x))
     assert pyattn.nn.Linear is nn.Linear
 
 
@@ -158,13 +158,13 @@ def test_arrays_that_make_no_layer_are_refused(weight, bias, kind, message):
     [
         (
             np.ones(3),
-            r"^input has dtype float64, expected float32 as the module's weights; "
-            r"pass input.astype\(numpy.float32\), or make the module with dtype=numpy.float64$",
+            r"^x has dtype float64, expected float32 as the module's weights; "
+            r"pass x.astype\(numpy.float32\), or make the module with dtype=numpy.float64$",
         ),
-        (np.ones(3, np.float16), r"^input has dtype float16, .*; pass input.astype\(numpy.float32\)$"),
-        (np.ma.ones(3), "input is a masked array"),
-        ("text", "input has dtype <U4"),
-        (None, "input is an object of type NoneType"),
+        (np.ones(3, np.float16), r"^x has dtype float16, .*; pass x.astype\(numpy.float32\)$"),
+        (np.ma.ones(3), "x is a masked array"),
+        ("text", "x has dtype <U4"),
+        (None, "x is an object of type NoneType"),
     ],
 )
 def test_another_dtype_is_refused_with_the_fix(x, message):
@@ -189,7 +189,7 @@ def test_the_fixes_that_are_offered_work():
 
 @pytest.mark.parametrize("x", [np.float32(1), np.ones((3, 2), np.float32), np.ones((), np.float32)])
 def test_another_size_is_refused(x):
-    with pytest.raises(ValueError, match=r"^input has shape \(.*\), expected \(\.\.\., 3\): in_features is last$"):
+    with pytest.raises(ValueError, match=r"^x has shape \(.*\), expected \(\.\.\., 3\): in_features is last$"):
         nn.Linear(3, 2)(x)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 
 import numpy as np
@@ -142,8 +143,9 @@ def test_train_and_eval_reach_every_part():
     assert all(module.training for module in net.modules())
     net.scale.eval()
     assert net.training
-    with pytest.raises(ValueError, match="mode is 0, expected True or False"):
+    with pytest.raises(TypeError, match="mode is of type int, expected True or False"):
         net.train(0)
+    assert net.eval().train(np.True_).scale.training is True
 
 
 def test_dtype():
@@ -231,3 +233,10 @@ def test_a_call_of_a_module_with_a_parameter_of_another_dtype_is_refused(kind):
         swapped = functools.reduce(getattr, parts, module)
         setattr(swapped, last, getattr(swapped, last).astype(">f4"))
         assert module(x).dtype == np.float32
+
+
+def test_the_signature_of_a_module_is_that_of_its_forward():
+    linear, layer = nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2)
+    assert list(inspect.signature(linear).parameters) == ["x"]
+    assert inspect.signature(layer) == inspect.signature(layer.forward)
+    assert list(inspect.signature(nn.Linear).parameters)[:2] == ["in_features", "out_features"]

@@ -117,10 +117,10 @@ def test_mistakes_of_the_constructor_are_named(kind, arguments, error, message):
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (np.ones((2, 3)), TypeError, "input has dtype float64, expected float32 .*; pass input.astype(numpy.float32)"),
-        (np.ones((2, 4), "f4"), ValueError, "input has shape (2, 4), expected (..., 3): normalized_shape is (3,)"),
-        (np.ones((), "f4"), ValueError, "input has shape (), expected (..., 3)"),
-        (None, TypeError, "input is an object of type NoneType, expected an array of numbers"),
+        (np.ones((2, 3)), TypeError, "x has dtype float64, expected float32 .*; pass x.astype(numpy.float32)"),
+        (np.ones((2, 4), "f4"), ValueError, "x has shape (2, 4), expected (..., 3): normalized_shape is (3,)"),
+        (np.ones((), "f4"), ValueError, "x has shape (), expected (..., 3)"),
+        (None, TypeError, "x is an object of type NoneType, expected an array of numbers"),
     ],
 )
 def test_mistakes_of_a_call_are_named(kind, x, error, message):

@@ -20,7 +20,7 @@ def test_the_module_is_the_function(dtype):
     options = {"theta": 500, "rotary_dim": 16, "interleaved": True, "layout": "bshd"}
     expected = pyattn.functional.rotary_embedding(x, **options, offset=9)
     assert_same_bits(module(x, offset=9), expected)
-    assert_same_bits(module(input=x, position_ids=[[9, 10, 11, 12, 13]]), expected)
+    assert_same_bits(module(x=x, position_ids=[[9, 10, 11, 12, 13]]), expected)
     for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
         assert_same_bits(other(x, offset=9), expected)
         assert repr(other) == repr(module)
@@ -62,18 +62,18 @@ def test_the_modules_repr():
         (
             lambda: nn.RotaryEmbedding(8)(np.ones((2, 6))),
             ValueError,
-            r"input has shape \(2, 6\), expected \(..., 8\): dim",
+            r"x has shape \(2, 6\), expected \(..., 8\): dim",
         ),
-        (lambda: nn.RotaryEmbedding(8)(3.0), ValueError, r"input has shape \(\), expected \(..., 8\)"),
-        (lambda: nn.RotaryEmbedding(8)(np.ones((1, 8), complex)), TypeError, "input has dtype complex128, expected"),
+        (lambda: nn.RotaryEmbedding(8)(3.0), ValueError, r"x has shape \(\), expected \(..., 8\)"),
+        (lambda: nn.RotaryEmbedding(8)(np.ones((1, 8), complex)), TypeError, "x has dtype complex128, expected"),
         (lambda: nn.RotaryEmbedding(7), ValueError, "rotary_dim is 7, expected an even number"),
         (lambda: nn.RotaryEmbedding(8.0), TypeError, "dim is of type float, expected an int"),
-        (lambda: nn.RotaryEmbedding(8, layout="bsd"), ValueError, "layout is 'bsd', expected 'bhsd' or 'bshd'"),
+        (lambda: nn.RotaryEmbedding(8, layout="bsd"), ValueError, "layout is 'bsd'; it must be 'bhsd' or 'bshd'"),
         (lambda: nn.RotaryEmbedding(8, interleaved=1), TypeError, "interleaved is of type int, expected True or False"),
         (
             lambda: nn.RotaryEmbedding(8, scaling={"type": "ntk"}),
             ValueError,
-            "scaling has rope_type 'ntk', expected one",
+            r"scaling\['type'\] is 'ntk'; it must be",
         ),
     ],
 )

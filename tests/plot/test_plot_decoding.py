@@ -253,10 +253,11 @@ def test_the_tokens_and_weights_of_a_model_are_shown(animate):
     generation = pyattn.generate(model, [3, 1, 4], max_new_tokens=3, return_steps=True)
     made = animate(generation)
     assert made.captions[-1] == f"After 3 steps: {' '.join(map(str, generation.sequences[0]))}"
-    _, weights, _ = model.encoder.layers[0].forward_with_weights(
+    _, weights, _ = model.encoder.layers[0](
         model.embedding(generation.sequences[0][None, :-1]) * 4
         + pyattn.functional.positional_encoding(5, 16, dtype=np.float32),
         is_causal=True,
+        need_weights=True,
     )
     *_, figure = frames_of(made)
     seen = np.tril(np.ones((5, 5), bool))

@@ -143,12 +143,12 @@ MODULES = {
     "FeedForward": lambda: FEED(X),
     "FeedForward, callable": lambda: FEED_BY_HAND(X),
     "TransformerEncoderLayer": lambda: ENCODER_LAYER(X, FLAGS, X[:, :, 0] > 0),
-    "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER.forward_with_weights(X, is_causal=True),
+    "TransformerEncoderLayer, weights": lambda: ENCODER_LAYER(X, is_causal=True, need_weights=True),
     "TransformerDecoderLayer, composed": lambda: DECODER_LAYER(X, X, memory_key_padding_mask=X[:, :, 0] > 0),
     "TransformerEncoder": lambda: ENCODER(X, src_key_padding_mask=FLAGS[:2]),
     "Transformer": lambda: TRANSFORMER(X, X, tgt_is_causal=True, memory_key_padding_mask=FLAGS[:2]),
     "TransformerLM": lambda: LANGUAGE_MODEL([[1, 2, 0], [3, 4, 1]]),
-    "Seq2SeqTransformer, weights": lambda: TRANSLATOR.forward_with_weights([[1], [2]], [[3]], src_lengths=[1]),
+    "Seq2SeqTransformer, weights": lambda: TRANSLATOR([[1], [2]], [[3]], src_lengths=[1], need_weights=True),
     "generate": lambda: pyattn.generate(LANGUAGE_MODEL, [[1, 2]], max_new_tokens=1).tokens,
     "generate, samples": lambda: (
         pyattn.generate(LANGUAGE_MODEL, [[1, 2]], max_new_tokens=1, do_sample=True, top_k=3, top_p=0.9, rng=0).tokens

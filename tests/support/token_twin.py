@@ -29,7 +29,7 @@ def make(torch, ours):
 def _positions(torch, positions):
     """A torch.nn.Embedding where they are learned: its weight has the same name; else a function."""
     if positions.learned:
-        return torch.nn.Embedding(positions.max_length, positions.d_model)
+        return torch.nn.Embedding(positions.max_length, positions.embed_dim)
     return None
 
 

@@ -46,6 +46,7 @@ EQUAL_ARGUMENTS = {
     "mask": {"attn_mask": MASK},
     "float mask": {"attn_mask": np.where(MASK, 0.5, -np.inf)},
     "causal": {"is_causal": True, "align": "lower_right"},
+    "causal from a position": {"is_causal": True, "align": 2},
     "scale": {"scale": 0.25},
     "window": {"window": (2, 1), "align": "upper_left"},
     "window as a list": {"window": [2, 1], "align": "upper_left"},

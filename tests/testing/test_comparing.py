@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support import drawing, planted, torch_twin
-from test_mha import draw, draw_cases, twins
+from support.mha_cases import draw, draw_cases, twins
 
 import pyattn
 from pyattn import nn

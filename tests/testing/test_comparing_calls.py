@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 from support import multi_head_twin, planted
-from test_mha import call_torch
+from support.mha_cases import call_torch
 
 import pyattn
 from pyattn import nn
@@ -315,3 +315,18 @@ def test_a_side_that_writes_into_its_inputs_writes_into_nobody_elses():
     assert report.cause is None
     np.testing.assert_array_equal(given, kept)
     np.testing.assert_array_equal(blocked, np.tri(10, dtype=bool))
+
+
+@pytest.mark.parametrize("align", [2, -1, 0, "lower_right"])
+def test_an_alignment_may_be_a_position(align):
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((4, 8)), rng.standard_normal((7, 8))
+
+    def attention(query, key, value, is_causal, align):
+        start = len(key) - len(query) if align == "lower_right" else align
+        scores = query @ key.T / np.sqrt(query.shape[-1])
+        scores[np.arange(len(key)) > np.arange(len(query))[:, np.newaxis] + start] = -np.inf
+        weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-1e300))
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300) @ value
+
+    assert pyattn.compare(pyattn.attention, attention, query, key, key, is_causal=True, align=align).equal

@@ -159,8 +159,8 @@ def test_names_that_are_not_used_are_told(explain):
     [
         ("a.json", '{"x": [[1]]}', "a.json lacks w_query, w_key, w_value: it needs x, w_query, w_key and w_value, or "
                                    "query, key and value; it has x"),
-        ("a.json", "[1]", "a.json holds a list; it must hold an object of names and matrices"),
-        ("a.json", "hm", "a.json is not a JSON file: "),
+        ("a.json", "[1]", "a.json holds a JSON list, expected an object: {...}"),
+        ("a.json", "hm", "a.json is damaged or not JSON: "),
         ("a.npz", "hm", "a.npz is damaged"),
         ("a.txt", "hm", "a.txt has an unknown ending: it must be .npz or .json"),
         ("a.json", None, "[Errno 2] No such file or directory: 'a.json'"),

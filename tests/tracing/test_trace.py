@@ -99,7 +99,7 @@ def test_a_trace_is_what_attention_computes(mask):
     assert output_ratio(core, expected) <= OUTPUT_BAR, "the same arguments mean the same"
 
 
-@pytest.mark.parametrize("align", ["upper_left", "lower_right"])
+@pytest.mark.parametrize("align", ["upper_left", "lower_right", 2, -1, 0])
 def test_causal_alignment_is_attentions(align):
     query, key, value = random_call(3, 5)
     trace = pyattn.trace_attention(query, key, value, is_causal=True, align=align)

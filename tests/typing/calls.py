@@ -67,10 +67,15 @@ assert_type(nn.PositionalEncoding(8)(x), Floats)
 assert_type(nn.RotaryEmbedding(8)(x), Floats)
 assert_type(nn.TransformerEncoderLayer(8, 2)(x), Floats)
 assert_type(nn.TransformerDecoderLayer(8, 2)(x, x), Floats)
+assert_type(nn.TransformerEncoderLayer(8, 2)(x, need_weights=True), tuple[Floats, Floats, None])
+assert_type(nn.TransformerDecoderLayer(8, 2)(x, x, need_weights=True), tuple[Floats, Floats, Floats])
 assert_type(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2)(x), Floats)
 assert_type(nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2), 2)(x, x), Floats)
+encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2)
+assert_type(encoder(x, need_weights=True), tuple[Floats, list[Floats], None])
 assert_type(nn.Transformer(8, 2)(x, x), Floats)
 assert_type(nn.TransformerLM(9, 8, 2)(ids), Floats)
+assert_type(nn.TransformerLM(9, 8, 2)(ids, need_weights=True), tuple[Floats, Floats, None])
 assert_type(nn.Seq2SeqTransformer(9, 9, 8, 2)(ids, ids), Floats)
 
 # The rest
@@ -87,4 +92,4 @@ assert_type(pyattn.get_num_threads(), int)
 mha(1, bogus=3)  # type: ignore[call-overload]
 nn.Linear(8, 4)(x, scale=2)  # type: ignore[call-arg]
 pyattn.attention(x, x, x, is_casual=True)  # type: ignore[call-overload]
-nn.TransformerEncoderLayer(8, 2)(x, src_padding_mask=None)  # type: ignore[call-arg]
+nn.TransformerEncoderLayer(8, 2)(x, src_padding_mask=None)  # type: ignore[call-overload]

@@ -80,8 +80,6 @@ def open_cache(
 
 def check_cache(cache: KVCache, name: str = "cache") -> None:
     """Require a KVCache."""
-    from pyattn.cache import KVCache
-
     if not isinstance(cache, KVCache):
         raise TypeError(f"{name} is of type {type(cache).__name__}, expected pyattn.KVCache")
 

@@ -14,7 +14,7 @@ from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
-from pyattn.functional._multihead import NO_DROPOUT, Dropout, compute
+from pyattn.functional._multihead import NO_DROPOUT, DropoutOptions, compute
 from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
 from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
@@ -46,7 +46,7 @@ class MultiheadAttention(Module):
     embed_dim : int
         Size of the last axis of query, and of the output.
     num_heads : int
-        Divides embed_dim, unless head_dim is given.
+        Number of heads. embed_dim must be a multiple of it unless head_dim is given.
     dropout : float
         Probability that a weight becomes 0, in training only. Default: 0.0.
     bias : bool
@@ -186,7 +186,7 @@ class MultiheadAttention(Module):
         rotary: RotaryEmbedding | None = None,
         scale: SupportsFloat | None = None,
     ) -> _Self:
-        """Make a module whose parameters are these arrays: nothing is copied, nothing is drawn.
+        """Make a module whose parameters are these arrays, without copying them.
 
         Parameters
         ----------
@@ -421,7 +421,9 @@ class MultiheadAttention(Module):
                 v,
                 parameters_of(self),
                 Masking(attn_mask, key_padding_mask, is_causal, window, key_lengths),
-                Dropout(as_probability(self.dropout, "dropout"), rng, keep_mask) if self.training else NO_DROPOUT,
+                DropoutOptions(as_probability(self.dropout, "dropout"), rng, keep_mask)
+                if self.training
+                else NO_DROPOUT,
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
                 scale=self.scale,
@@ -503,7 +505,7 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Attend to all tokens so far: append keys and values of x to the KV cache, then attend to all of it.
+        """Append the keys and values of x to the KV cache, and attend to all of it.
 
         The output is bit-identical to these rows of `forward` over all tokens with is_causal, unless rotary's
         frequencies depend on the length of the sequence (dynamic, longrope): stored keys are not rotated again.
@@ -656,7 +658,9 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]:
-        """Attend to a memory whose keys and values `encode_memory` stored; the cache stays as it is.
+        """Attend to a memory whose keys and values `encode_memory` stored.
+
+        The cache stays as it is.
 
         Parameters
         ----------
@@ -716,7 +720,7 @@ class MultiheadAttention(Module):
                 new,
                 parameters_of(self),
                 opened.masking,
-                Dropout(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
+                DropoutOptions(as_probability(self.dropout, "dropout"), rng) if self.training else NO_DROPOUT,
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
                 scale=self.scale,
@@ -747,7 +751,9 @@ class MultiheadAttention(Module):
         tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> HeadTraces:
-        """Trace the eight steps of every head and the output projection, in float64, without dropout.
+        """Trace the eight steps of every head and the output projection.
+
+        All arithmetic is in float64, without dropout.
 
         Parameters
         ----------
@@ -772,6 +778,13 @@ class MultiheadAttention(Module):
         -------
         pyattn.tracing.HeadTraces
             ``heads[i]`` is the `pyattn.tracing.Trace` of head i; with key or value, heads begin at their third step.
+
+        Raises
+        ------
+        TypeError
+            An input does not hold real numbers, or tokens are not a sequence of strings.
+        ValueError
+            An input has a batch axis, or sizes, masks or the number of tokens do not match.
         """
         from pyattn.tracing.heads import trace_heads
 

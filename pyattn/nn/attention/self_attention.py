@@ -70,6 +70,13 @@ class SelfAttention(Module):
     b_value : ndarray, (v_dim,), or None
         Bias of values.
 
+    Raises
+    ------
+    TypeError
+        An argument has another type, or dtype is not a float dtype.
+    ValueError
+        A size is below 1, scale is not finite, or convention is unknown.
+
     Examples
     --------
     >>> import numpy as np
@@ -133,7 +140,7 @@ class SelfAttention(Module):
         scale: SupportsFloat | None = None,
         convention: Convention = "row",
     ) -> _Self:
-        """Make a module whose parameters are these arrays: nothing is copied, nothing is drawn.
+        """Make a module whose parameters are these arrays, without copying them.
 
         Parameters
         ----------
@@ -237,7 +244,7 @@ class SelfAttention(Module):
         need_weights: Literal[False] = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Align | SupportsIndex | None = None,
+        align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -251,7 +258,7 @@ class SelfAttention(Module):
         need_weights: Literal[True],
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Align | SupportsIndex | None = None,
+        align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -265,7 +272,7 @@ class SelfAttention(Module):
         need_weights: bool = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Align | SupportsIndex | None = None,
+        align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",
@@ -278,7 +285,7 @@ class SelfAttention(Module):
         need_weights: bool = False,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
-        align: Align | SupportsIndex | None = None,
+        align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: Literal["zero", "nan"] = "zero",

@@ -118,7 +118,7 @@ class TokenModel(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> ModelStep:
-        """Compute the logits after the next tokens, and append their keys and values to a cache.
+        """Compute the logits after the next tokens, and extend the KV cache by them.
 
         The logits are bit-identical to `forward` over all tokens at each row's last token, unless rotary frequencies
         depend on the sequence length (dynamic, longrope). A call that fails leaves the cache as it was.

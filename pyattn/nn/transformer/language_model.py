@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_count
+from pyattn._util.arguments import as_count, as_flag
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.functional._multihead_masks import Masking
@@ -26,7 +26,6 @@ from pyattn.nn.transformer.tokens import (
     make_embedding,
     make_generator,
     read_tokens,
-    run_with_weights,
 )
 
 __all__ = ["TransformerLM"]
@@ -209,6 +208,42 @@ class TransformerLM(TokenModel):
     def _hidden_id(self) -> int | None:
         return self.padding_idx
 
+    @overload
+    def forward(
+        self,
+        input: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: Literal[False] = False,
+        rng: RNG = None,
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        input: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, None]: ...
+    @overload
+    def forward(
+        self,
+        input: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = True,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, None]: ...
     def forward(
         self,
         input: npt.ArrayLike,  # noqa: A002 (torch's name)
@@ -217,9 +252,12 @@ class TransformerLM(TokenModel):
         is_causal: bool = True,
         *,
         lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
         rng: RNG = None,
-    ) -> FloatArray:
-        """Compute the logits of the token after each token; `pyattn.softmax` makes them probabilities.
+    ) -> FloatArray | tuple[FloatArray, FloatArray, None]:
+        """Compute the logits of the token after each token.
+
+        `pyattn.softmax` makes them probabilities.
 
         Parameters
         ----------
@@ -233,13 +271,19 @@ class TransformerLM(TokenModel):
             A token does not see later ones, whatever mask says. Default: True.
         lengths : array_like of int, (N,), optional
             Instead of key_padding_mask: number of tokens of each row without padding. Default: None.
+        need_weights : bool
+            Return the weights of attention too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray, (N, L, vocab_size) or (L, vocab_size)
-            (L, N, vocab_size) unless batch_first.
+        logits : ndarray, (N, L, vocab_size) or (L, vocab_size)
+            (L, N, vocab_size) unless batch_first. Without need_weights it is the only result.
+        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
+            With need_weights: one for each layer.
+        cross_weights : None
+            With need_weights, as of an encoder-decoder; the model has no cross-attention.
 
         Raises
         ------
@@ -248,10 +292,10 @@ class TransformerLM(TokenModel):
         ValueError
             An id is out of range, input is too long, or shapes disagree; the message names the argument.
         """
-        output: FloatArray = self.generator(
-            self.decode(input, mask, key_padding_mask, is_causal, lengths=lengths, rng=rng)
-        )
-        return output
+        hidden = Masking(mask, key_padding_mask, is_causal, key_lengths=lengths)
+        x, weights = self._run(input, hidden, rng, as_flag(need_weights, "need_weights"))
+        logits: FloatArray = self.generator(x)
+        return logits if weights is None else (logits, weights, None)
 
     def decode(
         self,
@@ -281,47 +325,15 @@ class TransformerLM(TokenModel):
         Returns
         -------
         ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
+
+        Raises
+        ------
+        TypeError
+            input does not hold integers; a mask is neither bool nor of floats.
+        ValueError
+            An id is out of range, input is too long, or shapes disagree; the message names the argument.
         """
         return self._run(input, Masking(mask, key_padding_mask, is_causal, key_lengths=lengths), rng, False)[0]
-
-    def forward_with_weights(
-        self,
-        input: npt.ArrayLike,  # noqa: A002 (torch's name)
-        mask: npt.ArrayLike | None = None,
-        key_padding_mask: npt.ArrayLike | None = None,
-        is_causal: bool = True,
-        *,
-        lengths: npt.ArrayLike | None = None,
-        rng: RNG = None,
-    ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute the logits and return the attention weights too, in the result type of an encoder-decoder.
-
-        Parameters
-        ----------
-        input : array_like of int
-            As for `forward`.
-        mask, key_padding_mask : array_like, optional
-            As for `forward`. Default: None.
-        is_causal : bool
-            As for `forward`. Default: True.
-        lengths : array_like of int, optional
-            As for `forward`. Default: None.
-        rng : None, int, SeedSequence or Generator
-            As for `forward`. Default: None.
-
-        Returns
-        -------
-        logits : ndarray
-            Bit-identical to `forward`.
-        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
-            One for each layer.
-        cross_weights : None
-            The model has no cross-attention.
-        """
-        hidden = Masking(mask, key_padding_mask, is_causal, key_lengths=lengths)
-        output, weights = self._run(input, hidden, rng, True)
-        assert weights is not None
-        return self.generator(output), weights, None
 
     def _run(
         self, ids: npt.ArrayLike, hidden: Masking, rng: RNG, need_weights: bool
@@ -332,11 +344,11 @@ class TransformerLM(TokenModel):
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
         tokens = read_tokens(ids, "input", self.embedding, self.positions, **given, **sizes)
         x = embed(tokens.ids, self.embedding, self.positions, d_model=self.d_model, **sizes, **drawn)
-        masks = {"src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal} | drawn
-        if need_weights:
-            output, weights, _ = run_with_weights(self.encoder, x, masks={"src_mask": hidden.attn_mask, **masks})
-            return output, weights
-        return self.encoder(x, mask=hidden.attn_mask, **masks), None
+        masks = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal}
+        if not need_weights:
+            return self.encoder(x, **masks, **drawn), None
+        output, weights, _ = self.encoder(x, **masks, **drawn, need_weights=True)
+        return output, np.stack(weights)
 
     def _layers_with_cache(self) -> Stack:
         return as_stack(self.encoder, "encoder")

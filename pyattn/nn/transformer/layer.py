@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
-from pyattn.functional._multihead_masks import Masking, Sizes, to_core, with_batch_first
+from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 from pyattn.nn.attention.cached import check_cache, open_cache, rotation_of
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.attention.parameters import parameters_of
@@ -37,11 +37,7 @@ Attend: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray | None]]
 
 
 class TransformerLayer(Module):
-    """Base of both kinds of layer: attentions and a feed-forward part, each with Add & Norm.
-
-    A layer is one call of the core. It calls its parts one by one where dropout is active, where the activation is the
-    caller's function, or where other modules have replaced its parts.
-    """
+    """Base of both kinds of layer: attentions and a feed-forward part, each with Add & Norm."""
 
     attentions: ClassVar[tuple[str, ...]]  # attention parts in order; each has a norm, as has the feed-forward part
     self_attn: MultiheadAttention
@@ -171,7 +167,7 @@ class TransformerLayer(Module):
         read = []
         for n, (masks, about, source) in enumerate(zip(masking, names, (x, memory), strict=False)):
             as_flag(masks.is_causal, about[2])
-            lengths = Sizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
+            lengths = ScoreSizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
             read.append(to_core(masks, lengths, about[:2], has_window=n == 0))
         if not self._is_one_call():
             return self._call_parts(given, masking, rng, need_weights)
@@ -190,7 +186,7 @@ class TransformerLayer(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> LayerResult:
-        """Compute the layer for the next tokens, and append their keys and values to a cache.
+        """Compute the layer for the next tokens, and extend the KV cache by them.
 
         The output is bit-identical to `forward` over all tokens with is_causal, unless rotary frequencies depend on the
         sequence length.
@@ -375,11 +371,11 @@ class TransformerLayer(Module):
 
 
 class TransformerEncoderLayer(TransformerLayer):
-    """A layer of a Transformer's encoder: `torch.nn.TransformerEncoderLayer` for NumPy, True = blocked in masks.
+    """A layer of an encoder: `torch.nn.TransformerEncoderLayer` for NumPy.
 
-    Self-attention, then ``linear2(act(linear1(x)))``, each with a residual connection. The sum is normalised (Vaswani
-    et al. 2017), or with norm_first the input of each part (Xiong et al. 2020). The core computes a layer in one call,
-    unless dropout is active or the activation is the caller's own function.
+    True = blocked in bare masks. Self-attention, then ``linear2(act(linear1(x)))``, each with a residual connection.
+    The sum is normalised (Vaswani et al. 2017), or with norm_first the input of each part (Xiong et al. 2020). The core
+    computes a layer in one call, unless dropout is active or the activation is the caller's own function.
 
     Parameters
     ----------
@@ -440,6 +436,7 @@ class TransformerEncoderLayer(TransformerLayer):
 
     attentions = ("self_attn",)
 
+    @overload
     def forward(
         self,
         src: npt.ArrayLike,
@@ -448,8 +445,44 @@ class TransformerEncoderLayer(TransformerLayer):
         is_causal: bool = False,
         *,
         window: Window = None,
+        need_weights: Literal[False] = False,
         rng: RNG = None,
-    ) -> FloatArray:
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, None]: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, None]: ...
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, None]:
         """Compute the layer.
 
         Intended differences from torch: `is_causal` hides later positions with or without a mask, while torch treats it
@@ -469,13 +502,19 @@ class TransformerEncoderLayer(TransformerLayer):
             Position i attends only to positions 0 to i, whatever src_mask says. Default: False.
         window : int or (left, right), optional
             Position i attends to i - left to i + right; None = unbounded. Default: None.
+        need_weights : bool
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray
-            Of src's shape.
+        output : ndarray
+            Of src's shape. Without need_weights it is the only result.
+        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
+            With need_weights: after dropout, as in torch.
+        cross_weights : None
+            With need_weights, as of a decoder's layer; an encoder has no cross-attention.
 
         Raises
         ------
@@ -484,59 +523,27 @@ class TransformerEncoderLayer(TransformerLayer):
         ValueError
             Shapes disagree; the message names the argument.
         """
-        return self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng)[0]
-
-    def forward_with_weights(
-        self,
-        src: npt.ArrayLike,
-        src_mask: npt.ArrayLike | None = None,
-        src_key_padding_mask: npt.ArrayLike | None = None,
-        is_causal: bool = False,
-        *,
-        window: Window = None,
-        rng: RNG = None,
-    ) -> tuple[FloatArray, FloatArray, None]:
-        """Compute the layer and return the attention weights too, in the result type of a decoder's layer.
-
-        Parameters
-        ----------
-        src : array_like
-            As for `forward`.
-        src_mask, src_key_padding_mask : array_like, optional
-            As for `forward`. Default: None.
-        is_causal : bool
-            As for `forward`. Default: False.
-        window : int or (left, right), optional
-            As for `forward`. Default: None.
-        rng : None, int, SeedSequence or Generator
-            As for `forward`. Default: None.
-
-        Returns
-        -------
-        output : ndarray
-            Bit-identical to `forward`.
-        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
-            After dropout, as in torch.
-        cross_weights : None
-            An encoder has no cross-attention.
-        """
-        output, weights, _ = self._call(src, Masking(src_mask, src_key_padding_mask, is_causal, window), rng, True)
+        masks = Masking(src_mask, src_key_padding_mask, is_causal, window)
+        weighted = as_flag(need_weights, "need_weights")
+        output, weights, _ = self._call(src, masks, rng, weighted)
+        if not weighted:
+            return output
         assert weights is not None
         return output, weights, None
 
     def _call(
-        self, src: npt.ArrayLike, masking: Masking, rng: RNG, need_weights: bool = False
+        self, src: npt.ArrayLike, masking: Masking, rng: RNG, need_weights: bool
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
         names = ("src_mask", "src_key_padding_mask", "is_causal")
         return self._compute((("src", src),), (masking,), (names,), rng, need_weights)
 
 
 class TransformerDecoderLayer(TransformerLayer):
-    """A layer of a Transformer's decoder: `torch.nn.TransformerDecoderLayer` for NumPy, True = blocked in masks.
+    """A layer of a decoder: `torch.nn.TransformerDecoderLayer` for NumPy.
 
-    Self-attention, attention to memory, then ``linear2(act(linear1(x)))``, each with a residual connection. The sum is
-    normalised (Vaswani et al. 2017), or with norm_first the input of each part. The core computes a layer in one call,
-    unless dropout is active or the activation is the caller's own function.
+    True = blocked in bare masks. Self-attention, attention to memory, then ``linear2(act(linear1(x)))``, each with a
+    residual connection. The sum is normalised (Vaswani et al. 2017), or with norm_first the input of each part. The
+    core computes a layer in one call, unless dropout is active or the activation is the caller's own function.
 
     Parameters
     ----------
@@ -598,6 +605,7 @@ class TransformerDecoderLayer(TransformerLayer):
     multihead_attn: MultiheadAttention
     norm3: LayerNorm | RMSNorm
 
+    @overload
     def forward(
         self,
         tgt: npt.ArrayLike,
@@ -609,9 +617,56 @@ class TransformerDecoderLayer(TransformerLayer):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
         *,
+        need_weights: Literal[False] = False,
         rng: RNG = None,
-    ) -> FloatArray:
-        """Compute the layer. For differences from torch see `TransformerEncoderLayer.forward`.
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]: ...
+    @overload
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]: ...
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]:
+        """Compute the layer.
+
+        For differences from torch see `TransformerEncoderLayer.forward`.
 
         Parameters
         ----------
@@ -631,13 +686,19 @@ class TransformerDecoderLayer(TransformerLayer):
             Position i attends only to positions 0 to i of tgt, whatever tgt_mask says. Default: False.
         memory_is_causal : bool
             Position i attends only to positions 0 to i of memory. Default: False.
+        need_weights : bool
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray
-            Of tgt's shape.
+        output : ndarray
+            Of tgt's shape. Without need_weights it is the only result.
+        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
+            With need_weights: after dropout, as in torch.
+        cross_weights : ndarray, (N, nhead, L, S) or (nhead, L, S)
+            As self_weights, of the attention to memory.
 
         Raises
         ------
@@ -647,46 +708,11 @@ class TransformerDecoderLayer(TransformerLayer):
             Shapes disagree; the message names the argument.
         """
         own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-        return self._call(tgt, memory, own, Masking(memory_mask, memory_key_padding_mask, memory_is_causal), rng)[0]
-
-    def forward_with_weights(
-        self,
-        tgt: npt.ArrayLike,
-        memory: npt.ArrayLike,
-        tgt_mask: npt.ArrayLike | None = None,
-        memory_mask: npt.ArrayLike | None = None,
-        tgt_key_padding_mask: npt.ArrayLike | None = None,
-        memory_key_padding_mask: npt.ArrayLike | None = None,
-        tgt_is_causal: bool = False,
-        memory_is_causal: bool = False,
-        *,
-        rng: RNG = None,
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Compute the layer and return the weights of its attentions too.
-
-        Parameters
-        ----------
-        tgt, memory : array_like
-            As for `forward`.
-        tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
-            As for `forward`. Default: None.
-        tgt_is_causal, memory_is_causal : bool
-            As for `forward`. Default: False.
-        rng : None, int, SeedSequence or Generator
-            As for `forward`. Default: None.
-
-        Returns
-        -------
-        output : ndarray
-            Bit-identical to `forward`.
-        self_weights : ndarray, (N, nhead, L, L) or (nhead, L, L)
-            After dropout, as in torch.
-        cross_weights : ndarray, (N, nhead, L, S) or (nhead, L, S)
-            As self_weights, of the attention to memory.
-        """
-        own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
         cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
-        output, self_weights, cross_weights = self._call(tgt, memory, own, cross, rng, True)
+        weighted = as_flag(need_weights, "need_weights")
+        output, self_weights, cross_weights = self._call(tgt, memory, own, cross, rng, weighted)
+        if not weighted:
+            return output
         assert self_weights is not None
         assert cross_weights is not None
         return output, self_weights, cross_weights
@@ -698,7 +724,7 @@ class TransformerDecoderLayer(TransformerLayer):
         own: Masking,
         cross: Masking,
         rng: RNG,
-        need_weights: bool = False,
+        need_weights: bool,
     ) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
         masks = ("tgt_mask", "tgt_key_padding_mask", "tgt_is_causal")
         others = ("memory_mask", "memory_key_padding_mask", "memory_is_causal")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ from pyattn.nn.transformer.tokens import (
     make_generator,
     padding_of,
     read_tokens,
-    run_with_weights,
 )
 from pyattn.nn.transformer.transformer import Transformer
 
@@ -39,11 +38,11 @@ PARTS = ("src_embedding", "tgt_embedding", "src_positions", "tgt_positions", "tr
 
 
 class Seq2SeqTransformer(TokenModel):
-    """The complete model of Vaswani et al. 2017, which torch does not have: tokens in, logits of next tokens out.
+    """The complete model of Vaswani et al. 2017: tokens in, logits out.
 
-    ``generator(transformer(src_embedding(src) * sqrt(d_model) + src_positions, tgt_embedding(tgt) * sqrt(d_model) +
-    tgt_positions))``, where a target token sees itself and earlier ones. The state_dict names of each part are those of
-    torch's module of the same name; sinusoidal positions have no parameters.
+    Torch has no module for it. ``generator(transformer(src_embedding(src) * sqrt(d_model) + src_positions,
+    tgt_embedding(tgt) * sqrt(d_model) + tgt_positions))``, where a target token sees itself and earlier ones. The
+    state_dict names of each part are those of torch's module of the same name; sinusoidal positions have no parameters.
 
     Parameters
     ----------
@@ -97,6 +96,14 @@ class Seq2SeqTransformer(TokenModel):
         Encoder and decoder.
     generator : Linear
         d_model to tgt_vocab_size; its bias is initially 0.
+
+    Raises
+    ------
+    TypeError
+        An argument has another type, dtype is not a float dtype, or a custom part is not a module.
+    ValueError
+        A size is below 1, d_model is not a multiple of nhead, padding_idx or dropout is out of range, the activation is
+        unknown, or vocabularies that share embeddings have different sizes.
 
     Examples
     --------
@@ -241,6 +248,7 @@ class Seq2SeqTransformer(TokenModel):
         """Id of the padding token in the source, or None."""
         return getattr(self.src_embedding, "padding_idx", None)
 
+    @overload
     def forward(
         self,
         src: npt.ArrayLike,
@@ -257,9 +265,71 @@ class Seq2SeqTransformer(TokenModel):
         *,
         src_lengths: npt.ArrayLike | None = None,
         tgt_lengths: npt.ArrayLike | None = None,
+        need_weights: Literal[False] = False,
         rng: RNG = None,
-    ) -> FloatArray:
-        """Compute the logits of the token after each token of tgt; `pyattn.softmax` makes them probabilities.
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool = True,
+        memory_is_causal: bool = False,
+        *,
+        src_lengths: npt.ArrayLike | None = None,
+        tgt_lengths: npt.ArrayLike | None = None,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, FloatArray, FloatArray]: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool = True,
+        memory_is_causal: bool = False,
+        *,
+        src_lengths: npt.ArrayLike | None = None,
+        tgt_lengths: npt.ArrayLike | None = None,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]: ...
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        tgt: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool = True,
+        memory_is_causal: bool = False,
+        *,
+        src_lengths: npt.ArrayLike | None = None,
+        tgt_lengths: npt.ArrayLike | None = None,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]:
+        """Compute the logits of the token after each token of tgt.
+
+        `pyattn.softmax` makes them probabilities.
 
         Parameters
         ----------
@@ -281,13 +351,19 @@ class Seq2SeqTransformer(TokenModel):
             As in `Transformer.forward`. Default: False.
         src_lengths, tgt_lengths : array_like of int, (N,), optional
             Instead of key padding masks: number of tokens of each row without padding. Default: None.
+        need_weights : bool
+            Return the weights of the decoder's attentions too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray, (N, L, tgt_vocab_size) or (L, tgt_vocab_size)
-            (L, N, tgt_vocab_size) unless batch_first.
+        logits : ndarray, (N, L, tgt_vocab_size) or (L, tgt_vocab_size)
+            (L, N, tgt_vocab_size) unless batch_first. Without need_weights it is the only result.
+        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
+            With need_weights: one for each layer of the decoder.
+        cross_weights : ndarray, (layers, N, nhead, L, S) or (layers, nhead, L, S)
+            As self_weights, of the attention to the source.
 
         Raises
         ------
@@ -304,47 +380,13 @@ class Seq2SeqTransformer(TokenModel):
         )
         target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
         cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
-        return self._call(src, tgt, (source, target, cross), rng, False)[0]
-
-    def forward_with_weights(
-        self,
-        src: npt.ArrayLike,
-        tgt: npt.ArrayLike,
-        *,
-        src_key_padding_mask: npt.ArrayLike | None = None,
-        tgt_key_padding_mask: npt.ArrayLike | None = None,
-        src_lengths: npt.ArrayLike | None = None,
-        tgt_lengths: npt.ArrayLike | None = None,
-        rng: RNG = None,
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Compute the logits and return the weights of the decoder's attentions too.
-
-        Parameters
-        ----------
-        src, tgt : array_like of int
-            As for `forward`.
-        src_key_padding_mask, tgt_key_padding_mask : array_like, optional
-            As for `forward`. Default: None.
-        src_lengths, tgt_lengths : array_like of int, optional
-            As for `forward`. Default: None.
-        rng : None, int, SeedSequence or Generator
-            As for `forward`. Default: None.
-
-        Returns
-        -------
-        logits : ndarray
-            Bit-identical to `forward`.
-        self_weights : ndarray, (layers, N, nhead, L, L) or (layers, nhead, L, L)
-            One for each layer of the decoder.
-        cross_weights : ndarray, (layers, N, nhead, L, S) or (layers, nhead, L, S)
-            The same for the attention to the source.
-        """
-        source = Masking(None, src_key_padding_mask, key_lengths=src_lengths)
-        target = Masking(None, tgt_key_padding_mask, True, key_lengths=tgt_lengths)
-        output, self_weights, cross_weights = self._call(src, tgt, (source, target, Masking()), rng, True)
+        weighted = as_flag(need_weights, "need_weights")
+        logits, self_weights, cross_weights = self._call(src, tgt, (source, target, cross), rng, weighted)
+        if not weighted:
+            return logits
         assert self_weights is not None
         assert cross_weights is not None
-        return output, self_weights, cross_weights
+        return logits, self_weights, cross_weights
 
     def encode(
         self,
@@ -374,6 +416,13 @@ class Seq2SeqTransformer(TokenModel):
         Returns
         -------
         ndarray, (N, S, d_model), (S, N, d_model) or (S, d_model)
+
+        Raises
+        ------
+        TypeError
+            src does not hold integers; a mask is neither bool nor of floats.
+        ValueError
+            An id is out of range, src is too long, or shapes disagree; the message names the argument.
         """
         hidden = Masking(
             src_mask,
@@ -424,6 +473,13 @@ class Seq2SeqTransformer(TokenModel):
         Returns
         -------
         ndarray, (N, L, d_model), (L, N, d_model) or (L, d_model)
+
+        Raises
+        ------
+        TypeError
+            tgt does not hold integers, memory is not of the weights' dtype, or a mask is neither bool nor of floats.
+        ValueError
+            An id is out of range, tgt is too long, or shapes disagree; the message names the argument.
         """
         target = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths=tgt_lengths)
         cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal, key_lengths=memory_lengths)
@@ -476,9 +532,10 @@ class Seq2SeqTransformer(TokenModel):
         masks |= {"memory_mask": cross.attn_mask, "memory_key_padding_mask": self._padding_of(memory, cross)}
         masks |= {"tgt_is_causal": hidden.is_causal, "memory_is_causal": cross.is_causal}
         decoder = self.transformer.decoder
-        if need_weights:
-            return run_with_weights(decoder, x, memory, masks=masks | drawn)
-        return decoder(x, memory, **masks, **drawn), None, None
+        if not need_weights:
+            return decoder(x, memory, **masks, **drawn), None, None
+        output, self_weights, cross_weights = decoder(x, memory, **masks, **drawn, need_weights=True)
+        return output, np.stack(self_weights), np.stack(cross_weights)
 
     def _padding_of(self, memory: npt.ArrayLike, cross: Masking) -> npt.ArrayLike | None:
         shape = np.shape(memory)[:-1]
@@ -488,7 +545,9 @@ class Seq2SeqTransformer(TokenModel):
     # With a cache
 
     def encode_memory(self, src: npt.ArrayLike, *, src_lengths: npt.ArrayLike | None = None) -> KVCache:
-        """Encode a source and compute its keys and values for all decoder layers, once for all steps.
+        """Encode a source, and store its keys and values for all decoder layers.
+
+        Call it once before the decoding steps.
 
         Parameters
         ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsIndex, TypeVar
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -125,8 +125,6 @@ class Stack(Module):
 
     def _cache_of(self, name: str, batch_size: SupportsIndex, **limits: SupportsIndex | None) -> KVCache:
         """Make a cache for the attention of this name."""
-        from pyattn.cache import KVCache
-
         found = {_heads_of(layer, name) for layer in self.layers}
         if len(found) > 1:
             raise ValueError("layers have attentions of different sizes; a KVCache needs equal sizes in all layers")
@@ -144,7 +142,7 @@ class Stack(Module):
         need_weights: bool = False,
         rng: RNG = None,
     ) -> StackResult:
-        """Call the layers in turn for the next tokens, and append their keys and values to a cache.
+        """Call the layers in turn for the next tokens, and extend the KV cache by them.
 
         The output is bit-identical to these rows of `forward` over all tokens with is_causal, unless rotary frequencies
         depend on the sequence length (dynamic, longrope).
@@ -212,16 +210,28 @@ class Stack(Module):
                 "shortest"
             )
 
-    def _through(self, x: npt.ArrayLike, *memory: npt.ArrayLike, rng: RNG, **masks: Any) -> Any:
-        """Call the layers in turn."""
-        options = {} if rng is None else {"rng": as_generator(rng)}  # shared by all parts
+    def _through(
+        self, x: npt.ArrayLike, *memory: npt.ArrayLike, rng: RNG, need_weights: bool, **masks: Any
+    ) -> tuple[Any, list[FloatArray], list[FloatArray]]:
+        """Call the layers in turn, and collect their weights if requested."""
+        options: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}  # shared by all parts
+        options |= {"need_weights": True} if as_flag(need_weights, "need_weights") else {}
+        own: list[FloatArray] = []
+        cross: list[FloatArray] = []
+        result: Any = x
         for layer in self.layers:
-            x = layer(x, *memory, **masks, **options)
-        return x
+            result = layer(result, *memory, **masks, **options)
+            if need_weights:
+                result, self_weights, cross_weights = result
+                own.append(self_weights)
+                cross += [] if cross_weights is None else [cross_weights]
+        return result, own, cross
 
 
 class TransformerEncoder(Stack):
-    """A Transformer's encoder, a stack of layers: `torch.nn.TransformerEncoder` for NumPy, True = blocked in masks.
+    """A stack of encoder layers: `torch.nn.TransformerEncoder` for NumPy.
+
+    True = blocked in bare masks.
 
     Parameters
     ----------
@@ -304,6 +314,7 @@ class TransformerEncoder(Stack):
         encoder._set_options(enable_nested_tensor)
         return encoder
 
+    @overload
     def forward(
         self,
         src: npt.ArrayLike,
@@ -311,8 +322,41 @@ class TransformerEncoder(Stack):
         src_key_padding_mask: npt.ArrayLike | None = None,
         is_causal: bool | None = None,
         *,
+        need_weights: Literal[False] = False,
         rng: RNG = None,
-    ) -> FloatArray:
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool | None = None,
+        *,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, list[FloatArray], None]: ...
+    @overload
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool | None = None,
+        *,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, list[FloatArray], None]: ...
+    def forward(
+        self,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool | None = None,
+        *,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, list[FloatArray], None]:
         """Call the layers in turn.
 
         Padded rows are 0 before norm wherever torch, without gradients, drops padding with a nested tensor. That needs
@@ -332,13 +376,19 @@ class TransformerEncoder(Stack):
         is_causal : bool, optional
             Position i attends only to positions 0 to i, whatever mask says. Default: None, which means False; torch
             would check whether mask is causal.
+        need_weights : bool
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray
-            Of src's shape.
+        output : ndarray
+            Of src's shape. Without need_weights it is the only result.
+        self_weights : list of ndarray, (N, nhead, L, L) or (nhead, L, L)
+            With need_weights: one for each layer.
+        cross_weights : None
+            With need_weights, as of a decoder; an encoder has no cross-attention.
 
         Raises
         ------
@@ -349,17 +399,20 @@ class TransformerEncoder(Stack):
         """
         causal = as_flag(is_causal, "is_causal", default=False)
         masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": causal}
-        output: FloatArray = self._through(src, rng=rng, **masks)
+        output, self_weights, _ = self._through(src, rng=rng, need_weights=need_weights, **masks)
         cut = self.use_nested_tensor and output.ndim == 3 and mask is None and not causal
         if cut and src_key_padding_mask is not None:
             padding = None if self.layers[0].training else _padding_at_the_ends(src_key_padding_mask)
             if padding is not None:
                 output = np.where(padding[..., None], output.dtype.type(0), output)
-        return output if self.norm is None else self.norm(output)
+        result: FloatArray = output if self.norm is None else self.norm(output)
+        return (result, self_weights, None) if need_weights else result
 
 
 class TransformerDecoder(Stack):
-    """A Transformer's decoder, a stack of layers: `torch.nn.TransformerDecoder` for NumPy, True = blocked in masks.
+    """A stack of decoder layers: `torch.nn.TransformerDecoder` for NumPy.
+
+    True = blocked in bare masks.
 
     Parameters
     ----------
@@ -391,6 +444,7 @@ class TransformerDecoder(Stack):
         super().__init__()
         self._clone(decoder_layer, num_layers, norm, "decoder_layer")
 
+    @overload
     def forward(
         self,
         tgt: npt.ArrayLike,
@@ -402,8 +456,53 @@ class TransformerDecoder(Stack):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
         *,
+        need_weights: Literal[False] = False,
         rng: RNG = None,
-    ) -> FloatArray:
+    ) -> FloatArray: ...
+    @overload
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: Literal[True],
+        rng: RNG = None,
+    ) -> tuple[FloatArray, list[FloatArray], list[FloatArray]]: ...
+    @overload
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: bool,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, list[FloatArray], list[FloatArray]]: ...
+    def forward(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+        *,
+        need_weights: bool = False,
+        rng: RNG = None,
+    ) -> FloatArray | tuple[FloatArray, list[FloatArray], list[FloatArray]]:
         """Call the layers in turn.
 
         Parameters
@@ -421,13 +520,19 @@ class TransformerDecoder(Stack):
             Position i attends only to positions 0 to i of tgt, whatever tgt_mask says. Default: None, False.
         memory_is_causal : bool
             Position i attends only to positions 0 to i of memory. Default: False.
+        need_weights : bool
+            Return the weights too. Default: False.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 
         Returns
         -------
-        ndarray
-            Of tgt's shape.
+        output : ndarray
+            Of tgt's shape. Without need_weights it is the only result.
+        self_weights : list of ndarray, (N, nhead, L, L) or (nhead, L, L)
+            With need_weights: one for each layer.
+        cross_weights : list of ndarray, (N, nhead, L, S) or (nhead, L, S)
+            As self_weights, of the attention to memory.
 
         Raises
         ------
@@ -440,8 +545,9 @@ class TransformerDecoder(Stack):
         masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
         causal = as_flag(tgt_is_causal, "tgt_is_causal", default=False)
         hints = {"tgt_is_causal": causal, "memory_is_causal": memory_is_causal}
-        output: FloatArray = self._through(tgt, memory, rng=rng, **masks, **hints)
-        return output if self.norm is None else self.norm(output)
+        output, *weights = self._through(tgt, memory, rng=rng, need_weights=need_weights, **masks, **hints)
+        result: FloatArray = output if self.norm is None else self.norm(output)
+        return (result, weights[0], weights[1]) if need_weights else result
 
     def encode_memory(self, memory: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> KVCache:
         """Compute the keys and values of a memory for all layers, once for all steps.

@@ -6,7 +6,6 @@ Indices: N batch, L tokens, E d_model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -17,7 +16,7 @@ from pyattn._util.arguments import as_count, as_flag, as_float_dtype
 from pyattn._util.ids import as_ids, read_lengths
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
-from pyattn.masks import from_blocked
+from pyattn.masks import from_blocked, padding
 from pyattn.nn import init
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
@@ -34,7 +33,6 @@ __all__ = [
     "make_generator",
     "padding_of",
     "read_tokens",
-    "run_with_weights",
 ]
 
 
@@ -87,7 +85,7 @@ def padding_of(
     if key_padding_mask is not None:
         raise ValueError(f"{names[0]} and {names[1]} are both given; pass only one of them")
     ends = read_lengths(lengths, names[0], shape[:-1], most=shape[-1])
-    return from_blocked(np.arange(shape[-1]) >= ends[..., np.newaxis])
+    return padding(ends, shape[-1], heads=False)
 
 
 def embed(
@@ -100,10 +98,7 @@ def embed(
     start: SupportsIndex = 0,
     rng: RNG = None,
 ) -> FloatArray:
-    """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training: one pass of the core.
-
-    Vaswani et al. 2017, sections 3.4 and 3.5.
-    """
+    """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training, in one pass of the core."""
     options: dict[str, Any] = {} if rng is None else {"rng": rng}
     if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
         output: FloatArray = positions(embedding(ids) * math.sqrt(d_model), start, **options)
@@ -111,6 +106,7 @@ def embed(
     length_first = ids.ndim == 2 and not batch_first
     rows = positions.rows(ids.shape[0] if length_first else ids.shape[-1], start, embedding.weight.dtype)
     rows = rows[:, np.newaxis] if length_first else rows
+    # Vaswani et al. 2017, sections 3.4 and 3.5.
     x = functional.embedding(ids, embedding.weight, scale=math.sqrt(d_model), residual=rows)
     return drop(x, positions.dropout if positions.training else 0.0, rng)
 
@@ -150,18 +146,3 @@ def describe(d_model: int, batch_first: bool, generator: Module, embedding: Modu
     """Return the text between the brackets of a model's repr."""
     tied = getattr(generator, "weight", None) is getattr(embedding, "weight", generator)
     return f"d_model={d_model}, batch_first={batch_first}, tie_weights={tied}"
-
-
-def run_with_weights(
-    stack: Module, x: npt.ArrayLike, *memory: npt.ArrayLike, masks: Mapping[str, Any]
-) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-    """Call a stack's layers in turn, and collect their attention weights."""
-    own: list[FloatArray] = []
-    cross: list[FloatArray] = []
-    layers: Any = stack
-    for layer in layers.layers:
-        x, seen, attended = layer.forward_with_weights(x, *memory, **masks)
-        own.append(seen)
-        cross += [] if attended is None else [attended]
-    output: FloatArray = x if layers.norm is None else layers.norm(x)  # type: ignore[assignment]
-    return output, np.stack(own), np.stack(cross) if cross else None

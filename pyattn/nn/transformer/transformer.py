@@ -25,9 +25,10 @@ _Self = TypeVar("_Self", bound="Transformer")
 
 
 class Transformer(Module):
-    """An encoder and a decoder: `torch.nn.Transformer` for NumPy. True = blocked in bare masks.
+    """An encoder and a decoder: `torch.nn.Transformer` for NumPy.
 
-    "Attention Is All You Need", Vaswani et al. 2017, without embeddings, positions and output layer.
+    True = blocked in bare masks. "Attention Is All You Need", Vaswani et al. 2017, without embeddings, positions and
+    output layer.
 
     Parameters
     ----------
@@ -171,7 +172,9 @@ class Transformer(Module):
         return transformer
 
     def reset_parameters(self, rng: RNG = None) -> None:
-        """Initialise parameters of two or more axes again, by `init.xavier_uniform_`; others do not change.
+        """Initialise parameters of two or more axes by `init.xavier_uniform_`.
+
+        Others do not change.
 
         Parameters
         ----------
@@ -243,7 +246,9 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(sz: SupportsIndex, dtype: npt.DTypeLike = np.float32) -> FloatArray:
-        """Make the mask that hides later positions: 0, and -inf above the diagonal. ``is_causal=True`` needs none.
+        """Make the mask that hides later positions: 0, and -inf above the diagonal.
+
+        ``is_causal=True`` does the same without an array.
 
         Parameters
         ----------

@@ -42,10 +42,7 @@ def to_html(trace: Intermediates) -> str:
 
 @np.errstate(all="ignore")
 def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
-    """Write the weights of all heads side by side, and the steps of each to unfold.
-
-    To bound the size of the page, tables are smaller the more heads there are, and only the first 16 are shown.
-    """
+    """Write the weights of all heads side by side, and the steps of the first 16 to unfold."""
     shown = heads[:_MAX_HEADS]
     names = [_new_id() for _ in shown]
     steps = [eight_steps(head) for head in shown]
@@ -53,6 +50,7 @@ def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
     if len(heads) > len(shown):
         rest = f"Heads {len(shown) + 1} to {len(heads)} are not shown"
         parts.append(f"<p>{rest}: heads[{len(shown)}].save_html(path) writes the page of one.</p>")
+    # Tables are smaller the more heads there are, to bound the size of the page.
     for n, (head, its_steps, name) in enumerate(zip(shown, steps, names, strict=True), 1):
         written = _steps(head, its_steps, name, len(shown))
         parts.append(f"<details><summary>Head {n}, step by step</summary>\n{written}\n</details>")
@@ -190,10 +188,7 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _data_of(trace: Intermediates, heads: int) -> dict[str, Any]:
-    """Embed inputs and weights; if these are too large, queries, keys and values; if these are, too, nothing.
-
-    The script computes scores and weights from them; rounded weights are embedded, too.
-    """
+    """Embed inputs and weights; if these are too large, queries, keys and values; if these are, too, nothing."""
     projected = ("keys", "queries", "values")
     given = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
     others = ("attn_bias", *(["weights"] if trace.round_weights is not None else []))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT
 
-__all__ = ["SCRIPT", "STYLE", "class_of", "page_of"]
+__all__ = ["SCRIPT", "STYLE", "class_of", "save_page"]
 
 
 def class_of(kind: str) -> str:
@@ -271,8 +274,12 @@ areas.forEach(function(a){
 """.strip()
 
 
-def page_of(fragment: str) -> str:
-    """Return a whole page around a fragment of HTML."""
+def save_page(fragment: str, path: str | os.PathLike[str]) -> None:
+    """Write a whole page around a fragment of HTML."""
+    Path(path).write_text(_page_of(fragment), encoding="utf-8")
+
+
+def _page_of(fragment: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n<meta name="color-scheme" content="light dark">\n'

@@ -46,10 +46,7 @@ def vector_text(vector: Array) -> str:
 
 
 def part_of(matrix: Array, most: int = MAX_SHOWN) -> tuple[list[list[str]], list[int], list[int]]:
-    """Format the first and last rows and columns; return the texts and the shown indices, with -1 for a gap.
-
-    All numbers have the same decimals, and the time does not grow with the matrix.
-    """
+    """Format the first and last rows and columns; return the texts and the shown indices, with -1 for a gap."""
     rows, columns = (
         [*range(count)] if count <= most else [*range(most // 2), -1, *range(count - most // 4, count)]
         for count in matrix.shape

@@ -13,7 +13,7 @@ from support.multi_head_twin import multi_head
 
 import pyattn
 from pyattn import nn
-from pyattn.functional._multihead_masks import Masking, Sizes, to_core
+from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core
 
 
 def normal(*shape, dtype="float64", seed=0):
@@ -356,7 +356,7 @@ def test_threads_may_share_a_module():
 
 def test_masks_are_not_expanded():
     """What the core is given has the caller's axes: length 1 where a mask has none."""
-    sizes = Sizes((2,), 4, 5, 7)
+    sizes = ScoreSizes((2,), 4, 5, 7)
     pairs, added, scattered = np.eye(5, 7, dtype=bool), normal(8, 5, 7), np.eye(2, 7, dtype=bool)
     ends = np.arange(7) >= [[5], [3]]
     for_pairs = to_core(Masking(pairs, ends), sizes)

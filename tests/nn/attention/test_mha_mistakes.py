@@ -125,6 +125,8 @@ def test_flags_may_be_numpys():
     assert made.bias_k is not None
     x = np.ones((2, 3, 8), np.float32)
     assert made(x, x, x, average_attn_weights=np.False_)[1].shape == (2, 2, 3, 4)
+    with pytest.raises(TypeError, match=r"^average_attn_weights is of type int, expected True or False"):
+        made(x, x, x, average_attn_weights=7)
 
 
 def test_a_state_that_does_not_fit_is_named():

@@ -126,7 +126,7 @@ def test_batch_first_or_not():
 def test_weights_are_those_of_all_at_once():
     layer = layer_of("decoder")
     x, memory, cache = draw(N, 7, E), draw(N, 9, E, seed=1), new_cache()
-    _, own, cross = layer.forward_with_weights(x, memory, tgt_is_causal=True)
+    _, own, cross = layer(x, memory, tgt_is_causal=True, need_weights=True)
     options = memory_of(layer, "decoder", memory)
     layer.decode_step(x[:, :4], cache, **options)
     result = layer.decode_step(x[:, 4:], cache, need_weights=True, **options)

@@ -179,7 +179,7 @@ def test_weights_come_with_the_same_bits(kind):
     model = make(kind)
     given = (SRC, IDS) if model.is_encoder_decoder else (IDS,)
     lengths = {"src_lengths": SRC_LENGTHS, "tgt_lengths": LENGTHS} if model.is_encoder_decoder else {"lengths": LENGTHS}
-    logits, own, cross = model.forward_with_weights(*given, **lengths)
+    logits, own, cross = model(*given, **lengths, need_weights=True)
     assert_same_bits(logits, model(*given, **lengths))
     layers = 3 if model.is_encoder_decoder else 2
     assert own.shape == (layers, 3, 2, 6, 6)
@@ -192,7 +192,7 @@ def test_weights_come_with_the_same_bits(kind):
         assert (cross[:, SRC_HIDDEN.nonzero()[0], :, :, SRC_HIDDEN.nonzero()[1]] == 0).all()
     first = model.transformer.decoder.layers[0] if model.is_encoder_decoder else model.encoder.layers[0]
     first.self_attn.in_proj_weight[:16] = 0  # of query and key: all that is seen counts the same
-    _, own, _ = model.forward_with_weights(*given)
+    _, own, _ = model(*given, need_weights=True)
     np.testing.assert_allclose(own[0, 0, 0], np.tri(6) / np.arange(1, 7)[:, None], rtol=1e-6)
 
 
@@ -340,7 +340,7 @@ def test_dropout_of_what_goes_in(kind):
             ValueError,
             r"^lengths has shape \(2,\), expected \(1,\): one length per row$",
         ),
-        ("LM", [[1, 2]], {"lengths": [1.0]}, TypeError, "^lengths has dtype float64, expected integers$"),
+        ("LM", [[1, 2]], {"lengths": [1.0]}, TypeError, "^lengths has dtype float64, expected integers; pass numpy"),
         (
             "LM",
             [[1, 2]],

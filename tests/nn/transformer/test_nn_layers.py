@@ -86,7 +86,7 @@ def test_a_layer_is_one_call(kind, activation, training, calls):
 def test_step_by_step_it_has_the_same_bits(kind, activation, batch_first, norm_first, dtype, calls, monkeypatch):
     layer = make(kind, activation=activation, batch_first=batch_first, norm_first=norm_first, dtype=dtype)
     inputs = [x if batch_first else x.swapaxes(0, 1) for x in inputs_of(kind, dtype)]
-    expected = layer.forward_with_weights(*inputs, **masks_of(kind))
+    expected = layer(*inputs, **masks_of(kind), need_weights=True)
     assert_same_bits(layer(*inputs, **masks_of(kind)), expected[0])
     assert calls == ["layer"] * 2
     layer.dropout = 0.0
@@ -94,7 +94,7 @@ def test_step_by_step_it_has_the_same_bits(kind, activation, batch_first, norm_f
         getattr(layer, name).dropout = 0.0
     function = nn.feed_forward._FUNCTIONS[activation]
     layer.activation = lambda x: function(x)  # one that the core does not know
-    actual = layer.train().forward_with_weights(*inputs, **masks_of(kind))
+    actual = layer.train()(*inputs, **masks_of(kind), need_weights=True)
     assert "layer" not in calls[2:]
     for one, other in zip(actual, expected, strict=True):
         if other is not None:
@@ -141,7 +141,7 @@ def test_what_took_a_parts_place_is_called(kind):
 @every_kind
 def test_weights_have_heads(kind):
     layer, inputs = make(kind, batch_first=True), inputs_of(kind)
-    result = layer.forward_with_weights(*inputs)
+    result = layer(*inputs, need_weights=True)
     assert_same_bits(result[0], layer(*inputs))
     shapes = [(3, HEADS, 5, 5), (3, HEADS, 5, 7)]
     for weights, shape in zip(result[1 : len(inputs) + 1], shapes, strict=False):
@@ -235,8 +235,8 @@ def test_the_first_numbers_are_of_torchs_distributions(kind, torch):
         ({"nhead": 2.0}, TypeError, "nhead is of type float, expected an int"),
         ({"dim_feedforward": 0}, ValueError, "dim_feedforward is 0, expected 1 or more"),
         ({"dropout": -1}, ValueError, "dropout is -1, expected a probability from 0 to 1"),
-        ({"activation": "swish"}, ValueError, "activation is 'swish', expected one of 'relu', 'gelu'"),
-        ({"activation": 3}, TypeError, "activation is of type int, expected one of 'relu'"),
+        ({"activation": "swish"}, ValueError, "activation is 'swish'; it must be 'relu', 'gelu'"),
+        ({"activation": 3}, ValueError, "activation is of type int; it must be 'relu', .* or a callable"),
         ({"layer_norm_eps": -1}, ValueError, "eps is -1, expected a finite number of 0 or more"),
         ({"batch_first": 1}, TypeError, "batch_first is of type int, expected True or False"),
         ({"norm_first": "yes"}, TypeError, "norm_first is of type str, expected True or False"),

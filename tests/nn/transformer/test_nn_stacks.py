@@ -140,6 +140,26 @@ def test_a_stack_is_its_layers_in_turn(with_norm, x):
     assert_same_bits(decoder(x, x, **masks), norm(y) if with_norm else y)
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_weights_on_request_are_the_layers(kind, x):
+    layer = layer_of(ENCODER if kind == "encoder" else DECODER)
+    stack = perturb((nn.TransformerEncoder if kind == "encoder" else nn.TransformerDecoder)(layer, 2, nn.LayerNorm(E)))
+    given = (x,) if kind == "encoder" else (x, x[:, :4])
+    masks = {f"{'src' if kind == 'encoder' else 'tgt'}_key_padding_mask": RIGHT}
+    output, *weights = stack(*given, need_weights=True, **masks)
+    assert_same_bits(output, stack(*given, **masks))
+    y, expected = x, []
+    for each in stack.layers:
+        y, *seen = each(y, *given[1:], need_weights=True, **masks)
+        expected.append(seen)
+    for one, other in zip(weights, zip(*expected, strict=True), strict=True):
+        if one is None:
+            assert other == (None, None)
+        else:
+            for left, right in zip(one, other, strict=True):
+                assert_same_bits(left, right)
+
+
 @pytest.mark.parametrize(("stack", "kind"), [(nn.TransformerEncoder, ENCODER), (nn.TransformerDecoder, DECODER)])
 def test_layers_are_copies_and_state_goes_there_and_back(stack, kind, x):
     one = layer_of(kind)

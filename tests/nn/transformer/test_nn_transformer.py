@@ -313,7 +313,7 @@ def test_mistakes_of_a_call_are_named(inputs, options, error, message):
         ({"d_model": 9}, ValueError, "d_model is 9 and nhead is 2, expected a multiple"),
         ({"num_encoder_layers": 0}, ValueError, "num_layers is 0, expected 1 or more"),
         ({"batch_first": 0}, TypeError, "batch_first is of type int, expected True or False"),
-        ({"activation": "swish"}, ValueError, "activation is 'swish', expected one of 'relu'"),
+        ({"activation": "swish"}, ValueError, "activation is 'swish'; it must be 'relu'"),
     ],
 )
 def test_mistakes_of_the_constructor_are_named(arguments, error, message):
