@@ -913,6 +913,8 @@ def as_arguments(
     key_lengths: Any,
 ) -> tuple[BoolArray | None, bool, Any, Any, Any]:
     """Lower a mask to attn_mask, is_causal, align, window and key_lengths, combined with those of the call."""
+    is_causal = is_causal if isinstance(is_causal, int) else as_flag(is_causal, "is_causal")
+    offset_of(align, scores[-2], scores[-1])  # raises if it is not an alignment
     parts = parts_of(mask, scores, heads, "attn_mask")
     attend, lengths, bounds = parts.attend, parts.lengths, (parts.first, parts.last)
     own = bool(is_causal) or window is not None
@@ -998,6 +1000,11 @@ def _constructed(mask: Mask) -> Iterator[Mask]:
             stack.append(one.mask)
         else:
             yield one
+
+
+def has_pairs(mask: Mask) -> bool:
+    """Tell whether what a mask hides depends on the query."""
+    return any(isinstance(one, (_Interval, _Document)) for one in _constructed(mask))
 
 
 def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:

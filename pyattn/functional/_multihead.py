@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.arguments import as_count, as_flag, as_probability, naming_keywords
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Rotation
 from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 
@@ -119,6 +119,7 @@ def multi_head_attention_forward(
     keep_mask: npt.ArrayLike | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> tuple[FloatArray, FloatArray | None]: ...
+@naming_keywords
 def multi_head_attention_forward(
     query: npt.ArrayLike,
     key: npt.ArrayLike,

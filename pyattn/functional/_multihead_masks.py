@@ -204,7 +204,9 @@ def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
     if lengths is not None:
         return np.asarray(np.arange(x.shape[-1]) >= lengths[..., np.newaxis])
     blocked = x.blocked()
-    if blocked.ndim > 2:
+    while blocked.ndim > 2 and blocked.shape[-2] == 1:  # of heads and queries
+        blocked = blocked[..., 0, :]
+    if blocked.ndim > 2 or masks.has_pairs(x):
         raise ValueError(
             f"{name} has shape {blocked.shape}; it takes pyattn.masks.padding(lengths, S) or a mask (N, S), and a mask "
             "of pairs goes to attn_mask"

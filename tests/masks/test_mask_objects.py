@@ -187,6 +187,10 @@ def test_modules_take_padding_of_keys(call, heads):
     array = np.arange(S) >= np.array(LENGTHS)[:, None]
     assert_same(call(masks.padding(LENGTHS, S, heads=heads)), call(array))
     assert_same(call(masks.from_blocked(array)), call(array))
+    two = masks.padding(LENGTHS, S, heads=heads) & masks.padding(S - 1, S, heads=heads)
+    assert_same(call(two), call(two.blocked().reshape(N, S)))
+    left = masks.padding(LENGTHS, S, heads=heads).complement()
+    assert_same(call(left), call(masks.from_blocked(~array)))
 
 
 def test_one_head_reads_a_mask_without_a_heads_axis():
@@ -460,6 +464,8 @@ def test_a_mask_is_drawn():
             "key_padding_mask has shape (1, 9), expected (2, 9)",
         ),
         (lambda: mha()(Q, K, K, key_padding_mask=masks.document([[0] * S] * 2)), "a mask of pairs goes to attn_mask"),
+        (lambda: mha()(*[normal(S, S, E)] * 3, key_padding_mask=masks.causal(S)), "a mask of pairs goes to attn_mask"),
+        (lambda: pyattn.attention(K, K, K, attn_mask=masks.causal(S), align="corner"), "align is 'corner'"),
         (lambda: cached(masks.causal(L)), "is causal(6) for 6 queries and 6 keys; the call has 6 and 9"),
     ],
 )

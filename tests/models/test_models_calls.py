@@ -10,6 +10,7 @@ import pytest
 from support.helpers import assert_same_bits
 from support.published import BERT, bert_tensors, write_model
 
+import pyattn
 from pyattn import models, nn
 
 IDS = [[3, 1, 4, 1], [5, 9, 2, 6]]
@@ -51,6 +52,12 @@ def test_masks_of_any_kind_mean_the_same(kind, folder):
     model, expected = models.load(folder), states(models.load(folder))
     mask = MASK if kind is list else np.array(MASK, kind)
     assert_same_bits(model(IDS, mask).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_mask_object_of_padding_means_the_same(heads, folder):
+    mask = pyattn.masks.padding(np.sum(MASK, axis=1), 4, heads=heads)
+    assert_same_bits(models.load(folder)(IDS, mask).last_hidden_state, states(models.load(folder)))
 
 
 def test_a_sequence_of_padding_alone_attends_to_nothing(folder):
