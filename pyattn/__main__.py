@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 import pyattn
 import pyattn.tracing.article as article
-from pyattn.interop.torch import import_torch
 
 Array = npt.NDArray[np.floating[Any]]
 OUTPUT_BOUND = 1e-6  # largest error of the outputs, compared with NumPy in float64
@@ -225,6 +224,8 @@ def show_speed() -> None:
 
 
 def _torch_with(threads: int) -> Any:
+    from pyattn.interop.torch import import_torch
+
     try:
         torch = import_torch()
     except ImportError:

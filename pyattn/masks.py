@@ -79,6 +79,10 @@ class Mask:
         """Return the call that makes the mask, as text."""
         raise NotImplementedError
 
+    def _operands(self) -> tuple[Mask, ...]:
+        """Return the masks that an operator has combined."""
+        return ()
+
     # Array interface
 
     @property
@@ -449,6 +453,9 @@ class _Pair(Mask):
     def shape(self) -> tuple[int, ...]:
         return self._shape
 
+    def _operands(self) -> tuple[Mask, ...]:
+        return (self.left, self.right)
+
     def _name(self) -> str:
         left, right = (f"({one._name()})" if isinstance(one, _Pair) else one._name() for one in (self.left, self.right))
         return f"{left} {self.sign} {right}"
@@ -476,6 +483,9 @@ class _Complement(Mask):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.mask.shape
+
+    def _operands(self) -> tuple[Mask, ...]:
+        return (self.mask,)
 
     def _name(self) -> str:
         return f"({self.mask._name()}).complement()"
@@ -841,7 +851,7 @@ def _sizes(
 ) -> tuple[int, int, int, str]:
     """Read sizes and alignment; return q_len, kv_len, the position of query 0, and the arguments as text."""
     q_len = as_count(L, "L", least=0, most=_MOST)
-    kv_len = q_len if S is None else as_count(S, "S", least=0, most=_MOST)
+    kv_len = as_count(S, "S", least=0, most=_MOST, default=q_len)
     text = f"{q_len}" + ("" if S is None or (q_len == kv_len and align is None) else f", {kv_len}")
     if align is None and q_len != kv_len:
         raise ValueError(
@@ -886,7 +896,7 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
     lengths: npt.NDArray[np.int64] | None = None
     rest: list[Mask] = []
     batch = scores[: -3 if heads else -2]
-    for leaf in _leaves(mask):
+    for leaf in _leaves(mask, _Both):
         if type(leaf) is _Interval and leaf.shape == scores[-2:]:
             bounds = _intersect(bounds, (leaf.first, leaf.last))
         elif isinstance(leaf, _Lengths) and leaf.kv_len == scores[-1] and leaf.lengths.ndim <= len(batch):
@@ -978,38 +988,26 @@ def _and(one: BoolArray | None, other: BoolArray) -> BoolArray:
     return other if one is None else one & other
 
 
-def _leaves(mask: Mask) -> Iterator[Mask]:
-    """Yield the masks of an intersection."""
+def _leaves(mask: Mask, opened: type[Mask]) -> Iterator[Mask]:
+    """Yield the masks that a mask is made of; those of the type `opened` are taken apart."""
     stack = [mask]
     while stack:
         one = stack.pop()
-        if isinstance(one, _Both):
-            stack += [one.right, one.left]
-        else:
-            yield one
-
-
-def _constructed(mask: Mask) -> Iterator[Mask]:
-    """Yield every mask that a constructor made, of all that a mask is made of."""
-    stack = [mask]
-    while stack:
-        one = stack.pop()
-        if isinstance(one, _Pair):
-            stack += [one.right, one.left]
-        elif isinstance(one, _Complement):
-            stack.append(one.mask)
+        parts = one._operands() if isinstance(one, opened) else ()
+        if parts:
+            stack += reversed(parts)
         else:
             yield one
 
 
 def has_pairs(mask: Mask) -> bool:
     """Tell whether what a mask hides depends on the query."""
-    return any(isinstance(one, (_Interval, _Document)) for one in _constructed(mask))
+    return any(isinstance(one, (_Interval, _Document)) for one in _leaves(mask, Mask))
 
 
 def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:
     """Require the call's sizes, because masks are never cropped, and its heads axis."""
-    made = list(_constructed(mask))
+    made = list(_leaves(mask, Mask))
     for one in made:
         if isinstance(one, (_Interval, _Document)) and one.shape[-2:] != scores[-2:]:
             raise ValueError(

@@ -99,7 +99,7 @@ class KVCache:
         self.num_layers = as_count(num_layers, "num_layers", least=1)
         self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1)
         self.head_dim = as_count(head_dim, "head_dim", least=1)
-        self.v_head_dim = self.head_dim if v_head_dim is None else as_count(v_head_dim, "v_head_dim", least=1)
+        self.v_head_dim = as_count(v_head_dim, "v_head_dim", least=1, default=self.head_dim)
         self.dtype = as_float_dtype(dtype)
         self.window = None if window is None else as_count(window, "window", least=0)
         self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)

@@ -104,7 +104,7 @@ class FeedForward(Module):
         super().__init__()
         size = as_count(embed_dim, "embed_dim", least=1)
         hidden = as_count(dim_feedforward, "dim_feedforward", least=1)
-        out = as_count(size if out_dim is None else out_dim, "out_dim", least=1)
+        out = as_count(out_dim, "out_dim", least=1, default=size)
         self.dropout = as_probability(dropout, "dropout")
         self.activation = as_activation(activation)
         generator = as_generator(rng)

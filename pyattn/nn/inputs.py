@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import FLOATS, as_count, as_float_dtype
+from pyattn._util.arguments import FLOATS
 
 __all__ = [
-    "as_count",
-    "as_float_dtype",
     "as_input",
     "check_dtype",
     "check_multiple",

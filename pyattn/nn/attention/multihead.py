@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_finite, as_flag, as_float_dtype, as_probability
+from pyattn._util.arguments import as_count, as_finite, as_flag, as_float_dtype, as_probability
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
@@ -19,7 +19,7 @@ from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
 from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
 from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
-from pyattn.nn.inputs import as_count, as_input, check_dtype, check_multiple
+from pyattn.nn.inputs import as_input, check_dtype, check_multiple
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import RotaryEmbedding
