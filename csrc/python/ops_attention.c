@@ -190,7 +190,7 @@ static int lower_mask(PyObject **values, owned *o)
     static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW, PYATTN_KEY_LENGTHS};
     PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[10] = {NULL};
     if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
-    PyObject *module = PyImport_ImportModule("pyattn.masks");
+    PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
     PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
     const int is_object = class ? PyObject_IsInstance(mask, class) : -1;
     Py_XDECREF(class);

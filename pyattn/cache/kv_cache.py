@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.io as io
-import pyattn.masks as masks
 from pyattn._util.arguments import as_count, as_float_dtype
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import RNG, CacheUse, FloatArray, Layout, Score, Window
@@ -20,6 +19,8 @@ from pyattn.cache import files, pages
 from pyattn.cache.inputs import as_counts, as_floats, as_query, as_rows
 from pyattn.cache.pages import Growth, Layer, Page, PageSizes
 from pyattn.functional._attention import AttentionResult
+from pyattn.masks import Mask
+from pyattn.masks._lowering import checked_array
 
 __all__ = ["KVCache"]
 
@@ -391,9 +392,9 @@ class KVCache:
         """
         held, use = self._read(layer)
         queries, length = as_query(query, self.batch_size, self._sizes, layout)
-        if isinstance(attn_mask, masks.Mask):
+        if isinstance(attn_mask, Mask):
             heads = queries.shape[2 if layout == "bshd" else 1]
-            attn_mask = masks.as_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
+            attn_mask = checked_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
         if self.window is not None:
             if window is not None:
                 raise ValueError(f"window was given, but the cache has its own, window={self.window}: leave it out")

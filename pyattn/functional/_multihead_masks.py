@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-import pyattn.masks as masks
+import pyattn.masks._lowering as lowering
 from pyattn._util.typing import Window
 from pyattn._util.warnings import MaskWarning, warn
+from pyattn.masks import Mask
 
 __all__ = ["Masking", "ScoreSizes", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
 
@@ -101,7 +102,7 @@ def to_core(
     has_window: bool = True,
 ) -> Masking:
     """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths or an array."""
-    if isinstance(masking.attn_mask, masks.Mask):
+    if isinstance(masking.attn_mask, Mask):
         masking = _lower(masking, masking.attn_mask, sizes, names[0], cached, has_window)
         mask = masking.attn_mask
     else:
@@ -115,13 +116,13 @@ def to_core(
     return masking._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
 
 
-def _lower(masking: Masking, mask: masks.Mask, sizes: ScoreSizes, name: str, cached: bool, has_window: bool) -> Masking:
+def _lower(masking: Masking, mask: Mask, sizes: ScoreSizes, name: str, cached: bool, has_window: bool) -> Masking:
     """Replace a mask object by equivalent arguments."""
     scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
     # With a cache, the position of query 0 differs by batch entry, so intervals do not apply.
     if cached:
-        return masking._replace(attn_mask=~masks.as_array(mask, scores, True, name))
-    parts = masks.parts_of(mask, scores, True, name)
+        return masking._replace(attn_mask=~lowering.checked_array(mask, scores, True, name))
+    parts = lowering.parts_of(mask, scores, True, name)
     attend, first, last = parts.attend, parts.first, parts.last
     if (first, last) != (None, None):
         causal = first is None and last == 0
@@ -132,11 +133,11 @@ def _lower(masking: Masking, mask: masks.Mask, sizes: ScoreSizes, name: str, cac
         elif around_own and has_window and masking.window is None:
             masking = masking._replace(window=(None if first is None else -first, last))
         else:
-            band = masks.interval(sizes.q_len, sizes.kv_len, first, last)
+            band = lowering.interval(sizes.q_len, sizes.kv_len, first, last)
             attend = band if attend is None else attend & band
     lengths = masking.key_lengths
     if parts.lengths is not None:
-        lengths = masks.shorter_lengths(lengths, parts.lengths)
+        lengths = lowering.shorter_lengths(lengths, parts.lengths)
     return masking._replace(attn_mask=None if attend is None else ~attend, key_lengths=lengths)
 
 
@@ -180,7 +181,7 @@ def _read_padding(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Arra
     if mask.shape != (*sizes.batch, sizes.kv_len):
         meaning = "(N, S)" if sizes.batch else "(S,), unbatched as query"
         raise ValueError(f"{name} has shape {mask.shape}, expected {(*sizes.batch, sizes.kv_len)}: {meaning}")
-    if not isinstance(x, masks.Mask) and mask.dtype == np.bool_ and _looks_padding_inverted(mask):
+    if not isinstance(x, Mask) and mask.dtype == np.bool_ and _looks_padding_inverted(mask):
         warn(
             MaskWarning,
             f"{name} blocks the first keys of its rows, since True = blocked here, as in torch.nn. If padding is on "
@@ -198,15 +199,15 @@ def _looks_padding_inverted(blocked: Array) -> bool:
 
 def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
     """Read a mask of keys as (N, S) or (S,), True = blocked; mask objects are converted."""
-    if not isinstance(x, masks.Mask):
+    if not isinstance(x, Mask):
         return _flags_or_floats(x, name)
-    lengths = masks.padding_lengths(x)
+    lengths = lowering.padding_lengths(x)
     if lengths is not None:
         return np.asarray(np.arange(x.shape[-1]) >= lengths[..., np.newaxis])
     blocked = x.blocked()
     while blocked.ndim > 2 and blocked.shape[-2] == 1:  # of heads and queries
         blocked = blocked[..., 0, :]
-    if blocked.ndim > 2 or masks.has_pairs(x):
+    if blocked.ndim > 2 or lowering.has_pairs(x):
         raise ValueError(
             f"{name} has shape {blocked.shape}; it takes pyattn.masks.padding(lengths, S) or a mask (N, S), and a mask "
             "of pairs goes to attn_mask"

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-import pyattn.masks as masks
 from pyattn._util.arguments import as_choice, naming_keywords
 from pyattn._util.typing import Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
+from pyattn.masks import Mask
+from pyattn.masks._lowering import as_arguments
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
 
@@ -181,9 +182,9 @@ def self_attention(
         raise ValueError(f"w_query gives {len(query)} features per query, but w_key gives {len(key)} per key")
     biases = _biases_of(bias, {"w_query": query, "w_key": key, "w_value": value})
     pairs = (*own.shape[:-1], other.shape[-2])
-    if isinstance(attn_mask, masks.Mask):
+    if isinstance(attn_mask, Mask):
         options = (is_causal, align, window, key_lengths)
-        attn_mask, *lowered = masks.as_arguments(attn_mask, pairs, False, *options)
+        attn_mask, *lowered = as_arguments(attn_mask, pairs, False, *options)
         is_causal, align, window, key_lengths = lowered
     if attn_mask is not None:
         attn_mask = _mask_of(attn_mask, pairs)

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-import pyattn.masks as masks
 from pyattn._util.ids import as_ids
 from pyattn._util.typing import IntArray
 from pyattn.functional._multihead_masks import read_padding_mask
+from pyattn.masks import Mask
 
 __all__ = ["as_ids_per_token", "as_padding", "as_tokens"]
 
@@ -39,7 +39,7 @@ def as_padding(x: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDArray[n
     """Convert an attention_mask, 1 or True = attend, to a padding mask, True = blocked; None if none is."""
     if x is None:
         return None
-    if isinstance(x, masks.Mask):
+    if isinstance(x, Mask):
         x = ~read_padding_mask(x, "attention_mask")
     mask = _core.as_array(x, "attention_mask")
     if mask.shape != shape:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 import pyattn._core as _core
-import pyattn.masks as masks
 from pyattn._util.arguments import as_choice
 from pyattn._util.in_proj import in_projections
 from pyattn._util.typing import Score
 from pyattn.functional._multihead_masks import read_padding_mask
+from pyattn.masks import Mask
+from pyattn.masks._lowering import checked_array
 from pyattn.testing.bounds import PRECISIONS, Precision, precision_of
 from pyattn.testing.calling import is_of, parts_of, read_numbers, signature_of, text_of, to_torch
 from pyattn.testing.formula import Affine, Array, Computed, Formula, compute
@@ -331,13 +332,13 @@ class Side:
         blocked = hasattr(self.target, "state_dict") and self.kind is not SELF_ATTENTION
 
         def lower(name: str, x: Any) -> Any:
-            if not isinstance(x, masks.Mask):
+            if not isinstance(x, Mask):
                 return x
             return self._block(inputs, name, x) if blocked else np.asarray(x)
 
         return {name: lower(name, x) for name, x in arguments.items()}
 
-    def _block(self, inputs: list[Array], name: str, mask: masks.Mask) -> Array:
+    def _block(self, inputs: list[Array], name: str, mask: Mask) -> Array:
         """Make a mask of a shape that torch takes, (L, S), (N * num_heads, L, S) or, for padding, (N, S)."""
         if name == "key_padding_mask":
             return read_padding_mask(mask, name)
@@ -346,7 +347,7 @@ class Side:
             return blocked
         query, key = (x if x.ndim < 3 or self.target.batch_first else x.swapaxes(0, 1) for x in inputs[:2])
         scores = (*query.shape[:-2], int(self.target.num_heads), query.shape[-2], key.shape[-2])
-        return np.broadcast_to(~masks.as_array(mask, scores, True, name), scores).reshape(-1, *scores[-2:])
+        return np.broadcast_to(~checked_array(mask, scores, True, name), scores).reshape(-1, *scores[-2:])
 
     def precision(self, inputs: list[Array]) -> Precision:
         """Return the precision of a module's parameters, a function's inputs, or the expected numbers."""
@@ -411,7 +412,7 @@ def read_arrays(given: Arguments) -> dict[str, Any]:
     """Make NumPy arrays of all arguments that are arrays; mask objects wait for the side that they are given to."""
 
     def is_array(x: Any, name: str) -> bool:
-        if isinstance(x, masks.Mask):
+        if isinstance(x, Mask):
             return False
         if isinstance(x, list):
             return name in ARRAYS

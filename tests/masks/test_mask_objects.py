@@ -100,6 +100,7 @@ BLOCKED = {
     "MultiheadAttention": lambda mask: mha()(Q, K, K, attn_mask=mask),
     "MultiheadAttention, add_bias_kv": lambda mask: mha(add_bias_kv=True)(Q, K, K, attn_mask=mask),
     "MultiheadAttention, key_lengths": lambda mask: mha()(Q, K, K, attn_mask=mask, key_lengths=[7, 8]),
+    "MultiheadAttention, window": lambda mask: mha()(Q, K, K, attn_mask=mask, window=(3, 1)),
     "multi_head_attention_forward": function,
     "decode_step": decode,
     "attend_memory": attend_memory,
@@ -136,6 +137,55 @@ def test_modules_read_a_mask_as_its_array_blocked(call, mask):
         warnings.simplefilter("ignore")  # some of these look inverted as arrays
         expected = call(blocked.reshape(N * H, L, S))
     assert_same(call(mask), expected)
+
+
+def drawn_mask(rng, batch, heads, has_heads):
+    """Up to three of the masks that fit scores of (*batch, heads, L, S), combined."""
+    size = int(np.prod(batch))
+    ids = rng.integers(3, size=(2, *batch, S))
+    makers = [
+        lambda: masks.causal(L, S, align=int(rng.integers(-2, 5))),
+        lambda: masks.window(L, S, left=int(rng.integers(4)), right=None, align="lower_right"),
+        lambda: masks.padding(rng.integers(1, S + 1, size).reshape(batch), S, heads=has_heads),
+        lambda: masks.document(ids[0, ..., :L], ids[1], heads=has_heads),
+        lambda: masks.from_array(rng.random((heads, L, S) if has_heads else (L, S)) < 0.8),
+    ]
+    chosen = [makers[n]() for n in rng.choice(len(makers), rng.integers(1, 4), replace=False)]
+    mask = chosen[0]
+    for other in chosen[1:]:
+        mask = mask | other if rng.random() < 0.2 else mask & other
+    return mask
+
+
+@for_each("seed", range(300))
+def test_a_mask_beside_any_arguments_is_read_as_its_array(seed):
+    """Sizes of any rank, also mixed; grouped heads; either layout; and what the call hides itself."""
+    rng = np.random.default_rng(seed)
+    has_heads, grouped = (bool(flag) for flag in rng.integers(2, size=2))
+    batch = ((), (2,), (2, 3))[rng.integers(3 if has_heads else 2)]
+    grouped = has_heads and (grouped or not batch)  # three axes have heads if they are grouped
+    heads = (4, 2, 2) if grouped else (3, 3, 3)
+    shapes = [(*batch, *((heads[n],) if has_heads else ()), (L, S, S)[n], 4) for n in range(3)]
+    arrays = [rng.standard_normal(shape).astype("f4") for shape in shapes]
+    if batch and rng.random() < 0.3:  # one of the inputs has no batch
+        n = rng.integers(3)
+        arrays[n] = arrays[n][(0,) * len(batch)]
+    options = {"enable_gqa": grouped}
+    if has_heads and rng.random() < 0.3:
+        arrays, options["layout"] = [x.swapaxes(-2, -3) for x in arrays], "bshd"
+    if rng.random() < 0.5:
+        options["align"] = ("upper_left", "lower_right", 2)[rng.integers(3)]
+        options["is_causal"] = bool(rng.integers(2))
+    if rng.random() < 0.3:
+        options.setdefault("align", "lower_right")
+        options["window"] = (3, None)
+    if rng.random() < 0.3:
+        options["key_lengths"] = rng.integers(1, S + 1, batch)
+    mask = drawn_mask(rng, batch, heads[0], has_heads)
+    found, expected = (
+        pyattn.attention(*arrays, attn_mask=one, need_weights=True, **options) for one in (mask, np.asarray(mask))
+    )
+    assert_same(found, expected)
 
 
 SQUARE = {
@@ -392,11 +442,16 @@ def test_a_mask_of_entries_fits_values_of_more_entries():
     assert_same_bits(pyattn.attention(Q4[:1], K4[:1], value, attn_mask=mask), expected)
 
 
-def test_a_mask_made_of_itself_stays_cheap():
+def test_many_masks_are_one():
+    """As deep as they are made, and each only once."""
     mask = masks.causal(3)
     for _ in range(40):
         mask = mask | mask
-    assert mask.shape == (3, 3)
+    np.testing.assert_array_equal(mask, np.tri(3))
+    for n in range(3000):
+        mask = mask | masks.document([n, n, n + 1])
+    np.testing.assert_array_equal(mask, [[1, 1, 0], [1, 1, 0], [1, 1, 1]])
+    assert repr(mask).startswith("causal(3) | document([0, 0, 1]) | document([1, 1, 2]) | ")
 
 
 def test_a_mask_is_drawn():
@@ -428,6 +483,14 @@ def test_a_mask_is_drawn():
         (
             lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding([0, 1], 1).complement()),
             "is padding([0, 1], 1) for 1 keys; the call has 9",
+        ),
+        (
+            lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.document([0])),
+            "is document([0]) for 1 queries and 1 keys; the call has 6 and 9",
+        ),
+        (
+            lambda: pyattn.attention(K, K, K, enable_gqa=True, attn_mask=masks.padding(LENGTHS, S, heads=False)),
+            "and the call has a heads axis; make it with heads=True",
         ),
         (
             lambda: pyattn.attention(Q4, K4[0, 0], K4[0, 0], attn_mask=masks.causal(1)),

@@ -1,21 +1,4 @@
-"""Mask objects: which query attends to which key. True = attend, in every function and module.
-
->>> import pyattn
->>> pyattn.masks.causal(4)
-causal(4)
-  x . . .
-  x x . .
-  x x x .
-  x x x x
->>> pyattn.masks.causal(4).astype(int)
-array([[1, 0, 0, 0],
-       [1, 1, 0, 0],
-       [1, 1, 1, 0],
-       [1, 1, 1, 1]])
-
-Every function and module takes mask objects. The meaning of a bare bool array depends on the function: True = attend
-in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask object is never ambiguous.
-"""
+"""Mask objects and the functions that make them."""
 
 from __future__ import annotations
 
@@ -23,7 +6,7 @@ import functools
 import importlib
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsIndex, get_args
+from typing import Any, SupportsIndex, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +15,6 @@ import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import Align, Corner
-
-__all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -116,7 +97,7 @@ class Mask:
         if ufunc in (np.bitwise_and, np.bitwise_or) and method == "__call__" and not options:
             sign = "&" if ufunc is np.bitwise_and else "|"
             left, right = (_operand(x, sign) for x in inputs)
-            return _both(left, right) if sign == "&" else _Either(left, right)
+            return both(left, right) if sign == "&" else Either(left, right)
         if ufunc is np.invert:
             return ~self
         arrays = [x._attend() if isinstance(x, Mask) else x for x in inputs]
@@ -231,11 +212,11 @@ class Mask:
 
     def __and__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where both do."""
-        return _both(self, _operand(other, "&"))
+        return both(self, _operand(other, "&"))
 
     def __or__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where either does."""
-        return _Either(self, _operand(other, "|"))
+        return Either(self, _operand(other, "|"))
 
     def __invert__(self) -> Mask:
         """Raise, because most users of ``~`` mean a change of polarity."""
@@ -252,7 +233,7 @@ class Mask:
         Mask
             Of the same shape.
         """
-        return _Complement(self)
+        return Complement(self)
 
     # Conversion
 
@@ -312,7 +293,7 @@ class Mask:
         return "\n".join([self._name(), *("  " + " ".join(".x"[int(seen)] for seen in row) for row in self._attend())])
 
 
-class _Interval(Mask):
+class Interval(Mask):
     """Query i attends to keys i + first to i + last; None is unbounded."""
 
     __slots__ = ("first", "kv_len", "last", "name", "q_len")
@@ -342,12 +323,7 @@ class _Interval(Mask):
         return before
 
 
-def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> BoolArray:
-    """Compute which keys i + first to i + last each query i attends to."""
-    return _Interval(q_len, kv_len, first, last, "")._attend()
-
-
-class _Lengths(Mask):
+class Lengths(Mask):
     """Key j of batch entry b is attended to when j < lengths[b]."""
 
     __slots__ = ("heads", "kv_len", "lengths")
@@ -372,7 +348,7 @@ class _Lengths(Mask):
         return (np.arange(self.kv_len) < self.lengths[..., np.newaxis]).reshape(self.shape)
 
 
-class _Document(Mask):
+class Document(Mask):
     """Queries attend to keys of the same id."""
 
     __slots__ = ("heads", "kv_ids", "q_ids")
@@ -399,7 +375,7 @@ class _Document(Mask):
         return same.reshape(self.shape)
 
 
-class _Prefix(_Interval):
+class Prefix(Interval):
     """Causal, and all queries attend to the first n keys."""
 
     __slots__ = ("n",)
@@ -414,7 +390,7 @@ class _Prefix(_Interval):
         return visible
 
 
-class _Given(Mask):
+class Given(Mask):
     """A mask given as an array."""
 
     __slots__ = ("array", "name")
@@ -433,48 +409,49 @@ class _Given(Mask):
         return self.array.copy()
 
 
-class _Pair(Mask):
-    """Two masks and an operator, computed on demand."""
+class Combined(Mask):
+    """Masks and an operator, computed on demand."""
 
-    __slots__ = ("_shape", "left", "right")
+    __slots__ = ("_shape", "operands")
     sign: str
     combine: np.ufunc
 
     def __init__(self, left: Mask, right: Mask) -> None:
-        self.left, self.right = left, right
         try:
             self._shape = np.broadcast_shapes(left.shape, right.shape)
         except ValueError:
             raise ValueError(
                 f"masks of shapes {left.shape} and {right.shape} do not broadcast: both end in (L, S)"
             ) from None
+        sides = [one._operands() if type(one) is type(self) else (one,) for one in (left, right)]
+        self.operands = tuple({id(one): one for side in sides for one in side}.values())  # each mask once
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape
 
     def _operands(self) -> tuple[Mask, ...]:
-        return (self.left, self.right)
+        return self.operands
 
     def _name(self) -> str:
-        left, right = (f"({one._name()})" if isinstance(one, _Pair) else one._name() for one in (self.left, self.right))
-        return f"{left} {self.sign} {right}"
+        names = (f"({one._name()})" if isinstance(one, Combined) else one._name() for one in self.operands)
+        return f" {self.sign} ".join(names)
 
     def _attend(self) -> BoolArray:
-        return np.asarray(self.combine(self.left._attend(), self.right._attend()))
+        return np.asarray(functools.reduce(self.combine, (one._attend() for one in self.operands)))
 
 
-class _Both(_Pair):
+class Both(Combined):
     __slots__ = ()
     sign, combine = "&", np.logical_and
 
 
-class _Either(_Pair):
+class Either(Combined):
     __slots__ = ()
     sign, combine = "|", np.logical_or
 
 
-class _Complement(Mask):
+class Complement(Mask):
     __slots__ = ("mask",)
 
     def __init__(self, mask: Mask) -> None:
@@ -503,20 +480,20 @@ def _operand(other: object, sign: str) -> Mask:
         raise TypeError(
             f"the other side of {sign} has dtype {array.dtype}; it must be a mask or a bool array with True = attend"
         )
-    return _Given(array, "from_array")
+    return Given(array, "from_array")
 
 
-def _both(left: Mask, right: Mask) -> Mask:
+def both(left: Mask, right: Mask) -> Mask:
     """Intersect two masks; intervals of equal size and lengths of equal batch are merged."""
-    if type(left) is _Interval and type(right) is _Interval and left.shape == right.shape:
-        first, last = _intersect((left.first, left.last), (right.first, right.last))
-        return _Interval(left.q_len, left.kv_len, first, last, f"{left.name} & {right.name}")
-    if isinstance(left, _Lengths) and isinstance(right, _Lengths) and left.shape == right.shape:
-        return _Lengths(np.minimum(left.lengths, right.lengths), left.kv_len, left.heads)
-    return _Both(left, right)
+    if type(left) is Interval and type(right) is Interval and left.shape == right.shape:
+        first, last = intersect((left.first, left.last), (right.first, right.last))
+        return Interval(left.q_len, left.kv_len, first, last, f"{left.name} & {right.name}")
+    if isinstance(left, Lengths) and isinstance(right, Lengths) and left.shape == right.shape:
+        return Lengths(np.minimum(left.lengths, right.lengths), left.kv_len, left.heads)
+    return Both(left, right)
 
 
-def _intersect(
+def intersect(
     one: tuple[int | None, int | None], other: tuple[int | None, int | None]
 ) -> tuple[int | None, int | None]:
     firsts, lasts = ([pair[n] for pair in (one, other) if pair[n] is not None] for n in (0, 1))
@@ -560,7 +537,7 @@ def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | N
       x x x x
     """
     q_len, kv_len, offset, text = _sizes(L, S, align, "causal")
-    return _Interval(q_len, kv_len, None, offset, f"causal({text})")
+    return Interval(q_len, kv_len, None, offset, f"causal({text})")
 
 
 def window(
@@ -614,7 +591,7 @@ def window(
     sides = [_side(x, name, far) for x, name in ((left, "left"), (right, "right"))]
     first = None if sides[0] is None else offset - sides[0]
     last = None if sides[1] is None else offset + sides[1]
-    return _Interval(q_len, kv_len, first, last, f"window({text}, left={sides[0]}, right={sides[1]})")
+    return Interval(q_len, kv_len, first, last, f"window({text}, left={sides[0]}, right={sides[1]})")
 
 
 def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> Mask:  # noqa: N803
@@ -654,7 +631,7 @@ def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> 
     most = as_count(S, "S", least=0, most=_MOST)
     if counts.size and (counts.min() < 0 or counts.max() > most):
         raise ValueError(f"lengths go from {counts.min()} to {counts.max()}; they must lie between 0 and S, {most}")
-    return _Lengths(counts.astype(np.int64), most, as_flag(heads, "heads"))
+    return Lengths(counts.astype(np.int64), most, as_flag(heads, "heads"))
 
 
 def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads: bool = True) -> Mask:
@@ -700,7 +677,7 @@ def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads
         raise ValueError(
             f"q_ids {queries.shape} and kv_ids {keys.shape} have batch axes that do not broadcast"
         ) from None
-    return _Document(queries, keys, as_flag(heads, "heads"))
+    return Document(queries, keys, as_flag(heads, "heads"))
 
 
 def prefix(
@@ -747,7 +724,7 @@ def prefix(
     """
     first = as_count(n, "n", least=0, most=_MOST)
     q_len, kv_len, offset, text = _sizes(L, S, align, "prefix")
-    return _Prefix(first, q_len, kv_len, offset, f"prefix({first}, {text})")
+    return Prefix(first, q_len, kv_len, offset, f"prefix({first}, {text})")
 
 
 def from_array(array: npt.ArrayLike) -> Mask:
@@ -778,7 +755,7 @@ def from_array(array: npt.ArrayLike) -> Mask:
       x .
       x x
     """
-    return _Given(_flags(array), "from_array")
+    return Given(_flags(array), "from_array")
 
 
 def from_blocked(array: npt.ArrayLike) -> Mask:
@@ -809,7 +786,7 @@ def from_blocked(array: npt.ArrayLike) -> Mask:
     """
     if isinstance(array, Mask):
         raise TypeError("array is a mask object, which knows what it means; pass an array, or use array.complement()")
-    return _Given(~_flags(array), "from_blocked")
+    return Given(~_flags(array), "from_blocked")
 
 
 def _side(x: SupportsIndex | None, name: str, far: int) -> int | None:
@@ -870,162 +847,3 @@ def offset_of(align: Align | None, q_len: int, kv_len: int) -> int:
     if abs(offset) > _MOST:
         raise ValueError("align is too large: it is the position of query 0 among the keys")
     return offset
-
-
-def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
-    """Return the lengths of a mask made by `padding`, else None."""
-    return mask.lengths if isinstance(mask, _Lengths) else None
-
-
-# Lowering to the core, which takes one interval, one length per batch entry and one array
-
-
-class Parts(NamedTuple):
-    """A mask as the core's arguments: keys i + first to i + last, lengths, and an array for the rest."""
-
-    first: int | None
-    last: int | None
-    lengths: npt.NDArray[np.int64] | None
-    attend: BoolArray | None
-
-
-def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Parts:
-    """Split a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
-    _check_shape(mask, scores, heads, name)
-    bounds: tuple[int | None, int | None] = (None, None)
-    lengths: npt.NDArray[np.int64] | None = None
-    rest: list[Mask] = []
-    batch = scores[: -3 if heads else -2]
-    for leaf in _leaves(mask, _Both):
-        if type(leaf) is _Interval and leaf.shape == scores[-2:]:
-            bounds = _intersect(bounds, (leaf.first, leaf.last))
-        elif isinstance(leaf, _Lengths) and leaf.kv_len == scores[-1] and leaf.lengths.ndim <= len(batch):
-            lengths = leaf.lengths if lengths is None else np.minimum(lengths, leaf.lengths)
-        else:
-            rest.append(leaf)
-    attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
-    return Parts(*bounds, lengths, attend)
-
-
-def as_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
-    """Compute a mask as one array, for calls whose interval and lengths have other uses."""
-    _check_shape(mask, scores, heads, name)
-    return mask._attend()
-
-
-def as_arguments(
-    mask: Mask,
-    scores: tuple[int, ...],
-    heads: bool,
-    is_causal: bool,
-    align: Any,
-    window: Any,
-    key_lengths: Any,
-) -> tuple[BoolArray | None, bool, Any, Any, Any]:
-    """Lower a mask to attn_mask, is_causal, align, window and key_lengths, combined with those of the call."""
-    is_causal = is_causal if isinstance(is_causal, int) else as_flag(is_causal, "is_causal")
-    offset_of(align, scores[-2], scores[-1])  # raises if it is not an alignment
-    parts = parts_of(mask, scores, heads, "attn_mask")
-    attend, lengths, bounds = parts.attend, parts.lengths, (parts.first, parts.last)
-    own = bool(is_causal) or window is not None
-    if lengths is not None:
-        if own and align == "lower_right":  # as key_lengths they would move the lower right corner
-            attend = _and(attend, _Lengths(lengths, scores[-1], heads)._attend())
-        else:
-            key_lengths = shorter_lengths(key_lengths, lengths)
-    if bounds == (None, None):
-        return attend, is_causal, align, window, key_lengths
-    if own or (bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]):
-        attend = _and(attend, interval(scores[-2], scores[-1], *bounds))
-        return attend, is_causal, align, window, key_lengths
-    far = sum(scores[-2:])
-    first, last = (side and max(-far, min(side, far)) for side in bounds)
-    if last is None:
-        return attend, False, first, (0, None), key_lengths
-    return attend, True, last, None if first is None else (last - first, 0), key_lengths
-
-
-def for_attention(
-    mask: Mask,
-    query: tuple[int, ...],
-    key: tuple[int, ...],
-    value: tuple[int, ...],
-    layout: str | None,
-    enable_gqa: bool | None,
-    *options: Any,
-) -> tuple[Any, ...]:
-    """Lower a mask for `pyattn.attention`; the core reports shapes that disagree."""
-    length, head = (-3, -2) if layout == "bshd" else (-2, -3)
-    axes = max(len(query), len(key), len(value))
-    heads = axes > 3 or (axes == 3 and bool(enable_gqa))
-    least = 3 if heads else 2
-    if min(len(query), len(key), len(value)) < (least if layout == "bshd" else 2):
-        return (np.asarray(mask), *options)
-    query, key, value = ((1,) * (axes - len(shape)) + shape for shape in (query, key, value))
-    length = length if heads else -2
-    try:
-        batch = np.broadcast_shapes(query[:-least], key[:-least], value[:-least])
-    except ValueError:
-        return (np.asarray(mask), *options)
-    scores = (*batch, *((max(query[head], key[head]),) if heads else ()), query[length], key[length])
-    return as_arguments(mask, scores, heads, *options)
-
-
-def shorter_lengths(given: npt.ArrayLike | None, lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Combine key_lengths of a call with those of its mask; if they do not fit, the core's message will name them."""
-    if given is None:
-        return lengths
-    array = _core.as_array(given, "key_lengths")
-    try:
-        np.broadcast_shapes(array.shape, lengths.shape)
-    except ValueError:
-        return array
-    fits = array.dtype.kind in "iu" and (array.dtype != np.uint64 or not array.size or array.max() < _MOST)
-    return np.minimum(array.astype(np.int64), lengths) if fits else array
-
-
-def _and(one: BoolArray | None, other: BoolArray) -> BoolArray:
-    return other if one is None else one & other
-
-
-def _leaves(mask: Mask, opened: type[Mask]) -> Iterator[Mask]:
-    """Yield the masks that a mask is made of; those of the type `opened` are taken apart."""
-    stack = [mask]
-    while stack:
-        one = stack.pop()
-        parts = one._operands() if isinstance(one, opened) else ()
-        if parts:
-            stack += reversed(parts)
-        else:
-            yield one
-
-
-def has_pairs(mask: Mask) -> bool:
-    """Tell whether what a mask hides depends on the query."""
-    return any(isinstance(one, (_Interval, _Document)) for one in _leaves(mask, Mask))
-
-
-def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:
-    """Require the call's sizes, because masks are never cropped, and its heads axis."""
-    made = list(_leaves(mask, Mask))
-    for one in made:
-        if isinstance(one, (_Interval, _Document)) and one.shape[-2:] != scores[-2:]:
-            raise ValueError(
-                f"{name} is {one._name()} for {one.shape[-2]} queries and {one.shape[-1]} keys; the call has "
-                f"{scores[-2]} and {scores[-1]}"
-            )
-        if isinstance(one, _Lengths) and one.kv_len != scores[-1]:
-            raise ValueError(f"{name} is {one._name()} for {one.kv_len} keys; the call has {scores[-1]}")
-    shape = mask.shape
-    sizes = zip(shape[::-1], scores[::-1], strict=False)
-    if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
-        offer = (
-            "; without a heads axis, make padding and document masks with heads=False"
-            if len(shape) > len(scores)
-            else ""
-        )
-        raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}{offer}")
-    for one in made:
-        if isinstance(one, (_Lengths, _Document)) and one.batch and one.heads != heads:
-            which = "has a heads axis" if heads else "has no heads axis"
-            raise ValueError(f"{name} is {one._name()}, and the call {which}; make it with heads={heads}")
