@@ -29,12 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pyattn", description="Attention for NumPy arrays.")
+class _Parser(argparse.ArgumentParser):
+    """Reports that help could not be written, which argparse does not."""
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m pyattn", description="Attention for NumPy arrays.")
     parser.set_defaults(run=_demo)
     commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain,embed}")
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> _Parser:
         command = commands.add_parser(name, help=about)
         command.set_defaults(run=run)
         return command

@@ -26,25 +26,26 @@ def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
     """Read an array of integers, such as lengths, of any sign and shape; an empty list is read as int64."""
-    integers = _core.as_array(x, name)
-    if integers.dtype.kind in "iu":
-        return integers
-    if integers.size:
-        fix = f"; pass {_core.cast(x, name, 'numpy.int64')}"
-        raise TypeError(f"{name} has dtype {integers.dtype}, expected integers{fix}")
-    return integers.astype(np.int64)
+    return _require_integers(_core.as_array(x, name), x, name, "integers")
 
 
 def as_signed_ids(x: npt.ArrayLike, name: str) -> IntArray:
     """Read an array of token ids of any sign and shape; an empty list is read as int64."""
     ids = as_array_of_ids(x, name)
-    if ids.dtype.kind in "iu":
-        return ids
-    if ids.size:
-        fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if ids.dtype.kind in "bf" else ""
-        fix = ", which a tokenizer makes of text" if ids.dtype.kind in "US" else fix
-        raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: token ids{fix}")
-    return ids.astype(np.int64)
+    if ids.dtype.kind in "US":
+        raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: token ids, which a tokenizer makes of text")
+    return _require_integers(ids, x, name, "integers: token ids")
+
+
+def _require_integers(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, expected: str) -> IntArray:
+    """Return the array that x was read as, if it is empty or of integers."""
+    kind = array.dtype.kind
+    if kind in "iu" or not array.size:
+        return array.astype(np.int64) if kind not in "iu" else array
+    if kind == "O" and all(isinstance(one, int) for one in array.flat):
+        raise ValueError(f"{name} holds an int that is too large for int64")
+    fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if kind in "bf" else ""
+    raise TypeError(f"{name} has dtype {array.dtype}, expected {expected}{fix}")
 
 
 def as_ids(x: npt.ArrayLike, name: str, count: int | None = None) -> IntArray:

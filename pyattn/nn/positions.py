@@ -288,7 +288,7 @@ class RotaryEmbedding(Module):
         self._options: dict[str, Any] = {
             "theta": theta,
             "rotary_dim": rotary_dim,
-            "scaling": None if scaling is None else dict(scaling),
+            "scaling": dict(scaling) if isinstance(scaling, Mapping) else scaling,
             "max_position_embeddings": max_position_embeddings,
         }
         self._frequencies = self.frequencies()

@@ -67,6 +67,7 @@ def test_the_modules_repr():
         (lambda: nn.RotaryEmbedding(8)(3.0), ValueError, r"x has shape \(\), expected \(..., 8\)"),
         (lambda: nn.RotaryEmbedding(8)(np.ones((1, 8), complex)), TypeError, "x has dtype complex128, expected"),
         (lambda: nn.RotaryEmbedding(7), ValueError, "rotary_dim is 7, expected an even number"),
+        (lambda: nn.RotaryEmbedding(8, scaling=3), TypeError, "scaling is of type int, expected a dict"),
         (lambda: nn.RotaryEmbedding(8.0), TypeError, "dim is of type float, expected an int"),
         (lambda: nn.RotaryEmbedding(8, layout="bsd"), ValueError, "layout is 'bsd'; it must be 'bhsd' or 'bshd'"),
         (lambda: nn.RotaryEmbedding(8, interleaved=1), TypeError, "interleaved is of type int, expected True or False"),

@@ -27,6 +27,7 @@ def commands(tmp_path):
     (tmp_path / "cat.json").write_text(json.dumps(arrays))
     page = ["-o", str(tmp_path / "page.html")]
     return {
+        "help": ["--help"],
         "demo": ["demo"],
         "info": ["info"],
         "info as JSON": ["info", "--json"],
@@ -63,7 +64,7 @@ def test_a_full_output_gets_a_line(commands):
     for name, arguments in commands.items():
         if name in slow:
             continue
-        unbuffered = "1" if name == "demo" else ""  # the demo would measure before it finds out
+        unbuffered = "1" if name in ("demo", "help") else ""  # the demo would measure before it finds out
         with open("/dev/full", "wb") as full:
             assert_one_line(run(arguments, full, PYTHONUNBUFFERED=unbuffered), name)
 
