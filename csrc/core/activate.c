@@ -23,7 +23,7 @@ static void one_part(void *context, ptrdiff_t task, int worker, attn_job *job)
     const activate_job *a = context;
     const ptrdiff_t from = task * PART, offset = from * a->kernels->size;
     if (attn_should_stop(job, worker)) return;
-    a->kernels->activate(a->kind, attn_smaller(PART, a->n - from), a->x + offset, a->y + offset);
+    a->kernels->activate(a->kind, attn_min(PART, a->n - from), a->x + offset, a->y + offset);
 }
 
 attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,

@@ -9,36 +9,37 @@
 #include "attn.h"
 #include "hooks.h"
 
-enum { KEPT_MOST = 8 << 20, KEPT = 4 }; /* bytes of one; how many: a layer nests up to four */
+enum { FREE_LIST_BYTES = 8 << 20, FREE_LIST_LENGTH = 4 }; /* bytes of one; how many: a layer nests up to four */
 
 attn_hooks attn_host = {malloc, free, NULL};
 
 /* A free arena. Its first bytes hold its size. */
 typedef struct {
     size_t bytes;
-} kept_header;
-static void *kept[KEPT];
+} arena_header;
+static void *free_list[FREE_LIST_LENGTH];
 
 /* Empties a slot and returns its arena. The plain load first is cheaper than an exchange when the slot is empty. */
 static void *take_slot(int slot)
 {
-    if (__atomic_load_n(&kept[slot], __ATOMIC_RELAXED) == NULL) return NULL;
-    return __atomic_exchange_n(&kept[slot], NULL, __ATOMIC_ACQ_REL);
+    if (__atomic_load_n(&free_list[slot], __ATOMIC_RELAXED) == NULL) return NULL;
+    return __atomic_exchange_n(&free_list[slot], NULL, __ATOMIC_ACQ_REL);
 }
 
 /* Puts the arena into any empty slot; 0 when all slots are full. */
-static int keep(void *base)
+static int put_in_slot(void *base)
 {
-    for (int slot = 0; slot < KEPT; slot++) {
+    for (int slot = 0; slot < FREE_LIST_LENGTH; slot++) {
         void *empty = NULL;
-        if (__atomic_compare_exchange_n(&kept[slot], &empty, base, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return 1;
+        if (__atomic_compare_exchange_n(&free_list[slot], &empty, base, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return 1;
     }
     return 0;
 }
 
 void attn_set_hooks(const attn_hooks *hooks)
 {
-    for (int slot = 0; slot < KEPT; slot++) {
+    for (int slot = 0; slot < FREE_LIST_LENGTH; slot++) {
         void *old = take_slot(slot);
         if (old != NULL) attn_host.release(old);
     }
@@ -47,12 +48,12 @@ void attn_set_hooks(const attn_hooks *hooks)
     attn_host.interrupted = hooks->interrupted;
 }
 
-static size_t size_of(const void *base) { return ((const kept_header *)base)->bytes; }
+static size_t size_of(const void *base) { return ((const arena_header *)base)->bytes; }
 
 /* Returns an arena to a slot, or to the host. */
 static void put_back(void *base)
 {
-    if (base != NULL && !keep(base)) attn_host.release(base);
+    if (base != NULL && !put_in_slot(base)) attn_host.release(base);
 }
 
 /* The smallest free arena that is large enough: small calls reuse small arenas and leave the large ones to large calls.
@@ -60,7 +61,7 @@ static void put_back(void *base)
 static void *find(size_t bytes)
 {
     void *best = NULL;
-    for (int slot = 0; slot < KEPT; slot++) {
+    for (int slot = 0; slot < FREE_LIST_LENGTH; slot++) {
         void *base = take_slot(slot);
         if (base == NULL) continue;
         const int fits = size_of(base) >= bytes, best_fits = best != NULL && size_of(best) >= bytes;
@@ -77,11 +78,11 @@ static void *find(size_t bytes)
 
 int attn_arena_take(attn_arena *arena, size_t bytes)
 {
-    const size_t overhead = sizeof(kept_header) + ATTN_ALIGNMENT;
+    const size_t overhead = sizeof(arena_header) + ATTN_ALIGNMENT;
     void *base = find(bytes);
     if (base == NULL) {
         if (bytes > SIZE_MAX / 2 || (base = attn_host.allocate(bytes + overhead)) == NULL) return 0;
-        ((kept_header *)base)->bytes = bytes;
+        ((arena_header *)base)->bytes = bytes;
     }
     arena->base = base;
     arena->bytes = size_of(base);
@@ -91,5 +92,5 @@ int attn_arena_take(attn_arena *arena, size_t bytes)
 
 void attn_arena_give(attn_arena *arena)
 {
-    if (arena->bytes > KEPT_MOST || !keep(arena->base)) attn_host.release(arena->base);
+    if (arena->bytes > FREE_LIST_BYTES || !put_in_slot(arena->base)) attn_host.release(arena->base);
 }

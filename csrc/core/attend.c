@@ -12,7 +12,7 @@ static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *
         if (!attn_walk_keys(&task)) return;
         for (int n = 0; n < task.count; n++) {
             attn_end_block(&task, n, first + n, task.blocks[n].masked);
-            if (task.blocks[n].kept) attn_finish_weights(&task, &task.blocks[n]);
+            if (task.blocks[n].saved_scores) attn_finish_weights(&task, &task.blocks[n]);
         }
     }
 }

@@ -29,7 +29,7 @@ typedef struct {
     void *packed;           /* queries, as score_block or decode_scores reads them */
     void *unscaled;         /* unscaled queries, as distance_block reads them */
     attn_state part, total; /* of this chunk; of the chunks before it */
-    char *kept;             /* need_weights: an attn_kept for each key block */
+    char *saved_scores;     /* need_weights: an attn_saved_scores for each key block */
 } attn_block;
 
 /* need_weights: the scores of one key block, saved until its rows are finished. */
@@ -37,7 +37,7 @@ typedef struct {
     int keys;      /* 0: the block was masked, or not visited */
     void *seen;    /* (rows) running maximum that the weights were computed with */
     void *weights; /* unnormalised weights, in place of the scores */
-} attn_kept;
+} attn_saved_scores;
 
 typedef struct {
     const attn_problem *problem;
@@ -54,7 +54,7 @@ typedef struct {
     ptrdiff_t features; /* length of a packed row: head_dim, plus 2 for distances */
     int workers;
     /* bytes of one worker's scratch and of its parts */
-    size_t packed_bytes, state_bytes, scores_bytes, kept_bytes, kept_block_bytes, key_bytes, value_bytes, query_bytes,
+    size_t packed_bytes, state_bytes, scores_bytes, saved_bytes, saved_block_bytes, key_bytes, value_bytes, query_bytes,
         transposed_bytes;
     size_t weights_row_bytes; /* average_weights: of one head's row of weights; else 0 */
     size_t worker_bytes, partial_bytes;
@@ -73,16 +73,16 @@ typedef struct {
     const attn_plan *plan;
     attn_job *job;
     int worker, count;
-    int careful;   /* pair by pair: masked values are not read, the others are scaled by `factor` */
-    double factor; /* 1 unless careful */
-    double kept;   /* 1 - dropout_p, which divides the weights; infinite for 0 */
+    int exact_masked; /* pair by pair: masked values are not read, the others are scaled by `factor` */
+    double factor;    /* 1 unless exact_masked */
+    double keep_prob; /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
     attn_source key, value;
-    void *scores, *bias, *keep, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
+    void *scores, *bias, *drop_mask, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
         *transposed_keys, *square_copy;
-    unsigned char *dead;
+    unsigned char *is_masked;
     char *weights;      /* average_weights: one head's weights of a block's rows */
     attn_block *blocks; /* in scratch: too large for the stack of a small thread */
 } attn_task;
@@ -90,9 +90,10 @@ typedef struct {
 /* plan.c */
 void attn_make_plan(const attn_problem *problem, int num_threads, attn_plan *plan);
 size_t attn_plan_bytes(const attn_plan *plan);
-size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task); /* one worker's scratch; returns its bytes */
-void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state);
-attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
+size_t attn_layout_scratch(const attn_plan *plan, char *memory,
+                           attn_task *task); /* one worker's scratch; returns its bytes */
+void attn_layout_state(const attn_plan *plan, char *memory, attn_state *state);
+attn_saved_scores *attn_saved_scores_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 
 /* rows.c */
@@ -109,8 +110,8 @@ void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_
                         int32_t *last, int adds);
 int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
-int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
-                   const void *bias);
+int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
+                     const int32_t *last, const void *bias);
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
 
 /* attention.c */

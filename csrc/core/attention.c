@@ -24,7 +24,7 @@ typedef struct {
 static const char *rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
 {
     if (source->pages == NULL) return source->first + from * operand->row;
-    const ptrdiff_t page = attn_smaller(from / ATTN_PAGE_KEYS, source->page_count - 1);
+    const ptrdiff_t page = attn_min(from / ATTN_PAGE_KEYS, source->page_count - 1);
     return (const char *)source->pages[page] + source->offset;
 }
 
@@ -71,8 +71,9 @@ static void begin_state(const attn_plan *plan, const attn_block *block, attn_sta
 static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t from)
 {
     const attn_plan *plan = task->plan;
-    if (block->kept)
-        return (char *)attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS) + plan->kept_block_bytes - plan->scores_bytes;
+    if (block->saved_scores)
+        return (char *)attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS) + plan->saved_block_bytes -
+               plan->scores_bytes;
     if (!plan->decode) return task->scores;
     return (char *)task->scores +
            (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
@@ -132,10 +133,10 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
 
     /* 1. which pairs: nothing to do, all, or some */
     const attn_tile_kind kind = attn_read_masks(task, block, from, keys);
-    if (kind == ATTN_TILE_DEAD) return;
+    if (kind == ATTN_TILE_MASKED) return;
     if (kind == ATTN_TILE_MIXED) bias = task->bias;
     int limited = from < block->max_first || from + keys > block->min_last;
-    if (limited || bias || plan->decode || task->careful) attn_limit_keys(block, from, keys, first, last);
+    if (limited || bias || plan->decode || task->exact_masked) attn_limit_keys(block, from, keys, first, last);
     if (limited && from + keys > p->maskable_len) { /* visible keys are not one interval */
         attn_limit_by_bias(task, block, from, keys, first, last, bias != NULL);
         bias = task->bias;
@@ -143,11 +144,11 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     }
     if (limited || bias) block->masked = 1;
     if (!block->part_begun) begin_state(plan, block, &block->part);
-    if (block->kept) {
-        attn_kept *kept = attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS);
-        kept->keys = keys;
-        kept->seen = (char *)kept + ATTN_ALIGNMENT;
-        kept->weights = scores;
+    if (block->saved_scores) {
+        attn_saved_scores *saved = attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS);
+        saved->keys = keys;
+        saved->seen = (char *)saved + ATTN_ALIGNMENT;
+        saved->weights = scores;
     }
 
     /* 2. scores and their softmax */
@@ -157,17 +158,18 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         score_keys(task, block, key, keys, bias, limited ? first : NULL, last, scores);
         k->softmax_block(block->vectors, keys, scores, task->maximum, &block->part, task->correction);
     }
-    if (block->kept)
-        memcpy(attn_kept_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->part.maximum,
+    if (block->saved_scores)
+        memcpy(attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->part.maximum,
                (size_t)(block->rows * k->size));
     if (p->drops) attn_drop(task, block, from, keys, scores);
 
     /* 3. values */
     const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, step = plan->decode ? 1 : block->vectors * k->lanes;
     const int vectors = (int)(plan->columns / k->lanes);
-    if (task->careful && (attn_mark_dead(task, block, keys, first, last, bias) || task->factor != 1)) {
-        k->value_block_careful(block->rows, keys, vectors, scores, task->dead, row, step, value.data, value.stride,
-                               task->factor, task->correction, !block->part_begun, block->part.out, plan->columns);
+    if (task->exact_masked && (attn_mark_masked(task, block, keys, first, last, bias) || task->factor != 1)) {
+        k->value_block_exact_masked(block->rows, keys, vectors, scores, task->is_masked, row, step, value.data,
+                                    value.stride, task->factor, task->correction, !block->part_begun, block->part.out,
+                                    plan->columns);
     } else {
         k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
                        !block->part_begun, block->part.out, plan->columns);
@@ -301,7 +303,7 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
 {
     attn_task again = *task;
     again.blocks = &task->blocks[n];
-    again.count = again.careful = 1;
+    again.count = again.exact_masked = 1;
     again.factor = factor;
     attn_begin_block(&again, again.blocks, number);
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
@@ -313,9 +315,9 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;
-    uint64_t odd = attn_finish_block(task, &task->blocks[n], ~(uint64_t)0);
-    if (odd && masked) odd = redo_block(task, n, number, 1, odd);
-    if (odd) redo_block(task, n, number, small, odd);
+    uint64_t nonfinite = attn_finish_block(task, &task->blocks[n], ~(uint64_t)0);
+    if (nonfinite && masked) nonfinite = redo_block(task, n, number, 1, nonfinite);
+    if (nonfinite) redo_block(task, n, number, small, nonfinite);
 }
 
 /* Tasks -------------------------------------------------------------------------------------------------------------
@@ -323,7 +325,7 @@ void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part)
 {
-    const ptrdiff_t unit = attn_over(number, plan->tasks_per_group);
+    const ptrdiff_t unit = attn_fast_div(number, plan->tasks_per_group);
     return number + (unit * (plan->heads_per_task - 1) + part) * plan->tasks_per_group;
 }
 
@@ -343,24 +345,25 @@ static attn_source source_of(const attn_problem *p, const attn_operand *operand,
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
 {
     const attn_problem *p = plan->problem;
-    const ptrdiff_t unit = attn_over(number, plan->tasks_per_group), block = number - unit * plan->tasks_per_group;
+    const ptrdiff_t unit = attn_fast_div(number, plan->tasks_per_group), block = number - unit * plan->tasks_per_group;
     const ptrdiff_t first = (plan->tasks_per_group - 1 - block) * plan->blocks_per_task;
 
-    attn_lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, task);
+    attn_layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, task);
     task->plan = plan;
     task->job = job;
     task->worker = worker;
-    task->careful = 0;
+    task->exact_masked = 0;
     task->factor = 1;
-    task->kept = p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */
+    task->keep_prob =
+        p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */
     if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
-    task->batch = attn_over(unit, plan->groups);
+    task->batch = attn_fast_div(unit, plan->groups);
     task->group = unit - task->batch * plan->groups;
     task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->maskable_len);
     task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
     const ptrdiff_t head = task->group * p->group;
-    task->key = source_of(p, &p->key, task->batch, attn_over(head, p->key_group), 0);
-    task->value = source_of(p, &p->value, task->batch, attn_over(head, p->value_group),
+    task->key = source_of(p, &p->key, task->batch, attn_fast_div(head, p->key_group), 0);
+    task->value = source_of(p, &p->value, task->batch, attn_fast_div(head, p->value_group),
                             p->cache ? attn_page_values(p->cache) : 0);
     task->count = (int)(plan->blocks - first < plan->blocks_per_task ? plan->blocks - first : plan->blocks_per_task);
     for (int n = 0; n < task->count; n++) attn_begin_block(task, &task->blocks[n], first + n);

@@ -41,14 +41,14 @@ typedef struct {
 
 static void keep_piece(const keeps *k, const attn_dropout *dropout, ptrdiff_t number)
 {
-    const ptrdiff_t row = attn_over(number, k->pieces), from = (number - row * k->pieces) * PIECE_KEYS;
-    const ptrdiff_t head = attn_over(row, k->q_len), to = attn_smaller(k->kv_len, from + PIECE_KEYS);
+    const ptrdiff_t row = attn_fast_div(number, k->pieces), from = (number - row * k->pieces) * PIECE_KEYS;
+    const ptrdiff_t head = attn_fast_div(row, k->q_len), to = attn_min(k->kv_len, from + PIECE_KEYS);
     const uint32_t unit = (uint32_t)head, query = (uint32_t)(row - head * k->q_len);
     unsigned char *keep = k->keep + row * k->kv_len;
     float tile[ATTN_BLOCK_KEYS];
     for (ptrdiff_t key = from; key < to; key += ATTN_BLOCK_KEYS) {
-        const ptrdiff_t keys = attn_smaller(to - key, ATTN_BLOCK_KEYS);
-        k->kernels->keep_tile(dropout, 1, (int)keys, &query, &unit, (uint32_t)(key / 4), tile, ATTN_BLOCK_KEYS, 1);
+        const ptrdiff_t keys = attn_min(to - key, ATTN_BLOCK_KEYS);
+        k->kernels->drop_mask_tile(dropout, 1, (int)keys, &query, &unit, (uint32_t)(key / 4), tile, ATTN_BLOCK_KEYS, 1);
         for (ptrdiff_t n = 0; n < keys; n++) keep[key + n] = tile[n] == 0;
     }
 }
@@ -80,7 +80,7 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     }
     k.kernels = attn_kernels_for(ATTN_F32);
     k.pieces = attn_ceil_div(kv_len, PIECE_KEYS);
-    k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_smaller(kv_len, PIECE_KEYS));
+    k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_min(kv_len, PIECE_KEYS));
     status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }
@@ -102,10 +102,10 @@ static void drop_pieces(void *context, ptrdiff_t task, int worker, attn_job *job
     const attn_dropout dropout = attn_dropout_of(d->dropout_p, d->seed);
     const double factor = attn_kept_factor(d->dropout_p);
     for (ptrdiff_t n = attn_first_row(&d->cut, task); n < attn_first_row(&d->cut, task + 1); n++) {
-        const ptrdiff_t row = attn_over(n, d->pieces), from = (n - row * d->pieces) * PIECE_KEYS;
+        const ptrdiff_t row = attn_fast_div(n, d->pieces), from = (n - row * d->pieces) * PIECE_KEYS;
         const ptrdiff_t at = (row * d->features + from) * d->kernels->size;
         if (attn_should_stop(job, worker)) return;
-        d->kernels->drop_features(&dropout, (uint64_t)row, from, attn_smaller(d->features - from, PIECE_KEYS), factor,
+        d->kernels->drop_features(&dropout, (uint64_t)row, from, attn_min(d->features - from, PIECE_KEYS), factor,
                                   d->x + at, d->y + at);
     }
 }
@@ -125,7 +125,7 @@ attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features,
         return ATTN_OK;
     }
     d.pieces = attn_ceil_div(features, PIECE_KEYS);
-    d.cut = attn_cut_rows(rows * d.pieces, (size_t)attn_smaller(features, PIECE_KEYS));
+    d.cut = attn_cut_rows(rows * d.pieces, (size_t)attn_min(features, PIECE_KEYS));
     const attn_status status = attn_parallel_for(d.cut.tasks, attn_workers(num_threads, d.cut.tasks), drop_pieces, &d);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

@@ -22,7 +22,7 @@ static void begin_spread(const attn_embedding_args *args, attn_own_view *spread)
 }
 
 /* Broadcasts `view` to the spread's axes, but for the last `behind`; returns 0 when its sizes do not fit. */
-static int lay_over(const attn_view *view, int behind, attn_own_view *spread)
+static int broadcast_view(const attn_view *view, int behind, attn_own_view *spread)
 {
     const int ahead = spread->view.axes - behind - view->axes;
     spread->view.data = view->data;
@@ -58,7 +58,7 @@ attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_er
              attn_shape_text(weight->axes, weight->shape));
     if (residual->data == NULL) return ATTN_OK;
     begin_spread(args, &spread);
-    if (!lay_over(residual, 0, &spread))
+    if (!broadcast_view(residual, 0, &spread))
         FAIL("residual has shape %s, which does not broadcast to %s: input has shape %s, weight %s",
              attn_shape_text(residual->axes, residual->shape), attn_shape_text(spread.view.axes, spread.shape),
              attn_shape_text(ids->axes, ids->shape), attn_shape_text(weight->axes, weight->shape));
@@ -92,7 +92,7 @@ static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
     attn_own_view spread;
     attn_rows ids;
     begin_spread(args, &spread);
-    lay_over(&args->ids, 1, &spread);
+    broadcast_view(&args->ids, 1, &spread);
     attn_rows_of(&spread.view, &ids);
     for (ptrdiff_t row = 0; row < rows; row++) {
         const int64_t id = id_of(&ids, row);
@@ -107,13 +107,13 @@ attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *er
     return status == ATTN_OK ? check_ids(args, error) : status;
 }
 
-static void lay_rows(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
+static void layout_rows(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
 {
     attn_own_view spread;
     rows->data = NULL;
     if (view->data == NULL) return;
     begin_spread(args, &spread);
-    lay_over(view, behind, &spread);
+    broadcast_view(view, behind, &spread);
     attn_rows_of(&spread.view, rows);
 }
 
@@ -128,9 +128,9 @@ attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, att
     lookup->dtype = args->weight.dtype;
     lookup->rows = count_rows(args);
     lookup->dim = args->weight.shape[1];
-    lay_rows(args, &args->ids, 1, &lookup->ids);
-    lay_rows(args, &args->residual, 0, &lookup->residual);
-    lay_rows(args, &y, 0, &lookup->y);
+    layout_rows(args, &args->ids, 1, &lookup->ids);
+    layout_rows(args, &args->residual, 0, &lookup->residual);
+    layout_rows(args, &y, 0, &lookup->y);
     lookup->weight = args->weight.data;
     lookup->weight_row = args->weight.strides[0];
     lookup->weight_column = args->weight.strides[1];

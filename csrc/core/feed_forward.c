@@ -74,9 +74,9 @@ size_t attn_feed_forward_work(const attn_feed_forward_args *args)
 {
     const attn_view *in = &args->in_weight, *out = &args->out_weight;
     const size_t rows = (size_t)attn_count_rows(&args->x, 1), hidden = (size_t)in->shape[0];
-    const size_t both =
-        attn_plus(attn_times((size_t)in->shape[1], args->gate_weight.data ? 2 : 1), (size_t)out->shape[0]);
-    return attn_times(rows, attn_times(hidden, both));
+    const size_t both = attn_saturating_add(attn_saturating_mul((size_t)in->shape[1], args->gate_weight.data ? 2 : 1),
+                                            (size_t)out->shape[0]);
+    return attn_saturating_mul(rows, attn_saturating_mul(hidden, both));
 }
 
 /* A part of the rows, and memory for it. */

@@ -79,8 +79,8 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
         if (part == CROSS && !has_cross(args)) continue;
         if ((status = attn_check_norm(&norm, error)) != ATTN_OK) return status;
     }
-    self->work = attn_plus(self->work, attn_feed_forward_work(&feed));
-    if (has_cross(args)) self->work = attn_plus(self->work, cross->work);
+    self->work = attn_saturating_add(self->work, attn_feed_forward_work(&feed));
+    if (has_cross(args)) self->work = attn_saturating_add(self->work, cross->work);
     return ATTN_OK;
 }
 

@@ -57,12 +57,12 @@ static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrd
 
 /* The cut ---------------------------------------------------------------------------------------------------------- */
 
-static size_t lay_out(const linear_plan *plan, char *memory, worker_memory *w)
+static size_t layout_scratch(const linear_plan *plan, char *memory, worker_memory *w)
 {
     size_t used = 0;
     w->chunk = attn_next_part(memory, &used, sizeof *w->chunk);
-    w->packed = attn_next_part(memory, &used, attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes));
-    w->panels = attn_next_part(memory, &used, attn_times((size_t)plan->blocks_per_chunk, plan->panel_bytes));
+    w->packed = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->packed_bytes));
+    w->panels = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->panel_bytes));
     w->weight = attn_next_part(memory, &used, plan->weight_bytes);
     w->rows = attn_next_part(memory, &used, plan->row_bytes);
     w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
@@ -80,29 +80,30 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     plan->gemv = p->rows <= k->decode_rows;
     const size_t lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
     plan->blocks = plan->gemv ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
-    plan->packed_bytes = attn_padded(attn_times((size_t)p->inner, lanes * size));
-    plan->blocks_per_chunk = attn_smaller(MOST_BLOCKS, plan->blocks);
-    while (plan->blocks_per_chunk > 1 && attn_times((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
+    plan->packed_bytes = attn_padded(attn_saturating_mul((size_t)p->inner, lanes * size));
+    plan->blocks_per_chunk = attn_min(MOST_BLOCKS, plan->blocks);
+    while (plan->blocks_per_chunk > 1 &&
+           attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
         plan->blocks_per_chunk--;
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
 
     /* 2. copies of x and of the weight */
     plan->gather = p->x.column != k->size && p->inner > 1;
-    plan->row_bytes = plan->gather ? attn_padded(attn_times((size_t)p->inner, lanes * size)) : 0;
+    plan->row_bytes = plan->gather ? attn_padded(attn_saturating_mul((size_t)p->inner, lanes * size)) : 0;
     plan->copy_weight = p->weight_column != k->size && p->inner > 1;
 
     /* 3. a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order.
      * For 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
-    const size_t used = attn_times(attn_padded(attn_times((size_t)p->rows, size)), (size_t)p->inner);
+    const size_t used = attn_saturating_mul(attn_padded(attn_saturating_mul((size_t)p->rows, size)), (size_t)p->inner);
     const int alone = !plan->gemv && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
     plan->nr = alone ? NR : FEATURES;
-    plan->kc = alone || plan->gemv ? p->inner : attn_smaller(p->inner, ATTN_FOLD_FEATURES);
+    plan->kc = alone || plan->gemv ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
 
     /* 4. scratch: a copied block's rows are an odd number of cache lines apart */
-    const size_t weight_row = attn_padded(attn_times((size_t)plan->kc, size)) | ATTN_ALIGNMENT;
+    const size_t weight_row = attn_padded(attn_saturating_mul((size_t)plan->kc, size)) | ATTN_ALIGNMENT;
     plan->weight_row = (ptrdiff_t)weight_row;
-    plan->weight_bytes = plan->copy_weight ? attn_times(weight_row, FEATURES) : 0;
+    plan->weight_bytes = plan->copy_weight ? attn_saturating_mul(weight_row, FEATURES) : 0;
     plan->panel_bytes = FEATURES * (plan->gemv ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
@@ -110,11 +111,12 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
 static int cut_features(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
-    const size_t work = attn_times(attn_times((size_t)p->rows, (size_t)p->inner), (size_t)p->features);
+    const size_t work =
+        attn_saturating_mul(attn_saturating_mul((size_t)p->rows, (size_t)p->inner), (size_t)p->features);
     int workers = attn_workers(work > ATTN_WORTH_THREADS ? num_threads : 1, PTRDIFF_MAX);
     plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
     const ptrdiff_t wanted = workers == 1 ? 1 : attn_ceil_div((ptrdiff_t)TASKS_PER_WORKER * workers, plan->chunks);
-    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_smaller(wanted, plan->feature_blocks));
+    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(wanted, plan->feature_blocks));
     plan->tasks_per_chunk = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
     return attn_workers(workers, plan->chunks * plan->tasks_per_chunk);
 }
@@ -127,7 +129,7 @@ static row_block block_of(const linear_plan *plan, ptrdiff_t number)
     const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
     if (plan->gemv) return (row_block){(int)rows, 1, 0};
     const ptrdiff_t from = vectors * number / plan->blocks, to = vectors * (number + 1) / plan->blocks;
-    return (row_block){(int)(attn_smaller(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
+    return (row_block){(int)(attn_min(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
 }
 
 static void pack(const linear_plan *plan, const worker_memory *w, const row_block *block, char *packed)
@@ -170,7 +172,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, ptrd
     const attn_kernels *k = plan->kernels;
     ptrdiff_t from = 0;
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
-        const ptrdiff_t inner = attn_smaller(plan->kc, p->inner - from);
+        const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
         for (ptrdiff_t n = first; n < last; n++) {
@@ -192,7 +194,7 @@ static void multiply_features(const linear_plan *plan, const worker_memory *w, p
                               ptrdiff_t feature, int features)
 {
     for (int at = 0; at < features; at += plan->nr)
-        multiply_panel(plan, w, first, last, feature, at, (int)attn_smaller(plan->nr, features - at));
+        multiply_panel(plan, w, first, last, feature, at, (int)attn_min(plan->nr, features - at));
 }
 
 /* Applies the epilogue to a block of features, and stores them. */
@@ -224,12 +226,12 @@ static void multiply_task(void *context, ptrdiff_t number, int worker, attn_job 
 {
     const linear_plan *plan = context;
     const ptrdiff_t chunk = number / plan->tasks_per_chunk, first = chunk * plan->blocks_per_chunk;
-    const ptrdiff_t last = attn_smaller(plan->blocks, first + plan->blocks_per_chunk);
+    const ptrdiff_t last = attn_min(plan->blocks, first + plan->blocks_per_chunk);
     const ptrdiff_t from = number % plan->tasks_per_chunk * plan->features_per_task * FEATURES;
-    const ptrdiff_t to = attn_smaller(plan->product->features, from + plan->features_per_task * FEATURES);
+    const ptrdiff_t to = attn_min(plan->product->features, from + plan->features_per_task * FEATURES);
     worker_memory w;
 
-    lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
     if (*w.chunk != chunk + 1) {
         for (ptrdiff_t n = first; n < last; n++) {
             const row_block block = block_of(plan, n);
@@ -239,7 +241,7 @@ static void multiply_task(void *context, ptrdiff_t number, int worker, attn_job 
         *w.chunk = chunk + 1;
     }
     for (ptrdiff_t feature = from; feature < to; feature += FEATURES) {
-        const int features = (int)attn_smaller(to - feature, FEATURES);
+        const int features = (int)attn_min(to - feature, FEATURES);
         if (attn_should_stop(job, worker)) return;
         multiply_features(plan, &w, first, last, feature, features);
         store_features(plan, &w, first, last, feature, features);
@@ -255,8 +257,8 @@ attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *er
 
     cut_rows(p, &plan);
     const int workers = cut_features(&plan, num_threads);
-    plan.worker_bytes = lay_out(&plan, NULL, &unused);
-    const size_t bytes = attn_times((size_t)workers, plan.worker_bytes);
+    plan.worker_bytes = layout_scratch(&plan, NULL, &unused);
+    const size_t bytes = attn_saturating_mul((size_t)workers, plan.worker_bytes);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "linear needs %zu bytes of scratch memory", bytes);
     plan.scratch = arena.scratch;

@@ -66,9 +66,9 @@ void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_
     }
 }
 
-/* Marks masked pairs in task->dead. Returns whether there are any. */
-int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, const int32_t *first, const int32_t *last,
-                   const void *bias)
+/* Marks masked pairs in task->is_masked. Returns whether there are any. */
+int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
+                     const int32_t *last, const void *bias)
 {
     const tile_steps step = steps_of(task->plan, block);
     const int single = task->plan->kernels->size == 4;
@@ -78,8 +78,8 @@ int attn_mark_dead(const attn_task *task, const attn_block *block, int keys, con
             const ptrdiff_t at = r * step.row + n * step.key;
             const int cut = bias && (single ? ((const float *)bias)[at] == -INFINITY
                                             : ((const double *)bias)[at] == (double)-INFINITY);
-            task->dead[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
-            any |= task->dead[at];
+            task->is_masked[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
+            any |= task->is_masked[at];
         }
     return any;
 }
@@ -109,7 +109,7 @@ static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, 
     const attn_tile_kind kind = read_columns(task, block, which, from, (int)columns, times, tile);
     if (kind == ATTN_TILE_FREE) return kind;
     for (int r = 0; r < block->rows; r++)
-        for (int n = kind == ATTN_TILE_DEAD ? 0 : (int)columns; n < keys; n++)
+        for (int n = kind == ATTN_TILE_MASKED ? 0 : (int)columns; n < keys; n++)
             put_real(plan, tile, r * step.row + n * step.key, n < columns ? -(double)INFINITY : 0);
     return ATTN_TILE_MIXED;
 }
@@ -122,13 +122,13 @@ int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from,
     const attn_problem *p = task->plan->problem;
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)
         if (p->masks[which].data && is_bool(p->mask_dtypes[which]) &&
-            read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_DEAD)
+            read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_MASKED)
             return 1;
     return 0;
 }
 
-/* Reads both masks into one tile, task->bias; task->keep, unused until dropout, holds the second one. Two float masks
- * are added before the scaling by log2(e), so that they are bit-identical to one mask of their sums. */
+/* Reads both masks into one tile, task->bias; task->drop_mask, unused until dropout, holds the second one. Two float
+ * masks are added before the scaling by log2(e), so that they are bit-identical to one mask of their sums. */
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
@@ -138,10 +138,11 @@ attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, p
     const double times = added ? 1 : LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
     if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, task->bias);
-    if (!other || first == ATTN_TILE_DEAD) return first;
-    second = read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? task->bias : task->keep);
+    if (!other || first == ATTN_TILE_MASKED) return first;
+    second =
+        read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? task->bias : task->drop_mask);
     if (second == ATTN_TILE_MIXED && first == ATTN_TILE_MIXED)
-        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->keep, task->bias);
+        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->drop_mask, task->bias);
     return second == ATTN_TILE_FREE ? first : second;
 }
 
@@ -153,12 +154,12 @@ void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, i
     const tile_steps step = steps_of(plan, block);
     const size_t bytes = (size_t)(tile_size(plan, block, keys) * plan->kernels->size);
     if (p->masks[ATTN_KEEP].data) {
-        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, 1, task->keep);
-        if (kind == ATTN_TILE_DEAD) memset(weights, 0, bytes);
+        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, 1, task->drop_mask);
+        if (kind == ATTN_TILE_MASKED) memset(weights, 0, bytes);
         if (kind != ATTN_TILE_MIXED) return;
     } else {
-        plan->kernels->keep_tile(&task->dropout, block->rows, keys, block->query, block->unit,
-                                 (uint32_t)((p->key_start + from) / 4), task->keep, step.row, step.key);
+        plan->kernels->drop_mask_tile(&task->dropout, block->rows, keys, block->query, block->unit,
+                                      (uint32_t)((p->key_start + from) / 4), task->drop_mask, step.row, step.key);
     }
-    plan->kernels->drop_weights(tile_size(plan, block, keys), task->keep, weights);
+    plan->kernels->drop_weights(tile_size(plan, block, keys), task->drop_mask, weights);
 }

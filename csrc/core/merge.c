@@ -71,8 +71,9 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
                               const void *const *outputs, const void *const *lses, void *output, void *lse,
                               attn_error *error)
 {
-    const size_t row_elements = attn_plus((size_t)parts, attn_times((size_t)parts, (size_t)dim));
-    const size_t bytes = attn_padded(attn_times(attn_plus((size_t)parts, (size_t)dim), sizeof(double)));
+    const size_t row_elements = attn_saturating_add((size_t)parts, attn_saturating_mul((size_t)parts, (size_t)dim));
+    const size_t bytes =
+        attn_padded(attn_saturating_mul(attn_saturating_add((size_t)parts, (size_t)dim), sizeof(double)));
     attn_arena arena;
     if (dtype != ATTN_F32 && dtype != ATTN_F64)
         return attn_fail(error, ATTN_INVALID, "outputs and lses must be float32 or float64");
@@ -80,9 +81,9 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
 
     merge_job job = {dtype, attn_cut_rows(rows, row_elements), parts, dim, outputs, lses, output, lse, NULL, bytes};
     const int workers = attn_workers(0, job.cut.tasks);
-    if (!attn_arena_take(&arena, attn_times((size_t)workers, bytes)))
+    if (!attn_arena_take(&arena, attn_saturating_mul((size_t)workers, bytes)))
         return attn_fail(error, ATTN_NO_MEMORY, "merge_states needs %zu bytes of scratch memory",
-                         attn_times((size_t)workers, bytes));
+                         attn_saturating_mul((size_t)workers, bytes));
     job.scratch = arena.scratch;
     const attn_status status = attn_parallel_for(job.cut.tasks, workers, some_rows, &job);
     attn_arena_give(&arena);

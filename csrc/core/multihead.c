@@ -25,15 +25,15 @@ static ptrdiff_t out_dim(const attn_multihead_plan *m)
 /* Memory ----------------------------------------------------------------------------------------------------------- */
 
 /* Row stride for `features` elements: an odd number of cache lines. Returns the bytes of all rows. */
-static size_t lay_rows(const attn_multihead_plan *m, ptrdiff_t length, ptrdiff_t features, ptrdiff_t *row)
+static size_t layout_rows(const attn_multihead_plan *m, ptrdiff_t length, ptrdiff_t features, ptrdiff_t *row)
 {
-    const size_t bytes = attn_padded(attn_times((size_t)features, (size_t)m->size)) | ATTN_ALIGNMENT;
+    const size_t bytes = attn_padded(attn_saturating_mul((size_t)features, (size_t)m->size)) | ATTN_ALIGNMENT;
     *row = (ptrdiff_t)bytes;
-    return attn_times(attn_times((size_t)m->batches, (size_t)length), bytes);
+    return attn_saturating_mul(attn_saturating_mul((size_t)m->batches, (size_t)length), bytes);
 }
 
 /* Lays out scratch memory; with memory == NULL it only counts the bytes, which it returns. */
-static size_t lay_out(attn_multihead_plan *m, char *memory)
+static size_t layout_scratch(attn_multihead_plan *m, char *memory)
 {
     size_t used = 0;
     for (int n = Q; n < m->projections; n++) {
@@ -45,11 +45,11 @@ static size_t lay_out(attn_multihead_plan *m, char *memory)
         }
         ptrdiff_t features = part->features;
         for (int next = n + 1; next < m->projections && m->joined[next]; next++) features += m->part[next].features;
-        const size_t bytes = lay_rows(m, part->length, features, &part->row);
+        const size_t bytes = layout_rows(m, part->length, features, &part->row);
         part->data = attn_next_part(memory, &used, bytes);
     }
     if (m->args->out_weight.data) {
-        const size_t bytes = lay_rows(m, m->heads.length, m->heads.features, &m->heads.row);
+        const size_t bytes = layout_rows(m, m->heads.length, m->heads.features, &m->heads.row);
         m->heads.data = attn_next_part(memory, &used, bytes);
     }
     if (m->cuts > 1) m->queries = attn_next_part(memory, &used, sizeof *m->queries);
@@ -185,12 +185,14 @@ static size_t projections_work(const attn_multihead_plan *m)
 {
     size_t work = 0;
     for (int n = Q; n < m->projections; n++) {
-        const size_t rows = attn_times((size_t)m->batches, (size_t)m->part[n].length);
-        work = attn_plus(work, attn_times(rows, attn_times((size_t)m->part[n].features,
-                                                           (size_t)attn_weight_of(m->args, n)->shape[1])));
+        const size_t rows = attn_saturating_mul((size_t)m->batches, (size_t)m->part[n].length);
+        work = attn_saturating_add(
+            work, attn_saturating_mul(rows, attn_saturating_mul((size_t)m->part[n].features,
+                                                                (size_t)attn_weight_of(m->args, n)->shape[1])));
     }
-    const size_t rows = attn_times((size_t)m->batches, (size_t)m->heads.length);
-    return attn_plus(work, attn_times(rows, attn_times((size_t)m->heads.features, (size_t)out_dim(m))));
+    const size_t rows = attn_saturating_mul((size_t)m->batches, (size_t)m->heads.length);
+    return attn_saturating_add(
+        work, attn_saturating_mul(rows, attn_saturating_mul((size_t)m->heads.features, (size_t)out_dim(m))));
 }
 
 attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error)
@@ -199,7 +201,7 @@ attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *
     attn_own_view own[ATTN_PROJECTIONS];
     attn_status status = attn_check_multihead(args, &m, error);
     if (status != ATTN_OK) return status;
-    lay_out(&m, NULL);
+    layout_scratch(&m, NULL);
     for (int n = Q; n <= K; n++) {
         if (!uses_rope(&m, n)) continue;
         const attn_rotary_args rotary = rope_args_of(&m, n, &own[n]);
@@ -213,7 +215,7 @@ attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *
     shapes->axes = args->query.axes;
     memcpy(shapes->output, args->query.shape, (size_t)shapes->axes * sizeof *shapes->output);
     shapes->output[shapes->axes - 1] = out_dim(&m);
-    shapes->work = attn_plus(shapes->work, projections_work(&m));
+    shapes->work = attn_saturating_add(shapes->work, projections_work(&m));
     return ATTN_OK;
 }
 
@@ -305,10 +307,10 @@ attn_status attn_multihead(const attn_multihead_args *args, attn_view output, at
     if (status != ATTN_OK) return status;
     if (args->out_weight.data == NULL && (status = check_contiguous(&m, &output, error)) != ATTN_OK) return status;
     if ((status = attn_cut_queries(&m, &output, &weights, error)) != ATTN_OK) return status;
-    const size_t bytes = lay_out(&m, NULL);
+    const size_t bytes = layout_scratch(&m, NULL);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "multi-head attention needs %zu bytes of scratch memory", bytes);
-    lay_out(&m, arena.scratch);
+    layout_scratch(&m, arena.scratch);
     /* the inputs were overwritten then, so the layer restarts instead, from its own inputs */
     const int in_place = output.data == args->residual.data || output.data == args->query.data;
     int forks;

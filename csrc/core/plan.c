@@ -7,19 +7,19 @@
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
 {
     ptrdiff_t absolute = problem->key_start + key;
-    return attn_smaller(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
+    return attn_min(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
 }
 
 static void cut_rows(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
-    plan->groups = attn_over(p->heads, p->group);
+    plan->groups = attn_fast_div(p->heads, p->group);
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
     plan->row_segment = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_segment =
         plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->row_segment, k->lanes), ATTN_VECTORS);
-    plan->blocks = plan->row_segment == 0 ? 0 : attn_over(plan->rows, plan->row_segment) * plan->blocks_per_segment;
+    plan->blocks = plan->row_segment == 0 ? 0 : attn_fast_div(plan->rows, plan->row_segment) * plan->blocks_per_segment;
 }
 
 static void size_scratch(const attn_problem *p, attn_plan *plan)
@@ -28,20 +28,24 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     const size_t size = (size_t)k->size, rows = (size_t)(plan->decode ? plan->rows : k->width);
     const size_t key_blocks = (size_t)attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS), lanes = attn_padded(rows * size);
 
-    plan->packed_bytes = attn_padded(attn_times((size_t)plan->features, rows * size));
-    plan->state_bytes = attn_plus(2 * lanes, attn_padded(attn_times((size_t)plan->columns, rows * size)));
+    plan->packed_bytes = attn_padded(attn_saturating_mul((size_t)plan->features, rows * size));
+    plan->state_bytes =
+        attn_saturating_add(2 * lanes, attn_padded(attn_saturating_mul((size_t)plan->columns, rows * size)));
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
-    plan->key_bytes = plan->copy_keys ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->key_bytes =
+        plan->copy_keys ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
     const int transposed = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
-    plan->transposed_bytes = transposed ? attn_padded(attn_times((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
-    plan->value_bytes = plan->copy_values ? attn_padded(attn_times((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->transposed_bytes =
+        transposed ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->value_bytes =
+        plan->copy_values ? attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
-    plan->kept_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
-    plan->kept_bytes = p->weights.data ? attn_times(key_blocks, plan->kept_block_bytes) : 0;
+    plan->saved_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
+    plan->saved_bytes = p->weights.data ? attn_saturating_mul(key_blocks, plan->saved_block_bytes) : 0;
     const int average = p->weights.data && p->average;
     plan->heads_per_task = average ? plan->groups : 1;
     /* an odd number of cache lines, so that rows do not share cache sets */
-    plan->weights_row_bytes = average ? attn_padded(attn_times((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
+    plan->weights_row_bytes = average ? attn_padded(attn_saturating_mul((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
 /* Sets the blocks per task, which walk the keys together: as many as fit their packed queries and states into
@@ -50,11 +54,11 @@ static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
     enum { TASK_BYTES = 384 << 10 };
     const ptrdiff_t units = p->batches * plan->groups / plan->heads_per_task;
-    const size_t block_bytes = attn_plus(plan->packed_bytes, attn_times(2, plan->state_bytes));
-    ptrdiff_t most = p->weights.data ? 1 : attn_smaller(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+    const size_t block_bytes = attn_saturating_add(plan->packed_bytes, attn_saturating_mul(2, plan->state_bytes));
+    ptrdiff_t most = p->weights.data ? 1 : attn_min(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
 
     plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
-    while (most > 1 && attn_times((size_t)most, block_bytes) > TASK_BYTES) most--;
+    while (most > 1 && attn_saturating_mul((size_t)most, block_bytes) > TASK_BYTES) most--;
     while (most > 1 && plan->workers > 1 && units * attn_ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers)
         most--;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
@@ -73,10 +77,11 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
     plan->partial_bytes = 0;
     if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
 
-    const size_t slot_bytes = attn_times((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
+    const size_t slot_bytes =
+        attn_saturating_mul((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
     if (slot_bytes > SPLIT_BYTES / 4) return; /* too large to split */
-    plan->split_batch = attn_smaller(plan->chunks, (ptrdiff_t)(SPLIT_BYTES / slot_bytes) - 1);
-    plan->kv_splits = attn_smaller(plan->split_batch, attn_ceil_div(4 * plan->workers, tasks));
+    plan->split_batch = attn_min(plan->chunks, (ptrdiff_t)(SPLIT_BYTES / slot_bytes) - 1);
+    plan->kv_splits = attn_min(plan->split_batch, attn_ceil_div(4 * plan->workers, tasks));
     plan->partial_bytes = (size_t)(plan->split_batch + 1) * slot_bytes;
 }
 
@@ -110,30 +115,30 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     ptrdiff_t tasks = p->batches * plan->groups / plan->heads_per_task * plan->tasks_per_group * plan->kv_splits;
     plan->workers = attn_workers(plan->workers, tasks);
     attn_task unused;
-    plan->worker_bytes = attn_lay_out(plan, NULL, &unused);
+    plan->worker_bytes = attn_layout_scratch(plan, NULL, &unused);
 }
 
 size_t attn_plan_bytes(const attn_plan *plan)
 {
-    return attn_plus(attn_times((size_t)plan->workers, plan->worker_bytes), plan->partial_bytes);
+    return attn_saturating_add(attn_saturating_mul((size_t)plan->workers, plan->worker_bytes), plan->partial_bytes);
 }
 
-static void lay_state(const attn_plan *plan, char *memory, size_t *used, attn_state *state)
+static void layout_state(const attn_plan *plan, char *memory, size_t *used, attn_state *state)
 {
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const size_t size = (size_t)plan->kernels->size;
     state->maximum = attn_next_part(memory, used, rows * size);
     state->sum = attn_next_part(memory, used, rows * size);
-    state->out = attn_next_part(memory, used, attn_times((size_t)plan->columns, rows * size));
+    state->out = attn_next_part(memory, used, attn_saturating_mul((size_t)plan->columns, rows * size));
 }
 
-void attn_lay_state(const attn_plan *plan, char *memory, attn_state *state)
+void attn_layout_state(const attn_plan *plan, char *memory, attn_state *state)
 {
     size_t used = 0;
-    lay_state(plan, memory, &used, state);
+    layout_state(plan, memory, &used, state);
 }
 
-size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
+size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
 {
     const size_t size = (size_t)plan->kernels->size;
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
@@ -145,31 +150,31 @@ size_t attn_lay_out(const attn_plan *plan, char *memory, attn_task *task)
     task->scores =
         attn_next_part(memory, &used, plan->scores_bytes * (plan->decode ? ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS : 1));
     task->bias = attn_next_part(memory, &used, masked ? plan->scores_bytes : 0);
-    task->keep = attn_next_part(memory, &used, p->drops || p->masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
+    task->drop_mask = attn_next_part(memory, &used, p->drops || p->masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
     task->maximum = attn_next_part(memory, &used, rows * size);
     task->correction = attn_next_part(memory, &used, rows * size);
-    task->dead = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
+    task->is_masked = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
     task->square_copy = attn_next_part(memory, &used, plan->decode ? (size_t)plan->kernels->copy_bytes : 0);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
-    task->weights = attn_next_part(memory, &used, attn_times(rows, plan->weights_row_bytes));
+    task->weights = attn_next_part(memory, &used, attn_saturating_mul(rows, plan->weights_row_bytes));
     task->blocks = attn_next_part(memory, &used, (size_t)plan->blocks_per_task * sizeof *task->blocks);
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
         attn_block unused, *block = memory ? &task->blocks[n] : &unused;
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);
         block->unscaled =
             plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);
-        lay_state(plan, memory, &used, &block->part);
-        lay_state(plan, memory, &used, &block->total);
-        block->kept = plan->kept_bytes ? attn_next_part(memory, &used, plan->kept_bytes) : NULL;
+        layout_state(plan, memory, &used, &block->part);
+        layout_state(plan, memory, &used, &block->total);
+        block->saved_scores = plan->saved_bytes ? attn_next_part(memory, &used, plan->saved_bytes) : NULL;
     }
     return used;
 }
 
-attn_kept *attn_kept_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block)
+attn_saved_scores *attn_saved_scores_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block)
 {
-    return (attn_kept *)(void *)(block->kept + (size_t)key_block * plan->kept_block_bytes);
+    return (attn_saved_scores *)(void *)(block->saved_scores + (size_t)key_block * plan->saved_block_bytes);
 }

@@ -85,9 +85,10 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
  * flag. */
 static inline size_t attn_work(const attn_problem *p)
 {
-    const size_t pairs = attn_times((size_t)p->batches * (size_t)p->heads * (size_t)p->q_len, (size_t)p->kv_len);
-    const size_t score = attn_times((size_t)p->head_dim, p->score == ATTN_SCORE_ADDITIVE ? 20 : 1);
-    return attn_times(pairs, attn_plus(score, (size_t)p->v_dim));
+    const size_t pairs =
+        attn_saturating_mul((size_t)p->batches * (size_t)p->heads * (size_t)p->q_len, (size_t)p->kv_len);
+    const size_t score = attn_saturating_mul((size_t)p->head_dim, p->score == ATTN_SCORE_ADDITIVE ? 20 : 1);
+    return attn_saturating_mul(pairs, attn_saturating_add(score, (size_t)p->v_dim));
 }
 
 /* Address of an array's slice for one batch entry and head. */

@@ -33,24 +33,25 @@ typedef struct {
     ptrdiff_t table_of; /* number of the (own, block) whose table this is, plus 1 */
     int64_t base;
     uint32_t has_base, has_steps; /* has_steps: a bit per step */
-} kept;
+} table_cache;
 
 /* One worker's scratch. */
 typedef struct {
-    kept *kept;
+    table_cache *cache;
     double *bases, *steps; /* (2, pairs), (STEPS, 2, pairs): cosines and sines */
     char *table;           /* (STEPS, width) */
 } worker_memory;
 
-static size_t lay_out(const rope_plan *plan, char *memory, worker_memory *w)
+static size_t layout_scratch(const rope_plan *plan, char *memory, worker_memory *w)
 {
-    const size_t row = attn_times((size_t)plan->rope->pairs, 2 * sizeof(double));
+    const size_t row = attn_saturating_mul((size_t)plan->rope->pairs, 2 * sizeof(double));
     size_t used = 0;
-    w->kept = attn_next_part(memory, &used, sizeof *w->kept);
+    w->cache = attn_next_part(memory, &used, sizeof *w->cache);
     w->bases = attn_next_part(memory, &used, row);
-    w->steps = attn_next_part(memory, &used, attn_times(STEPS, row));
-    w->table =
-        attn_next_part(memory, &used, attn_times(STEPS, attn_times((size_t)plan->width, (size_t)plan->kernels->size)));
+    w->steps = attn_next_part(memory, &used, attn_saturating_mul(STEPS, row));
+    w->table = attn_next_part(
+        memory, &used,
+        attn_saturating_mul(STEPS, attn_saturating_mul((size_t)plan->width, (size_t)plan->kernels->size)));
     return used;
 }
 
@@ -71,14 +72,14 @@ static void make_table_row(const rope_plan *plan, const worker_memory *w, int64_
     const int step = (int)(position & (STEPS - 1));
     const int64_t base = position - step;
     double *steps = w->steps + step * 2 * t->pairs;
-    if (!w->kept->has_base || w->kept->base != base) {
+    if (!w->cache->has_base || w->cache->base != base) {
         sines_of(t->pairs, t->inv_freq, (double)base, w->bases);
-        w->kept->base = base;
-        w->kept->has_base = 1;
+        w->cache->base = base;
+        w->cache->has_base = 1;
     }
-    if (!(w->kept->has_steps >> step & 1)) {
+    if (!(w->cache->has_steps >> step & 1)) {
         sines_of(t->pairs, t->inv_freq, step, steps);
-        w->kept->has_steps |= (uint32_t)1 << step;
+        w->cache->has_steps |= (uint32_t)1 << step;
     }
     plan->kernels->rotary_table(t->interleaved, t->pairs, w->bases, steps, t->scale, row);
 }
@@ -87,7 +88,7 @@ static void make_table_row(const rope_plan *plan, const worker_memory *w, int64_
 static void walk(const attn_rotary_axis *axes, int count, ptrdiff_t n, ptrdiff_t *x, ptrdiff_t *y, ptrdiff_t *ids)
 {
     for (int axis = count - 1; axis >= 0 && n > 0; axis--) {
-        const ptrdiff_t rest = attn_over(n, axes[axis].size), at = n - rest * axes[axis].size;
+        const ptrdiff_t rest = attn_fast_div(n, axes[axis].size), at = n - rest * axes[axis].size;
         *x += at * axes[axis].x;
         *y += at * axes[axis].y;
         *ids += at * axes[axis].ids;
@@ -122,13 +123,13 @@ static void rotate_rows(const rope_plan *plan, const worker_memory *w, ptrdiff_t
 static void rotate_unit(const rope_plan *plan, const worker_memory *w, ptrdiff_t unit)
 {
     const attn_rope *t = plan->rope;
-    const ptrdiff_t table = attn_over(unit, t->shared), own = attn_over(table, plan->blocks);
-    const ptrdiff_t first = (table - own * plan->blocks) * STEPS, rows = attn_smaller(STEPS, t->length - first);
+    const ptrdiff_t table = attn_fast_div(unit, t->shared), own = attn_fast_div(table, plan->blocks);
+    const ptrdiff_t first = (table - own * plan->blocks) * STEPS, rows = attn_min(STEPS, t->length - first);
     ptrdiff_t x = first * t->row.x, y = first * t->row.y, ids = 0;
     walk(t->own_axis, t->own_axes, own, &x, &y, &ids);
-    if (w->kept->table_of != table + 1) {
+    if (w->cache->table_of != table + 1) {
         make_table(plan, w, first, rows, ids);
-        w->kept->table_of = table + 1;
+        w->cache->table_of = table + 1;
     }
     walk(t->shared_axis, t->shared_axes, unit - table * t->shared, &x, &y, &ids);
     rotate_rows(plan, w, rows, t->x + x, t->y + y);
@@ -138,7 +139,7 @@ static void some_units(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const rope_plan *plan = context;
     worker_memory w;
-    lay_out(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
     for (ptrdiff_t unit = attn_first_row(&plan->cut, task); unit < attn_first_row(&plan->cut, task + 1); unit++) {
         if (attn_should_stop(job, worker)) return;
         rotate_unit(plan, &w, unit);
@@ -150,22 +151,22 @@ attn_status attn_apply_rope(const attn_rope *t, int num_threads, attn_error *err
     worker_memory w;
     attn_arena arena;
     rope_plan plan = {.rope = t, .kernels = attn_kernels_for(t->dtype)};
-    const ptrdiff_t rows = attn_smaller(STEPS, t->length);
+    const ptrdiff_t rows = attn_min(STEPS, t->length);
     if (t->own == 0 || t->shared == 0 || t->heads == 0 || t->length == 0 || t->dim == 0) return ATTN_OK;
 
     plan.blocks = attn_ceil_div(t->length, STEPS);
     plan.width = (t->interleaved ? 4 : 2) * t->pairs;
     plan.cut = attn_cut_rows(t->own * plan.blocks * t->shared, (size_t)(rows * t->heads * t->dim));
-    plan.worker_bytes = lay_out(&plan, NULL, &w);
+    plan.worker_bytes = layout_scratch(&plan, NULL, &w);
     const int workers = attn_workers(num_threads, plan.cut.tasks);
-    const size_t bytes = attn_times((size_t)workers, plan.worker_bytes);
+    const size_t bytes = attn_saturating_mul((size_t)workers, plan.worker_bytes);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "rotary_embedding needs %zu bytes of scratch memory", bytes);
 
     plan.scratch = arena.scratch;
     for (int n = 0; n < workers; n++) {
-        lay_out(&plan, plan.scratch + (size_t)n * plan.worker_bytes, &w);
-        *w.kept = (kept){.table_of = 0};
+        layout_scratch(&plan, plan.scratch + (size_t)n * plan.worker_bytes, &w);
+        *w.cache = (table_cache){.table_of = 0};
     }
     const attn_status status = attn_parallel_for(plan.cut.tasks, workers, some_units, &plan);
     attn_arena_give(&arena);

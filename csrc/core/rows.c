@@ -9,7 +9,7 @@ static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < 
 
 ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise)
 {
-    return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
+    return lengths->data ? (ptrdiff_t)*(const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
 }
 
 /* Visible keys of query i: an interval, [0, 0) when empty. The rules in check.c prevent overflow in the sums. */
@@ -32,7 +32,7 @@ typedef struct {
 static row_place place_of(const attn_task *task, ptrdiff_t row)
 {
     const attn_problem *p = task->plan->problem;
-    const ptrdiff_t head = attn_over(row, p->q_len);
+    const ptrdiff_t head = attn_fast_div(row, p->q_len);
     return (row_place){task->group * p->group + head, row - head * p->q_len};
 }
 
@@ -154,7 +154,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    const ptrdiff_t segment = attn_over(number, plan->blocks_per_segment);
+    const ptrdiff_t segment = attn_fast_div(number, plan->blocks_per_segment);
     const ptrdiff_t part = number - segment * plan->blocks_per_segment;
     const double factor = query_factor(p);
     void *query[ATTN_MAX_WIDTH];
@@ -162,8 +162,9 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     /* 1. which rows: a segment is cut evenly, in units of one vector, so that no block is nearly empty */
     const ptrdiff_t units = plan->decode ? 1 : attn_ceil_div(plan->row_segment, k->lanes);
     const ptrdiff_t lanes = plan->decode ? plan->row_segment : k->lanes;
-    const ptrdiff_t from = attn_over(units * part, plan->blocks_per_segment) * lanes;
-    const ptrdiff_t to = clamp(attn_over(units * (part + 1), plan->blocks_per_segment) * lanes, 0, plan->row_segment);
+    const ptrdiff_t from = attn_fast_div(units * part, plan->blocks_per_segment) * lanes;
+    const ptrdiff_t to =
+        clamp(attn_fast_div(units * (part + 1), plan->blocks_per_segment) * lanes, 0, plan->row_segment);
     block->row = segment * plan->row_segment + from;
     block->rows = (int)(to - from);
     block->vectors = plan->decode ? 0 : (int)attn_ceil_div(block->rows, k->lanes);
@@ -183,8 +184,8 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     else
         k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, factor, block->packed);
 
-    if (block->kept)
-        for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_kept_of(plan, block, n)->keys = 0;
+    if (block->saved_scores)
+        for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_saved_scores_of(plan, block, n)->keys = 0;
 }
 
 /* The natural logarithm of a row's sum, from its state in units of log2. A maximum of +-most was clamped from a bias at
@@ -223,9 +224,10 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     row_addresses(task, &p->output, block, output);
     for (int r = 0; r < block->rows; r++)
         if (!(rows >> r & 1)) output[r] = NULL;
-    const int is_mean = task->factor != 1 && task->kept == 1; /* of values that were made small, and nothing dropped */
-    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns, task->factor * task->kept,
-                                      is_mean, p->empty, output);
+    const int is_mean =
+        task->factor != 1 && task->keep_prob == 1; /* of values that were made small, and nothing dropped */
+    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
+                                      task->factor * task->keep_prob, is_mean, p->empty, output);
 }
 
 /* Writes the rows' weights, one key block at a time. Advances `row`. */
@@ -235,16 +237,16 @@ static void write_weights(const attn_task *task, const attn_block *block, void *
     const ptrdiff_t kv_len = plan->problem->kv_len;
     const int size = plan->kernels->size;
     for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < kv_len; n++) {
-        const attn_kept *kept = attn_kept_of(plan, block, n);
-        const ptrdiff_t keys = attn_smaller(kv_len - n * ATTN_BLOCK_KEYS, ATTN_BLOCK_KEYS);
-        if (kept->keys > 0 && plan->decode)
-            plan->kernels->decode_weights(block->rows, kept->keys, kept->weights, kept->seen, &block->total, task->kept,
-                                          row);
-        else if (kept->keys > 0)
-            plan->kernels->weights_block(block->vectors, block->rows, kept->keys, kept->weights, kept->seen,
-                                         &block->total, task->kept, row);
+        const attn_saved_scores *saved = attn_saved_scores_of(plan, block, n);
+        const ptrdiff_t keys = attn_min(kv_len - n * ATTN_BLOCK_KEYS, ATTN_BLOCK_KEYS);
+        if (saved->keys > 0 && plan->decode)
+            plan->kernels->decode_weights(block->rows, saved->keys, saved->weights, saved->seen, &block->total,
+                                          task->keep_prob, row);
+        else if (saved->keys > 0)
+            plan->kernels->weights_block(block->vectors, block->rows, saved->keys, saved->weights, saved->seen,
+                                         &block->total, task->keep_prob, row);
         for (int r = 0; r < block->rows; r++) {
-            memset((char *)row[r] + (ptrdiff_t)kept->keys * size, 0, (size_t)((keys - kept->keys) * size));
+            memset((char *)row[r] + (ptrdiff_t)saved->keys * size, 0, (size_t)((keys - saved->keys) * size));
             row[r] = (char *)row[r] + keys * size;
         }
     }

@@ -44,7 +44,7 @@ static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *j
         const ptrdiff_t key = chunk_start(plan->problem, plan->split_start + n);
         if (attn_should_stop(job, worker)) return;
         for (int b = 0; b < task.count; b++) {
-            attn_lay_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].part);
+            attn_layout_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].part);
             task.blocks[b].part_begun = task.blocks[b].masked = 0;
         }
         attn_walk_chunk(&task, key, attn_chunk_end(plan->problem, key));
@@ -58,11 +58,11 @@ static slot_mark fold_split_batch(const attn_plan *plan, ptrdiff_t number, int n
 {
     char *slot = slot_of(plan, number, n, 0);
     slot_mark total = plan->split_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
-    attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->total);
+    attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->total);
     block->total_begun = total.begun;
     for (ptrdiff_t chunk = plan->split_start; chunk < split_end(plan); chunk++) {
         slot = slot_of(plan, number, n, chunk - plan->split_start + 1);
-        attn_lay_state(plan, slot + ATTN_ALIGNMENT, &block->part);
+        attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->part);
         block->part_begun = mark_of(slot)->begun;
         total.masked |= mark_of(slot)->masked;
         attn_fold_chunk(plan, block);

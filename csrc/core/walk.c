@@ -9,7 +9,7 @@ size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view 
     for (int n = x->axes - 1; n >= 0; n--) {
         own->shape[n] = n == x->axes - 1 ? columns : x->shape[n];
         own->strides[n] = (ptrdiff_t)bytes;
-        bytes = attn_times(bytes, (size_t)own->shape[n]);
+        bytes = attn_saturating_mul(bytes, (size_t)own->shape[n]);
     }
     own->view = (attn_view){NULL, x->dtype, x->axes, own->shape, own->strides};
     return bytes;

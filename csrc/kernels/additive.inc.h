@@ -19,7 +19,7 @@ ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *
                                    const real *key, ptrdiff_t key_stride, const real *weight, real factor,
                                    const real *bias, real *scores, vec best)
 {
-    const vec dead = V(splat)(-INFINITY);
+    const vec masked = V(splat)(-INFINITY);
     vec sum[R], acc[R];
     for (ptrdiff_t from = 0; from == 0 || from < features; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t some = features - from < ATTN_FOLD_FEATURES ? features - from : ATTN_FOLD_FEATURES;
@@ -30,7 +30,7 @@ ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *
     {
         if (bias) {
             const vec b = V(load)(bias + r * width);
-            sum[r] = V(select)(V(eq)(b, dead), dead, V(add)(sum[r], b));
+            sum[r] = V(select)(V(eq)(b, masked), masked, V(add)(sum[r], b));
         }
         V(store)(scores + r * width, sum[r]);
         best = V(max)(sum[r], best);

@@ -20,7 +20,7 @@
 #include "weights.inc.h"
 #include "linear.inc.h"
 #include "rotary.inc.h"
-#include "choose.inc.h"
+#include "topk.inc.h"
 #include "measure.inc.h"
 
 static const attn_kernels K(kernels) = {
@@ -39,12 +39,12 @@ static const attn_kernels K(kernels) = {
     .mask_block = K(mask_block),
     .softmax_block = K(softmax_block),
     .value_block = K(value_block),
-    .value_block_careful = K(value_block_careful),
+    .value_block_exact_masked = K(value_block_exact_masked),
     .decode_scores = K(decode_scores),
     .decode_softmax = K(decode_softmax),
     .bias_tile = K(bias_tile),
     .join_bias = K(join_bias),
-    .keep_tile = K(keep_tile),
+    .drop_mask_tile = K(drop_mask_tile),
     .drop_weights = K(drop_weights),
     .drop_features = K(drop_features),
     .fold_state = K(fold_state),
@@ -59,7 +59,7 @@ static const attn_kernels K(kernels) = {
     .rotary_table = K(rotary_table),
     .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
-    .choose = K(choose),
+    .topk = K(topk),
     .order_chosen = K(order_chosen),
     .exp2_array = K(exp2_array),
     .activate = K(activate),

@@ -101,7 +101,7 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
 {
     const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
     const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
-    const vec none = V(splat)(0), dead = V(splat)(-INFINITY);
+    const vec none = V(splat)(0), masked = V(splat)(-INFINITY);
     for (int i = 0; i < rows; i += LANES) {
         const char *lane[LANES];
         for (int l = 0; l < LANES; l++) lane[l] = mask[i + l < rows ? i + l : rows - 1];
@@ -113,7 +113,7 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
                 __builtin_prefetch(at + ATTN_BLOCK_KEYS * size);
                 if (is_bool) {
                     r[l] = V(load_bool)(at);
-                    if (dtype == ATTN_MASK_BLOCKED) r[l] = V(select)(V(eq)(r[l], none), dead, none);
+                    if (dtype == ATTN_MASK_BLOCKED) r[l] = V(select)(V(eq)(r[l], none), masked, none);
                 } else {
                     r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)times));
                     check = V(fma)(r[l], V(splat)(0), check);
@@ -161,7 +161,7 @@ static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, co
         }
     }
     if (differs != 0 && any != 0) return ATTN_TILE_MIXED;
-    return (any != 0) == (dtype == ATTN_MASK_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_DEAD;
+    return (any != 0) == (dtype == ATTN_MASK_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_MASKED;
 }
 
 static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
@@ -202,14 +202,14 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
 /* Selects -inf instead of adding it: -inf wins over +inf and NaN, and finite biases never add up to -inf. */
 static void K(join_bias)(ptrdiff_t n, double times, const void *other, void *bias)
 {
-    const vec dead = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);
+    const vec masked = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);
     const vec least = V(splat)(-REAL_MAX), factor = V(splat)((real)times);
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const vec a = V(load)((const real *)other + i), b = V(load)((const real *)bias + i);
         vec x = V(add)(a, b);
-        x = V(select)(V(eq)(x, dead), least, V(select)(V(eq)(x, endless), most, x));
+        x = V(select)(V(eq)(x, masked), least, V(select)(V(eq)(x, endless), most, x));
         x = V(select)(V(eq)(a, endless), a, V(select)(V(eq)(b, endless), b, x));
         const vec y = K(bias_at_the_edge)(x, V(mul)(x, factor));
-        V(store)((real *)bias + i, V(select)(V(eq)(a, dead), dead, V(select)(V(eq)(b, dead), dead, y)));
+        V(store)((real *)bias + i, V(select)(V(eq)(a, masked), masked, V(select)(V(eq)(b, masked), masked, y)));
     }
 }

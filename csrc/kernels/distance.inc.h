@@ -77,7 +77,7 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
                                    const real *row, ptrdiff_t row_stride, real factor, const real *bias, real *scores,
                                    vec best)
 {
-    const vec dead = V(splat)(-INFINITY), lane_size = V(load)(packed + features * width);
+    const vec masked = V(splat)(-INFINITY), lane_size = V(load)(packed + features * width);
     const vec limit = V(splat)((real)ATTN_PRODUCT_LIMIT * (real)ATTN_PRODUCT_LIMIT);
     vec score[R], sum[R], missing = V(splat)(0);
 
@@ -93,8 +93,8 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
     /* 2. the direct form in place of NaN. An accepted product has finite inputs, and so is never NaN itself. */
     if (V(has_nan)(missing)) {
         K(direct_tile)(R, features, packed, width, row, row_stride, sum);
-        ATTN_UNROLL for (int r = 0; r < R; r++)
-            score[r] = V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
+        ATTN_UNROLL for (int r = 0; r < R; r++) score[r] =
+            V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
     }
 
     /* 3. the bias. -inf is selected rather than added: the score of a masked key may be NaN. */
@@ -102,7 +102,7 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
     {
         if (bias) {
             const vec b = V(load)(bias + r * width);
-            score[r] = V(select)(V(eq)(b, dead), dead, V(add)(score[r], b));
+            score[r] = V(select)(V(eq)(b, masked), masked, V(add)(score[r], b));
         }
         V(store)(scores + r * width, score[r]);
         best = V(max)(score[r], best);

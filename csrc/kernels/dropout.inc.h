@@ -24,8 +24,8 @@ static void K(philox)(int count, uint32_t c[4][ATTN_MAX_WIDTH], const uint32_t s
 }
 
 /* The prefill layout: four keys of all rows at a time. */
-static void K(keep_lanes)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
-                          uint32_t first, real *keep, ptrdiff_t width)
+static void K(drop_mask_lanes)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query,
+                               const uint32_t *head, uint32_t first, real *drop_mask, ptrdiff_t width)
 {
     uint32_t c[4][ATTN_MAX_WIDTH];
     for (int n = 0; n < keys; n += 4) {
@@ -37,12 +37,13 @@ static void K(keep_lanes)(const attn_dropout *dropout, int rows, int keys, const
         }
         K(philox)(rows, c, dropout->seed);
         for (int w = 0; w < 4; w++)
-            for (int l = 0; l < rows; l++) keep[(n + w) * width + l] = c[w][l] > dropout->most ? 0 : -INFINITY;
+            for (int l = 0; l < rows; l++) drop_mask[(n + w) * width + l] = c[w][l] > dropout->most ? 0 : -INFINITY;
     }
 }
 
 /* The decode layout: all keys of one row. */
-static void K(keep_row)(const attn_dropout *dropout, uint32_t query, uint32_t head, uint32_t first, real *keep)
+static void K(drop_mask_row)(const attn_dropout *dropout, uint32_t query, uint32_t head, uint32_t first,
+                             real *drop_mask)
 {
     enum { COUNT = ATTN_BLOCK_KEYS / 4 };
     uint32_t c[4][ATTN_MAX_WIDTH];
@@ -54,24 +55,26 @@ static void K(keep_row)(const attn_dropout *dropout, uint32_t query, uint32_t he
     }
     K(philox)(COUNT, c, dropout->seed);
     for (int l = 0; l < COUNT; l++)
-        for (int w = 0; w < 4; w++) keep[4 * l + w] = c[w][l] > dropout->most ? 0 : -INFINITY;
+        for (int w = 0; w < 4; w++) drop_mask[4 * l + w] = c[w][l] > dropout->most ? 0 : -INFINITY;
 }
 
-static void K(keep_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
-                         uint32_t first, void *keep, ptrdiff_t row_out, ptrdiff_t key_out)
+static void K(drop_mask_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query,
+                              const uint32_t *head, uint32_t first, void *drop_mask, ptrdiff_t row_out,
+                              ptrdiff_t key_out)
 {
     if (row_out == 1)
-        K(keep_lanes)(dropout, rows, keys, query, head, first, keep, key_out);
+        K(drop_mask_lanes)(dropout, rows, keys, query, head, first, drop_mask, key_out);
     else
-        for (int i = 0; i < rows; i++) K(keep_row)(dropout, query[i], head[i], first, (real *)keep + i * row_out);
+        for (int i = 0; i < rows; i++)
+            K(drop_mask_row)(dropout, query[i], head[i], first, (real *)drop_mask + i * row_out);
 }
 
-static void K(drop_weights)(ptrdiff_t n, const void *keep, void *weights)
+static void K(drop_weights)(ptrdiff_t n, const void *drop_mask, void *weights)
 {
     const vec dropped = V(splat)(-INFINITY), none = V(splat)(0);
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const vec w = V(load)((const real *)weights + i);
-        V(store)((real *)weights + i, V(select)(V(eq)(V(load)((const real *)keep + i), dropped), none, w));
+        V(store)((real *)weights + i, V(select)(V(eq)(V(load)((const real *)drop_mask + i), dropped), none, w));
     }
 }
 
@@ -80,13 +83,14 @@ static void K(drop_features)(const attn_dropout *dropout, uint64_t row, ptrdiff_
                              double factor, const void *x, void *y)
 {
     const vec dropped = V(splat)(-INFINITY), none = V(splat)(0), times = V(splat)((real)factor);
-    real keep[ATTN_BLOCK_KEYS];
+    real drop_mask[ATTN_BLOCK_KEYS];
     for (ptrdiff_t i = 0; i < features; i += LANES) {
         const ptrdiff_t at = i % ATTN_BLOCK_KEYS;
         const real *in = (const real *)x + i;
         real *out = (real *)y + i;
-        if (at == 0) K(keep_row)(dropout, (uint32_t)row, (uint32_t)(row >> 32), (uint32_t)((first + i) / 4), keep);
-        const vec_mask gone = V(eq)(V(load)(keep + at), dropped);
+        if (at == 0)
+            K(drop_mask_row)(dropout, (uint32_t)row, (uint32_t)(row >> 32), (uint32_t)((first + i) / 4), drop_mask);
+        const vec_mask gone = V(eq)(V(load)(drop_mask + at), dropped);
         const int count = features - i < LANES ? (int)(features - i) : LANES;
         const vec a = count == LANES ? V(load)(in) : V(load_first)(in, count);
         const vec b = V(select)(gone, none, V(mul)(a, times));

@@ -42,7 +42,7 @@ typedef enum {
 } attn_mask_dtype;
 
 /* bias_tile's result: no pair of the tile is masked, all are, or the bias decides. */
-typedef enum { ATTN_TILE_FREE, ATTN_TILE_DEAD, ATTN_TILE_MIXED } attn_tile_kind;
+typedef enum { ATTN_TILE_FREE, ATTN_TILE_MASKED, ATTN_TILE_MIXED } attn_tile_kind;
 
 /* Drops those weights, or features, whose 32-bit random number is at most `most`. */
 typedef struct {
@@ -127,12 +127,13 @@ typedef struct {
                         ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
                         int begins, void *out, ptrdiff_t out_stride);
 
-    /* The same without reading values of pairs with dead[i * row_stride + j * key_stride], so that 0 * NaN cannot
+    /* The same without reading values of pairs with is_masked[i * row_stride + j * key_stride], so that 0 * NaN cannot
      * occur. Values are multiplied by `factor`, a power of two: a small one keeps sums of large values from
      * overflowing. */
-    void (*value_block_careful)(int rows, int keys, int vectors, const void *weights, const unsigned char *dead,
-                                ptrdiff_t row_stride, ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride,
-                                double factor, const void *correction, int begins, void *out, ptrdiff_t out_stride);
+    void (*value_block_exact_masked)(int rows, int keys, int vectors, const void *weights,
+                                     const unsigned char *is_masked, ptrdiff_t row_stride, ptrdiff_t key_stride,
+                                     const void *value, ptrdiff_t value_stride, double factor, const void *correction,
+                                     int begins, void *out, ptrdiff_t out_stride);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. `next` is
      * the block to prefetch; `copy` is scratch memory of copy_bytes. */
@@ -149,17 +150,17 @@ typedef struct {
     /* bias = (bias + other) * times, over n reals (whole vectors); -inf exactly where either input is -inf. */
     void (*join_bias)(ptrdiff_t n, double times, const void *other, void *bias);
 
-    /* keep = -inf where a weight is dropped, else 0, in the layout of a bias. query (rows) and head (rows) are the
+    /* drop_mask = -inf where a weight is dropped, else 0, in the layout of a bias. query (rows) and head (rows) are the
      * rows' counters; 4 * first is the absolute position of the first key. `keys` may be rounded up to a multiple of
      * 4. */
-    void (*keep_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
-                      uint32_t first, void *keep, ptrdiff_t row_out, ptrdiff_t key_out);
+    void (*drop_mask_tile)(const attn_dropout *dropout, int rows, int keys, const uint32_t *query, const uint32_t *head,
+                           uint32_t first, void *drop_mask, ptrdiff_t row_out, ptrdiff_t key_out);
 
-    /* weights = 0 where keep is -inf, over n reals (whole vectors). */
-    void (*drop_weights)(ptrdiff_t n, const void *keep, void *weights);
+    /* weights = 0 where drop_mask is -inf, over n reals (whole vectors). */
+    void (*drop_weights)(ptrdiff_t n, const void *drop_mask, void *weights);
 
     /* y = x * factor where kept, else 0, for features [first, first + features) of a row; first is a multiple of 4. The
-     * halves of `row` are the head and query of keep_tile; features are its keys. y may be x. */
+     * halves of `row` are the head and query of drop_mask_tile; features are its keys. y may be x. */
     void (*drop_features)(const attn_dropout *dropout, uint64_t row, ptrdiff_t first, ptrdiff_t features, double factor,
                           const void *x, void *y);
 
@@ -211,9 +212,9 @@ typedef struct {
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
 
-    /* The k largest elements of a row, a part at a time. choose adds elements [from, to) to the heap. At the end,
+    /* The k largest elements of a row, a part at a time. topk adds elements [from, to) to the heap. At the end,
      * order_chosen reduces a heap of `from` elements to `to`, with the removed ones in order after it. */
-    void (*choose)(ptrdiff_t from, ptrdiff_t to, const void *x, ptrdiff_t k, void *values, int64_t *indices);
+    void (*topk)(ptrdiff_t from, ptrdiff_t to, const void *x, ptrdiff_t k, void *values, int64_t *indices);
     void (*order_chosen)(ptrdiff_t from, ptrdiff_t to, void *values, int64_t *indices);
 
     /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Every softmax above uses it; exported for tests. */

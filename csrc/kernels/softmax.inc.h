@@ -1,10 +1,9 @@
 /* Masking and the online softmax of one block of scores (keys, vectors * LANES), a query in each lane. */
 
-static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores,
-                          void *maximum)
+static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores, void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
-    const vec dead = V(splat)(-INFINITY);
+    const vec masked = V(splat)(-INFINITY);
 
     for (int j = 0; j < vectors; j++) {
         real *s = (real *)scores + j * LANES, *best = (real *)maximum + j * LANES;
@@ -19,7 +18,7 @@ static void K(mask_block)(int vectors, int keys, const int32_t *first, const int
         for (int n = 0; n < keys; n++) {
             const vec at = V(splat)((real)n);
             vec x = V(load)(s + n * width);
-            x = V(select)(V(lt)(at, from), dead, V(select)(V(lt)(at, to), x, dead));
+            x = V(select)(V(lt)(at, from), masked, V(select)(V(lt)(at, to), x, masked));
             V(store)(s + n * width, x);
             top = V(max)(x, top);
         }
@@ -40,13 +39,14 @@ static void K(softmax_block)(int vectors, int keys, void *scores, const void *ma
         vec part[4] = {V(splat)(0), V(splat)(0), V(splat)(0), V(splat)(0)};
         int n = 0;
 
-        for (; n + 4 <= keys; n += 4)
-            ATTN_UNROLL for (int c = 0; c < 4; c++) {
+        for (; n + 4 <= keys; n += 4) ATTN_UNROLL for (int c = 0; c < 4; c++)
+            {
                 vec p = K(exp2)(V(sub)(V(load)(s + (n + c) * width), shift));
                 V(store)(s + (n + c) * width, p);
                 part[c] = V(add)(part[c], p);
             }
-        ATTN_UNROLL for (int c = 0; c < 3; c++) {
+        ATTN_UNROLL for (int c = 0; c < 3; c++)
+        {
             if (n + c >= keys) break;
             vec p = K(exp2)(V(sub)(V(load)(s + (n + c) * width), shift));
             V(store)(s + (n + c) * width, p);

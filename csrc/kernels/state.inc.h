@@ -42,12 +42,12 @@ ATTN_TEMPLATE int K(finish_row)(ptrdiff_t v_dim, const real *from, vec by, real 
 /* Replaces infinite outputs of finite sums by the largest real. Returns whether NaN or infinities are left. */
 ATTN_TEMPLATE int K(bound_row)(ptrdiff_t v_dim, const real *from, real *into)
 {
-    int odd = 0;
+    int nonfinite = 0;
     for (ptrdiff_t d = 0; d < v_dim; d++) {
         if (isinf(into[d]) && isfinite(from[d])) into[d] = from[d] > 0 ? REAL_MAX : -REAL_MAX;
-        odd |= !isfinite(into[d]);
+        nonfinite |= !isfinite(into[d]);
     }
-    return odd;
+    return nonfinite;
 }
 
 static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *state, ptrdiff_t out_stride, double factor,
@@ -55,7 +55,7 @@ static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *stat
 {
     const vec by = V(splat)((real)(1 / factor));
     real inverse[ATTN_MAX_WIDTH];
-    uint64_t odd = 0;
+    uint64_t nonfinite = 0;
     for (int i = 0; i < rows; i += LANES) {
         int lanes = rows - i < LANES ? rows - i : LANES;
         vec sum = V(load_first)((const real *)state->sum + i, lanes);
@@ -67,10 +67,10 @@ static uint64_t K(finish_rows)(int rows, ptrdiff_t v_dim, const attn_state *stat
             for (ptrdiff_t d = 0; d < v_dim; d++) ((real *)output[i])[d] = (real)empty;
         else {
             const real *from = (const real *)state->out + i * out_stride;
-            int is_odd = K(finish_row)(v_dim, from, V(splat)(inverse[i]), output[i]);
-            if (is_odd && is_mean) is_odd = K(bound_row)(v_dim, from, output[i]);
-            odd |= (uint64_t)is_odd << i;
+            int is_nonfinite = K(finish_row)(v_dim, from, V(splat)(inverse[i]), output[i]);
+            if (is_nonfinite && is_mean) is_nonfinite = K(bound_row)(v_dim, from, output[i]);
+            nonfinite |= (uint64_t)is_nonfinite << i;
         }
     }
-    return odd;
+    return nonfinite;
 }

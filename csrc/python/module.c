@@ -20,7 +20,7 @@ static int execute(PyObject *module)
         pyattn_activation_methods,   /* element-wise activations */
         pyattn_attention_methods,    /* attention */
         pyattn_cache_methods,        /* KV cache pages */
-        pyattn_choose_methods,       /* argmax and top-k */
+        pyattn_topk_methods,         /* argmax and top-k */
         pyattn_dropout_methods,      /* dropout masks and rows */
         pyattn_embedding_methods,    /* embedding lookup */
         pyattn_feed_forward_methods, /* feed-forward part */

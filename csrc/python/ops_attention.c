@@ -155,8 +155,9 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
     attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
     size_t work = attn_work(problem);
     if (product)
-        work = attn_plus(
-            work, attn_times(attn_times((size_t)product->rows, (size_t)product->inner), (size_t)product->features));
+        work = attn_saturating_add(
+            work, attn_saturating_mul(attn_saturating_mul((size_t)product->rows, (size_t)product->inner),
+                                      (size_t)product->features));
 
     if (status != ATTN_OK) return status;
     if (work < PYATTN_WORTH_THE_GIL) return run(args, problem, o, error);

@@ -48,7 +48,7 @@ static int make_result(PyObject *const *values, const attn_linear_args *args, ow
 /* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_linear_args *args, const owned *o, attn_error *error)
 {
-    const size_t work = attn_times((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
+    const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
     attn_product product;
     attn_status status = attn_lay_linear(args, pyattn_view(o->y), &product, error);
     if (status != ATTN_OK) return status;

@@ -67,8 +67,8 @@ static void test_the_kernel(attn_dtype dtype, lcg *g)
     k->drop_features(&dropout, (uint64_t)unit << 32 | query, first, features, 2, x, y);
     for (ptrdiff_t n = 0; n < features; n++) {
         if (n % ATTN_BLOCK_KEYS == 0)
-            k->keep_tile(&dropout, 1, ATTN_BLOCK_KEYS, &query, &unit, (uint32_t)((first + n) / 4), keep,
-                         ATTN_BLOCK_KEYS, 1);
+            k->drop_mask_tile(&dropout, 1, ATTN_BLOCK_KEYS, &query, &unit, (uint32_t)((first + n) / 4), keep,
+                              ATTN_BLOCK_KEYS, 1);
         const double expected = get(dtype, keep, n % ATTN_BLOCK_KEYS) == 0 ? 6 : 0;
         CLAIM(get(dtype, y, n) == expected, "%s: feature %td of row (%u, %u) is %g", attn_isa(), first + n, unit, query,
               get(dtype, y, n));

@@ -68,7 +68,7 @@ done:
     return result;
 }
 
-PyMethodDef pyattn_choose_methods[] = {
+PyMethodDef pyattn_topk_methods[] = {
     {"argmax_rows", argmax_rows, METH_O,
      "argmax_rows($module, x, /)\n--\n\nIndex of the maximum along a C-contiguous array's last axis."},
     {"top_k_rows", (PyCFunction)(void (*)(void))top_k_rows, METH_FASTCALL,

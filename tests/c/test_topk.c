@@ -63,7 +63,8 @@ static void test_choice(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t
         sort_places(dtype, x, row, n, places);
         if (n > 0) CLAIM(largest[row] == places[0], "%s: argmax of %td elements", attn_isa(), n);
         for (ptrdiff_t j = 0; j < k; j++) {
-            const char *found = values + (size_t)(row * k + j) * size, *there = x + (size_t)(row * n + places[j]) * size;
+            const char *found = values + (size_t)(row * k + j) * size,
+                       *there = x + (size_t)(row * n + places[j]) * size;
             CLAIM(indices[row * k + j] == places[j], "%s: number %td of %td out of %td", attn_isa(), j, k, n);
             CLAIM(memcmp(found, there, size) == 0, "%s: value %td of %td out of %td", attn_isa(), j, k, n);
         }
