@@ -109,7 +109,7 @@ class Bert(Module):
         As given.
     missing_keys : list of str
         Tensors of a pooler that the files lack; then `pooler` is None.
-    unused_keys : list of str
+    unexpected_keys : list of str
         Tensors in the files that the model does not use, such as heads for other tasks.
 
     Examples
@@ -135,7 +135,7 @@ class Bert(Module):
         self.embeddings, self.layers, self.pooler = embeddings, ModuleList(layers), pooler
         self.config = dict(config or {})
         self.missing_keys: list[str] = []
-        self.unused_keys: list[str] = []
+        self.unexpected_keys: list[str] = []
 
     @property
     def max_length(self) -> int:

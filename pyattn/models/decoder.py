@@ -76,7 +76,7 @@ class CausalLM(TokenModel):
         self.embedding, self.decoder, self.head = embedding, decoder, head
         self.config = dict(config or {})
         self.missing_keys: list[str] = []
-        self.unused_keys: list[str] = []
+        self.unexpected_keys: list[str] = []
 
     @property
     def vocab_size(self) -> int:

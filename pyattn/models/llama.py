@@ -73,7 +73,7 @@ class Llama(CausalLM):
         As given.
     missing_keys : list of str
         ``lm_head.weight`` where the files lack it; then `head` is None.
-    unused_keys : list of str
+    unexpected_keys : list of str
         Tensors in the files that the model does not use.
 
     Examples

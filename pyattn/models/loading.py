@@ -62,10 +62,10 @@ def load(
     -------
     Bert, GPT2 or Llama
         In evaluation mode. Its `missing_keys` are the tensors of a pooler or head that the files lack, its
-        `unused_keys` the tensors that the model does not use. Weights are read-only views of the file, which must not
-        change while the model is in use. Some are copies: weights of GPT-2's layers, which are published transposed,
-        biases of queries, keys and values, and converted tensors. ``copy.deepcopy(model)`` makes writable copies of all
-        weights.
+        `unexpected_keys` the tensors that the model does not use. Weights are read-only views of the file, which must
+        not change while the model is in use. Some are copies: weights of GPT-2's layers, which are published
+        transposed, biases of queries, keys and values, and converted tensors. ``copy.deepcopy(model)`` makes writable
+        copies of all weights.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def load(
     plan = _find_family(files.config, model_type)(files.config)
     weights = find_weights(files, plan, strict=strict, dtype=dtype)
     model: Bert | GPT2 | Llama = plan.build(weights.arrays)
-    model.missing_keys, model.unused_keys = weights.missing, weights.unused
+    model.missing_keys, model.unexpected_keys = weights.missing, weights.unexpected
     model.eval()
     return model
 

@@ -45,7 +45,7 @@ class Weights(NamedTuple):
 
     arrays: dict[str, FloatArray]
     missing: list[str]
-    unused: list[str]
+    unexpected: list[str]
 
 
 def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTypeLike | None) -> Weights:

@@ -138,7 +138,7 @@ def test_all_states_and_weights_are_transformers(name, dtype, make, torch, summa
     for seed in range(2 if dtype == "float32" else 1):
         theirs, ours = make(name, seed, dtype)
         assert ours.missing_keys == []
-        assert all(UNUSED.get(name, "none") in key for key in ours.unused_keys)
+        assert all(UNUSED.get(name, "none") in key for key in ours.unexpected_keys)
         rng = np.random.default_rng(seed)
         for batch, length in ((1, 1), (1, 16), (5, 9), (6, 32)):
             ids, mask, types = draw_inputs(rng, sizes, batch, length)
@@ -180,7 +180,7 @@ def test_a_model_within_one_with_a_head_is_found(family, torch, transformers, tm
     ours = models.load(tmp_path)
     assert ours.pooler is None
     assert len(ours.missing_keys) == (0 if family == "DistilBert" else 2)
-    assert ours.unused_keys
+    assert ours.unexpected_keys
     ids, mask, _ = draw_inputs(np.random.default_rng(0), sizes, 4, 12)
     assert differences(torch, theirs.base_model, ours, ids, mask, None) < BARS["float32"]
 

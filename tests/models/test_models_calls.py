@@ -160,7 +160,7 @@ def test_distilbert_has_no_types(tmp_path):
         tensors[name.replace("embeddings.output_layer_norm", "embeddings.LayerNorm")] = array
     sizes = {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12}
     model = models.load(write_model(tmp_path / "model", {**BERT, **sizes, "model_type": "distilbert"}, tensors))
-    assert model.unused_keys == ["embeddings.token_type_embeddings.weight"]
+    assert model.unexpected_keys == ["embeddings.token_type_embeddings.weight"]
     assert model(IDS).pooler_output is None
     with pytest.raises(ValueError, match="token_type_ids is given, but this model has no token types; leave it out"):
         model(IDS, token_type_ids=[0] * 4)
@@ -229,7 +229,7 @@ def test_copies_compute_the_same_and_can_be_written_to(folder):
     model = models.load(folder)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_same_bits(states(other), states(model))
-        assert other.unused_keys == model.unused_keys
+        assert other.unexpected_keys == model.unexpected_keys
         assert all(array.flags.writeable for array in other.parameters())
         other.load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match="read-only in the module; assign a copy"):

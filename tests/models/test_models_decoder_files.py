@@ -66,7 +66,7 @@ def test_missing_and_unused_tensors_are_listed(family, tmp_path):
     arrays = tensors(family)
     buffers = {"transformer.h.0.attn.bias": np.ones((1, 1, 12, 12), bool), "classifier.weight": np.ones((2, 8), "<f4")}
     model = models.load(write_decoder(tmp_path, family, arrays | buffers))
-    assert model.unused_keys == list(buffers)
+    assert model.unexpected_keys == list(buffers)
     assert model.missing_keys == []
     first = next(name for name in arrays if "h.0" in name or "layers.0" in name)
     del arrays[first]
@@ -101,11 +101,11 @@ def test_one_of_two_tied_weights_is_enough(family, tmp_path):
     both = arrays | {"lm_head.weight": arrays[words]}
     model = models.load(write_decoder(tmp_path / "b", family, both, tie_word_embeddings=True))
     assert np.shares_memory(model.head.weight, model.embedding.weight)
-    assert model.unused_keys == ["lm_head.weight"]
+    assert model.unexpected_keys == ["lm_head.weight"]
     assert_same_bits(model(IDS).logits, expected)
     del both[words]
     model = models.load(write_decoder(tmp_path / "c", family, both, tie_word_embeddings=True))
-    assert model.unused_keys == []
+    assert model.unexpected_keys == []
     assert_same_bits(model(IDS).logits, expected)
 
 

@@ -129,7 +129,7 @@ def test_all_that_a_model_gives(name, dtype, loaded, torch):
     assert_same_bits(plain.logits, found.logits)
     assert plain.hidden_states is plain.attentions is None
     assert not ours.training
-    assert ours.missing_keys == ours.unused_keys == []
+    assert ours.missing_keys == ours.unexpected_keys == []
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])

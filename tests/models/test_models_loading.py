@@ -44,7 +44,7 @@ def test_older_names_and_a_prefix_mean_the_same(folder, tmp_path):
     renamed["cls.predictions.bias"] = np.zeros(20, np.float32)
     other = models.load(write_model(tmp_path / "older", BERT, renamed))
     assert_same_bits(states(other), states(models.load(folder)))
-    assert other.unused_keys == ["bert.embeddings.position_ids", "cls.predictions.bias"]
+    assert other.unexpected_keys == ["bert.embeddings.position_ids", "cls.predictions.bias"]
     assert other.missing_keys == []
 
 

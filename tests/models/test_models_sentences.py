@@ -86,7 +86,7 @@ def test_fifty_sentences_are_the_reference(encoder, reference, summary):
 
 def test_nothing_of_minilm_is_missing(encoder):
     assert encoder.model.missing_keys == []
-    assert encoder.model.unused_keys == ["embeddings.position_ids"]
+    assert encoder.model.unexpected_keys == ["embeddings.position_ids"]
     assert (encoder.pooling, encoder.normalize, encoder.max_length) == ("mean", True, 256)
 
 
