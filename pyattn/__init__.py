@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyattn.functional as functional
 import pyattn.masks as masks
 import pyattn.runtime as runtime
+from pyattn._util.names import unknown_name
 from pyattn._util.warnings import MaskWarning, ShapeWarning
 from pyattn._version import __version__
 from pyattn.functional import (
@@ -80,10 +81,15 @@ else:  # hidden from type checkers, for which a module's __getattr__ defines eve
 
     def __getattr__(name):
         if name not in _LAZY:
-            raise AttributeError(f"module 'pyattn' has no attribute {name!r}")
+            raise unknown_name("pyattn", name, __all__ if name.startswith("_") else _names_of_all())
         found = importlib.import_module(f"pyattn.{_LAZY[name]}")
         globals()[name] = found if _LAZY[name] == name else getattr(found, name)
         return globals()[name]
 
+    def _names_of_all():
+        """Return the names here, and in full those of the modules where layers, functions and models are."""
+        homes = [importlib.import_module(f"pyattn.{home}") for home in ("functional", "nn", "generation", "models")]
+        return [*__all__, *(f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__)]
+
     def __dir__():
-        return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib"})
+        return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib", "unknown_name"})

@@ -45,11 +45,27 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
-/* Returns 1 after a warning, 0 without, -1 with an exception. */
-static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout)
+/* Warns of a bare bool mask that is a causal one with True = blocked. Most masks show by their first two pairs that they
+ * are not; Python code looks at the others. Returns as the function below. */
+static int warn_of_inverted(PyArrayObject *mask)
 {
-    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", 0) < 0) return -1;
-    if (!shapes->heads_look_like_length) return shapes->mask_looks_like_ones;
+    if (mask == NULL || PyArray_NDIM(mask) != 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
+    if (PyArray_DIM(mask, 0) < 2 || PyArray_DIM(mask, 1) < 2 || *(char *)PyArray_DATA(mask) ||
+        !*(char *)PyArray_GETPTR2(mask, 0, 1))
+        return 0;
+    PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
+    PyObject *warned = module ? PyObject_CallMethod(module, "warn_if_inverted", "O", mask) : NULL;
+    Py_XDECREF(module);
+    Py_XDECREF(warned);
+    return warned == NULL ? -1 : 1;
+}
+
+/* Returns 1 if Python code has run, 0 if not, -1 with an exception. */
+static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout, PyArrayObject *bare_mask)
+{
+    const int looked = warn_of_inverted(bare_mask);
+    if (looked < 0 || (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", 0) < 0)) return -1;
+    if (!shapes->heads_look_like_length) return looked || shapes->mask_looks_like_ones;
     const char *const axes[] = {"(batch, length, heads, dim)", "(batch, heads, length, dim)"};
     const int other = layout == ATTN_LAYOUT_BSHD;
     const int status =
@@ -259,7 +275,8 @@ static __attribute__((noinline)) int prepare(PyObject *const *values, attn_args 
         return -1;
     }
     attn_describe(args, problem, &shapes);
-    const int warned = first ? warn_of_likely_mistakes(&shapes, args->layout) : 0;
+    const int warned =
+        first ? warn_of_likely_mistakes(&shapes, args->layout, o->lowered || args->cache ? NULL : o->options.mask) : 0;
     if (warned < 0 || make_results(values, &shapes, args->query.dtype, o) < 0) return -1;
     const int drew = first ? pyattn_draw_seed(values + OPTIONS, args, &args->dropout_seed) : 0;
     return drew < 0 ? -1 : warned || drew;

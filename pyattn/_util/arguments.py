@@ -54,7 +54,7 @@ def refuse_keyword(error: TypeError, function: Callable[..., Any]) -> None:
     """Raise again what Python says of an unknown keyword, with the names of those that the function takes."""
     inside = error.__traceback__ is None or error.__traceback__.tb_next is not None  # the function has begun
     if not inside and "unexpected keyword argument" in str(error):
-        names = ", ".join(inspect.signature(function).parameters)
+        names = ", ".join(name for name in inspect.signature(function).parameters if name != "self")
         raise TypeError(f"{error}; it takes {names}") from None
 
 

@@ -13,7 +13,7 @@ from pyattn._util.arguments import as_choice, naming_keywords
 from pyattn._util.typing import Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.masks import Mask
-from pyattn.masks._lowering import as_arguments
+from pyattn.masks._lowering import as_arguments, warn_if_inverted
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
 
@@ -186,8 +186,9 @@ def self_attention(
         options = (is_causal, align, window, key_lengths)
         attn_mask, *lowered = as_arguments(attn_mask, pairs, False, *options)
         is_causal, align, window, key_lengths = lowered
-    if attn_mask is not None:
-        attn_mask = _mask_of(attn_mask, pairs)
+        attn_mask = None if attn_mask is None else _mask_of(attn_mask, pairs)
+    elif attn_mask is not None:
+        attn_mask = _mask_of(attn_mask, pairs, bare=True)
     output, attended = _core.multi_head(
         own,
         other,
@@ -263,12 +264,14 @@ def check_inner(name: str, weight: Array, source: str, rows: Array, columns: boo
     )
 
 
-def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> npt.ArrayLike:
+def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...], *, bare: bool = False) -> npt.ArrayLike:
     """Insert the heads axis that the core expects before (L, S)."""
     mask = _core.as_array(attn_mask, "attn_mask")
     axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
     if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
         raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
+    if bare and mask.ndim == 2 and mask.dtype == np.bool_:
+        warn_if_inverted(mask)
     if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, with a fix that depends on the original
         return attn_mask
     return mask[..., np.newaxis, :, :]

@@ -4,6 +4,9 @@
 `begin` method of `Decodable`. `CachedDecoding` runs modules with a KV cache, `UncachedDecoding` without one.
 """
 
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import refusing_names
 from pyattn.generation._generate import generate
 from pyattn.generation.decoding import CachedDecoding, Decodable, Decoding, UncachedDecoding
 from pyattn.generation.result import Generation, GenerationStep, RowStep
@@ -24,3 +27,6 @@ __all__ = [
     "pad_sequences",
     "shift_right",
 ]
+
+if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+    __getattr__ = refusing_names(__name__, __all__)

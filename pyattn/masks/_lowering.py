@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_flag
+from pyattn._util.warnings import MaskWarning, warn
 from pyattn.masks._mask import BoolArray, Both, Document, Interval, Lengths, Mask, intersect, offset_of
 
 
@@ -173,3 +174,15 @@ def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> Bo
 def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
     """Return the lengths of a mask made by `padding`, else None."""
     return mask.lengths if isinstance(mask, Lengths) else None
+
+
+def warn_if_inverted(attend: BoolArray) -> bool:
+    """Warn of a bare attn_mask, (L, S) with True = attend, that is a causal one with True = blocked."""
+    inverted = min(attend.shape) > 1 and np.array_equal(attend, np.triu(np.ones(attend.shape, np.bool_), 1))
+    if inverted:
+        warn(
+            MaskWarning,
+            "attn_mask lets each query attend only to keys after its own, since True = attend here. If that is meant, "
+            "pass pyattn.masks.from_array(attn_mask); if True means blocked, pyattn.masks.from_blocked(attn_mask)",
+        )
+    return inverted

@@ -3,6 +3,9 @@
 `pyattn.models.examples` has a tiny model that is part of the package.
 """
 
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import refusing_names
 from pyattn.models import examples
 from pyattn.models.bert import Bert, EncoderOutput
 from pyattn.models.decoder import CausalOutput
@@ -22,3 +25,6 @@ __all__ = [
     "find_minilm",
     "load",
 ]
+
+if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+    __getattr__ = refusing_names(__name__, __all__)

@@ -5,6 +5,9 @@
 Linear(in_features=3, out_features=2, bias=True)
 """
 
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import refusing_names
 from pyattn.io.arrays import load, save
 from pyattn.nn import init
 from pyattn.nn.attention.multihead import MultiheadAttention
@@ -53,3 +56,6 @@ __all__ = [
     "save",
     "to_heads",
 ]
+
+if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+    __getattr__ = refusing_names(__name__, __all__)

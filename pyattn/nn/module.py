@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_flag, as_float_dtype, refuse_keyword
+from pyattn._util.arguments import as_flag, as_float_dtype, naming_keywords, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.state import IncompatibleKeys, write_state
@@ -95,6 +95,12 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output; every subclass defines this."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make constructors, too, list the keywords that they take when they refuse one."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = naming_keywords(cls.__init__)  # type: ignore[method-assign]
 
     # Registration
 

@@ -14,6 +14,8 @@ Nothing is shown, and neither pyplot's state nor matplotlib's settings change. S
 import importlib
 from typing import TYPE_CHECKING
 
+from pyattn._util.names import unknown_name
+
 __all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
 
 # Files that import matplotlib are imported on first use, so that `import pyattn.plot` works without it.
@@ -31,7 +33,7 @@ else:
 
     def __getattr__(name):
         if name not in _FILES:
-            raise AttributeError(f"module 'pyattn.plot' has no attribute {name!r}")
+            raise unknown_name("pyattn.plot", name, __all__)
         try:
             found = getattr(importlib.import_module(f"pyattn.plot.{_FILES[name]}"), name)
         except ModuleNotFoundError as missing:

@@ -31,6 +31,23 @@ CALLS = {
     "trace's picture": (lambda: pyattn.trace(X, W, W, W).plot(), AttributeError, "pyattn.plot.steps(trace)"),
     "module of arrays": (lambda: nn.SelfAttention(W, W, W), TypeError, "nn.SelfAttention.from_arrays"),
     "module's mask": (lambda: nn.MultiheadAttention(3, 1)(X, X, X, mask=TRIANGLE), TypeError, "attn_mask"),
+    "constructor": (
+        lambda: nn.MultiheadAttention(3, 1, device="cpu"),
+        TypeError,
+        "it takes embed_dim, num_heads",
+    ),
+    "layer at the top": (lambda: pyattn.SelfAttention, AttributeError, "did you mean pyattn.nn.SelfAttention?"),
+    "function at the top": (lambda: pyattn.layer_norm, AttributeError, "did you mean pyattn.functional.layer_norm?"),
+    "another spelling": (lambda: nn.MultiHeadAttention, AttributeError, "did you mean pyattn.nn.MultiheadAttention?"),
+    "mask's name": (lambda: pyattn.masks.causal_mask, AttributeError, "did you mean pyattn.masks.causal?"),
+    "loader's name": (
+        lambda: pyattn.models.from_pretrained,
+        AttributeError,
+        "examples, find_minilm, load",
+    ),
+    "picture's name": (lambda: pyattn.plot.attention, AttributeError, "it has StepsAnimation, animate, flow, heads"),
+    "generation's name": (lambda: pyattn.generation.pad, AttributeError, "pad_sequences"),
+    "function's name": (lambda: pyattn.functional.rope, AttributeError, "rotary_embedding"),
     "lengths as padding": (
         lambda: nn.MultiheadAttention(3, 1)(X, X, X, key_padding_mask=[2, 3, 1]),
         TypeError,
@@ -55,6 +72,11 @@ def test_the_message_names_the_mend(name):
     with pytest.raises(error) as caught:
         call()
     assert mend in str(caught.value)
+
+
+def test_integers_make_a_module_of_arrays():
+    module = nn.SelfAttention.from_arrays([[1, 0], [0, 1]], np.eye(2, dtype=int), np.ones((2, 1), bool))
+    np.testing.assert_array_equal(module([[1, 2]]), pyattn.self_attention([[1, 2]], np.eye(2), np.eye(2), [[1], [1]]))
 
 
 def test_an_error_inside_a_call_is_not_taken_for_one_of_its_arguments():

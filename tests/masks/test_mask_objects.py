@@ -157,6 +157,7 @@ def drawn_mask(rng, batch, heads, has_heads):
     return mask
 
 
+@pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")  # some look inverted as arrays
 @for_each("seed", range(300))
 def test_a_mask_beside_any_arguments_is_read_as_its_array(seed):
     """Sizes of any rank, also mixed; grouped heads; either layout; and what the call hides itself."""
@@ -340,6 +341,31 @@ def test_bare_masks_that_look_inverted_warn(mask, expected):
             assert not warnings_of(lambda: mha()(q, k, k, attn_mask=silent))  # noqa: B023
 
 
+@pytest.mark.parametrize(("mask", "expected"), BARE.values(), ids=BARE)
+def test_bare_masks_that_look_inverted_warn_where_true_attends(mask, expected):
+    q, k, attend = normal(len(mask), E), normal(mask.shape[1], E), ~mask if mask.dtype == bool else mask
+    expected = expected and np.array_equal(
+        attend, np.triu(np.ones(mask.shape), 1)
+    )  # exactly: many have few rows
+    w = np.eye(E, dtype="f4")
+    for call in (
+        lambda mask: pyattn.attention(q, k, k, attn_mask=mask),
+        lambda mask: pyattn.scaled_dot_product_attention(q, k, k, mask),
+        lambda mask: pyattn.self_attention(q, w, w, w, context=k, attn_mask=mask),
+    ):
+        found = warnings_of(lambda: call(attend))  # noqa: B023
+        assert [one.filename for one in found] == [__file__] * expected
+        if found:
+            assert str(found[0].message).endswith("pyattn.masks.from_blocked(attn_mask)")
+            for silent in (masks.from_array(attend), masks.from_blocked(attend)):
+                assert not warnings_of(lambda: call(silent))  # noqa: B023
+    if expected:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(pyattn.MaskWarning):
+                pyattn.attention(q, k, k, attn_mask=attend)
+
+
 @pytest.mark.parametrize(("mask", "expected"), BARE_PADDING.values(), ids=BARE_PADDING)
 def test_bare_padding_that_looks_inverted_warns(mask, expected):
     x, array = normal(2, 4, E), np.array(mask, bool)
@@ -395,6 +421,9 @@ def test_a_mask_is_an_array_in_what_people_do_with_it():
         assert isinstance(combined, masks.Mask)
         np.testing.assert_array_equal(combined, array)
     np.testing.assert_array_equal(mask.T, array.T)
+    np.testing.assert_array_equal(masks.padding([1, 3], 4) & masks.padding([2, 2], 4), masks.padding([1, 2], 4))
+    with pytest.raises(ValueError, match="a mask computes its array on demand; leave out copy=False"):
+        mask.__array__(copy=False)
     np.testing.assert_array_equal(list(mask), array)
 
 

@@ -106,6 +106,7 @@ WORKING = {
     "attention, buffer": lambda: attend(memoryview(Q), K, V),
     "attention, DLPack": lambda: attend(Exporter(), K, V),
     "attention, MaskWarning": quietly(pyattn.MaskWarning, lambda: attend(attn_mask=ZEROS_AND_ONES)),
+    "attention, inverted mask": quietly(pyattn.MaskWarning, lambda: attend(attn_mask=~MASK)),
     "attention, ShapeWarning": quietly(pyattn.ShapeWarning, lambda: attend(MANY_HEADS, MANY_HEADS, MANY_HEADS)),
     "attention, dropout": lambda: attend(dropout_p=0.5, rng=0, need_weights=True),
     "attention, keep_mask": lambda: attend(dropout_p=0.5, keep_mask=MASK[:, ::-1], attn_mask=BIAS),

@@ -156,7 +156,7 @@ MODULES = {
     "generate, beams": lambda: (
         pyattn.generate(TRANSLATOR, [[1]], max_new_tokens=2, start_token_id=2, num_beams=2, return_steps=True).scores
     ),
-    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, convention="row", attn_mask=FLAGS),
+    "self_attention": lambda: pyattn.self_attention(Q, *[V[:4]] * 3, convention="row", attn_mask=~FLAGS),
     "self_attention, columns": lambda: pyattn.self_attention(
         *(COLUMNS, K, -K, K[:2]),
         bias=(K[:, 0], None, LSE[:2]),

@@ -8,13 +8,14 @@ from typing import Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_finite, as_flag, as_float_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, check_dtype, check_parameter
+from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
 
@@ -130,22 +131,23 @@ class SelfAttention(Module):
     @classmethod
     def from_arrays(
         cls: type[_Self],
-        w_query: FloatArray,
-        w_key: FloatArray,
-        w_value: FloatArray,
-        b_query: FloatArray | None = None,
-        b_key: FloatArray | None = None,
-        b_value: FloatArray | None = None,
+        w_query: npt.ArrayLike,
+        w_key: npt.ArrayLike,
+        w_value: npt.ArrayLike,
+        b_query: npt.ArrayLike | None = None,
+        b_key: npt.ArrayLike | None = None,
+        b_value: npt.ArrayLike | None = None,
         *,
         scale: SupportsFloat | None = None,
         convention: Convention = "row",
     ) -> _Self:
-        """Make a module whose parameters are these arrays, without copying them.
+        """Make a module whose parameters are these arrays; float arrays are not copied.
 
         Parameters
         ----------
         w_query : ndarray, (embed_dim, key_dim)
-            float32 or float64, the same for all arrays. Column convention: (key_dim, embed_dim), and so on.
+            float32 or float64, the same for all arrays; integers and lists become float64. Column convention:
+            (key_dim, embed_dim), and so on.
         w_key : ndarray, (context_dim, key_dim)
             Weight of keys.
         w_value : ndarray, (context_dim, v_dim)
@@ -164,12 +166,12 @@ class SelfAttention(Module):
         Returns
         -------
         SelfAttention
-            With the arrays themselves.
+            With the float arrays themselves.
 
         Raises
         ------
         TypeError
-            A parameter is not an array of float32 or float64, or the dtypes differ.
+            A parameter is not an array of real numbers, or the dtypes differ.
         ValueError
             Their shapes disagree.
 
@@ -177,27 +179,25 @@ class SelfAttention(Module):
         --------
         An article's example, whose scores are not scaled:
 
-        >>> import numpy as np
         >>> from pyattn import nn
-        >>> x = np.array([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
-        >>> w_query = np.array([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
-        >>> w_key = np.array([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
-        >>> w_value = np.array([[0.0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+        >>> x = [[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]]
+        >>> w_query = [[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]]
+        >>> w_key = [[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]]
+        >>> w_value = [[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]]
         >>> nn.SelfAttention.from_arrays(w_query, w_key, w_value, scale=1)(x).round(4)
         array([[1.9366, 6.6831, 1.5951],
                [2.    , 7.964 , 0.054 ],
                [1.9997, 7.7599, 0.3584]])
         """
-        weights = dict(zip(_WEIGHTS, (w_query, w_key, w_value), strict=True))
-        biases = dict(zip(_BIASES, (b_query, b_key, b_value), strict=True))
-        for name, weight in weights.items():
-            check_parameter(weight, name)
+        weights = zip(_WEIGHTS, (w_query, w_key, w_value), strict=True)
+        biases = zip(_BIASES, (b_query, b_key, b_value), strict=True)
+        arrays = {name: _core.as_real(x, name) for name, x in weights}
+        arrays |= {name: _core.as_real(x, name) for name, x in biases if x is not None}
         self = cls.__new__(cls)
         self.scale = None if scale is None else as_finite(scale, "scale")
         self.convention = as_choice(convention, "convention", ("row", "column"))
-        query, key, value = (read_weight(weight, name, self.convention == "column") for name, weight in weights.items())
+        query, key, value = (read_weight(arrays[name], name, self.convention == "column") for name in _WEIGHTS)
         (self.key_dim, self.embed_dim), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
-        arrays = weights | {name: bias for name, bias in biases.items() if bias is not None}
         shapes = self._shapes()
         check_arrays(arrays, {name: shapes[name] for name in reversed(arrays)})  # the last one's dtype is the module's
         self._set_parameters(arrays)

@@ -1,0 +1,31 @@
+"""What a public module says of a name that it lacks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+__all__ = ["refusing_names", "unknown_name"]
+
+
+def refusing_names(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Make the __getattr__ of a module that has these names."""
+
+    def refuse(name: str) -> NoReturn:
+        raise unknown_name(module, name, names)
+
+    return refuse
+
+
+def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Make the error, with the name that was probably meant, or all; names of other modules are given in full."""
+    wrong = f"module {module!r} has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(wrong)
+    known = {full.rpartition(".")[2].lower(): full for full in sorted(names, key=len, reverse=True)}
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    if not close:
+        return AttributeError(f"{wrong}; it has {', '.join(sorted(full for full in names if '.' not in full))}")
+    meant = known[close[0]]
+    return AttributeError(f"{wrong}; did you mean {meant if '.' in meant else f'{module}.{meant}'}?")
