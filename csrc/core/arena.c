@@ -9,7 +9,7 @@
 #include "attn.h"
 #include "hooks.h"
 
-enum { FREE_LIST_BYTES = 8 << 20, FREE_LIST_LENGTH = 4 }; /* bytes of one; how many: a layer nests up to four */
+enum { FREE_ARENA_BYTES = 8 << 20, FREE_LIST_LENGTH = 4 }; /* most bytes of one; how many: a layer nests up to four */
 
 attn_hooks attn_host = {malloc, free, NULL};
 
@@ -92,5 +92,5 @@ int attn_arena_take(attn_arena *arena, size_t bytes)
 
 void attn_arena_give(attn_arena *arena)
 {
-    if (arena->bytes > FREE_LIST_BYTES || !put_in_slot(arena->base)) attn_host.release(arena->base);
+    if (arena->bytes > FREE_ARENA_BYTES || !put_in_slot(arena->base)) attn_host.release(arena->base);
 }

@@ -108,7 +108,7 @@ void attn_finish_weights(attn_task *task, const attn_block *block);
 void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last);
 void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
                         int32_t *last, int adds);
-int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
+int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
                      const int32_t *last, const void *bias);

@@ -240,7 +240,7 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
     const attn_problem *p = task->plan->problem;
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = keys_seen(p, block, from, to);
-        if (keys == 0 || attn_is_dead(task, block, from, keys)) continue;
+        if (keys == 0 || attn_tile_is_masked(task, block, from, keys)) continue;
         score_decode(task, block, keys, keys_of(task, from, keys), scores_of(task, block, from));
     }
 }

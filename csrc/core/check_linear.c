@@ -30,7 +30,7 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error)
+attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error)
 {
     const attn_view *x = &args->x, *weight = &args->weight;
     attn_status status = attn_check_linear(args, error);
@@ -56,6 +56,6 @@ attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_prod
 attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error)
 {
     attn_product product;
-    const attn_status status = attn_lay_linear(args, y, &product, error);
+    const attn_status status = attn_layout_linear(args, y, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, args->num_threads, error) : status;
 }

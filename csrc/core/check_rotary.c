@@ -87,7 +87,7 @@ static attn_rotary_axis axis_of(const attn_view *x, const attn_view *y, int axis
     return (attn_rotary_axis){attn_size_of(x, axis), attn_stride_of(x, axis), attn_stride_of(y, axis), 0};
 }
 
-attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_rope *t, attn_error *error)
+attn_status attn_layout_rotary(const attn_rotary_args *args, attn_view y, attn_rope *t, attn_error *error)
 {
     const attn_view *x = &args->x, *ids = &args->position_ids;
     attn_status status = attn_check_rotary(args, error);
@@ -130,6 +130,6 @@ attn_status attn_lay_rotary(const attn_rotary_args *args, attn_view y, attn_rope
 attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error)
 {
     attn_rope rope;
-    const attn_status status = attn_lay_rotary(args, y, &rope, error);
+    const attn_status status = attn_layout_rotary(args, y, &rope, error);
     return status == ATTN_OK ? attn_apply_rope(&rope, args->num_threads, error) : status;
 }

@@ -107,7 +107,7 @@ attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *er
     return status == ATTN_OK ? check_ids(args, error) : status;
 }
 
-static void layout_rows(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
+static void rows_of_view(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
 {
     attn_own_view spread;
     rows->data = NULL;
@@ -117,7 +117,7 @@ static void layout_rows(const attn_embedding_args *args, const attn_view *view, 
     attn_rows_of(&spread.view, rows);
 }
 
-attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)
+attn_status attn_layout_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)
 {
     attn_own_view like_y;
     attn_status status = attn_check_embedding(args, error);
@@ -128,9 +128,9 @@ attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, att
     lookup->dtype = args->weight.dtype;
     lookup->rows = count_rows(args);
     lookup->dim = args->weight.shape[1];
-    layout_rows(args, &args->ids, 1, &lookup->ids);
-    layout_rows(args, &args->residual, 0, &lookup->residual);
-    layout_rows(args, &y, 0, &lookup->y);
+    rows_of_view(args, &args->ids, 1, &lookup->ids);
+    rows_of_view(args, &args->residual, 0, &lookup->residual);
+    rows_of_view(args, &y, 0, &lookup->y);
     lookup->weight = args->weight.data;
     lookup->weight_row = args->weight.strides[0];
     lookup->weight_column = args->weight.strides[1];
@@ -179,6 +179,6 @@ attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error 
 attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error)
 {
     attn_lookup lookup;
-    const attn_status status = attn_lay_embedding(args, y, &lookup, error);
+    const attn_status status = attn_layout_embedding(args, y, &lookup, error);
     return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads, error) : status;
 }

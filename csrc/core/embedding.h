@@ -18,7 +18,7 @@ attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_er
 
 /* Checks the arguments, ids included, and y; fills `lookup`, which keeps no pointer to the caller's shapes. The ids
  * must not change afterwards. */
-attn_status attn_lay_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error);
+attn_status attn_layout_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error);
 
 attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error);
 

@@ -59,7 +59,7 @@ attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_err
     } else if (args->gate_bias.data) {
         FAIL("gate_bias needs gate_weight");
     }
-    attn_lay_contiguous(&args->x, in->shape[0], &hidden);
+    attn_layout_contiguous(&args->x, in->shape[0], &hidden);
     if (out->axes != 2 || out->shape[1] != in->shape[0])
         FAIL("out_weight has shape %s, expected (features, %td): in_weight has shape %s",
              attn_shape_text(out->axes, out->shape), in->shape[0], attn_shape_text(in->axes, in->shape));
@@ -96,8 +96,8 @@ static size_t take_part(const attn_feed_forward_args *args, attn_view y, int axe
     part->args.x = attn_cut_view(args->x, axes, cut, part->shapes[0]);
     part->args.residual = attn_cut_view(args->residual, axes, cut, part->shapes[1]);
     part->y = attn_cut_view(y, axes, cut, part->shapes[2]);
-    const size_t hidden = attn_lay_contiguous(&part->args.x, args->in_weight.shape[0], &part->hidden);
-    const size_t normed = attn_lay_contiguous(&part->args.x, attn_last_size(&args->x), &part->normed);
+    const size_t hidden = attn_layout_contiguous(&part->args.x, args->in_weight.shape[0], &part->hidden);
+    const size_t normed = attn_layout_contiguous(&part->args.x, attn_last_size(&args->x), &part->normed);
     part->hidden.view.data = attn_next_part(memory, &used, hidden);
     if (norms) part->normed.view.data = attn_next_part(memory, &used, normed);
     return used;

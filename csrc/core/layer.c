@@ -106,7 +106,7 @@ static attn_status attend_to_memory(const attn_layer_args *args, attn_view y, at
     attn_arena arena;
     attn_own_view normed;
     if (!args->norm_first) return attend(args, CROSS, y, y, y, weights, error);
-    const size_t bytes = attn_lay_contiguous(&y, attn_last_size(&y), &normed);
+    const size_t bytes = attn_layout_contiguous(&y, attn_last_size(&y), &normed);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
     normed.view.data = arena.scratch;

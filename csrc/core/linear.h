@@ -14,7 +14,7 @@ typedef struct {
 } attn_product;
 
 /* check_linear.c: checks the arguments and y; fills `product`, which keeps no pointer to the caller's shapes. */
-attn_status attn_lay_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error);
+attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error);
 
 attn_status attn_multiply(const attn_product *product, int num_threads, attn_error *error);
 

@@ -117,7 +117,7 @@ static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, 
 static int is_bool(attn_mask_dtype dtype) { return dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED; }
 
 /* Whether a bool mask alone masks every pair of the tile. Float masks are not read. */
-int attn_is_dead(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
+int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_problem *p = task->plan->problem;
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)

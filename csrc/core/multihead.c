@@ -100,7 +100,7 @@ static attn_status project(const attn_multihead_plan *m, int n, attn_error *erro
     linear.weight.shape = linear.bias.shape = shape;
     const ptrdiff_t length = attn_input_of(args, n)->shape[m->batch_axes];
     view_of(m, &m->part[n], length, features, 0, &y);
-    const attn_status status = attn_lay_linear(&linear, y.view, &product, error);
+    const attn_status status = attn_layout_linear(&linear, y.view, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 
@@ -158,7 +158,7 @@ static attn_status apply_rope(const attn_multihead_plan *m, int n, attn_error *e
     attn_rope rope;
     if (!uses_rope(m, n)) return ATTN_OK;
     const attn_rotary_args rotary = rope_args_of(m, n, &own);
-    const attn_status status = attn_lay_rotary(&rotary, rotary.x, &rope, error);
+    const attn_status status = attn_layout_rotary(&rotary, rotary.x, &rope, error);
     return status == ATTN_OK ? attn_apply_rope(&rope, rotary.num_threads, error) : status;
 }
 
@@ -176,7 +176,7 @@ static attn_status project_output(const attn_multihead_plan *m, attn_view output
                                      .bias = args->out_bias,
                                      .residual = args->residual,
                                      .num_threads = args->attention.num_threads};
-    const attn_status status = attn_lay_linear(&linear, output, &product, error);
+    const attn_status status = attn_layout_linear(&linear, output, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 

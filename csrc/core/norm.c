@@ -70,8 +70,8 @@ attn_status attn_check_norm(const attn_norm_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
-                          attn_error *error)
+attn_status attn_layout_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
+                             attn_error *error)
 {
     const attn_view *x = &args->x;
     attn_status status = attn_check_norm(args, error);
@@ -96,6 +96,6 @@ attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y
 attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error)
 {
     attn_normalization norm;
-    const attn_status status = attn_lay_norm(args, sum, y, &norm, error);
+    const attn_status status = attn_layout_norm(args, sum, y, &norm, error);
     return status == ATTN_OK ? attn_normalize_rows(&norm, args->num_threads, error) : status;
 }

@@ -13,11 +13,11 @@ typedef struct {
     double epsilon;
 } attn_normalization;
 
-/* attn_check_norm checks the arguments; attn_lay_norm also checks y and the optional sum, and fills `norm`, which keeps
- * no pointer to the caller's shapes. */
+/* attn_check_norm checks the arguments; attn_layout_norm also checks y and the optional sum, and fills `norm`, which
+ * keeps no pointer to the caller's shapes. */
 attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
-attn_status attn_lay_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
-                          attn_error *error);
+attn_status attn_layout_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
+                             attn_error *error);
 
 attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error);
 

@@ -3,7 +3,7 @@
 #include "arena.h"
 #include "error.h"
 
-size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own)
+size_t attn_layout_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own)
 {
     size_t bytes = x->dtype == ATTN_F64 ? 8 : 4;
     for (int n = x->axes - 1; n >= 0; n--) {

@@ -20,7 +20,7 @@ typedef struct {
 
 /* Describes a contiguous array of x's dtype and axes, but with `columns` columns; its data is set later. Returns its
  * size in bytes, at most SIZE_MAX. */
-size_t attn_lay_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own);
+size_t attn_layout_contiguous(const attn_view *x, ptrdiff_t columns, attn_own_view *own);
 
 /* Fills `rows`, which keeps no pointer to the view's shape. Entries beyond rows->axes are not set. */
 void attn_rows_of(const attn_view *view, attn_rows *rows);

@@ -202,14 +202,14 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
 /* Selects -inf instead of adding it: -inf wins over +inf and NaN, and finite biases never add up to -inf. */
 static void K(join_bias)(ptrdiff_t n, double times, const void *other, void *bias)
 {
-    const vec masked = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);
+    const vec neg_inf = V(splat)(-INFINITY), endless = V(splat)(INFINITY), most = V(splat)(REAL_MAX);
     const vec least = V(splat)(-REAL_MAX), factor = V(splat)((real)times);
     for (ptrdiff_t i = 0; i < n; i += LANES) {
         const vec a = V(load)((const real *)other + i), b = V(load)((const real *)bias + i);
         vec x = V(add)(a, b);
-        x = V(select)(V(eq)(x, masked), least, V(select)(V(eq)(x, endless), most, x));
+        x = V(select)(V(eq)(x, neg_inf), least, V(select)(V(eq)(x, endless), most, x));
         x = V(select)(V(eq)(a, endless), a, V(select)(V(eq)(b, endless), b, x));
         const vec y = K(bias_at_the_edge)(x, V(mul)(x, factor));
-        V(store)((real *)bias + i, V(select)(V(eq)(a, masked), masked, V(select)(V(eq)(b, masked), masked, y)));
+        V(store)((real *)bias + i, V(select)(V(eq)(a, neg_inf), neg_inf, V(select)(V(eq)(b, neg_inf), neg_inf, y)));
     }
 }

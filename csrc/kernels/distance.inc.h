@@ -93,8 +93,8 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
     /* 2. the direct form in place of NaN. An accepted product has finite inputs, and so is never NaN itself. */
     if (V(has_nan)(missing)) {
         K(direct_tile)(R, features, packed, width, row, row_stride, sum);
-        ATTN_UNROLL for (int r = 0; r < R; r++) score[r] =
-            V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
+        ATTN_UNROLL for (int r = 0; r < R; r++)
+            score[r] = V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
     }
 
     /* 3. the bias. -inf is selected rather than added: the score of a masked key may be NaN. */

@@ -19,12 +19,9 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
             int features = head_dim - d < LANES ? (int)(head_dim - d) : LANES;
             vec r[LANES];
             for (int i = 0; i < LANES; i++) {
-                if (i >= lanes)
-                    r[i] = V(splat)(0);
-                else if (features == LANES)
-                    r[i] = V(load)((const real *)lane[i] + d);
-                else
-                    r[i] = V(load_first)((const real *)lane[i] + d, features);
+                if (i >= lanes) r[i] = V(splat)(0);
+                else if (features == LANES) r[i] = V(load)((const real *)lane[i] + d);
+                else r[i] = V(load_first)((const real *)lane[i] + d, features);
             }
             K(transpose)(r);
             for (int i = 0; i < features; i++) V(store)(out + (d + i) * width, V(mul)(r[i], V(splat)(scale)));
@@ -40,39 +37,39 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
  *   scores  (R, J * LANES)           in when `adds`, out
  *   best    (J)                      running maximum, raised when `last`
  */
-ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last, const real *packed,
-                                 const real *key, ptrdiff_t key_stride, const real *bias, real *scores, vec *best)
+ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last,
+                                 const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
+                                 real *scores, vec *best)
 {
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec masked = V(splat)(-INFINITY);
     K(row_stream) soon = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
     vec acc[8][ATTN_VECTORS];
 
-    ATTN_UNROLL for (int r = 0; r < R; r++) ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
-    ATTN_UNROLL_SOME for (ptrdiff_t d = 0; d < features; d++)
-    {
+    ATTN_UNROLL_SOME for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
         if (d % K(line) == 0) K(fetch_lines)(&soon, R);
         ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);
-        ATTN_UNROLL for (int r = 0; r < R; r++)
-        {
+        ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec k = V(splat)(key[r * key_stride + d]);
             ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(fma)(k, q[j], acc[r][j]);
         }
     }
 
-    ATTN_UNROLL for (int r = 0; r < R; r++) ATTN_UNROLL for (int j = 0; j < J; j++)
-    {
-        real *out = scores + r * width + j * LANES;
-        vec s = adds ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
-        if (bias) { /* selected, not added: the score of a masked key may be NaN */
-            const vec b = V(load)(bias + r * width + j * LANES);
-            s = V(select)(V(eq)(b, masked), masked, V(add)(s, b));
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) {
+            real *out = scores + r * width + j * LANES;
+            vec s = adds ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
+            if (bias) { /* selected, not added: the score of a masked key may be NaN */
+                const vec b = V(load)(bias + r * width + j * LANES);
+                s = V(select)(V(eq)(b, masked), masked, V(add)(s, b));
+            }
+            V(store)(out, s);
+            if (last) best[j] = V(max)(s, best[j]);
         }
-        V(store)(out, s);
-        if (last) best[j] = V(max)(s, best[j]);
-    }
 }
 
 /* All keys of a block: R rows at a time, then the rest. */
@@ -85,8 +82,8 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int 
     int n = 0;
 
     ATTN_UNROLL for (int j = 0; j < J; j++) best[j] = V(load)(maximum + j * LANES);
-#define TILE(N)                                                                                                        \
-    K(score_tile)((N), J, features, adds, last, packed, key + n * key_stride, key_stride,                              \
+#define TILE(N)                                                                                                     \
+    K(score_tile)((N), J, features, adds, last, packed, key + n * key_stride, key_stride,                           \
                   bias ? bias + n * width : NULL, scores + n * width, best)
     for (; n + R <= keys; n += R) TILE(R);
     for (; n + 2 <= keys; n += 2) TILE(2);

@@ -1,6 +1,7 @@
 /* Masking and the online softmax of one block of scores (keys, vectors * LANES), a query in each lane. */
 
-static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores, void *maximum)
+static void K(mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores,
+                          void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     const vec masked = V(splat)(-INFINITY);
@@ -39,14 +40,13 @@ static void K(softmax_block)(int vectors, int keys, void *scores, const void *ma
         vec part[4] = {V(splat)(0), V(splat)(0), V(splat)(0), V(splat)(0)};
         int n = 0;
 
-        for (; n + 4 <= keys; n += 4) ATTN_UNROLL for (int c = 0; c < 4; c++)
-            {
+        for (; n + 4 <= keys; n += 4)
+            ATTN_UNROLL for (int c = 0; c < 4; c++) {
                 vec p = K(exp2)(V(sub)(V(load)(s + (n + c) * width), shift));
                 V(store)(s + (n + c) * width, p);
                 part[c] = V(add)(part[c], p);
             }
-        ATTN_UNROLL for (int c = 0; c < 3; c++)
-        {
+        ATTN_UNROLL for (int c = 0; c < 3; c++) {
             if (n + c >= keys) break;
             vec p = K(exp2)(V(sub)(V(load)(s + (n + c) * width), shift));
             V(store)(s + (n + c) * width, p);

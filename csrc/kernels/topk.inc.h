@@ -36,8 +36,7 @@ static inline int K(has_larger)(const real *x, real least)
     const vec bar = V(splat)(least), hit = V(splat)((real)NAN);
     vec seen = V(splat)(0);
     if (least != least) return 0;
-    ATTN_UNROLL for (int c = 0; c < K(topk_group); c++)
-    {
+    ATTN_UNROLL for (int c = 0; c < K(topk_group); c++) {
         const vec top = V(max)(bar, V(load)(x + c * LANES)); /* keeps NaN of x */
         seen = V(select)(V(eq)(top, bar), seen, hit);
     }

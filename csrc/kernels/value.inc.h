@@ -11,29 +11,29 @@ static inline void K(fold_value)(real *out, vec acc, real correction, int begins
 /* The register tile: R queries x J vectors of value columns, over all keys. `fetch`: this is the first tile of its
  * columns, which prefetches the next rows. */
 ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, const real *weights,
-                                 ptrdiff_t row_stride, ptrdiff_t key_stride, const real *value, ptrdiff_t value_stride,
-                                 const real *correction, int begins, real *out, ptrdiff_t out_stride)
+                                 ptrdiff_t row_stride, ptrdiff_t key_stride, const real *value,
+                                 ptrdiff_t value_stride, const real *correction, int begins, real *out,
+                                 ptrdiff_t out_stride)
 {
     vec acc[24][8];
 
-    ATTN_UNROLL for (int r = 0; r < R; r++) ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
 
-    ATTN_UNROLL_SOME for (int n = 0; n < keys; n++)
-    {
+    ATTN_UNROLL_SOME for (int n = 0; n < keys; n++) {
         vec v[8];
         ATTN_UNROLL for (int j = 0; j < J; j++) v[j] = V(load)(value + n * value_stride + j * LANES);
-        if (fetch)
-            ATTN_UNROLL for (int c = 0; c < J * LANES; c += K(line))
-                __builtin_prefetch(value + (n + K(rows_ahead)) * value_stride + c);
-        ATTN_UNROLL for (int r = 0; r < R; r++)
-        {
+        if (fetch) ATTN_UNROLL for (int c = 0; c < J * LANES; c += K(line))
+            __builtin_prefetch(value + (n + K(rows_ahead)) * value_stride + c);
+        ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec p = V(splat)(weights[r * row_stride + n * key_stride]);
             ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(fma)(p, v[j], acc[r][j]);
         }
     }
 
-    ATTN_UNROLL for (int r = 0; r < R; r++) ATTN_UNROLL for (int j = 0; j < J; j++)
-        K(fold_value)(out + r * out_stride + j * LANES, acc[r][j], correction[r], begins);
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+        ATTN_UNROLL for (int j = 0; j < J; j++)
+            K(fold_value)(out + r * out_stride + j * LANES, acc[r][j], correction[r], begins);
 }
 
 /* One panel of J vectors of columns: as many rows at a time as fit in the registers, then the rest. */
@@ -44,8 +44,8 @@ ATTN_TEMPLATE void K(value_panel)(const int J, int rows, int keys, const real *w
     enum { MOST = 12 };
     const int R = VEC_ACCUMULATORS / J < MOST ? VEC_ACCUMULATORS / J : MOST;
     int i = 0;
-#define TILE(N)                                                                                                        \
-    K(value_tile)((N), J, keys, i == 0, weights + i * row_stride, row_stride, key_stride, value, value_stride,         \
+#define TILE(N)                                                                                                 \
+    K(value_tile)((N), J, keys, i == 0, weights + i * row_stride, row_stride, key_stride, value, value_stride,  \
                   correction + i, begins, out + i * out_stride, out_stride)
     for (; i + R <= rows; i += R) TILE(R);
     if (R > 4)
@@ -61,8 +61,8 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
                            int begins, void *out, ptrdiff_t out_stride)
 {
     enum { WIDE = VEC_ACCUMULATORS >= 24 ? 4 : 2 };
-#define PANEL(J)                                                                                                       \
-    K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride,      \
+#define PANEL(J)                                                                                                \
+    K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
                    correction, begins, (real *)out + j * LANES, out_stride)
     int j = 0;
     if (rows * 8 <= VEC_ACCUMULATORS) /* few rows: reads value once, in memory order */

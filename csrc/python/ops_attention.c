@@ -45,8 +45,8 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
-/* Warns of a bare bool mask that is a causal one with True = blocked. Most masks show by their first two pairs that they
- * are not; Python code looks at the others. Returns as the function below. */
+/* Warns of a bare bool mask that is a causal one with True = blocked. Its first two elements rule out most masks, Python
+ * code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
 static int warn_of_inverted(PyArrayObject *mask)
 {
     if (mask == NULL || PyArray_NDIM(mask) != 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
@@ -148,7 +148,7 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
         .x = args->query,
         .weight = {PyArray_DATA(weight), pyattn_dtype(PyArray_TYPE(weight)), 2, transposed, strides},
         .num_threads = args->num_threads};
-    const attn_status status = attn_lay_linear(&linear, pyattn_view(o->queries), o->product, &error);
+    const attn_status status = attn_layout_linear(&linear, pyattn_view(o->queries), o->product, &error);
     if (status != ATTN_OK) {
         pyattn_raise(status, &error);
         return -1;

@@ -68,7 +68,7 @@ static int make_result(PyObject *const *values, const attn_embedding_args *args,
 static attn_status compute(const attn_embedding_args *args, const owned *o, attn_error *error)
 {
     attn_lookup lookup;
-    attn_status status = attn_lay_embedding(args, pyattn_view(o->y), &lookup, error);
+    attn_status status = attn_layout_embedding(args, pyattn_view(o->y), &lookup, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_look_up(&lookup, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_look_up(&lookup, args->num_threads, error);

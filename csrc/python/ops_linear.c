@@ -50,7 +50,7 @@ static attn_status compute(const attn_linear_args *args, const owned *o, attn_er
 {
     const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
     attn_product product;
-    attn_status status = attn_lay_linear(args, pyattn_view(o->y), &product, error);
+    attn_status status = attn_layout_linear(args, pyattn_view(o->y), &product, error);
     if (status != ATTN_OK) return status;
     if (work < PYATTN_WORTH_THE_GIL) return attn_multiply(&product, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_multiply(&product, args->num_threads, error);

@@ -46,7 +46,7 @@ static attn_status compute(const attn_norm_args *args, const owned *o, attn_erro
 {
     const attn_view none = {.data = NULL};
     attn_normalization norm;
-    attn_status status = attn_lay_norm(args, o->sum ? pyattn_view(o->sum) : none, pyattn_view(o->y), &norm, error);
+    attn_status status = attn_layout_norm(args, o->sum ? pyattn_view(o->sum) : none, pyattn_view(o->y), &norm, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL / 4) return attn_normalize_rows(&norm, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_normalize_rows(&norm, args->num_threads, error);

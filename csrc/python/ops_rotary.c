@@ -90,7 +90,7 @@ static int is_in_place(PyObject *out, PyArrayObject *x)
 static attn_status compute(const attn_rotary_args *args, const owned *o, attn_error *error)
 {
     attn_rope rope;
-    attn_status status = attn_lay_rotary(args, pyattn_view(o->y), &rope, error);
+    attn_status status = attn_layout_rotary(args, pyattn_view(o->y), &rope, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_apply_rope(&rope, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_apply_rope(&rope, args->num_threads, error);

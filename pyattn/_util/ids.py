@@ -42,9 +42,9 @@ def _require_integers(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, expe
     kind = array.dtype.kind
     if kind in "iu" or not array.size:
         return array.astype(np.int64) if kind not in "iu" else array
-    if kind == "O" and all(isinstance(one, int) for one in array.flat):
-        raise ValueError(f"{name} holds an int that is too large for int64")
-    fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if kind in "bf" else ""
+    if kind == "O" and any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in array.flat):
+        raise ValueError(f"{name} holds an int outside the range of int64")
+    fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if kind in "bfO" else ""
     raise TypeError(f"{name} has dtype {array.dtype}, expected {expected}{fix}")
 
 

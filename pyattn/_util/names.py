@@ -1,8 +1,9 @@
-"""What a public module says of a name that it lacks."""
+"""Error messages for unknown attributes of public modules."""
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -20,12 +21,13 @@ def refusing_names(module: str, names: Iterable[str]) -> Callable[[str], NoRetur
 
 def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError:
     """Make the error, with the name that was probably meant, or all; names of other modules are given in full."""
-    wrong = f"module {module!r} has no attribute {name!r}"
+    wrong, owner = f"module {module!r} has no attribute {name!r}", sys.modules[module]  # with obj Python adds no guess
     if name.startswith("_"):
-        return AttributeError(wrong)
+        return AttributeError(wrong, obj=owner)
     known = {full.rpartition(".")[2].lower(): full for full in sorted(names, key=len, reverse=True)}
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     if not close:
-        return AttributeError(f"{wrong}; it has {', '.join(sorted(full for full in names if '.' not in full))}")
+        own = sorted(full for full in names if "." not in full and not full.startswith("_"))
+        return AttributeError(f"{wrong}; it has {', '.join(own)}", obj=owner)
     meant = known[close[0]]
-    return AttributeError(f"{wrong}; did you mean {meant if '.' in meant else f'{module}.{meant}'}?")
+    return AttributeError(f"{wrong}; did you mean {meant if '.' in meant else f'{module}.{meant}'}?", obj=owner)

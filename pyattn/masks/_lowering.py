@@ -43,7 +43,7 @@ def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Par
 
 
 def checked_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
-    """Compute a mask as one array, for calls whose interval and lengths have other uses."""
+    """Check a mask and compute it as one array, for calls with a cache and for compare."""
     _check_shape(mask, scores, heads, name)
     return mask._attend()
 
@@ -176,13 +176,14 @@ def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
     return mask.lengths if isinstance(mask, Lengths) else None
 
 
-def warn_if_inverted(attend: BoolArray) -> bool:
+def warn_if_inverted(attend: BoolArray) -> None:
     """Warn of a bare attn_mask, (L, S) with True = attend, that is a causal one with True = blocked."""
-    inverted = min(attend.shape) > 1 and np.array_equal(attend, np.triu(np.ones(attend.shape, np.bool_), 1))
-    if inverted:
+    if min(attend.shape) < 2 or attend[0, 0] or not attend[0, 1]:  # rules out most masks early
+        return
+    keys = np.arange(attend.shape[1])
+    if all(np.array_equal(row, keys > i) for i, row in enumerate(attend)):
         warn(
             MaskWarning,
             "attn_mask lets each query attend only to keys after its own, since True = attend here. If that is meant, "
             "pass pyattn.masks.from_array(attn_mask); if True means blocked, pyattn.masks.from_blocked(attn_mask)",
         )
-    return inverted

@@ -97,7 +97,7 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make constructors, too, list the keywords that they take when they refuse one."""
+        """Make the constructor's refusal of an unknown keyword list those it takes."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = naming_keywords(cls.__init__)  # type: ignore[method-assign]

@@ -47,7 +47,7 @@ static void sort_places(attn_dtype dtype, const void *x, ptrdiff_t row, ptrdiff_
     }
 }
 
-static void test_choice(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t k, lcg *g)
+static void test_topk_of(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t k, lcg *g)
 {
     const size_t size = dtype == ATTN_F32 ? sizeof(float) : sizeof(double), chosen = (size_t)(rows * k);
     char *x = take((size_t)(rows * n) * size), *values = take(chosen * size);
@@ -114,13 +114,13 @@ int main(void)
         for (int level = 0; level < level_count(); level++) {
             use_level(level);
             for (ptrdiff_t n = 0; n < 150; n++) {
-                test_choice((attn_dtype)dtype, 3, n, draw_below(&g, n + 1), &g);
-                test_choice((attn_dtype)dtype, 1, n, n < 3 ? n : 3, &g);
+                test_topk_of((attn_dtype)dtype, 3, n, draw_below(&g, n + 1), &g);
+                test_topk_of((attn_dtype)dtype, 1, n, n < 3 ? n : 3, &g);
             }
-            test_choice((attn_dtype)dtype, 40, 1000, 7, &g);
-            test_choice((attn_dtype)dtype, 2, 1000, 1000, &g);
+            test_topk_of((attn_dtype)dtype, 40, 1000, 7, &g);
+            test_topk_of((attn_dtype)dtype, 2, 1000, 1000, &g);
             test_long_row((attn_dtype)dtype, 40000, 5);
             test_long_row((attn_dtype)dtype, 40000, 40000);
         }
-    return report("test_choose");
+    return report("test_topk");
 }

@@ -76,6 +76,10 @@ def test_the_message_names_the_mend(name):
 
 def test_integers_make_a_module_of_arrays():
     module = nn.SelfAttention.from_arrays([[1, 0], [0, 1]], np.eye(2, dtype=int), np.ones((2, 1), bool))
+    assert all(array.flags.writeable and array.dtype == np.float64 for array in module.parameters())
+    mixed = nn.SelfAttention.from_arrays(W, W, W, b_query=[1, 2, 3])
+    assert mixed.w_key is W
+    assert mixed.b_query.dtype == np.float32
     np.testing.assert_array_equal(module([[1, 2]]), pyattn.self_attention([[1, 2]], np.eye(2), np.eye(2), [[1], [1]]))
 
 

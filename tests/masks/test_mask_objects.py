@@ -346,7 +346,7 @@ def test_bare_masks_that_look_inverted_warn_where_true_attends(mask, expected):
     q, k, attend = normal(len(mask), E), normal(mask.shape[1], E), ~mask if mask.dtype == bool else mask
     expected = expected and np.array_equal(
         attend, np.triu(np.ones(mask.shape), 1)
-    )  # exactly: many have few rows
+    )  # no other: random masks of few rows are common
     w = np.eye(E, dtype="f4")
     for call in (
         lambda mask: pyattn.attention(q, k, k, attn_mask=mask),
@@ -472,7 +472,7 @@ def test_a_mask_of_entries_fits_values_of_more_entries():
 
 
 def test_many_masks_are_one():
-    """As deep as they are made, and each only once."""
+    """Any number of one operator, and each only once."""
     mask = masks.causal(3)
     for _ in range(40):
         mask = mask | mask

@@ -178,7 +178,12 @@ def test_masks_are_made_of_bools_alone(make, most):
             ValueError,
             "lengths go from 2 to 18446744073709551615",
         ),
-        (lambda: masks.padding([2**70], 5), ValueError, "lengths holds an int that is too large for int64"),
+        (lambda: masks.padding([2**70], 5), ValueError, "lengths holds an int outside the range of int64"),
+        (
+            lambda: masks.padding(np.array([1], object), 5),
+            TypeError,
+            "lengths has dtype object, expected integers; pass lengths.astype(numpy.int64)",
+        ),
         (lambda: masks.padding(["a"], 5), TypeError, "lengths has dtype <U1, expected integers"),
         (lambda: masks.padding([1], 2**63), ValueError, "S is too large, expected at most 4611686018427387904"),
         (lambda: masks.padding([1], 2, heads=1), TypeError, "heads is of type int, expected True or False"),

@@ -145,18 +145,18 @@ class SelfAttention(Module):
 
         Parameters
         ----------
-        w_query : ndarray, (embed_dim, key_dim)
-            float32 or float64, the same for all arrays; integers and lists become float64. Column convention:
-            (key_dim, embed_dim), and so on.
-        w_key : ndarray, (context_dim, key_dim)
+        w_query : array_like, (embed_dim, key_dim)
+            Float arrays are float32 or float64, all the same. Integers, bools and lists take their dtype, or float64
+            without float arrays. Column convention: (key_dim, embed_dim), and so on.
+        w_key : array_like, (context_dim, key_dim)
             Weight of keys.
-        w_value : ndarray, (context_dim, v_dim)
+        w_value : array_like, (context_dim, v_dim)
             Weight of values.
-        b_query : ndarray, (key_dim,), optional
+        b_query : array_like, (key_dim,), optional
             Bias of queries. Default: None, without one.
-        b_key : ndarray, (key_dim,), optional
+        b_key : array_like, (key_dim,), optional
             Bias of keys. Default: None, without one.
-        b_value : ndarray, (v_dim,), optional
+        b_value : array_like, (v_dim,), optional
             Bias of values. Default: None, without one.
         scale : float, optional
             As for the constructor. Default: ``1 / sqrt(key_dim)``.
@@ -166,7 +166,7 @@ class SelfAttention(Module):
         Returns
         -------
         SelfAttention
-            With the float arrays themselves.
+            Its parameters are the float arrays themselves, not copies.
 
         Raises
         ------
@@ -189,10 +189,13 @@ class SelfAttention(Module):
                [2.    , 7.964 , 0.054 ],
                [1.9997, 7.7599, 0.3584]])
         """
-        weights = zip(_WEIGHTS, (w_query, w_key, w_value), strict=True)
+        given: dict[str, npt.ArrayLike] = dict(zip(_WEIGHTS, (w_query, w_key, w_value), strict=True))
         biases = zip(_BIASES, (b_query, b_key, b_value), strict=True)
-        arrays = {name: _core.as_real(x, name) for name, x in weights}
-        arrays |= {name: _core.as_real(x, name) for name, x in biases if x is not None}
+        given |= {name: x for name, x in biases if x is not None}
+        arrays = {name: _core.as_real(x, name) for name, x in given.items()}
+        converted = [name for name, x in given.items() if arrays[name] is not x]  # integers and lists
+        kept = [array.dtype for name, array in arrays.items() if name not in converted]
+        arrays |= {name: arrays[name].astype(kept[0] if kept else np.float64) for name in converted}
         self = cls.__new__(cls)
         self.scale = None if scale is None else as_finite(scale, "scale")
         self.convention = as_choice(convention, "convention", ("row", "column"))
