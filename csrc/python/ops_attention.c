@@ -45,8 +45,8 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
-/* Warns of a bare bool mask that is a causal one with True = blocked. Its first two elements rule out most masks, Python
- * code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
+/* Warns of a bare bool mask that is a causal one with True = blocked. Its first two elements rule out most masks,
+ * Python code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
 static int warn_of_inverted(PyArrayObject *mask)
 {
     if (mask == NULL || PyArray_NDIM(mask) != 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
