@@ -90,8 +90,8 @@ typedef struct {
 /* plan.c */
 void attn_make_plan(const attn_problem *problem, int num_threads, attn_plan *plan);
 size_t attn_plan_bytes(const attn_plan *plan);
-size_t attn_layout_scratch(const attn_plan *plan, char *memory,
-                           attn_task *task); /* one worker's scratch; returns its bytes */
+/* One worker's scratch; returns its bytes. */
+size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task);
 void attn_layout_state(const attn_plan *plan, char *memory, attn_state *state);
 attn_saved_scores *attn_saved_scores_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);

@@ -32,7 +32,7 @@ def as_integers(x: npt.ArrayLike, name: str) -> IntArray:
 def as_signed_ids(x: npt.ArrayLike, name: str) -> IntArray:
     """Read an array of token ids of any sign and shape; an empty list is read as int64."""
     ids = as_array_of_ids(x, name)
-    if ids.dtype.kind in "US":
+    if ids.size and ids.dtype.kind in "US":
         raise TypeError(f"{name} has dtype {ids.dtype}, expected integers: token ids, which a tokenizer makes of text")
     return _require_integers(ids, x, name, "integers: token ids")
 
@@ -40,8 +40,10 @@ def as_signed_ids(x: npt.ArrayLike, name: str) -> IntArray:
 def _require_integers(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, expected: str) -> IntArray:
     """Return the array that x was read as, if it is empty or of integers."""
     kind = array.dtype.kind
-    if kind in "iu" or not array.size:
-        return array.astype(np.int64) if kind not in "iu" else array
+    if kind in "iu":
+        return array
+    if not array.size:
+        return array.astype(np.int64)
     if kind == "O" and any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in array.flat):
         raise ValueError(f"{name} holds an int outside the range of int64")
     fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if kind in "bfO" else ""

@@ -182,13 +182,13 @@ def self_attention(
         raise ValueError(f"w_query gives {len(query)} features per query, but w_key gives {len(key)} per key")
     biases = _biases_of(bias, {"w_query": query, "w_key": key, "w_value": value})
     pairs = (*own.shape[:-1], other.shape[-2])
+    bare = not isinstance(attn_mask, Mask)
     if isinstance(attn_mask, Mask):
         options = (is_causal, align, window, key_lengths)
         attn_mask, *lowered = as_arguments(attn_mask, pairs, False, *options)
         is_causal, align, window, key_lengths = lowered
-        attn_mask = None if attn_mask is None else _mask_of(attn_mask, pairs)
-    elif attn_mask is not None:
-        attn_mask = _mask_of(attn_mask, pairs, bare=True)
+    if attn_mask is not None:
+        attn_mask = _mask_of(attn_mask, pairs, bare)
     output, attended = _core.multi_head(
         own,
         other,
@@ -264,8 +264,8 @@ def check_inner(name: str, weight: Array, source: str, rows: Array, columns: boo
     )
 
 
-def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...], *, bare: bool = False) -> npt.ArrayLike:
-    """Insert the heads axis that the core expects before (L, S)."""
+def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...], bare: bool) -> npt.ArrayLike:
+    """Insert the heads axis that the core expects before (L, S); warn of a bare mask that is inverted."""
     mask = _core.as_array(attn_mask, "attn_mask")
     axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
     if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):

@@ -194,8 +194,8 @@ class SelfAttention(Module):
         given |= {name: x for name, x in biases if x is not None}
         arrays = {name: _core.as_real(x, name) for name, x in given.items()}
         converted = [name for name, x in given.items() if arrays[name] is not x]  # integers and lists
-        kept = [array.dtype for name, array in arrays.items() if name not in converted]
-        arrays |= {name: arrays[name].astype(kept[0] if kept else np.float64) for name in converted}
+        dtype = next((x.dtype for name, x in arrays.items() if name not in converted), np.dtype(np.float64))
+        arrays |= {name: arrays[name].astype(dtype) for name in converted}
         self = cls.__new__(cls)
         self.scale = None if scale is None else as_finite(scale, "scale")
         self.convention = as_choice(convention, "convention", ("row", "column"))
