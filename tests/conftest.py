@@ -1,5 +1,8 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
+`make test` runs each test at one of the machine's levels, and some of the cases where many are alike; `make test-all`
+runs all. What is left to it is marked slow here, drawn by the test's name.
+
 Nothing is skipped in silence. The summary names a level that this machine lacks, the tests left out by
 PYATTN_TEST_PEERS=0, those marked slow in `make test`, those whose optional library is missing, and the files and parts
 left out under a sanitizer. A missing PyTorch fails the tests that need it unless PYATTN_TEST_PEERS=0; with
@@ -10,9 +13,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import random
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +40,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "optional: needs JAX, transformers or MiniLM; set on tests that ask for them")
     config.addinivalue_line("markers", "threads: more than one thread is at work; repeated under ThreadSanitizer")
     config.addinivalue_line("markers", "slow: takes more than some seconds; `make test-all` runs it, `make test` not")
+    config.addinivalue_line("markers", "sampled(n): one in n cases stands for all in `make test`; the others are slow")
     config.stash[SECTIONS] = {}
 
 
@@ -43,12 +49,37 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not OPTIONAL.isdisjoint(item.fixturenames):
             item.add_marker("optional")
+    mark_samples(items)
     if not WITH_PEERS:
         left_out = [item for item in items if item.get_closest_marker("peers")]
         items[:] = [item for item in items if not item.get_closest_marker("peers")]
         config.stash[SECTIONS]["not run: needs PyTorch (PYATTN_TEST_PEERS=0)"] = count_by_file(left_out)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
+
+
+def mark_samples(items):
+    """Mark as slow all levels of a test but one, and of a test that is marked `sampled` all but its share of cases."""
+    alike, shares = defaultdict(list), {}
+    for item in items:
+        name, _, case = item.nodeid.partition("[")
+        sampled = item.get_closest_marker("sampled")
+        level = item.callspec.params.get("level") if case else None
+        if item.get_closest_marker("slow"):
+            continue
+        if sampled:
+            shares[name] = sampled.args[0]
+        elif level:
+            name += case.replace(level, "", 1)
+            shares[name] = len(LEVELS)
+        else:
+            continue
+        alike[name].append(item)
+    for name, group in alike.items():
+        run = random.Random(name).sample(group, math.ceil(len(group) / shares[name]))
+        for item in group:
+            if item not in run:
+                item.add_marker("slow")
 
 
 def pytest_deselected(items):

@@ -98,9 +98,9 @@ class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipp
         count = len(self.captions)
         for quality in _PNG_QUALITIES[:-1]:
             # Three frames predict the size of all, so that hundreds are not drawn in vain.
-            sizes = [len(self._encode_frame(at, *quality)) for at in (0, count // 2, count - 1)]
-            if sum(sizes) / len(sizes) * count < _MAX_HTML_BYTES:
-                pictures = [self._encode_frame(at, *quality) for at in range(count)]
+            drawn = {at: self._encode_frame(at, *quality) for at in (0, count // 2, count - 1)}
+            if sum(map(len, drawn.values())) / len(drawn) * count < _MAX_HTML_BYTES:
+                pictures = [drawn.get(at) or self._encode_frame(at, *quality) for at in range(count)]
                 if sum(map(len, pictures)) < _MAX_HTML_BYTES:
                     return pictures
         return [self._encode_frame(at, *_PNG_QUALITIES[-1]) for at in range(count)]

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 from pyattn import KVCache, _core
 
@@ -211,7 +212,7 @@ def test_making(name):
         call()
 
 
-@pytest.mark.parametrize("sizes", [(1, 2**40), (1, 2**62), (2**50, 1)])
+@for_each("sizes", [(1, 2**40), (1, 2**62), (2**50, 1)])
 def test_a_cache_whose_lists_alone_fill_memory_is_refused_at_once(sizes):
     layers, batch_size = sizes
     with pytest.raises(MemoryError, match=f"^a KVCache of {layers} layers and batch_size {batch_size} does not fit"):

@@ -12,7 +12,7 @@ import warnings
 import numpy as np
 import pytest
 from conftest import ALL_LEVELS, LEVELS
-from support.helpers import run_python
+from support.helpers import for_each, run_python
 
 import pyattn
 from pyattn import _core
@@ -56,6 +56,7 @@ def test_a_level_can_be_forced(level):
 ODD_BYTES = [b"\xe4", b"avx\xff2", "ï".encode() * 40, b"a" + "ï".encode() * 40]  # not UTF-8, or cut within a character
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", [*ABSENT, "sse9", "AVX2", "avx", "avx2 ", "0", "x" * 300, "naïve"])
 def test_a_level_that_is_not_there_warns_and_the_best_is_taken(level):
     chosen, caught = run_with(level)
@@ -67,6 +68,7 @@ def test_a_level_that_is_not_there_warns_and_the_best_is_taken(level):
     assert rest.endswith(f" is not a level of this machine; using {LEVELS[0]}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["PYATTN_ISA", "PYATTN_NUM_THREADS"])
 @pytest.mark.parametrize("text", ODD_BYTES, ids=ascii)
 def test_what_is_no_text_is_told_all_the_same(name, text):
@@ -126,7 +128,7 @@ def test_show_config_prints(capsys):
         assert text in printed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("version", "shown"),
     [("12.2.0", "gcc 12.2.0"), ("14.2.1 20250110 (Red Hat)", "gcc 14.2.1 20250110 (Red Hat)")]
     + [(name, name) for name in ("Clang 18.1.3 (1ubuntu1)", "Apple LLVM 15.0.0", "Ubuntu Clang 14.0.0")],

@@ -63,6 +63,7 @@ ARGUMENTS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_attention_takes_less_than_a_byte_for_each_pair(threads):
     calls = [f"pyattn.attention(query, key, value, {arguments})" for arguments in ARGUMENTS]
@@ -103,6 +104,7 @@ INPUTS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_module_takes_five_times_its_input(threads):
     """Four arrays of its size are there at a time: q, k, v and what the heads give. All else has the room of one more.
@@ -121,6 +123,7 @@ x = rng.standard_normal((1, 8192, 256), np.float32)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inputs", ["x, x, x", "x, x, x, is_causal=True"])
 def test_one_long_entry_takes_three_times_its_input(inputs):
     """Two arrays of its size are k and v, padded by a sixteenth at most. Of q and the heads' output a tenth is there.

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from support.helpers import SANITIZED, assert_same_bits, bits, run_python
+from support.helpers import EVERYTHING, SANITIZED, assert_same_bits, bits, for_each, run_python
 
 import pyattn
 from pyattn import _core, nn
@@ -80,7 +80,7 @@ def test_sixteen_threads_get_what_one_gets():
     expected = [call() for call in calls]
 
     def work(n):
-        for turn in range(2 if SANITIZED else 6):
+        for turn in range(6 if EVERYTHING else 2):
             for k in range(len(calls)):
                 which = (k * (2 * n + 1) + turn) % len(calls)  # each in an order of its own
                 assert_same_bits(calls[which](), expected[which], which)
@@ -221,7 +221,7 @@ def test_there_are_1024_threads_at_most(number):
     assert pyattn.get_num_threads() == 1024
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("number", "kind", "message"),
     [
         (0, ValueError, "num_threads is 0, expected 1 or more, or None"),
@@ -240,6 +240,7 @@ def test_a_wrong_number_is_named(number, kind, message):
 COUNT = "import pyattn; print(pyattn.get_num_threads())"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ours", "openmp", "expected"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core
@@ -80,7 +80,7 @@ def test_shapes_and_dtypes():
     assert pyattn.functional.gelu(np.ones((0, 3), "f4")).shape == (0, 3)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (lambda: pyattn.functional.gelu(1.0, "erf"), ValueError, "approximate is 'erf'; it must be 'none' or 'tanh'"),

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import reference
@@ -134,7 +134,7 @@ NAMES = ("query", "key", "value", "w_query", "w_key", "w_score", "bias")
 GOOD = dict(zip(NAMES, draw("float32"), strict=True))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"query": GOOD["query"][0, 0]}, "query has shape (10,), expected (..., length, embed_dim)"),
@@ -177,7 +177,7 @@ def test_mistakes_are_named(arguments, message):
         pyattn.additive_attention(**{**GOOD, **arguments})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_what_is_no_array_of_real_numbers_is_named(name):
     with pytest.raises(TypeError, match=f"^{name} has dtype complex64, expected float32 or float64; pass "):
         pyattn.additive_attention(**{**GOOD, name: GOOD[name] * np.complex64(1j)})

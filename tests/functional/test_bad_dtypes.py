@@ -10,6 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 from support.refusing import BATCH, KEY, QUERY, VALUE, refuse, zeros
 
 import pyattn
@@ -17,7 +18,7 @@ import pyattn
 # Dtypes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("dtype", "fix"),
     [
         ("complex64", ".real.astype(numpy.float32)"),
@@ -32,7 +33,7 @@ import pyattn
         ("f4,f4", ".astype(numpy.float32)"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
+@for_each("place", [0, 1, 2])
 def test_dtypes_that_are_no_numbers(dtype, fix, place):
     arrays = [QUERY, KEY, VALUE]
     arrays[place] = np.zeros(arrays[place].shape, dtype)
@@ -54,7 +55,7 @@ def test_an_integer_mask_has_two_meanings(dtype):
     refuse(TypeError, message, attn_mask=[[1] * 5] * 3)
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "complex128", "float16", "longdouble", "U3"])
+@for_each("dtype", ["complex64", "complex128", "float16", "longdouble", "U3"])
 @pytest.mark.parametrize("make", [lambda x: x, list, lambda x: tuple(map(list, x))], ids=["array", "list", "tuple"])
 def test_the_cast_that_a_message_offers_can_be_called(make, dtype):
     """A list has no astype."""

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 from support.refusing import BATCH, KEY, QUERY, VALUE, refuse, zeros
 
 import pyattn
@@ -77,7 +78,7 @@ def test_bshd_needs_an_axis_for_heads(arrays):
         pyattn.reference.attention(*arrays, layout="bshd")
 
 
-@pytest.mark.parametrize(("length", "heads"), [(6, 6), (3, 6), (1, 2)])
+@for_each(("length", "heads"), [(6, 6), (3, 6), (1, 2)])
 def test_what_the_message_on_bshd_offers_is_right(length, heads):
     """Each head by itself, as a loop over axis -2 has them."""
     query, key, value = (np.random.default_rng(n).random((length, heads, 4)) for n in range(3))
@@ -139,7 +140,7 @@ def test_masks_are_heads_first_in_every_layout():
     refuse(ValueError, message, *arrays, attn_mask=zeros(2, 3, 6, 5), layout="bshd")
 
 
-@pytest.mark.parametrize("name", ["key_lengths", "query_lengths"])
+@for_each("name", ["key_lengths", "query_lengths"])
 @pytest.mark.parametrize(
     ("lengths", "kind", "message"),
     [
@@ -278,7 +279,7 @@ def test_more_than_any_array_has_is_no_limit():
         assert np.array_equal(pyattn.attention(QUERY, KEY, VALUE, **arguments), plain)
 
 
-@pytest.mark.parametrize("name", ["is_causal", "enable_gqa", "need_weights", "need_lse"])
+@for_each("name", ["is_causal", "enable_gqa", "need_weights", "need_lse"])
 @pytest.mark.parametrize("given", ["False", "", None, 0.0, [True], np.ones(2)], ids=str)
 def test_flags_are_true_or_false(name, given):
     kind = type(given).__name__ if not isinstance(given, np.ndarray) else "numpy.ndarray"

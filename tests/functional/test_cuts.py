@@ -47,6 +47,7 @@ def both(*arguments, **options):
     return [_core.multi_head(*arguments, **options, num_threads=threads) for threads in (IN_PARTS, WHOLE)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OF_EACH_QUERY)
 def test_attention_of_many_queries(name, dtype):
     rng = np.random.default_rng(0)
@@ -61,6 +62,7 @@ def test_attention_of_many_queries(name, dtype):
         assert_same_bits(part, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["average_weights", "extra", "add_zero"])
 def test_what_else_goes_with_it(name, dtype):
     rng = np.random.default_rng(1)
@@ -75,6 +77,7 @@ def test_what_else_goes_with_it(name, dtype):
     assert parts[1].shape == (B, *heads, L, keys)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ids", [None, (B, L), (1, L)])
 def test_queries_turn_by_their_own_positions(ids, dtype):
     rng = np.random.default_rng(2)
@@ -118,6 +121,7 @@ def test_equals_torchs_module(dtype, torch):
     np.testing.assert_allclose(own, weights.numpy(), rtol=0, atol=close)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.threads
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("with_memory", [False, True])

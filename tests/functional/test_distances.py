@@ -82,6 +82,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @every_offset
 @for_each("name", CASES)
 def test_bounds_hold_with_an_offset(name, dtype, offset, levels):

@@ -192,7 +192,7 @@ def test_shapes_stay(shape):
     assert pyattn.functional.dropout(np.ones(shape), 0.5).shape == shape
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"p": 1.5}, ValueError, "^p is 1.5, expected a probability from 0 to 1"),
@@ -238,7 +238,7 @@ def test_the_module_there_and_back(p, torch):
     assert back.p == theirs.p
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"p": -0.1}, ValueError, "^p is -0.1, expected a probability from 0 to 1"),

@@ -210,7 +210,7 @@ WEIGHT = np.ones((5, 3))
 LARGE = np.array([2**64 - 1], np.uint64)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("input", "arguments", "kind", "message"),
     [
         (

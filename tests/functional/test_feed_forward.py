@@ -106,7 +106,7 @@ def test_strides_make_no_difference(dtype):
 X, W1, W2 = np.ones((2, 3)), np.ones((5, 3)), np.ones((4, 5))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "options", "kind", "message"),
     [
         ((X, W2, None, W2, None), {}, ValueError, r"in_weight has shape \(4, 5\), expected \(hidden, 3\)"),

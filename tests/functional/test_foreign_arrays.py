@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 from pyattn import _core
@@ -79,7 +80,7 @@ def test_masks_and_lengths_may_be_foreign():
     np.testing.assert_array_equal(by_length, pyattn.attention(*batch, key_lengths=[3]))
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+@for_each("device", ["cuda", "mps", "xpu"])
 def test_tensors_elsewhere_are_refused(device):
     tensor = SimpleNamespace(requires_grad=False, device=SimpleNamespace(type=device))
     message = f"key is a tensor on device '{device}'; pass key.cpu()"
@@ -180,7 +181,7 @@ def test_torch_tensors_with_gradients_say_detach(torch, function, place):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("function", ["attention", "scaled_dot_product_attention"])
+@for_each("function", ["attention", "scaled_dot_product_attention"])
 def test_torch_tensors_without_data_are_refused(torch, function):
     query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
     with pytest.raises(TypeError, match=r"^key is a tensor without data \(device 'meta'\); pass"):

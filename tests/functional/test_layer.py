@@ -179,6 +179,7 @@ def test_several_threads_give_the_same_bits(norm_first, dtype):
         assert_same_bits(drawn.whole(memory, **options, num_threads=threads), first)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.threads
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("options", OF_EACH_ENTRY, ids=" ".join)
@@ -252,7 +253,7 @@ def test_empty_sizes(dtype):
     assert np.isfinite(drawn.whole(drawn.memory[:, :0])).all()  # nothing to attend to: the bias alone
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "options", "kind", "message"),
     [
         ({}, {"heads": 5}, ValueError, r"q_weight has shape \(24, 24\), expected \(5 \* head_dim, 24\)"),

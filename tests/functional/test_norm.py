@@ -144,7 +144,7 @@ def test_shapes_and_dtypes():
 X = np.ones((2, 3))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (

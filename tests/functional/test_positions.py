@@ -73,7 +73,7 @@ def test_a_step_is_a_rotation():
     np.testing.assert_allclose(table[5:], table[:-5] @ turn, atol=1e-14)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"length": -1}, ValueError, "length is -1, expected 0 or more"),
@@ -175,7 +175,7 @@ def test_it_tells_its_sizes():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"embed_dim": -1}, ValueError, "embed_dim is -1, expected 0 or more"),
@@ -194,7 +194,7 @@ def test_wrong_sizes_are_named(arguments, kind, message):
 X = np.zeros((2, 5, 6), np.float32)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("x", "arguments", "kind", "message"),
     [
         (
@@ -210,7 +210,7 @@ X = np.zeros((2, 5, 6), np.float32)
         (X.astype("f2"), {}, TypeError, "^x has dtype float16, expected float32"),
     ],
 )
-@pytest.mark.parametrize("learned", [False, True])
+@for_each("learned", [False, True])
 def test_wrong_inputs_are_named(learned, x, arguments, kind, message):
     with pytest.raises(kind, match=message):
         nn.PositionalEncoding(6, 12, 0, learned)(x, **arguments)

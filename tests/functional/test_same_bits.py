@@ -191,6 +191,7 @@ def test_ways_to_hide_the_same_keys(arrays, queries, level, dtype):
     assert_same_bits(attend(arrays, attn_mask=pyattn.masks.padding([900, 64], KV_LEN)), padded)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.threads
 @pytest.mark.parametrize("causal", [False, True])
 def test_chunks_that_are_shared_out_in_waves(causal, dtype):

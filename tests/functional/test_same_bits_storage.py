@@ -64,6 +64,7 @@ def attend(query, key, value, queries=Q_LEN, **arguments):
     return pyattn.attention(query[..., :queries, :], key, value, need_lse=True, need_weights=True, **arguments)
 
 
+@pytest.mark.sampled(2)
 @for_each("queries", [1, Q_LEN])
 @for_each("storage", STORAGE)
 def test_arrays_in_any_memory(storage, queries, arrays, level):
@@ -117,6 +118,7 @@ def make_mask(kind):
     return keep if kind == "bool" else np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(kind)
 
 
+@pytest.mark.sampled(2)
 @for_each("kind", ["bool", "float16", "float32", "float64", "longdouble"])
 @for_each("storage", STORAGE)
 def test_masks_in_any_memory(storage, kind, arrays, level):
@@ -181,6 +183,7 @@ def test_inputs_masks_and_weights_of_multi_head_attention(storage, dtype, tmp_pa
         assert_same_bits(one, other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(10))
 def test_drawn_cases(first, levels):
     """Of the cases that are checked against exact numbers, every third: contiguous, more threads, other wide levels."""

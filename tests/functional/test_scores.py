@@ -134,6 +134,7 @@ REFERENCE = {"attn_mask", "is_causal", "align", "scale", "window", "key_lengths"
              "score_weight"}  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @every_score
 @for_each("name", CASES)
 def test_bounds_hold(score, name, dtype, levels):
@@ -326,7 +327,7 @@ def test_a_key_far_away_has_no_weight(dtype):
 Q, K, V = (np.ones(shape, np.float32) for shape in ((3, 4), (5, 4), (5, 2)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"score": "cosin"}, "^score is 'cosin', expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'$"),

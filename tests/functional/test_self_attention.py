@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn, reference
@@ -131,7 +131,7 @@ def test_inputs_without_entries(inputs, contexts, columns, dtype):
 X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"x": X[0, 0]}, r"x has shape \(10,\), expected \(..., length, embed_dim\)"),
@@ -199,8 +199,8 @@ def test_a_bias_that_is_no_array_of_numbers_is_named():
             pyattn.self_attention(X, *WEIGHTS, bias=(None, bias, None))
 
 
-@pytest.mark.parametrize("name", ["x", "context", "w_query", "w_key", "w_value"])
-@pytest.mark.parametrize(
+@for_each("name", ["x", "context", "w_query", "w_key", "w_value"])
+@for_each(
     ("dtype", "message"),
     [
         ("float16", "has dtype float16, expected float32 or float64; pass {}.astype(numpy.float32)"),
@@ -215,7 +215,7 @@ def test_an_argument_of_another_dtype_is_named_as_its_caller_does(name, dtype, m
         pyattn.self_attention(**{**call, name: call[name].astype(dtype)})
 
 
-@pytest.mark.parametrize("name", ["need_weights", "is_causal"])
+@for_each("name", ["need_weights", "is_causal"])
 def test_a_flag_that_is_text_is_refused(name):
     with pytest.raises(TypeError, match=f"^{name} is of type str, expected True or False$"):
         pyattn.self_attention(X, *WEIGHTS, **{name: "no"})

@@ -162,7 +162,7 @@ def test_input_is_left_alone(dtype):
     assert_same_bits(x, before)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (lambda: pyattn.functional.argmax([[1.0]], 2), AxisError, "axis 2 is out of bounds for array of dimension 2"),

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from support.decoding import CHAIN, END, LOG, TABLE, Markov
+from support.helpers import EVERYTHING
 
 import pyattn
 
@@ -169,6 +170,9 @@ def test_all_beams_may_end():
 # Sampling
 
 
+DRAWS = 20_000 if EVERYTHING else 4_000
+
+
 def frequencies(found, words=6):
     return np.bincount(found.tokens[:, 0], minlength=words) / len(found.tokens)
 
@@ -178,11 +182,12 @@ def assert_drawn_from(shares, expected, count):
     assert (np.abs(shares - expected) <= 5 * np.sqrt(expected * (1 - expected) / count)).all(), (shares, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_tokens_are_drawn_from_the_distribution(temperature):
-    options = {"do_sample": True, "temperature": temperature, "num_return_sequences": 20000, "rng": 0}
+    options = {"do_sample": True, "temperature": temperature, "num_return_sequences": DRAWS, "rng": 0}
     found = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=1, **options)
-    assert_drawn_from(frequencies(found), pyattn.softmax(TABLE[3] / temperature), 20000)
+    assert_drawn_from(frequencies(found), pyattn.softmax(TABLE[3] / temperature), DRAWS)
     np.testing.assert_allclose(found.scores, LOG[3, found.tokens[:, 0]], rtol=1e-12)
 
 
@@ -202,10 +207,11 @@ def test_a_huge_temperature_draws_all_tokens_equally():
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8, "temperature": 2.0}])
 def test_tokens_outside_top_k_and_top_p_are_never_drawn(options):
     found = pyattn.generate(
-        Markov(TABLE), [[1]], max_new_tokens=1, do_sample=True, num_return_sequences=20000, rng=1, **options
+        Markov(TABLE), [[1]], max_new_tokens=1, do_sample=True, num_return_sequences=DRAWS, rng=1, **options
     )
     order, shares = np.argsort(-TABLE[1]), np.exp(np.sort(TABLE[1])[::-1] / options.get("temperature", 1.0))
     shares[options.get("top_k", 6) :] = 0
@@ -214,11 +220,11 @@ def test_tokens_outside_top_k_and_top_p_are_never_drawn(options):
     expected = np.empty(6)
     expected[order] = shares / shares.sum()
     assert 1 < np.count_nonzero(expected) < 6
-    assert_drawn_from(frequencies(found), expected, 20000)
+    assert_drawn_from(frequencies(found), expected, DRAWS)
 
 
 def test_a_later_token_depends_on_those_drawn_before():
-    found = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=2, do_sample=True, num_return_sequences=20000, rng=3)
+    found = pyattn.generate(Markov(TABLE), [[3]], max_new_tokens=2, do_sample=True, num_return_sequences=DRAWS, rng=3)
     for first in range(6):
         rows = found.tokens[found.tokens[:, 0] == first]
         shares = np.bincount(rows[:, 1], minlength=6) / len(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import EVERYTHING, assert_same_bits
+from support.helpers import EVERYTHING, assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, functional, nn
@@ -94,6 +94,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.sampled(3)
 @every_model
 @pytest.mark.parametrize("search", SEARCHES)
 def test_generation_is_the_same_without_a_cache(name, search, dtype):
@@ -178,7 +179,7 @@ def refused(state, ids, lengths=None, error=ValueError, words=""):
     assert state.lengths.tolist() == before
 
 
-@pytest.mark.parametrize("kind", [CachedDecoding, UncachedDecoding])
+@for_each("kind", [CachedDecoding, UncachedDecoding])
 def test_bad_steps_are_refused_and_leave_the_state_unchanged(kind):
     model = language_model(max_length=8)
     pair = [kind(model), UncachedDecoding(model)]

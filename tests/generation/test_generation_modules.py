@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.decoding import CHAIN, Markov
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -329,7 +329,7 @@ def test_a_model_in_training_mode_is_refused():
         pyattn.generate(nn.TransformerLM(11, 8, 2, 1, 12, rng=0), [[1]], max_new_tokens=2)
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@for_each("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "rng": 0}], ids=str)
 def test_logits_with_nan_or_inf_are_refused(wrong, options):
     table = CHAIN.copy()

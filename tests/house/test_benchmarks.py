@@ -180,6 +180,7 @@ def test_torchs_module_is_timed_with_its_fast_path_and_without(torch, monkeypatc
     assert not torch.is_inference_mode_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 @pytest.mark.parametrize("shape", [(1, 1, 8, 2, 12), (2, 5, 8, 2, 12)])
 def test_torch_has_the_same_encoder_layer(shape):
@@ -193,6 +194,7 @@ def test_torch_has_the_same_encoder_layer(shape):
     assert (result.read_bytes > 0) == (shape[:2] == (1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_peers_have_the_same_additive_attention():
     case = AdditiveCase("scores additive", (2, 5, 7, 8), {"torch": 1.0, "numpy": 1.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 from pyattn import nn
@@ -66,7 +67,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_the_message_names_the_mend(name):
     call, error, mend = CALLS[name]
     with pytest.raises(error) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 
@@ -150,11 +151,16 @@ def test_functions_are_found():
 # Python
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path, inside_functions=True):
     """The modules of pyattn that a file imports, "" for the package itself, and the top-level names of all others."""
     ours, others = set(), set()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree) if inside_functions else tree.body:
+    for node in ast.walk(tree_of(path)) if inside_functions else tree_of(path).body:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -177,7 +183,7 @@ def module_of(path):
 
 def files_imported_by(path):
     """Files of pyattn that a file imports; `from folder import name` is the file that is there, else the folder's."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -210,7 +216,7 @@ def test_arrows_run_down():
 def test_no_file_imports_the_face():
     """`from pyattn import x` runs the whole package's __init__, which imports what is above."""
     for path in PYTHON_FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             assert not (isinstance(node, ast.ImportFrom) and node.module == "pyattn"), path
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.helpers import for_each
 
 CHECK = Path(__file__).parents[2] / "tools" / "check_prerequisites.sh"
 VERSION = "{}.{}".format(*sys.version_info)
@@ -66,6 +67,7 @@ def test_missing_headers_of_python_have_a_package_of_its_version(tmp_path):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "lines",
     [
@@ -87,7 +89,7 @@ def test_an_interpreter_may_have_a_space_in_its_path(tmp_path):
     assert complaint(python) == complaint(sys.executable)
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.9", "3.15"])
+@for_each("version", ["2.7", "3.9", "3.15"])
 def test_another_version_is_named_with_the_way_out(version, tmp_path):
     python = make_interpreter(tmp_path / "python", f"echo {version}")
     line = complaint(python)

@@ -59,10 +59,8 @@ def test_read_only_and_reversed_weights_become_tensors(torch):
         np.testing.assert_array_equal(tensor.numpy()[0], weights)
 
 
-@pytest.mark.peers
-def test_torch_is_imported_for_tensors_alone(torch):
-    lines = "import sys, pyattn; give = pyattn.interop.bertviz.attentions; give([[[[1.0]]]]); "
-    run_python(lines + "'torch' in sys.modules and exit(1); give([[[[1.0]]]], tensors=True); sys.modules['torch']")
+def test_torch_is_imported_for_tensors_alone():
+    run_python("import sys, pyattn; pyattn.interop.bertviz.attentions([[[[1.0]]]]); assert 'torch' not in sys.modules")
 
 
 WITHOUT_TORCH = """

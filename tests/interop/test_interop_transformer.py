@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -158,7 +158,7 @@ NOT_ON_THE_FAST_PATH = {
 }
 
 
-@pytest.mark.parametrize("what", NOT_ON_THE_FAST_PATH)
+@for_each("what", NOT_ON_THE_FAST_PATH)
 def test_layers_that_the_fast_path_does_not_support_are_refused(what, torch):
     layer, mha = layer_with(**NOT_ON_THE_FAST_PATH[what]), torch.backends.mha
     with pytest.raises(ValueError, match=rf"^module has {what}.*; .*mha.set_fastpath_enabled\(False\)$"):

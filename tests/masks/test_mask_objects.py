@@ -375,7 +375,7 @@ def test_bare_padding_that_looks_inverted_warns(mask, expected):
         assert not warnings_of(lambda: mha()(x, x, x, key_padding_mask=masks.from_blocked(array)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lengths", "error", "message"),
     [
         ([1, 2, 3], ValueError, "key_lengths has shape (3,), which does not broadcast to the batch axes (2,)"),

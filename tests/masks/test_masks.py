@@ -144,7 +144,7 @@ def test_masks_are_made_of_bools_alone(make, most):
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (lambda: masks.causal(3, 5), ValueError, "causal with 3 queries and 5 keys needs align='upper_left' (query 0"),

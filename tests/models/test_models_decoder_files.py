@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, tenth
+from support.helpers import assert_same_bits, for_each, tenth
 from support.published_decoders import FAMILIES, GPT2, LLAMA, tensors_of, write_decoder
 from test_models_fuzz import changed
 
@@ -175,7 +175,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("family", WRONG)
+@for_each("family", WRONG)
 def test_configurations_that_ask_for_something_else_are_refused(family, tmp_path):
     related = {"hidden_size": "num_attention_heads", "num_attention_heads": "num_key_value_heads", "head_dim": "rope"}
     for name, value in [(name, value) for name, values in WRONG[family].items() for value in values]:

@@ -57,7 +57,7 @@ def test_integers_of_any_type_are_taken(name, call):
         call(2 * n if name == "rotary_dim" else n)
 
 
-@pytest.mark.parametrize("name", [name for name in COUNTS if name not in ("axis", "index", "normalized_shape")])
+@for_each("name", [name for name in COUNTS if name not in ("axis", "index", "normalized_shape")])
 @pytest.mark.parametrize("n", [2**63, 10**400], ids=["64 bits", "digits"])
 def test_a_size_beyond_all_arrays_is_refused(name, n):
     """A message with all digits of some would not fit on a page, or be an error of its own."""
@@ -97,7 +97,7 @@ def test_a_probability_is_told_from_a_number():
     assert type(as_probability(1, "p")) is float
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "message"),
     [
         (

@@ -110,7 +110,7 @@ def test_a_weight_may_be_shared_with_a_linear_layer():
     assert linear(np.ones(3, np.float32))[4] == 6
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"num_embeddings": 2.0}, TypeError, "num_embeddings is of type float, expected an int"),
@@ -126,7 +126,7 @@ def test_mistakes_are_named(arguments, kind, message):
         nn.Embedding(**{"num_embeddings": 3, "embedding_dim": 2, **arguments})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("embeddings", "options", "kind", "message"),
     [
         (
@@ -148,7 +148,7 @@ def test_arrays_that_make_no_layer_are_refused(embeddings, options, kind, messag
         nn.Embedding.from_pretrained(embeddings, **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ids", "kind", "message"),
     [
         ([3], ValueError, r"input holds 3 at index \(0,\), expected 0 <= id < 3"),

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn, reference
@@ -141,7 +141,7 @@ def test_dropout_is_at_work_in_training_alone(dtype):
     assert_same_bits(module.eval()(x), nn.FeedForward(3, 4, dtype=dtype, rng=0)(x))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"embed_dim": 0}, ValueError, "embed_dim is 0, expected 1 or more"),
@@ -164,7 +164,7 @@ def test_mistakes_of_the_constructor_are_named(arguments, error, message):
         nn.FeedForward(**{"embed_dim": 3, "dim_feedforward": 4, **arguments})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("activation", "x", "error", "message"),
     [
         ("relu", np.ones((2, 3)), TypeError, "x has dtype float64, expected float32 as the module's weights"),

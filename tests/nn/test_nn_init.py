@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 from pyattn import nn
 
@@ -154,7 +154,7 @@ def test_gains():
 # Mistakes
 
 
-@pytest.mark.parametrize("name", [*RANDOM, "zeros_", "ones_"])
+@for_each("name", [*RANDOM, "zeros_", "ones_"])
 def test_what_cannot_be_filled_is_refused(name):
     fill, fixed = getattr(init, name), np.zeros((2, 2))
     fixed.flags.writeable = False
@@ -167,7 +167,7 @@ def test_what_cannot_be_filled_is_refused(name):
     assert not fixed.any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "arguments", "message"),
     [
         ("uniform_", {"a": 1.0, "b": 0.0}, r"a is 1.0 and b is 0.0, expected finite bounds with a <= b"),
@@ -188,7 +188,7 @@ def test_mistakes_are_named_and_nothing_is_written(name, arguments, message):
     assert not tensor.any()
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@for_each("name", RANDOM)
 def test_what_gives_no_numbers_is_named_and_nothing_is_written(name):
     tensor = np.zeros((2, 2))
     for argument in {"a", "b", "mean", "std", "val", "gain"} & inspect.signature(getattr(init, name)).parameters.keys():

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -135,7 +135,7 @@ def test_weights_in_another_byte_order():
 W = np.ones((2, 3), np.float32)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("weight", "bias", "kind", "message"),
     [
         (W.tolist(), None, TypeError, "weight is a parameter and takes an array of float32 or float64, not .* list"),
@@ -153,7 +153,7 @@ def test_arrays_that_make_no_layer_are_refused(weight, bias, kind, message):
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("x", "message"),
     [
         (
@@ -187,13 +187,13 @@ def test_the_fixes_that_are_offered_work():
     assert nn.Linear(3, 2, dtype=np.float64)([1.0, 2.0, 3.0]).dtype == np.float64
 
 
-@pytest.mark.parametrize("x", [np.float32(1), np.ones((3, 2), np.float32), np.ones((), np.float32)])
+@for_each("x", [np.float32(1), np.ones((3, 2), np.float32), np.ones((), np.float32)])
 def test_another_size_is_refused(x):
     with pytest.raises(ValueError, match=r"^x has shape \(.*\), expected \(\.\.\., 3\): in_features is last$"):
         nn.Linear(3, 2)(x)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"in_features": 2.0}, TypeError, "in_features is of type float, expected an int"),

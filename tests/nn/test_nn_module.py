@@ -9,7 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.nets import KEYS, Net, Scale, X, torch_net
 
 from pyattn import nn
@@ -90,7 +90,7 @@ def test_augmented_assignment_stays_in_place():
     assert factor.tolist() == [2, 4, 6]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value", "kind", "message"),
     [
         (
@@ -218,7 +218,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@for_each("kind", MODULES)
 def test_a_call_of_a_module_with_a_parameter_of_another_dtype_is_refused(kind):
     """As in torch; those of MultiheadAttention are in test_mha_mistakes.py."""
     x = np.ones((3, 4), "f4")

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 from functional.test_norm import assert_close
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import nn
@@ -94,8 +94,8 @@ def test_what_is_written_to_a_weight_counts():
     assert_same_bits(module(x), 2 * before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
+@for_each("kind", KINDS)
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"normalized_shape": ()}, ValueError, r"normalized_shape is \(\), expected one size or more, each 1 or more"),
@@ -113,8 +113,8 @@ def test_mistakes_of_the_constructor_are_named(kind, arguments, error, message):
         kind(**{"normalized_shape": 3, **arguments})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
+@for_each("kind", KINDS)
+@for_each(
     ("x", "error", "message"),
     [
         (np.ones((2, 3)), TypeError, "x has dtype float64, expected float32 .*; pass x.astype(numpy.float32)"),

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.rope_scalings import YARN
 
 import pyattn
@@ -56,7 +56,7 @@ def test_the_modules_repr():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "kind", "message"),
     [
         (

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.nets import Net, Scale, X, state_of, torch_net
 
 from pyattn import nn
@@ -86,7 +86,7 @@ BAD_STATES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_STATES)
+@for_each("name", BAD_STATES)
 def test_a_state_that_does_not_fit_is_reported_and_nothing_is_written(name):
     spoil, message = BAD_STATES[name]
     net, state = Net(rng=1), state_of(Net(rng=2))
@@ -113,7 +113,7 @@ def test_without_strict_missing_and_unexpected_keys_are_returned():
         net.load_state_dict({"first.bias": np.ones(4)}, strict=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("state", "message"),
     [
         ([("factor", 1)], "state_dict is of type list, expected a mapping of names to arrays$"),

@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.nets import KEYS, Net, X
 
 import pyattn.io.arrays as io_arrays
@@ -205,7 +205,7 @@ def test_a_damaged_safetensors_is_refused_or_read(tmp_path):
     assert refused > 100
 
 
-@pytest.mark.parametrize("path", ["weights", "weights.npy", "weights.pt", ".npz", "weights.NPZ"])
+@for_each("path", ["weights", "weights.npy", "weights.pt", ".npz", "weights.NPZ"])
 def test_other_endings_are_refused(path, tmp_path):
     for call in (lambda: nn.save({}, tmp_path / path), lambda: nn.load(tmp_path / path)):
         with pytest.raises(ValueError, match=r"^path ends in '.*', expected '.npz' or '.safetensors'$"):

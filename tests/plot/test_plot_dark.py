@@ -29,6 +29,7 @@ DRAW = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [pytest.param("long", marks=pytest.mark.slow), "Chinese"])
 @pytest.mark.parametrize("what", DRAW)
 def test_dark_pictures_are_legible(what, kind):
@@ -42,6 +43,7 @@ def test_dark_pictures_are_legible(what, kind):
         assert contrast(text.get_color(), figure.get_facecolor()) >= 4.5, text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
 def test_pictures_side_by_side_are_legible(kind):
     """On axes of a figure whose layout leaves room for labels, as the docstrings ask for."""

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from support.helpers import for_each
 from support.pictures import SIZES, assert_legible, draw_weights, tokens_of
 
 from pyattn import plot
@@ -21,6 +22,7 @@ def lines_of(ax):
     return list(zip(ends, lines.get_linewidths(), lines.get_colors()[:, 3], strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
 def test_it_is_legible(count, kind):
@@ -90,7 +92,7 @@ def test_given_axes_are_drawn_on():
     assert dark.sum() > plot.flow(np.eye(2)).collections[0].get_colors()[0, :3].sum()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (

@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 from support.pictures import draw_weights
 
 from pyattn import plot
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("draw", "numbers", "message"),
     [
         (plot.heatmap, [[1e308, -1e308]], "numbers from -1e+308 to 1e+308 are too large for a scale of colours"),

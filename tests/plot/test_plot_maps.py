@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from support.helpers import run_python
+from support.helpers import for_each, run_python
 from support.pictures import CHINESE, SIZES, assert_legible, draw_weights, texts_of, tokens_of, without_chinese_fonts
 
 import pyattn
@@ -28,6 +28,7 @@ def weights():
 # Legible
 
 
+@pytest.mark.sampled(3)
 @every_size
 @every_kind
 def test_heat_maps_are_legible(count, kind):
@@ -36,6 +37,7 @@ def test_heat_maps_are_legible(count, kind):
     assert len(found) >= 2 + 2 * min(count, 10)
 
 
+@pytest.mark.sampled(3)
 @every_size
 @every_kind
 def test_grids_of_heads_are_legible(count, kind):
@@ -48,6 +50,7 @@ def test_grids_of_heads_are_legible(count, kind):
     )  # three rows and columns, each of three or more
 
 
+@pytest.mark.sampled(2)
 @every_size
 @every_kind
 def test_masks_are_legible(count, kind):
@@ -55,6 +58,7 @@ def test_masks_are_legible(count, kind):
     assert {"attend", "blocked"} <= set(found)
 
 
+@pytest.mark.sampled(2)
 @every_size
 @pytest.mark.parametrize("blocks", [False, True])
 def test_masks_that_add_are_legible(count, blocks):
@@ -65,11 +69,13 @@ def test_masks_that_add_are_legible(count, blocks):
     assert ("blocked, -inf is added" in found) == blocks
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(3, 4), (50, 64), (200, 512)])
 def test_positional_encodings_are_legible(shape):
     assert_legible(plot.positional(np.random.default_rng(0).standard_normal(shape)).figure)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(2, 30), (30, 2), (1, 1), (1, 200), (200, 1)])
 def test_other_shapes_are_legible(shape):
     queries, keys = tokens_of("English", shape[0]), tokens_of("Chinese", shape[1])
@@ -142,9 +148,9 @@ def test_numbers_lie_inside_their_cells():
         assert np.all(corners[1] >= (box.x1, box.y1))
 
 
-@pytest.mark.parametrize(("numbers", "count"), [(None, 0), (True, 60 * 60), (False, 0)])
-def test_numbers_are_written_where_asked(numbers, count):
-    assert len(plot.heatmap(draw_weights(60, 60), numbers=numbers).texts) == count
+@pytest.mark.parametrize(("numbers", "tokens", "count"), [(None, 60, 0), (True, 32, 32 * 32), (False, 6, 0)])
+def test_numbers_are_written_where_asked(numbers, tokens, count):
+    assert len(plot.heatmap(draw_weights(tokens, tokens), numbers=numbers).texts) == count
 
 
 def test_whole_numbers_are_written_as_such(article):
@@ -244,7 +250,7 @@ def test_subfigures_are_drawn_on():
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "kind", "message"),
     [
         (

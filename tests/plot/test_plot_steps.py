@@ -12,7 +12,7 @@ from matplotlib.colors import same_color, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
-from support.helpers import run_python
+from support.helpers import EVERYTHING, for_each, run_python
 from support.pictures import SIZES, assert_legible, texts_of, tokens_of
 
 import pyattn
@@ -52,6 +52,7 @@ def small_figure():
 # One page
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("kind", ["English", "long", "Chinese"])
 def test_pages_are_legible(count, kind):
@@ -60,6 +61,7 @@ def test_pages_are_legible(count, kind):
     assert f"queries {count}×8" in found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("features", [1, 20, 64])
 def test_other_sizes_are_legible(features):
     assert_legible(plot.steps(draw_trace(5, features)))
@@ -119,6 +121,7 @@ def test_arrays_of_other_names_and_of_one_axis_are_drawn(example):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(4, 4), (9, 3), (20, 30)])
 def test_a_page_fits_the_figure_that_is_given(example, size):
     figure = Figure(figsize=size)
@@ -144,9 +147,9 @@ def test_the_ground_of_the_figure_decides_unless_it_is_said(example):
 # The moving picture
 
 
-def frames_of(animation):
-    """The figure at each frame."""
-    for number in range(len(animation.captions)):
+def frames_of(animation, every=1):
+    """The figure at each frame, or at some, the last one among them."""
+    for number in range(len(animation.captions))[::-every][::-1]:
         animation._draw(number)
         yield animation._figure
 
@@ -184,7 +187,7 @@ def test_it_goes_through_all_steps(animation):
 def test_frames_are_legible(kind, count, features):
     figure = Figure(figsize=(7, 6), dpi=60)  # in smaller letters every width is rounded up to another pixel
     made = plot.animate(draw_trace(count, features, tokens_of(kind, count)), figure)
-    for figure in frames_of(made):
+    for figure in frames_of(made, 1 if EVERYTHING else 4):
         assert_legible(figure)
     made._draw_was_started = True
 
@@ -221,7 +224,7 @@ def test_columns_are_shown_as_rows_are(example, article):
     """The same numbers turned: what is a row of one is a column of the other."""
     turned = pyattn.trace(*(article[name].T for name in NAMES), convention="column")
     pair = [plot.animate(trace, small_figure()) for trace in (example, turned)]
-    for frame in (5, 9, 12):
+    for frame in (5, 12):
         numbers = []
         for made in pair:
             made._draw(frame)
@@ -236,7 +239,7 @@ def test_cross_attention_has_no_inputs_and_may_have_other_lengths():
     rng = np.random.default_rng(0)
     queries, keys, values = rng.random((2, 3)), rng.random((5, 3)), rng.random((5, 4))
     made = plot.animate(pyattn.trace_attention(queries, keys, values), small_figure())
-    for figure in frames_of(made):
+    for figure in frames_of(made, 1 if EVERYTHING else 3):
         assert not any(text.startswith("inputs") for text in assert_legible(figure))
     made._draw_was_started = True
 
@@ -273,9 +276,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_an_html_page_holds_all_it_needs(article, tmp_path):
+def test_an_html_page_holds_all_it_needs(tmp_path):
     tokens = ['<b>"in"</b>', "<script>", "&"]
-    made = plot.animate(pyattn.trace(*(article[name] for name in NAMES), tokens=tokens), small_figure())
+    made = plot.animate(draw_trace(3, 1, tokens), small_figure())
     assert '(<b>"in"</b>)' in " ".join(made.captions)
     made.save(tmp_path / "steps.html")
     text = (tmp_path / "steps.html").read_text(encoding="utf-8")
@@ -318,7 +321,7 @@ def test_neither_pyplot_nor_its_settings_change():
 KINDS = [(plot.steps, "trace", "pyattn.trace"), (plot.animate, "steps", "pyattn.trace or pyattn.generate")]
 
 
-@pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
+@for_each(("draw", "name", "makers"), KINDS)
 def test_mistakes_are_named(draw, name, makers, example):
     message = f"{name} is of type ndarray, expected what {makers} returns"
     with pytest.raises(TypeError, match=re.escape(message)):

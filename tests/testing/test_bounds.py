@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 from pyattn.testing import bounds
 
@@ -38,7 +39,7 @@ def test_rounding_passes(ordinary, dtype):
     assert max(ratios(formula(*ordinary), bounds.expect(*ordinary, dtype))) <= 1
 
 
-@pytest.mark.parametrize("mistake", ["one key too many", "scale", "another query's row", "half precision weights"])
+@for_each("mistake", ["one key too many", "scale", "another query's row", "half precision weights"])
 def test_mistakes_do_not(ordinary, dtype, mistake):
     query, key, value = ordinary
     keep = np.ones((50, 300), bool)

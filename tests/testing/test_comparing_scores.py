@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from support import planted
+from support.helpers import for_each
 
 import pyattn
 
@@ -92,7 +93,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("score", "theirs", "cause"), FAULTS)
+@for_each(("score", "theirs", "cause"), FAULTS)
 def test_a_fault_in_a_score_is_named(score, theirs, cause):
     weight = {"bilinear": BILINEAR, "additive": ADDITIVE}.get(score)
     report = pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, score=score, score_weight=weight)
@@ -140,7 +141,7 @@ def test_what_only_self_attention_has_is_part_of_the_formula():
     assert [stage.name for stage in report.stages] == ["weights", "output"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("theirs", "cause", "stage"),
     [
         (lambda x, *weights: article(x, *weights, scale=1), "scale missing", "scores"),

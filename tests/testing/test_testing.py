@@ -20,6 +20,7 @@ from pyattn.testing.cases import Case
 # Wrong ones
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if n % 2 else ()) for n, name in enumerate(WRONG)]
 )

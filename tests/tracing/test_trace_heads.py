@@ -126,7 +126,7 @@ def test_heads_are_what_torch_computes(torch):
     np.testing.assert_allclose(traced.outputs, output.numpy(), **CLOSE)
 
 
-@pytest.mark.parametrize(("batch_first", "entry"), [(True, "x[0]"), (False, "x[:, 0]")])
+@for_each(("batch_first", "entry"), [(True, "x[0]"), (False, "x[:, 0]")])
 def test_a_batch_is_refused_with_the_fix(batch_first, entry):
     message = f"x has shape (2, 5, 12); it must be (length, embed_dim): trace one entry, such as {entry}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -198,6 +198,7 @@ def test_the_weights_of_every_head_take_their_hovers_from_its_steps():
     assert f"querySelectorAll('{','.join('#' + name for name in ids)}')" in reader.scripts[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("heads", [8, 12, 16, 40])
 def test_pages_of_many_heads_of_64_tokens_stay_small(heads):
     tokens = ["很长的词语" * 100] * 64

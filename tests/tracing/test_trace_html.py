@@ -189,6 +189,7 @@ def test_inputs_of_many_features_give_way_to_queries_keys_and_values():
     assert data_of(Reader(large(64, 2048, 2048)._repr_html_()))["m"] == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("features", [64, 100, 768, 4096])
 @pytest.mark.parametrize("kind", ["plain", "causal", "float mask", "rounded", "tokens", "column"])
 def test_a_page_of_64_tokens_is_under_200_kilobytes(tmp_path, features, kind):

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from support.helpers import for_each
 
 import pyattn
 from pyattn import nn
@@ -20,7 +21,7 @@ def call(**arguments):
     return MODULE(given.pop("query"), given.pop("key"), given.pop("value"), **given)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         ({"query": X[0, 0]}, r"query has shape \(8,\), expected \(L, N, 8\) or, unbatched, \(L, 8\)"),
@@ -47,7 +48,7 @@ def test_a_shape_that_does_not_fit_is_named(arguments, message):
         call(**arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "message"),
     [
         (
@@ -73,7 +74,7 @@ def test_another_type_is_refused_with_the_fix(arguments, message):
         call(**arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"key_lengths": [3, 9]}, ValueError, r"key_lengths holds 9, expected 0 <= n <= 7 \(the length of key\)"),
@@ -96,7 +97,7 @@ def test_the_fixes_that_are_offered_work():
     assert call(attn_mask=np.zeros((5, 7), int).astype(bool))[0].shape == (5, 2, 8)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"embed_dim": 9}, ValueError, "embed_dim is 9 and num_heads is 2, expected a multiple; or pass head_dim"),
@@ -136,7 +137,7 @@ def test_a_state_that_does_not_fit_is_named():
         MODULE.load_state_dict(nn.MultiheadAttention(8, 4, kdim=3).state_dict())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "kind", "message"),
     [
         ({"in_proj_weight": None}, ValueError, "q_proj_weight is missing"),
@@ -154,7 +155,7 @@ def test_arrays_that_make_no_module_are_refused(change, kind, message):
         nn.MultiheadAttention.from_arrays(state, 4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"in_proj_weight": None}, ValueError, "in_proj_weight is None, but use_separate_proj_weight=False needs it"),
@@ -222,7 +223,7 @@ def test_a_parameter_of_another_dtype_is_named(options):
         assert module.float()(*inputs)[0].dtype == np.float32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("assigned", "message"),
     [
         ({"out_proj": nn.Linear(7, 3)}, r"^out_proj.weight has shape \(3, 7\), expected \(3, 8\)$"),
@@ -244,7 +245,7 @@ def test_a_parameter_that_does_not_fit_is_named_as_the_module_does(assigned, mes
         module(X, Y, Y)
 
 
-@pytest.mark.parametrize("name", ["decode_step", "encode_memory", "attend_memory"])
+@for_each("name", ["decode_step", "encode_memory", "attend_memory"])
 def test_a_parameter_that_does_not_fit_is_named_with_a_cache_too(name):
     module = nn.MultiheadAttention(8, 4, rng=0)
     cache = pyattn.KVCache(1, 4, 2, batch_size=2)

@@ -103,14 +103,9 @@ def by_torch(torch, module, inputs, hidden):
         return [part.numpy() for part in theirs(*tensors, **masks, average_attn_weights=False)]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.peers
-@pytest.mark.parametrize(
-    "index",
-    [
-        pytest.param(index, id="-".join(map(str, sizes)), marks=pytest.mark.slow if index % 2 else ())
-        for index, sizes in enumerate(REAL)
-    ],
-)
+@pytest.mark.parametrize("index", range(len(REAL)), ids=["-".join(map(str, sizes)) for sizes in REAL])
 def test_real_sizes_at_each_level_with_one_thread_and_two(index, levels, torch, distances):
     module, inputs, hidden = draw_real(index)
     near = expect_module(module, inputs, hidden, average=False)

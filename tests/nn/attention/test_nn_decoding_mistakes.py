@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from support.cached_layers import HEADS, ROTARIES, E, N, draw, layer_of, new_cache
+from support.helpers import for_each
 
 import pyattn
 from pyattn import KVCache, nn
@@ -163,7 +164,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@for_each("name", MISTAKES)
 def test_mistakes_are_named(name):
     call, kind, message = MISTAKES[name]
     with pytest.raises(kind, match=re.escape(message)):

@@ -8,7 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.papers import Papers, assert_near
 
 import pyattn
@@ -229,7 +229,7 @@ def arrays(**change):
     return {name: array for name, array in state.items() if array is not None}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "kind", "message"),
     [
         ({"w_query": [["a"]]}, TypeError, "w_query has dtype <U1"),
@@ -334,7 +334,7 @@ def test_a_batch_has_the_bits_of_its_entries_and_any_number_of_threads(dtype):
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         ({"embed_dim": 2.0}, TypeError, "embed_dim is of type float, expected an int"),
@@ -364,7 +364,7 @@ def test_a_scale_may_be_any_number():
         assert list(module.state_dict()) == NAMES[:3]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "kind", "message"),
     [
         (

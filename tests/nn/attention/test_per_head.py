@@ -270,7 +270,7 @@ def zeros(*shape):
     return np.zeros(shape)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("part", "entry", "array", "message"),
     [
         ("w_query", 0, zeros(7), r"w_query[0] has shape (7,), expected (embed_dim, dim), a matrix for each head"),
@@ -317,7 +317,7 @@ def test_a_shape_that_does_not_fit_names_the_argument_and_the_head(part, entry, 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("part", "entry", "array", "message"),
     [
         ("w_query", 1, zeros(7, 5), "w_query[1] has shape (7, 5), expected (5, 7) as w_query[0]"),
@@ -347,7 +347,7 @@ def test_weights_of_the_other_convention_are_told():
         nn.from_heads(*given, convention="row" if columns else "column")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("part", "entry", "array", "message"),
     [
         ("w_query", None, None, "w_query is of type NoneType, expected a sequence of arrays, one for each head"),

@@ -41,6 +41,7 @@ def test_at_least_99_percent_of_held_out_sequences_are_right(digits, written, su
     assert right >= 990
 
 
+@pytest.mark.slow
 def test_none_of_them_was_trained_on(digits):
     """All batches once more, from the seed that the training script has."""
     rows = digits.held_out()
@@ -73,6 +74,7 @@ def translator(torch, _examples_are_found):
     return importlib.import_module("torch_translator")
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_pytorch_writes_the_same(digits, written, torch, translator):
     model = translator.Translator(**digits.SIZES, padding_idx=digits.PAD)
@@ -84,6 +86,7 @@ def test_pytorch_writes_the_same(digits, written, torch, translator):
         assert ours[:length].tolist() == other[:length].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_what_trained_it_trains(digits, torch, translator, capsys):
     """Some steps, which bring the loss down, of a smaller model; its names are ours."""

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from support import token_twin
-from support.helpers import assert_same_bits
+from support.helpers import EVERYTHING, assert_same_bits, for_each
 
 from pyattn import nn
 
@@ -62,7 +62,7 @@ def draw_model(kind, rng, dtype):
 def test_equals_torch(kind, dtype, torch):
     """float32 no further from float64 than 1.5 times torch's own distance; float64 within 1e-12 of torch."""
     found, peers = [], []
-    for seed in range(40):
+    for seed in range(40 if EVERYTHING else 15):
         rng = np.random.default_rng([3, seed])
         model = draw_model(kind, rng, dtype)
         theirs = token_twin.make(torch, model)
@@ -325,7 +325,7 @@ def test_dropout_of_what_goes_in(kind):
 # Mistakes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "ids", "options", "error", "message"),
     [
         ("LM", [[1, 13]], {}, ValueError, r"^input holds 13 at index \(0, 1\), expected 0 <= id < 13$"),
@@ -382,7 +382,7 @@ def test_mistakes_with_memory_are_named():
         make("Seq2Seq", max_length=9, batch_first=False).encode(np.ones((10, 2), int))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"vocab_size": 0}, ValueError, "vocab_size is 0, expected 1 or more"),

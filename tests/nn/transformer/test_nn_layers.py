@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn import _core, nn
@@ -227,7 +227,7 @@ def test_the_first_numbers_are_of_torchs_distributions(kind, torch):
 
 
 @every_kind
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"d_model": 0}, ValueError, "d_model is 0, expected 1 or more"),
@@ -254,7 +254,7 @@ X, MEMORY = (np.ones((n, 3, E), np.float32) for n in (5, 7))
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["one call", "composed"])
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"src": X[0, 0]}, ValueError, "src has shape (8,), expected (L, N, 8) or, unbatched, (L, 8)"),
@@ -287,7 +287,7 @@ def test_mistakes_of_an_encoders_call_are_named(arguments, error, message, known
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["one call", "composed"])
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"tgt": X[..., :7]}, ValueError, "tgt has shape (5, 3, 7), expected (L, N, 8)"),
@@ -321,7 +321,7 @@ def test_mistakes_of_a_decoders_call_are_named(arguments, error, message, known)
         layer(**{"tgt": X, "memory": MEMORY, **arguments})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("change", "error", "message"),
     [
         ({"linear1": None}, TypeError, "linear1 is of type NoneType, expected a module of pyattn.nn"),

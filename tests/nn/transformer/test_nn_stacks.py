@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 
 from pyattn import nn
 
@@ -215,7 +215,7 @@ def test_a_list_of_modules():
         listed.append(1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("call", "error", "message"),
     [
         (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import test_transformer as layers
-from support.helpers import assert_same_bits
+from support.helpers import assert_same_bits, for_each
 from support.mask_draws import with_triangle
 from support.module_bounds import Near, distance
 from support.transformer_twin import run_transformer
@@ -156,6 +156,7 @@ def distances(summary):
     summary["Transformer: how exact"] = list(distances.lines())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.peers
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_equals_torch(block, dtype, torch, distances):
@@ -244,7 +245,7 @@ def test_custom_stacks_have_the_transformers_batch_first(batch_first):
         nn.Transformer.from_stacks(encoder, decoder, d_model=8, nhead=2, batch_first=batch_first)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("stacks", "options", "message"),
     [
         ((3, None), {}, "^encoder is of type int, expected a module of pyattn.nn"),
@@ -281,7 +282,7 @@ def test_dropouts_numbers_are_drawn_once():
     assert not np.array_equal(module(SRC, TGT, rng=1), first)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("inputs", "options", "error", "message"),
     [
         ((SRC[..., :7], TGT), {}, ValueError, r"src has shape \(3, 7, 7\), expected \(N, L, 8\)"),
@@ -307,7 +308,7 @@ def test_mistakes_of_a_call_are_named(inputs, options, error, message):
         make()(*inputs, **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "error", "message"),
     [
         ({"d_model": 9}, ValueError, "d_model is 9 and nhead is 2, expected a multiple"),
@@ -321,7 +322,7 @@ def test_mistakes_of_the_constructor_are_named(arguments, error, message):
         make(**arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "dtype", "error", "message"),
     [
         (-1, "f4", ValueError, "sz is -1, expected 0 or more"),

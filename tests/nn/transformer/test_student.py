@@ -42,6 +42,7 @@ def test_it_writes_the_sentence_of_the_articles_in_five_steps():
     assert [step.cross_weights.shape for step in steps] == [(1, 2, 1, 3)] * 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"use_cache": False}])
 def test_it_knows_all_its_sentences(options):
     pairs = {
