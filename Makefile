@@ -3,7 +3,8 @@
 #
 #   make demo     the worked example, and a first comparison of speed
 #   make test     the suite in three minutes, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
-#   make test-all    all of the suite: also slow tests, ten times as many drawn cases, JAX, transformers and MiniLM
+#   make suite-all    all of the suite: also slow tests, ten times as many drawn cases, JAX, transformers and MiniLM
+#   make test-all     that, the suite under sanitizers, and all checks of the C core, on arm64 too: an hour or more
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
@@ -39,7 +40,7 @@ test_with := PYATTN_TEST_PEERS=$(PEERS)
 parallel := -n logical --maxprocesses 8 --dist loadfile --durations 20
 short := not slow and not optional
 
-.PHONY: demo test test-all bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
+.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -48,8 +49,11 @@ demo: $(built)
 test: $(built) $(test_extras)
 	$(test_with) $(python) -m pytest $(parallel) -m "$(short)" $(ARGS)
 
-test-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
+suite-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
 	PYATTN_TEST_ALL=1 $(python) -m pytest $(parallel) $(ARGS)
+
+test-all: suite-all sanitize tsan
+	$(MAKE) -C tests/c check check-aarch64 exhaustive tsan
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)

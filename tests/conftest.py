@@ -1,7 +1,7 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
-`make test` runs each test at one of the machine's levels, and some of the cases where many are alike; `make test-all`
-runs all. What is left to it is marked slow here, drawn by the test's name.
+`make test` runs each test at one of the machine's levels, and some of the cases where many are alike; `make suite-all`,
+part of `make test-all`, runs all. What is left to it is marked slow here, drawn by the test's name.
 
 Nothing is skipped in silence. The summary names a level that this machine lacks, the tests left out by
 PYATTN_TEST_PEERS=0, those marked slow in `make test`, those whose optional library is missing, and the files and parts
