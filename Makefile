@@ -2,20 +2,22 @@
 # name or a path, without options.
 #
 #   make demo     the worked example, and a first comparison of speed
-#   make test     the suite in three minutes, against PyTorch too; PEERS=0 leaves out what needs more than NumPy
-#   make suite-all    all of the suite: also slow tests, ten times as many drawn cases, JAX, transformers and MiniLM
-#   make test-all     that, the suite under sanitizers, and all checks of the C core, on arm64 too: an hour or more
+#   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, each at one
+#                 instruction-set level; PEERS=0 leaves out what needs more than NumPy
+#   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
+#   make -k test-all  that, the suite under sanitizers and the checks of the C core, on arm64 too: an hour
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
+#   make core     the C core without Python: tests/c
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
 # TORCH_INDEX_URL is the package index to take PyTorch from: the CPU one that PyTorch's install page names saves
-# gigabytes on Linux. ARGS goes to the last command: make test ARGS="-k decode -x".
+# gigabytes on Linux. ARGS goes to the last command of a target: make test ARGS="-k decode -x".
 
 PYTHON ?= python3
 PEERS ?= 1
@@ -35,12 +37,14 @@ venv := .venv/made-from-$(shell "$(PYTHON)" -c '$(identify)' 2>/dev/null)
 built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
-test_with := PYATTN_TEST_PEERS=$(PEERS)
+test_with = PYATTN_TEST_PEERS=$(PEERS)
 # A worker for each core. The tests of a file stay together, as some sum up what the others saw.
 parallel := -n logical --maxprocesses 8 --dist loadfile --durations 20
-short := not slow and not optional
+drawn := and not not_drawn
+short = not slow and not optional $(drawn)
 
-.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan package clean prerequisites
+.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package clean
+.PHONY: prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -52,8 +56,10 @@ test: $(built) $(test_extras)
 suite-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
 	PYATTN_TEST_ALL=1 $(python) -m pytest $(parallel) $(ARGS)
 
-test-all: suite-all sanitize tsan
-	$(MAKE) -C tests/c check check-aarch64 exhaustive tsan
+# Under sanitizers all cases, but without PyTorch, in which most of the time would go.
+test-all: drawn :=
+test-all: PEERS := 0
+test-all: suite-all sanitize tsan core
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
@@ -90,6 +96,9 @@ sanitize: $(built) $(test_extras)
 
 tsan: $(built) $(test_extras)
 	$(test_with) tools/run_sanitized.sh thread $(parallel) -m "threads and $(short)" $(ARGS)
+
+core:
+	PYATTN_WERROR=1 $(MAKE) -C tests/c check check-aarch64 exhaustive tsan
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

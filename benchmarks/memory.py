@@ -22,7 +22,7 @@ from benchmarks.run import Result
 LENGTH = 16_384
 # q, k, v and the heads' output are as large as the input each, packed pieces come on top.
 FOR_ITS_INPUT = Bar("times its input", 8.0, at_least=False)
-# Less than a byte for each query and key, of a small input: there is no room for an array of scores.
+# Less than a byte for each query and key, of a small input: too little for an array of scores.
 FOR_ITS_SCORES = Bar("MB", LENGTH**2 / 1e6, at_least=False)
 CASES: tuple[Case, ...] = (
     AttentionCase("memory", (1, 8, LENGTH, LENGTH, 64), mask="padding", own=(Bar("MB", 16.0, at_least=False),)),

@@ -1,12 +1,12 @@
 """What every test file shares: instruction-set levels, dtypes, the peers, and sections of the closing summary.
 
-`make test` runs each test at one of the machine's levels, and some of the cases where many are alike; `make suite-all`,
-part of `make test-all`, runs all. What is left to it is marked slow here, drawn by the test's name.
+`make test` runs each case at one level, and one case in n of a test marked `sampled(n)`. The test's name seeds the
+draw, so every run makes the same one. The other cases are marked `not_drawn`; `make suite-all` runs all cases.
 
 Nothing is skipped in silence. The summary names a level that this machine lacks, the tests left out by
-PYATTN_TEST_PEERS=0, those marked slow in `make test`, those whose optional library is missing, and the files and parts
+PYATTN_TEST_PEERS=0, those that are slow or not drawn, those whose optional library is missing, and the files and parts
 left out under a sanitizer. A missing PyTorch fails the tests that need it unless PYATTN_TEST_PEERS=0; with
-PYATTN_TEST_ALL=1 (`make test-all`) so do a missing JAX, transformers or MiniLM.
+PYATTN_TEST_ALL=1 (`make suite-all`) so do a missing JAX, transformers or MiniLM.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "peers: compares with PyTorch; left out by PYATTN_TEST_PEERS=0")
     config.addinivalue_line("markers", "optional: needs JAX, transformers or MiniLM; set on tests that ask for them")
     config.addinivalue_line("markers", "threads: more than one thread is at work; repeated under ThreadSanitizer")
-    config.addinivalue_line("markers", "slow: takes more than some seconds; `make test-all` runs it, `make test` not")
-    config.addinivalue_line("markers", "sampled(n): one in n cases stands for all in `make test`; the others are slow")
+    config.addinivalue_line("markers", "slow: takes more than some seconds; `make suite-all` runs it, `make test` not")
+    config.addinivalue_line("markers", "sampled(n): `make test` draws one in n cases")
+    config.addinivalue_line("markers", "not_drawn: set on the cases that `make test` leaves out")
     config.stash[SECTIONS] = {}
 
 
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not OPTIONAL.isdisjoint(item.fixturenames):
             item.add_marker("optional")
-    mark_samples(items)
+    mark_not_drawn(items)
     if not WITH_PEERS:
         left_out = [item for item in items if item.get_closest_marker("peers")]
         items[:] = [item for item in items if not item.get_closest_marker("peers")]
@@ -58,38 +59,34 @@ def pytest_collection_modifyitems(config, items):
             config.hook.pytest_deselected(items=left_out)
 
 
-def mark_samples(items):
-    """Mark as slow all levels of a test but one, and of a test that is marked `sampled` all but its share of cases."""
-    alike, shares = defaultdict(list), {}
+def mark_not_drawn(items):
+    """Mark all levels of a case but one, and all but one in n cases of a test that is marked `sampled(n)`."""
+    sampled = defaultdict(list)
     for item in items:
-        name, _, case = item.nodeid.partition("[")
-        sampled = item.get_closest_marker("sampled")
-        level = item.callspec.params.get("level") if case else None
-        if item.get_closest_marker("slow"):
-            continue
-        if sampled:
-            shares[name] = sampled.args[0]
-        elif level:
-            name += case.replace(level, "", 1)
-            shares[name] = len(LEVELS)
-        else:
-            continue
-        alike[name].append(item)
-    for name, group in alike.items():
-        run = random.Random(name).sample(group, math.ceil(len(group) / shares[name]))
-        for item in group:
-            if item not in run:
-                item.add_marker("slow")
+        test, _, case = item.nodeid.partition("[")
+        if "level" in item.fixturenames:
+            level = item.callspec.params["level"]
+            drawn = random.Random(test + case.replace(level, "", 1)).choice(LEVELS)
+            if level != (FORCED if FORCED in LEVELS else drawn):
+                item.add_marker("not_drawn")
+                continue
+        if marker := item.get_closest_marker("sampled"):
+            sampled[test, marker.args[0]].append(item)
+    for (test, share), cases in sampled.items():
+        drawn = random.Random(test).sample(cases, math.ceil(len(cases) / share))
+        for item in cases:
+            if item not in drawn:
+                item.add_marker("not_drawn")
 
 
 def pytest_deselected(items):
-    """List what -m "not slow and not optional" leaves out, as `make test` has it."""
+    """List what `make test` leaves out, by the reason that its -m names."""
     config = items[0].config
-    if "not slow" in config.getoption("markexpr"):
-        left_out = [item for item in items if any(map(item.get_closest_marker, ("slow", "optional")))]
-        config.stash[SECTIONS]["not run: slow, or needs JAX, transformers or MiniLM (make test-all)"] = count_by_file(
-            left_out
-        )
+    reasons = {"slow": "slow", "not_drawn": "not drawn", "optional": "needs JAX, transformers or MiniLM"}
+    for marker, reason in reasons.items():
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if left_out and f"not {marker}" in config.getoption("markexpr"):
+            config.stash[SECTIONS][f"not run: {reason} (make suite-all)"] = count_by_file(left_out)
 
 
 def count_by_file(items):
@@ -188,7 +185,7 @@ def _torch_draws_the_same_numbers(request):
 
 
 def without_optional(config, missing):
-    """Skip, and say so in the summary; in `make test-all`, fail."""
+    """Skip, and say so in the summary; in `make suite-all`, fail."""
     if EVERYTHING:
         pytest.fail(f"{missing}: install the extras transformers, models and jax", pytrace=False)
     section = config.stash[SECTIONS].setdefault("not run: needs the extras transformers, models or jax", [])

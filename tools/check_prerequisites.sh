@@ -14,7 +14,7 @@ need() {
 [ -n "$python" ] || need "Python 3.10 to 3.14, and PYTHON is empty" "leave PYTHON= out, or make PYTHON=python3.13"
 
 command -v "$python" >/dev/null 2>&1 ||
-    need "Python 3.10 to 3.14, and there is no '$python'" "apt install python3, or make PYTHON=<another one>"
+    need "Python 3.10 to 3.14, and '$python' is not there" "apt install python3, or make PYTHON=<another one>"
 
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 case $version in
@@ -32,7 +32,7 @@ compiles() {
 }
 
 compiles stdio.h || need "a C compiler, and '$compiler' does not compile a program" "apt install build-essential"
-compiles Python.h || need "Python's C headers, and there is no Python.h for '$python'" "apt install python$version-dev"
+compiles Python.h || need "Python's C headers, and Python.h is missing for '$python'" "apt install python$version-dev"
 
 "$python" -c 'import venv, ensurepip; ensurepip.version()' 2>/dev/null ||
     need "virtual environments, and '$python' has no venv with pip" "apt install python$version-venv"

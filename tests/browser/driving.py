@@ -63,7 +63,7 @@ class Browser:
         self.driver.get(path.as_uri())
 
     def complaints(self):
-        """What came to the console, and what was asked for that is no file and not in the page; then forgets both."""
+        """Messages of the console, and requests for anything outside the file; both are then forgotten."""
         said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.helpers import SANITIZED, assert_same_bits, for_each, normal, run_python
+from support.helpers import EVERYTHING, SANITIZED, assert_same_bits, for_each, normal, run_python
 
 import pyattn
 
@@ -177,7 +177,7 @@ def let_others_run():
 
 thread = threading.Thread(target=flip)
 thread.start()
-while min(fitted, refused) < 100:
+while min(fitted, refused) < TIMES:
     try:
         pyattn.attention(query, key, value, dropout_p=0.5, rng=Slow(0), out=out)
         fitted += 1
@@ -191,7 +191,7 @@ thread.join()
 @pytest.mark.threads
 def test_an_out_that_another_thread_reshapes_crashes_nothing():
     """The rows that it had would lie megabytes apart in the shape that it gets."""
-    run_python(THREAD_RESHAPES)
+    run_python(THREAD_RESHAPES.replace("TIMES", "300" if EVERYTHING else "100"))
 
 
 # Threads with a small stack ------------------------------------------------------------------------------------------

@@ -48,23 +48,23 @@ def test_the_best_level_is_chosen():
     assert run_with("") == (LEVELS[0], [])
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_level_can_be_forced(level):
-    assert run_with(level) == (level, [])
+@pytest.mark.parametrize("forced", LEVELS)
+def test_a_level_can_be_forced(forced):
+    assert run_with(forced) == (forced, [])
 
 
 ODD_BYTES = [b"\xe4", b"avx\xff2", "ï".encode() * 40, b"a" + "ï".encode() * 40]  # not UTF-8, or cut within a character
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("level", [*ABSENT, "sse9", "AVX2", "avx", "avx2 ", "0", "x" * 300, "naïve"])
-def test_a_level_that_is_not_there_warns_and_the_best_is_taken(level):
-    chosen, caught = run_with(level)
+@pytest.mark.parametrize("forced", [*ABSENT, "sse9", "AVX2", "avx", "avx2 ", "0", "x" * 300, "naïve"])
+def test_a_level_that_is_not_there_warns_and_the_best_is_taken(forced):
+    chosen, caught = run_with(forced)
     assert chosen == LEVELS[0]
     assert len(caught) == 1
     start, _, rest = caught[0].partition("=")
     assert start == "RuntimeWarning PYATTN_ISA"
-    assert rest.startswith(level[:60])
+    assert rest.startswith(forced[:60])
     assert rest.endswith(f" is not a level of this machine; using {LEVELS[0]}")
 
 

@@ -63,8 +63,7 @@ ARGUMENTS = (
 )
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_attention_takes_less_than_a_byte_for_each_pair(threads):
     calls = [f"pyattn.attention(query, key, value, {arguments})" for arguments in ARGUMENTS]
     extra = dict(zip(calls, extra_bytes(threads, ATTENTION, *calls), strict=True))
@@ -104,8 +103,7 @@ INPUTS = (
 )
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_module_takes_five_times_its_input(threads):
     """Four arrays of its size are there at a time: q, k, v and what the heads give. All else has the room of one more.
 

@@ -240,7 +240,6 @@ def test_a_wrong_number_is_named(number, kind, message):
 COUNT = "import pyattn; print(pyattn.get_num_threads())"
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ours", "openmp", "expected"),
     [

@@ -156,7 +156,7 @@ def test_the_fix_for_masked_keys_and_values_leaves_them_out(name, batch):
     rows = rng.random((*batch, 9)) < 0.5
     rows[..., 0] = False
     places = np.repeat(rows[..., np.newaxis], given[name].shape[-1], axis=-1)
-    places[..., 1] = False  # a row of which a part is masked is no row to attend to
+    places[..., 1] = False  # a row with a masked part cannot be attended to
     masked = {**given, name: np.ma.array(given[name], mask=places)}
     message = refuse(
         TypeError, f"{name} is a masked array, whose mask would be lost; pass {name}.filled(0)", *masked.values()

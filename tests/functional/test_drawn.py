@@ -18,7 +18,7 @@ from pyattn import _core
 from pyattn.testing import bounds
 
 # PyTorch sums a long axis in fewer partial sums, which shows where nothing cancels, and its matrix product depends on
-# the machine: up to 60 was seen in the flat family and 16 elsewhere. Its bars are no judgement, only proof that both
+# the machine: up to 60 was seen in the flat family and 16 elsewhere. Its bars do not judge it: they prove that both
 # were asked the same question.
 TORCH_BARS = {"flat": 256.0}
 TORCH_BAR = 64.0

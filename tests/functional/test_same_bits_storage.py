@@ -64,7 +64,6 @@ def attend(query, key, value, queries=Q_LEN, **arguments):
     return pyattn.attention(query[..., :queries, :], key, value, need_lse=True, need_weights=True, **arguments)
 
 
-@pytest.mark.sampled(2)
 @for_each("queries", [1, Q_LEN])
 @for_each("storage", STORAGE)
 def test_arrays_in_any_memory(storage, queries, arrays, level):
@@ -118,7 +117,6 @@ def make_mask(kind):
     return keep if kind == "bool" else np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(kind)
 
 
-@pytest.mark.sampled(2)
 @for_each("kind", ["bool", "float16", "float32", "float64", "longdouble"])
 @for_each("storage", STORAGE)
 def test_masks_in_any_memory(storage, kind, arrays, level):

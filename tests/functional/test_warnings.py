@@ -119,7 +119,7 @@ def test_where_heads_begin_to_look_like_lengths(heads, length, warns):
 @pytest.mark.parametrize("keys", [2, 50, 64, 4000])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_one_token_of_many_heads_against_a_cache_is_quiet(keys, layout):
-    """A thousand heads are no lengths where there are more keys than queries: heads of keys are never more."""
+    """A thousand heads do not look like a length where keys are more than queries: key heads never are."""
     arrays = make_arrays((1, 1024, 1, 8), (1, 1024, keys, 8), (1, 1024, keys, 8))
     pyattn.attention(*(array.swapaxes(1, 2) if layout == "bshd" else array for array in arrays), layout=layout)
 

@@ -62,7 +62,7 @@ def test_a_compiler_that_does_not_compile_is_as_good_as_none(tmp_path):
 def test_missing_headers_of_python_have_a_package_of_its_version(tmp_path):
     elsewhere = f"import sysconfig; sysconfig.get_path = lambda name: {str(tmp_path)!r}"
     assert complaint_after(elsewhere, tmp_path) == (
-        f"pyattn needs Python's C headers, and there is no Python.h for '{sys.executable}'. "
+        f"pyattn needs Python's C headers, and Python.h is missing for '{sys.executable}'. "
         f"Fix: apt install python{VERSION}-dev\n"
     )
 
@@ -104,4 +104,4 @@ def test_what_is_no_python_is_called_so(tmp_path):
 
 def test_an_empty_or_missing_interpreter_is_called_so():
     assert "PYTHON is empty" in complaint("")
-    assert "there is no 'no such python'" in complaint("no such python")
+    assert "'no such python' is not there" in complaint("no such python")

@@ -59,7 +59,7 @@ def test_read_only_and_reversed_weights_become_tensors(torch):
         np.testing.assert_array_equal(tensor.numpy()[0], weights)
 
 
-def test_torch_is_imported_for_tensors_alone():
+def test_torch_is_not_imported_without_tensors():
     run_python("import sys, pyattn; pyattn.interop.bertviz.attentions([[[[1.0]]]]); assert 'torch' not in sys.modules")
 
 

@@ -284,7 +284,7 @@ def test_all_reasons_at_once(arrays, dtype, level):
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("queries", [1, 50])
 def test_finfo_min_gives_what_float64_gives(arrays, kind, queries, dtype, level):
-    """A row of nothing but finfo.min is no empty row: its keys stay equal, as in the formula."""
+    """A row that holds only finfo.min is not empty: its keys stay equal, as in the formula."""
     query, key, value = arrays
     mask = np.where(np.random.default_rng(1).random((50, 90)) < 0.5, 0, np.finfo(kind).min).astype(kind)
     mask[0] = mask[7] = np.finfo(kind).min
@@ -307,7 +307,7 @@ def test_finfo_min_hides_as_minus_infinity_does(arrays, kind, level):
 
 
 def test_a_mask_beyond_the_query_dtype_stays_finite(level):
-    """1e300 is no infinity: in float32 it is the largest number, and wins over all others by itself."""
+    """1e300 is finite: in float32 it becomes the largest number, and wins over all others by itself."""
     query, key, value = (np.ones(shape, np.float32) for shape in ((1, 4), (3, 4), (3, 2)))
     value = np.arange(6, dtype=np.float32).reshape(3, 2)
     for wide in (np.float64, np.longdouble):

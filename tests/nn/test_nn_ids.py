@@ -1,7 +1,8 @@
-"""Token ids in rows of different lengths: the message of all models."""
+"""Token ids that many modules read: rows of different lengths, and none at all."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pyattn import nn
@@ -16,3 +17,7 @@ from pyattn.models.inputs import as_tokens
 def test_rows_of_different_lengths_are_refused(read, name):
     with pytest.raises(ValueError, match=rf"^{name} has rows of different lengths; pad them with pyattn\.generation\."):
         read([[1, 2], [3]])
+
+
+def test_an_empty_array_of_strings_holds_no_ids():
+    assert nn.Embedding(3, 2, rng=0)(np.array([], str)).shape == (0, 2)

@@ -29,8 +29,8 @@ DRAW = {
 }
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("kind", [pytest.param("long", marks=pytest.mark.slow), "Chinese"])
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("kind", ["long", "Chinese"])
 @pytest.mark.parametrize("what", DRAW)
 def test_dark_pictures_are_legible(what, kind):
     """Numbers stand on cells of their own colour: tests of these look at them."""

@@ -15,14 +15,16 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
 SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
-EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make test-all` sets it
+EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make suite-all` sets it
 
 
 def for_each(names, values):
     """Like pytest.mark.parametrize, but all in one test: pytest takes longer for a test than most of these calls.
 
-    Arrays of fixtures are copied for each round. A failure shows the values it came with, as what the test printed.
+    Arrays of fixtures are copied for each round. All values are tried; what the test printed names those that fail.
     """
+    import pytest  # not above: scripts of run_python import this file and do without
+
     names = names.replace(",", " ").split() if isinstance(names, str) else list(names)
     values = list(values)
 
@@ -32,13 +34,16 @@ def for_each(names, values):
         @functools.wraps(test)
         def run(**others):
             assert values, f"no values of {names}"
+            failures = []
             for value in values:
                 given = dict(zip(names, value if len(names) > 1 else [value], strict=True))
                 try:
                     test(**{name: _fresh(x) for name, x in others.items()}, **given)
-                except BaseException:
-                    print("with", given)
-                    raise
+                except (Exception, pytest.fail.Exception) as failure:
+                    print("with", given, type(failure).__name__, failure)
+                    failures.append(failure)
+            if failures:
+                raise failures[0]
 
         kept = [parameter for name, parameter in signature.parameters.items() if name not in names]
         run.__signature__ = signature.replace(parameters=kept)
@@ -55,7 +60,7 @@ def _fresh(x):
 
 
 def tenth(count: int) -> int:
-    """How many of `count` repetitions or drawn cases to run: a tenth, and all of them in `make test-all`."""
+    """How many of `count` repetitions or drawn cases to run: a tenth, and all of them in `make suite-all`."""
     return count if EVERYTHING else -(-count // 10)
 
 

@@ -20,10 +20,8 @@ from pyattn.testing.cases import Case
 # Wrong ones
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if n % 2 else ()) for n, name in enumerate(WRONG)]
-)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", WRONG)
 def test_the_mistake_is_named(name):
     function, group, cause, options = WRONG[name]
     result = check(function, **options)

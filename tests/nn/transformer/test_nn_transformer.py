@@ -183,6 +183,7 @@ def test_equals_torch(block, dtype, torch, distances):
         assert distance(actual[np.newaxis], near) < 1e4, about  # those that torch has no numbers for, too
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 def test_no_further_from_the_formula_than_torch(distances):
     if distances.cases < 2 * BLOCKS * DRAWS:

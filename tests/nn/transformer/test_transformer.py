@@ -1,8 +1,8 @@
 """Layers of a Transformer and stacks of them: torch's numbers, for every pair of arguments, in eval mode.
 
-How far from the formula they may be is judged as in test_mha.py: over all draws of a family they are no further from it
-than 1.5 times as far as torch's, the largest error of a case over its largest number, as the worst of all cases and as
-the 99th percentile. One case alone may be beyond 1.5 by chance.
+How far from the formula they may be is judged as in test_mha.py: over all draws of a family they are at most 1.5 times
+as far from it as torch's, the largest error of a case over its largest number, as the worst of all cases and as the
+99th percentile. One case alone may be beyond 1.5 by chance.
 """
 
 from __future__ import annotations
