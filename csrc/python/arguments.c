@@ -37,6 +37,15 @@ static int refuse_call(const pyattn_signature *s, PyObject *message, const char 
     return -1;
 }
 
+/* A function takes a key padding mask as a mask that broadcasts over heads and queries. */
+static const char *offer_for(const pyattn_signature *s, PyObject *keyword)
+{
+    int masked = 0;
+    for (int n = 0; n < s->count; n++) masked |= strcmp(s->names[n], "attn_mask") == 0;
+    if (!masked || PyUnicode_CompareWithASCIIString(keyword, "key_padding_mask") != 0) return "it takes";
+    return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[:, None, None]); it takes";
+}
+
 int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values)
 {
@@ -57,7 +66,7 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
         if (place < 0)
             return refuse_call(
                 s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword),
-                "it takes", 0);
+                offer_for(s, keyword), 0);
         if (values[place] != NULL) {
             PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", s->function, keyword);
             return -1;

@@ -190,10 +190,12 @@ static void name_complaint(PyObject *object, const char *name)
         return;
     }
     if (trace != NULL) PyException_SetTraceback(cause, trace);
-    PyObject *fix = tensor_fix(object, name);
+    const int by_value = PyErr_GivenExceptionMatches(type, PyExc_ValueError);
+    const int ragged = by_value && PyList_Check(object); /* NumPy refuses nothing else of a list with a ValueError */
+    PyObject *fix = ragged ? PyUnicode_FromString("; pad its rows to one length") : tensor_fix(object, name);
     if (fix != NULL)
-        PyErr_Format(PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError : PyExc_TypeError,
-                     "%s is not an array of float32 or float64: %S%U", name, cause, fix);
+        PyErr_Format(by_value ? PyExc_ValueError : PyExc_TypeError, "%s is not an array of float32 or float64: %S%U",
+                     name, cause, fix);
     Py_XDECREF(fix);
     Py_XDECREF(type);
     Py_XDECREF(trace);

@@ -98,7 +98,7 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
-    if (PyBytes_Check(object) || PyByteArray_Check(object) || PyUnicode_Check(object)) {
+    if (PyBytes_Check(object) || PyByteArray_Check(object) || PyMemoryView_Check(object) || PyUnicode_Check(object)) {
         PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
                      Py_TYPE(object)->tp_name);
         return -1;
@@ -127,6 +127,10 @@ static int convert_scale(PyObject *object, attn_args *args)
 {
     if (!pyattn_given(object)) return 0;
     args->has_scale = 1;
+    if (PyBool_Check(object)) {
+        PyErr_SetString(PyExc_TypeError, "scale is of type bool, expected a number; scale=1 does not scale");
+        return -1;
+    }
     return pyattn_finite(object, "scale", &args->scale);
 }
 

@@ -421,7 +421,7 @@ def test_an_out_without_two_elements_overlaps_nothing():
 # Arguments that are mistakes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [b"ab", bytearray(b"ab"), "ab"], ids=repr)
+@for_each("window", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab"])
 def test_text_is_not_a_window(window):
     """Bytes are a sequence of integers to Python."""
     message = rf"^window is of type {type(window).__name__}, expected an int or \(left, right\)$"
