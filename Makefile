@@ -97,8 +97,10 @@ sanitize: $(built) $(test_extras)
 tsan: $(built) $(test_extras)
 	$(test_with) tools/run_sanitized.sh thread $(parallel) -m "threads and $(short)" $(ARGS)
 
+# One after the other, as they share what they build.
 core:
-	PYATTN_WERROR=1 $(MAKE) -C tests/c check check-aarch64 exhaustive tsan
+	set -e; for goal in check check-aarch64 exhaustive tsan; do \
+	    PYATTN_WERROR=1 $(MAKE) -j $$(nproc) -C tests/c $$goal; done
 
 package: $(built) $(call with,test)
 	tools/check_package.sh
