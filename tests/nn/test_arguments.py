@@ -1,7 +1,8 @@
-"""Integers and numbers among the arguments: what one argument refuses every other one of its kind refuses, too."""
+"""Arguments: defaults are torch's, and integers and numbers that one of them refuses are refused by all of its kind."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -11,28 +12,27 @@ import pytest
 from support.helpers import for_each
 
 import pyattn
-import pyattn.functional as rotary
-from pyattn import masks, nn
+from pyattn import functional, masks, nn
 from pyattn._util.arguments import as_choice, as_count, as_probability
 
 X = np.ones((2, 3))
 COUNTS = {
-    "length": lambda n: pyattn.functional.positional_encoding(n, 4),
-    "embed_dim": lambda n: pyattn.functional.positional_encoding(3, n),
-    "start": lambda n: pyattn.functional.positional_encoding(3, 4, n),
+    "length": lambda n: functional.positional_encoding(n, 4),
+    "embed_dim": lambda n: functional.positional_encoding(3, n),
+    "start": lambda n: functional.positional_encoding(3, 4, n),
     "L": masks.causal,
     "in_features": lambda n: nn.Linear(n, 3),
     "num_embeddings": lambda n: nn.Embedding(n, 3),
     "normalized_shape": nn.LayerNorm,
-    "rotary_dim": lambda n: rotary.rotary_frequencies(64, rotary_dim=n),
-    "seq_len": lambda n: rotary.rotary_frequencies(64, seq_len=n),
+    "rotary_dim": lambda n: functional.rotary_frequencies(64, rotary_dim=n),
+    "seq_len": lambda n: functional.rotary_frequencies(64, seq_len=n),
     "num_layers": lambda n: pyattn.KVCache(n, 1, 4),
     "axis": lambda n: pyattn.softmax(X, n),
     "index": lambda n: nn.ModuleList([nn.Dropout()] * 2)[n],
 }
 NUMBERS = {
-    "base": lambda x: pyattn.functional.positional_encoding(3, 4, base=x),
-    "theta": lambda x: rotary.rotary_frequencies(64, theta=x),
+    "base": lambda x: functional.positional_encoding(3, 4, base=x),
+    "theta": lambda x: functional.rotary_frequencies(64, theta=x),
     "eps": lambda x: nn.LayerNorm(3, x),
     "scale": lambda x: nn.SelfAttention(3, 2, scale=x),
     "p": nn.Dropout,
@@ -101,7 +101,7 @@ def test_a_probability_is_told_from_a_number():
     ("call", "message"),
     [
         (
-            lambda: pyattn.functional.positional_encoding(3, 4, 2**53 - 1),
+            lambda: functional.positional_encoding(3, 4, 2**53 - 1),
             "start is 9007199254740991 and length 3, expected positi",
         ),
         (
@@ -120,3 +120,41 @@ def test_what_a_message_quotes_is_short():
         with pytest.raises(ValueError, match=r"^(a|n) is ") as caught:
             call()
         assert len(str(caught.value)) < 150
+
+
+# By position and left out
+
+
+OURS = {"activation": "relu", "dtype": np.float32, "modules": ()}  # torch's default is a function or None
+SEQ2SEQ = {
+    "d_model",
+    "nhead",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "dim_feedforward",
+    "dropout",
+    "layer_norm_eps",
+}
+
+
+def defaults_of(call):
+    return {name: parameter.default for name, parameter in inspect.signature(call).parameters.items()}
+
+
+@pytest.mark.peers
+def test_names_their_order_and_their_defaults_are_torchs(torch):
+    """Of what can be given by position; arguments that torch lacks come after those, or only by name."""
+    peer = torch.nn
+    pairs = [(getattr(nn, name), getattr(peer, name)) for name in nn.__all__ if hasattr(peer, name) and name != "init"]
+    calls = [pair for ours, theirs in pairs for pair in ((ours, theirs), (ours.forward, theirs.forward))]
+    functions = set(functional.__all__) & set(dir(peer.functional)) - {"gelu", "linear", "scaled_dot_product_attention"}
+    calls += [(getattr(functional, name), getattr(peer.functional, name)) for name in functions]
+    assert len(calls) > 30
+    for ours, theirs in calls:
+        given, known = defaults_of(ours), defaults_of(theirs)
+        shared = [name for name in given if name in known]
+        assert shared == [name for name in known if name in given], ours
+        for name in shared:
+            assert given[name] in (known[name], OURS.get(name)), (ours, name)
+    given, known = defaults_of(nn.Seq2SeqTransformer), defaults_of(peer.Transformer)
+    assert {name: given[name] for name in SEQ2SEQ} == {name: known[name] for name in SEQ2SEQ}

@@ -89,6 +89,8 @@ def test_mapped_weights_are_saved_over_their_own_file(tmp_path):
 def test_numpy_reads_and_writes_the_same_npz(tmp_path):
     net = Net()
     nn.save(net, tmp_path / "ours.npz")
+    with zipfile.ZipFile(tmp_path / "ours.npz") as file:
+        assert all(entry.extract_version >= zipfile.ZIP64_VERSION for entry in file.infolist())  # room for over 2 GiB
     with np.load(tmp_path / "ours.npz", allow_pickle=False) as file:
         assert list(file) == KEYS
         assert_same_bits(file["first.weight"], net.first.weight)

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 from support import multi_head_twin, planted
+from support.helpers import for_each
 from support.mha_cases import call_torch
 
 import pyattn
@@ -291,11 +292,11 @@ def test_a_head_of_an_article_shows_all_stages(convention):
     assert (report.cause.name, report.stage) == ("scale missing", "scores")
 
 
-def test_two_inputs_may_be_one():
-    with pytest.raises(
-        TypeError, match=r"^3 inputs are given, expected 1 or 2: x, context; pass everything else by name$"
-    ):
-        pyattn.compare(Head("row"), Head("row"), *planted.draw(np.float64))
+@for_each("count", [3, 4])
+def test_two_inputs_may_be_one(count):
+    expected = "expected 1 or 2: x, context; pass everything else by name"
+    with pytest.raises(TypeError, match=f"^{count} inputs are given, {expected}$"):
+        pyattn.compare(Head("row"), Head("row"), *[planted.draw(np.float64)[0]] * count)
 
 
 def test_a_side_that_writes_into_its_inputs_writes_into_nobody_elses():
