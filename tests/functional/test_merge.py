@@ -9,6 +9,7 @@ import pytest
 from support.helpers import assert_same_bits, for_each
 
 import pyattn
+from pyattn import _core
 from pyattn.testing import bounds
 
 HEADS, Q_LEN, KV_LEN, HEAD_DIM, V_DIM = 2, 9, 700, 16, 5
@@ -244,3 +245,14 @@ def test_memory_and_dtypes_do_not_matter():
 def test_mistakes_are_named(outputs, lses, kind, message):
     with pytest.raises(kind, match=f"^{re.escape(message)}"):
         pyattn.merge_states(outputs, lses)
+
+
+@for_each("place", range(4))
+def test_the_core_takes_tuples_and_arrays(place):
+    x, lse = np.ones((2, 3)), np.ones(2)
+    given = [(x,), (lse,), x.copy(), lse.copy()]
+    given[place] = [given[place]] if place > 1 else list(given[place])
+    with pytest.raises(
+        TypeError, match=r"^merge_states\(outputs: tuple, lses: tuple, output: ndarray, lse: ndarray\)$"
+    ):
+        _core.merge_states(*given)

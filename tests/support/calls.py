@@ -113,6 +113,9 @@ WORKING = {
     "attention, cosine": lambda: attend(score="cosine", need_weights=True),
     "attention, distance": lambda: attend(*BATCH, score="distance", need_lse=True),
     "attention, bilinear": lambda: attend(Q[:, :2], K, V, score="bilinear", score_weight=Q[:2]),
+    "attention, bilinear, twice prepared": lambda: attend(
+        Q[:, :2], K, V, score="bilinear", score_weight=Q[:2], dropout_p=0.5, rng=0
+    ),
     "attention, additive": lambda: attend(score="additive", score_weight=K[::-1, 1][:4]),
     "dropout": lambda: pyattn.functional.dropout(Q, rng=0),
     "dropout_keep_mask": lambda: pyattn.functional.dropout_keep_mask((2, 3, 5), 0.5, 0),

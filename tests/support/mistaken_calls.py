@@ -202,7 +202,6 @@ MISTAKES = {
     "core, softmax_rows of a list": lambda: _core.softmax_rows([1], False),
     "core, as_real": lambda: _core.as_real(Q),
     "core, merge_states": lambda: _core.merge_states((Q,), (LSE,), Q.T, LSE),
-    "core, merge_states of lists": lambda: _core.merge_states((Q,), [LSE], Q.copy(), LSE.copy()),
     "core, merge_states of others": lambda: _core.merge_states((Q,), (LSE.astype(float),), Q.copy(), LSE.copy()),
     "masks align": lambda: pyattn.masks.causal(3, 5),
     "masks size": lambda: pyattn.masks.window(3, left=-1, right=0),

@@ -106,6 +106,13 @@ def test_one_head_without_an_output_is_self_attention():
     np.testing.assert_array_equal(mha(x, x, x)[0], nn.SelfAttention.from_arrays(*(w for (w,) in given))(x))
 
 
+def test_heads_without_biases_make_a_module_without():
+    given = draw()[:4]
+    module = nn.from_heads(*nn.Heads(*given))
+    assert module.in_proj_bias is module.out_proj.bias is None
+    assert module.state_dict().keys() == nn.from_heads(*given).state_dict().keys()
+
+
 # What module there comes
 
 
