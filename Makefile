@@ -2,10 +2,10 @@
 # name or a path, without options.
 #
 #   make demo     the worked example, and a first comparison of speed
-#   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, each at one
+#   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, most at one
 #                 instruction-set level; PEERS=0 leaves out what needs more than NumPy
 #   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
-#   make -k test-all  that, the suite under sanitizers and the checks of the C core, on arm64 too: an hour
+#   make -k test-all  that, most of it under sanitizers, and the checks of the C core, on arm64 too: an hour
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
@@ -17,7 +17,7 @@
 #   make clean
 #
 # TORCH_INDEX_URL is the package index to take PyTorch from: the CPU one that PyTorch's install page names saves
-# gigabytes on Linux. ARGS goes to the last command of a target: make test ARGS="-k decode -x".
+# gigabytes on Linux. ARGS goes to pytest, or to the tool that a target runs: make test ARGS="-k decode -x".
 
 PYTHON ?= python3
 PEERS ?= 1
@@ -97,10 +97,11 @@ sanitize: $(built) $(test_extras)
 tsan: $(built) $(test_extras)
 	$(test_with) tools/run_sanitized.sh thread $(parallel) -m "threads and $(short)" $(ARGS)
 
-# One after the other, as they share what they build.
+# One after the other, as they share what they build. A test of `check` has a limit of time: it gets a processor.
 core:
-	set -e; for goal in check check-aarch64 exhaustive tsan; do \
-	    PYATTN_WERROR=1 $(MAKE) -j $$(nproc) -C tests/c $$goal; done
+	PYATTN_WERROR=1 $(MAKE) -j $$(nproc) -C tests/c programs
+	failed=0; for goal in check "-j $$(nproc) check-aarch64" exhaustive tsan; do \
+	    PYATTN_WERROR=1 $(MAKE) -C tests/c $$goal || failed=1; done; exit $$failed
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

@@ -70,7 +70,8 @@ def mark_not_drawn(items):
             if level != (FORCED if FORCED in LEVELS else drawn):
                 item.add_marker("not_drawn")
                 continue
-        if marker := item.get_closest_marker("sampled"):
+        marker = item.get_closest_marker("sampled")
+        if marker and not item.get_closest_marker("slow"):
             sampled[test, marker.args[0]].append(item)
     for (test, share), cases in sampled.items():
         drawn = random.Random(test).sample(cases, math.ceil(len(cases) / share))

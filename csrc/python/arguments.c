@@ -37,13 +37,13 @@ static int refuse_call(const pyattn_signature *s, PyObject *message, const char 
     return -1;
 }
 
-/* A function takes a key padding mask as a mask that broadcasts over heads and queries. */
+/* torch's modules have key_padding_mask; functions take it as an attn_mask. */
 static const char *offer_for(const pyattn_signature *s, PyObject *keyword)
 {
     int masked = 0;
     for (int n = 0; n < s->count; n++) masked |= strcmp(s->names[n], "attn_mask") == 0;
     if (!masked || PyUnicode_CompareWithASCIIString(keyword, "key_padding_mask") != 0) return "it takes";
-    return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[:, None, None]); it takes";
+    return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes";
 }
 
 int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
@@ -92,9 +92,15 @@ static int refuse_type(PyObject *object, const char *name, const char *expected)
     return -1;
 }
 
+int pyattn_is_bool(PyObject *object)
+{
+    return PyBool_Check(object) || PyArray_IsScalar(object, Bool) ||
+           (PyArray_Check(object) && PyArray_ISBOOL((PyArrayObject *)object));
+}
+
 int pyattn_number(PyObject *object, const char *name, double *number)
 {
-    if (PyBool_Check(object) || PyArray_IsScalar(object, Bool)) { /* scale=False is likelier a mistake than 0 */
+    if (pyattn_is_bool(object)) { /* scale=False is likelier a mistake than 0 */
         PyErr_Format(PyExc_TypeError, "%s is of type bool, expected a number", name);
         return -1;
     }

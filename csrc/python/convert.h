@@ -88,6 +88,7 @@ int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ss
 
 /* Convert a float; a finite float; an int. A bool is refused as an int, as it is probably a mistake. They return -1
  * with an exception that names the argument; `expected` is like "an int". */
+int pyattn_is_bool(PyObject *object); /* of Python or NumPy */
 int pyattn_number(PyObject *object, const char *name, double *number);
 int pyattn_finite(PyObject *object, const char *name, double *number);
 int pyattn_integer(PyObject *object, const char *name, const char *expected, Py_ssize_t *integer);

@@ -190,13 +190,14 @@ static void name_complaint(PyObject *object, const char *name)
         return;
     }
     if (trace != NULL) PyException_SetTraceback(cause, trace);
-    const int by_value = PyErr_GivenExceptionMatches(type, PyExc_ValueError);
-    const int ragged = by_value && PyList_Check(object); /* NumPy refuses nothing else of a list with a ValueError */
-    PyObject *fix = ragged ? PyUnicode_FromString("; pad its rows to one length") : tensor_fix(object, name);
-    if (fix != NULL)
-        PyErr_Format(by_value ? PyExc_ValueError : PyExc_TypeError, "%s is not an array of float32 or float64: %S%U",
-                     name, cause, fix);
+    PyObject *said = PyObject_Str(cause), *fix = said == NULL ? NULL : tensor_fix(object, name);
+    PyObject *kind = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError : PyExc_TypeError;
+    if (fix != NULL && PyUnicode_IS_ASCII(said) && strstr(PyUnicode_AsUTF8(said), "inhomogeneous") != NULL)
+        PyErr_Format(kind, "%s has rows of different lengths; pad them to one length", name);
+    else if (fix != NULL)
+        PyErr_Format(kind, "%s is not an array of float32 or float64: %U%U", name, said, fix);
     Py_XDECREF(fix);
+    Py_XDECREF(said);
     Py_XDECREF(type);
     Py_XDECREF(trace);
 

@@ -127,8 +127,9 @@ static int convert_scale(PyObject *object, attn_args *args)
 {
     if (!pyattn_given(object)) return 0;
     args->has_scale = 1;
-    if (PyBool_Check(object)) {
-        PyErr_SetString(PyExc_TypeError, "scale is of type bool, expected a number; scale=1 does not scale");
+    if (pyattn_is_bool(object)) {
+        PyErr_SetString(PyExc_TypeError, "scale is of type bool, expected a number; leave it out to divide by "
+                                         "sqrt(head_dim), pass 1 not to scale");
         return -1;
     }
     return pyattn_finite(object, "scale", &args->scale);

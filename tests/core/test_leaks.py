@@ -25,7 +25,7 @@ LESS_OFTEN |= {"compare": 20, "assert_attention_close": 500, "check": 1000}
 if not EVERYTHING:
     LESS_OFTEN |= {"init": 10, "Seq2SeqTransformer": 10, "compare": 30}
 SLOW = {"assert_attention_close, far", "check"}
-SHARES = 12  # of a test each, so that the slowest tests tell where the time goes
+SHARES = 12  # of a test each
 
 pytestmark = pytest.mark.skipif(sys.getallocatedblocks() == 0, reason="PYTHONMALLOC=malloc counts no blocks")
 
@@ -71,24 +71,25 @@ def growth(run, times=TIMES):
     return least
 
 
-def assert_nothing_is_left(name, call):
-    def run(times):
+def left_behind(calls):
+    """Names and blocks of the calls that leave more than a few."""
+
+    def run(call, times):
         for _ in repeat(None, times):
             call()
 
-    assert growth(run, times_of(name)) <= MOST_BLOCKS, name
+    blocks = {name: growth(functools.partial(run, call), times_of(name)) for name, call in calls}
+    return {name: count for name, count in blocks.items() if count > MOST_BLOCKS}
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_calls_and_mistakes_leave_nothing_behind(share):
-    for name, call in QUICK[share::SHARES]:
-        assert_nothing_is_left(name, call)
+    assert left_behind(QUICK[share::SHARES]) == {}
 
 
 @pytest.mark.slow
-@for_each(("name", "call"), [pair for pair in CALLS if pair[0] in SLOW])
-def test_slow_calls_leave_nothing_behind(name, call):
-    assert_nothing_is_left(name, call)
+def test_slow_calls_leave_nothing_behind():
+    assert left_behind([(name, call) for name, call in CALLS if name in SLOW]) == {}
 
 
 @pytest.mark.sampled(2)
@@ -126,7 +127,7 @@ def test_arrays_are_let_go():
     assert [sys.getrefcount(array) for array in held] == before
 
 
-@for_each(("name", "call"), QUICK)
+@for_each(("name", "call"), CALLS if EVERYTHING else QUICK)
 def test_what_all_calls_share_is_let_go(name, call):
     """Classes, modules and dtypes are there anyway: one reference more each time costs no block."""
     shared = [pyattn.AttentionResult, pyattn.MaskWarning, pyattn.ShapeWarning, np.ma.MaskedArray, np.matrix, np.ndarray]

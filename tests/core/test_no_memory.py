@@ -160,7 +160,6 @@ def test_modules():
     assert all(count > 0 for count in counts.values())
 
 
-@pytest.mark.slow
 @only_where_functions_survive
 def test_mistakes_with_modules():
     counts = failures(among("MODULES_MISTAKES", left_out=UNTRIED), "(True,)")
@@ -189,7 +188,6 @@ def test_large_scratch_memory_of_the_others():
     assert all(failures_of_large(LARGE.keys() - THROUGH_FUNCTIONS - FEW).values())
 
 
-@pytest.mark.slow
 @only_where_functions_survive
 def test_large_scratch_memory_through_functions():
     assert all(failures_of_large(THROUGH_FUNCTIONS).values())

@@ -122,10 +122,23 @@ def test_numbers_that_numpy_keeps_as_objects_can_be_cast(numbers, came, make):
         refuse(TypeError, "key_lengths has dtype object, expected integers; pass", *BATCH, key_lengths=x)
 
 
-def test_ragged_lists_are_named():
-    with pytest.raises(ValueError, match="inhomogeneous") as caught:
-        pyattn.attention(QUERY, [[1, 2], [3]], VALUE)
-    assert "key" in str(caught.value)
+@for_each("kind", [list, tuple])
+def test_rows_of_different_lengths_are_named(kind):
+    ragged = kind([kind([1, 2]), kind([3])])
+    fix = "has rows of different lengths; pad them to one length"
+    for name, arguments in {"key": (ragged, VALUE), "value": (KEY, ragged)}.items():
+        with pytest.raises(ValueError, match=f"^{name} {fix}$") as caught:
+            pyattn.attention(QUERY, *arguments)
+        assert "inhomogeneous" in str(caught.value.__cause__)
+    with pytest.raises(ValueError, match=f"^attn_mask {fix}$"):
+        pyattn.attention(QUERY, KEY, VALUE, attn_mask=ragged)
+
+
+def test_a_list_that_is_too_deep_has_rows_of_one_length():
+    deep = []
+    deep.append(deep)
+    with pytest.raises(ValueError, match=r"^query is not an array of float32 or float64: "):
+        pyattn.attention(deep, KEY, VALUE)
 
 
 # Arrays with another meaning

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from support.helpers import for_each
@@ -23,9 +25,9 @@ CALLS = {
     "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "is_causal"),
     "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
     "padding": (lambda: pyattn.attention(X, X, X, key_padding_mask=TRIANGLE), TypeError, "from_blocked(key_padding"),
-    "rows": (lambda: pyattn.attention([[1.0, 2.0], [3.0]], X, X), ValueError, "; pad its rows to one length"),
+    "rows": (lambda: pyattn.attention([[1.0, 2.0], [3.0]], X, X), ValueError, "pad them to one length"),
     "weights": (lambda: pyattn.attention(X, X, X, return_weights=True), TypeError, "need_weights"),
-    "no scale": (lambda: pyattn.attention(X, X, X, scale=False), TypeError, "a number; scale=1 does not scale"),
+    "no scale": (lambda: pyattn.attention(X, X, X, scale=False), TypeError, "pass 1 not to scale"),
     "NumPy's False": (lambda: pyattn.attention(X, X, X, scale=np.False_), TypeError, "scale is of type bool"),
     "self_attention, mask": (lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
     "self_attention, no scale": (lambda: pyattn.self_attention(X, W, W, W, scale=False), TypeError, "of type bool"),
@@ -67,6 +69,17 @@ CALLS = {
     "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
     "text": (lambda: language_model()(["a sentence"]), TypeError, "token ids, which a tokenizer makes of text"),
 }
+
+
+def test_the_mend_of_a_key_padding_mask_blocks_keys():
+    query, padding = np.random.default_rng(0).random((2, 2, 4, 4, 3)), np.tri(4, k=-1, dtype=bool)[[2, 0]]
+    for x, key_padding_mask in ((query[0], padding), (query[0, 0], padding[0])):
+        with pytest.raises(TypeError) as caught:
+            pyattn.attention(x, x, x, key_padding_mask=key_padding_mask)
+        mask = eval(re.search(r"attn_mask=(.+?);", str(caught.value))[1])
+        output = pyattn.attention(x, x, x, attn_mask=mask)
+        keep = ~np.broadcast_to(key_padding_mask[..., None, None, :], (*x.shape[:-1], x.shape[-2]))
+        np.testing.assert_array_equal(output, pyattn.attention(x, x, x, attn_mask=keep))
 
 
 @for_each("name", CALLS)
