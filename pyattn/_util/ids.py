@@ -18,7 +18,7 @@ def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     try:
         return _core.as_array(x, name)
     except ValueError as error:
-        if "inhomogeneous" not in str(error):
+        if "rows of different lengths" not in str(error):
             raise
         fix = "pad them with pyattn.generation.pad_sequences, which also returns their lengths"
         raise ValueError(f"{name} has rows of different lengths; {fix}") from error

@@ -89,8 +89,10 @@ def test_mapped_weights_are_saved_over_their_own_file(tmp_path):
 def test_numpy_reads_and_writes_the_same_npz(tmp_path):
     net = Net()
     nn.save(net, tmp_path / "ours.npz")
-    with zipfile.ZipFile(tmp_path / "ours.npz") as file:
-        assert all(entry.extract_version >= zipfile.ZIP64_VERSION for entry in file.infolist())  # room for over 2 GiB
+    content = (tmp_path / "ours.npz").read_bytes()
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        for entry in file.infolist():  # the header of each has room for sizes of 64 bits, over 2 GiB
+            assert int.from_bytes(content[entry.header_offset + 28 :][:2], "little") >= 20
     with np.load(tmp_path / "ours.npz", allow_pickle=False) as file:
         assert list(file) == KEYS
         assert_same_bits(file["first.weight"], net.first.weight)

@@ -113,7 +113,7 @@ WORKING = {
     "attention, cosine": lambda: attend(score="cosine", need_weights=True),
     "attention, distance": lambda: attend(*BATCH, score="distance", need_lse=True),
     "attention, bilinear": lambda: attend(Q[:, :2], K, V, score="bilinear", score_weight=Q[:2]),
-    "attention, bilinear, twice prepared": lambda: attend(
+    "attention, bilinear, drawn": lambda: attend(
         Q[:, :2], K, V, score="bilinear", score_weight=Q[:2], dropout_p=0.5, rng=0
     ),
     "attention, additive": lambda: attend(score="additive", score_weight=K[::-1, 1][:4]),

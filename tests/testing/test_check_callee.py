@@ -46,7 +46,7 @@ UNREADABLE = (
     (lambda x: iter(x), "is an object of type"),
     (lambda x: x.astype(object), "has dtype object"),
     (lambda x: np.ma.array(x), "is a masked array"),
-    (lambda x: [[1], [2, 3]], "is not an array of"),
+    (lambda x: [[1], [2, 3]], "has rows of different lengths"),
 )
 
 # What a function takes
