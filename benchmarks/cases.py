@@ -229,9 +229,15 @@ class LinearCase(Case):
 
     least: float | None = None
     """The bar on each peer."""
+    order: str = "out_in"
+    """How the weight lies in memory: "in_out" as in ``x @ w``. Torch's lies as its modules keep it, (out, in)."""
 
     operation = "linear"
     axes = "rows,in_features,out_features"
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}{' in_out' if self.order == 'in_out' else ''}"
 
     @property
     def flops(self) -> float:
@@ -244,7 +250,8 @@ class LinearCase(Case):
         rows, in_features, out_features = self.shape
         rng = self._generator()
         x = rng.standard_normal((rows, in_features), np.float32)
-        return LinearInputs(x, *_draw_linear(rng, out_features, in_features))
+        weight, bias = _draw_linear(rng, out_features, in_features)
+        return LinearInputs(x, np.asfortranarray(weight) if self.order == "in_out" else weight, bias)
 
     def read_once(self, inputs: LinearInputs) -> tuple[np.ndarray, ...]:
         return (inputs.weight,) if len(inputs.x) == 1 else ()

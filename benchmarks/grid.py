@@ -41,6 +41,16 @@ CACHE = (  # (heads, kv_heads, q_len, kv_len, head_dim)
 LINEAR = ((768, 768), (768, 2304), (768, 3072), (3072, 768))  # (in_features, out_features)
 QUICK_LINEAR = (128, 768, 2304)
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
+FEW_ROWS = (1, 2, 3)
+FEW_ROWS_LINEAR = (  # strides that share sets of a cache and strides that do not; the last one lies out of the caches
+    (640, 640),
+    (1008, 1008),
+    (1024, 1024),
+    (1040, 1040),
+    (4096, 4096),
+    (4112, 4096),
+    (4096, 16384),
+)
 MULTI_HEAD: tuple[tuple[tuple[int, int, int, int], str, float], ...] = (  # the bar on torch
     ((1, 10, 64, 4), "", 4.0),
     ((1, 128, 768, 12), "", 1.1),
@@ -59,11 +69,14 @@ def grid() -> Iterator[Case]:
     """Every case, in the order of the table."""
     yield from _attention()
     yield AdditiveCase("scores additive", (8, 256, 256, 128), {"torch": 1.5, "numpy": 5.0}, quick=True)
-    for sizes in LINEAR:
-        for rows in ROWS:
-            yield LinearCase(
-                "linear", (rows, *sizes), 1.0 if rows <= 256 else 0.95, quick=(rows, *sizes) == QUICK_LINEAR
-            )
+    for order in ("out_in", "in_out"):
+        for sizes in LINEAR:
+            for rows in ROWS:
+                bar = 1.0 if rows <= 256 else 0.95
+                yield LinearCase("linear", (rows, *sizes), bar, order=order, quick=(rows, *sizes) == QUICK_LINEAR)
+        for sizes in FEW_ROWS_LINEAR:
+            for rows in FEW_ROWS:
+                yield LinearCase("linear", (rows, *sizes), 1.0, order=order)
     for layers in (1, 12):
         yield MultiHeadCase("mha", (1, 1, 768, 12), 1.05, layers=layers, own=(OF_A_READ,), quick=layers == 1)
     for shape, variant, bar in MULTI_HEAD:

@@ -205,7 +205,7 @@ class Torch:
         return [_contender(call)]
 
     def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
-        arrays = inputs.x, inputs.weight, inputs.bias
+        arrays = inputs.x, np.ascontiguousarray(inputs.weight), inputs.bias
         return [_contender(self.torch.nn.functional.linear, *map(self.torch.from_numpy, arrays))]
 
     def multi_head(self, case: MultiHeadCase, inputs: MultiHeadInputs) -> list[Contender]:

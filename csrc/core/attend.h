@@ -81,7 +81,7 @@ typedef struct {
     ptrdiff_t key_length, query_length; /* of this batch entry */
     attn_source key, value;
     void *scores, *bias, *drop_mask, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
-        *transposed_keys, *square_copy;
+        *transposed_keys;
     unsigned char *is_masked;
     char *weights;      /* average_weights: one head's weights of a block's rows */
     attn_block *blocks; /* in scratch: too large for the stack of a small thread */

@@ -225,8 +225,8 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
         score_transposed(task, block, keys, key, scores);
         return;
     }
-    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, key.data, key.stride, key.next,
-                                 task->square_copy, scores);
+    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, plan->features, key.data, key.stride,
+                                 key.next, scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
     for (int r = 0; r < block->rows; r++) /* distance_block reads unused lanes, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));

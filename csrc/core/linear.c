@@ -1,8 +1,13 @@
-/* Linear layers, computed by attention's query-key product with the rows of the weight as keys.
+/* Linear layers, in either memory order of the weight, with the same bits.
  *
- * Rows of x are cut into blocks of lanes, and blocks into chunks. A chunk is packed once and multiplied with every
- * block of features. A few rows take the decode kernels (gemv), which read the weight at memory bandwidth. The weight
- * is read in place; if its columns are not contiguous, a block of it is copied. A cut never changes an element's sum.
+ *     (features, inner)   attention's query-key product with the rows of the weight as keys: rows of x are packed into
+ *                         blocks of lanes and multiplied with every block of features. A few rows take the decode
+ *                         kernels instead.
+ *     (inner, features)   gemm.inc.h: lanes hold features and x is read in place.
+ *
+ * Either reads the weight in place; one that is neither is copied, a block of features at a time. Rows are cut into
+ * chunks of blocks. Many chunks are shared out among the workers; otherwise the workers pack a chunk together and share
+ * out its features. So each chunk is packed once, whatever the number of workers. A cut never changes an element's sum.
  */
 #include "linear.h"
 
@@ -15,38 +20,54 @@
 #include "parallel.h"
 
 enum {
-    MOST_BLOCKS = 8,       /* per chunk */
-    CHUNK_BYTES = 1 << 22, /* packed rows of a chunk, about */
-    TASKS_PER_WORKER = 8,  /* so that no worker waits long for the last one */
-    NEAR_BYTES = 1 << 18,  /* packed rows that may be read again and again */
-    NR = 8,                /* features of a register tile, or a multiple of that */
-    FEATURES = ATTN_BLOCK_KEYS
+    MOST_BLOCKS = 8,        /* per chunk */
+    CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
+    TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
+    NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
+    NR = 8,                 /* features of a register tile, or a multiple of that */
+    STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
+    WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
+    FEATURES = ATTN_BLOCK_KEYS,
+    TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES,
+    FAR_BYTES = 1 << 24 /* a larger weight is read from memory, not from a cache */
 };
+_Static_assert((int)FEATURES == (int)ATTN_TILE_FEATURES, "both orders are cut into the same blocks of features");
 
 typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
-    int gemv;     /* few rows, which take the decode kernels */
+    int in_out;   /* the weight lies as (inner, features) */
+    int fetch;    /* gemv of (features, inner) prefetches: it pays out of memory, and from 4 rows on */
+    int gemv;     /* few rows, which are a stream over the weight */
     int nr;       /* features processed together */
     ptrdiff_t kc; /* inner elements per pass over them */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
-    ptrdiff_t feature_blocks, features_per_task, tasks_per_chunk; /* features_per_task is in blocks */
-    int copy_weight, gather;
-    ptrdiff_t weight_row; /* row stride of a copied block, in bytes */
-    size_t packed_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
-    char *scratch;
+    int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
+    ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
+    int copy_x, copy_weight;
+    ptrdiff_t skew;              /* bytes: sums of a stream lie in their cache lines as the weight does */
+    ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
+    ptrdiff_t panel_row;         /* in_out: row stride of a panel, in reals */
+    size_t block_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
+    ptrdiff_t chunk; /* the current one, unless by_chunks */
+    char *packed, *scratch;
 } linear_plan;
 
-/* A block of rows of the current chunk. */
+/* A block of rows. */
 typedef struct {
     int rows, vectors;
     ptrdiff_t row;
 } row_block;
 
+/* Blocks [first, last), packed. */
+typedef struct {
+    ptrdiff_t first, last;
+    char *packed;
+} row_chunk;
+
 /* One worker's scratch. */
 typedef struct {
-    ptrdiff_t *chunk; /* number of the chunk packed here, plus 1 */
-    char *packed, *panels, *weight, *rows, *maximum, *copy;
+    char *packed, *panels, *weight, *rows, *maximum;
 } worker_memory;
 
 /* Addresses of `count` rows, each plus `offset` bytes. */
@@ -57,98 +78,166 @@ static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrd
 
 /* The cut ---------------------------------------------------------------------------------------------------------- */
 
+static size_t chunk_bytes(const linear_plan *plan)
+{
+    return attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->block_bytes);
+}
+
 static size_t layout_scratch(const linear_plan *plan, char *memory, worker_memory *w)
 {
     size_t used = 0;
-    w->chunk = attn_next_part(memory, &used, sizeof *w->chunk);
-    w->packed = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->packed_bytes));
+    w->packed = attn_next_part(memory, &used, plan->by_chunks ? chunk_bytes(plan) : 0);
     w->panels = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->panel_bytes));
+    if (memory) w->panels += plan->skew;
     w->weight = attn_next_part(memory, &used, plan->weight_bytes);
     w->rows = attn_next_part(memory, &used, plan->row_bytes);
     w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
-    w->copy = attn_next_part(memory, &used, plan->gemv ? (size_t)plan->kernels->copy_bytes : 0);
     return used;
 }
 
-static void cut_rows(const attn_product *p, linear_plan *plan)
+static int unit_stride(ptrdiff_t stride, ptrdiff_t count, int size) { return stride == size || count <= 1; }
+
+/* An inner axis that fits in memory (check_linear.c) fits with its padding, too. */
+static ptrdiff_t copied_row(ptrdiff_t inner, int size)
 {
-    const attn_kernels *k = attn_kernels_for(p->dtype);
-    const size_t size = (size_t)k->size;
-    *plan = (linear_plan){.product = p, .kernels = k};
+    return (ptrdiff_t)(attn_padded((size_t)inner * (size_t)size) | ATTN_ALIGNMENT);
+}
 
-    /* 1. rows into blocks and chunks */
-    plan->gemv = p->rows <= k->decode_rows;
-    const size_t lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
+/* What depends on the weight's order. Sets the bytes of a packed block and of its panels, and how x and the weight are
+ * read. */
+static void cut_out_in(linear_plan *plan)
+{
+    const attn_product *p = plan->product;
+    const attn_kernels *k = plan->kernels;
+    const size_t size = (size_t)k->size, lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
     plan->blocks = plan->gemv ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
-    plan->packed_bytes = attn_padded(attn_saturating_mul((size_t)p->inner, lanes * size));
-    plan->blocks_per_chunk = attn_min(MOST_BLOCKS, plan->blocks);
-    while (plan->blocks_per_chunk > 1 &&
-           attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->packed_bytes) > CHUNK_BYTES)
-        plan->blocks_per_chunk--;
-    plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
-    plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
+    plan->block_bytes = attn_saturating_mul(lanes, plan->gemv ? (size_t)plan->x_row : (size_t)p->inner * size);
+    plan->copy_x = !unit_stride(p->x.column, p->inner, k->size);
+    plan->row_bytes = plan->copy_x ? attn_saturating_mul(lanes, (size_t)plan->x_row) : 0;
+    plan->copy_weight = !unit_stride(p->weight_column, p->inner, k->size);
 
-    /* 2. copies of x and of the weight */
-    plan->gather = p->x.column != k->size && p->inner > 1;
-    plan->row_bytes = plan->gather ? attn_padded(attn_saturating_mul((size_t)p->inner, lanes * size)) : 0;
-    plan->copy_weight = p->weight_column != k->size && p->inner > 1;
-
-    /* 3. a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order.
-     * For 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
+    /* a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order. For
+     * 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
     const size_t used = attn_saturating_mul(attn_padded(attn_saturating_mul((size_t)p->rows, size)), (size_t)p->inner);
     const int alone = !plan->gemv && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
     plan->nr = alone ? NR : FEATURES;
     plan->kc = alone || plan->gemv ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
 
-    /* 4. scratch: a copied block's rows are an odd number of cache lines apart */
-    const size_t weight_row = attn_padded(attn_saturating_mul((size_t)plan->kc, size)) | ATTN_ALIGNMENT;
-    plan->weight_row = (ptrdiff_t)weight_row;
-    plan->weight_bytes = plan->copy_weight ? attn_saturating_mul(weight_row, FEATURES) : 0;
+    plan->weight_row = copied_row(plan->kc, k->size);
+    plan->weight_bytes = plan->copy_weight ? attn_saturating_mul((size_t)plan->weight_row, FEATURES) : 0;
     plan->panel_bytes = FEATURES * (plan->gemv ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
-/* Splits features among tasks: enough tasks for every worker, but not more than needed. Returns the workers. */
-static int cut_features(linear_plan *plan, int num_threads)
+static void cut_in_out(linear_plan *plan)
 {
     const attn_product *p = plan->product;
-    const size_t work =
-        attn_saturating_mul(attn_saturating_mul((size_t)p->rows, (size_t)p->inner), (size_t)p->features);
-    int workers = attn_workers(work > ATTN_WORTH_THREADS ? num_threads : 1, PTRDIFF_MAX);
-    plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
-    const ptrdiff_t wanted = workers == 1 ? 1 : attn_ceil_div((ptrdiff_t)TASKS_PER_WORKER * workers, plan->chunks);
-    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(wanted, plan->feature_blocks));
-    plan->tasks_per_chunk = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
-    return attn_workers(workers, plan->chunks * plan->tasks_per_chunk);
+    const size_t size = (size_t)plan->kernels->size;
+    plan->blocks = plan->gemv ? 1 : attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
+    const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
+    plan->copy_x = !unit_stride(p->x.column, p->inner, plan->kernels->size) || p->x.axes > 1;
+    plan->block_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
+    plan->panel_row = plan->gemv ? STREAM_FEATURES + ATTN_ALIGNMENT / plan->kernels->size : FEATURES;
+    plan->panel_bytes = rows * (size_t)plan->panel_row * size * (plan->gemv ? 2 : 1); /* unfinished sums, too */
+    plan->skew = plan->gemv ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
+    plan->weight_bytes = plan->gemv ? 0 : 2 * TILE_REALS * size; /* two tiles, in turn */
 }
 
-/* A task ----------------------------------------------------------------------------------------------------------- */
+static void cut_rows(const attn_product *p, linear_plan *plan)
+{
+    const attn_kernels *k = attn_kernels_for(p->dtype);
+    *plan = (linear_plan){.product = p, .kernels = k};
+    plan->in_out =
+        !unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size);
+    const size_t reals = attn_saturating_mul((size_t)p->inner, (size_t)p->features);
+    const int far = attn_saturating_mul(reals, (size_t)k->size) > FAR_BYTES;
+    /* out of memory, streams are faster for longer, as the prefetcher follows them: 16 rows times a weight of (4096,
+     * 4096) take 4.3 ms instead of 6.5 (Zen 5) */
+    plan->gemv = p->rows <= (!plan->in_out ? k->decode_rows : far ? 2 * k->gemv_rows : k->gemv_rows);
+    plan->fetch = far || p->rows >= 4;
+    plan->x_row = copied_row(p->inner, k->size);
+    if (plan->in_out)
+        cut_in_out(plan);
+    else
+        cut_out_in(plan);
 
-/* Blocks get equal numbers of vectors, as attention's do. */
+    plan->blocks_per_chunk = attn_min(MOST_BLOCKS, plan->blocks);
+    while (plan->blocks_per_chunk > 1 && chunk_bytes(plan) > CHUNK_BYTES) plan->blocks_per_chunk--;
+}
+
+/* Splits chunks, or the features of each, among tasks: enough for every worker, but not more than needed. Returns the
+ * workers. */
+static int cut_tasks(linear_plan *plan, int num_threads)
+{
+    const attn_product *p = plan->product;
+    const size_t rows = plan->gemv ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows; /* reading counts */
+    const size_t work = attn_saturating_mul(attn_saturating_mul(rows, (size_t)p->inner), (size_t)p->features);
+    const int workers = attn_workers(num_threads, work > ATTN_WORTH_THREADS ? (ptrdiff_t)(work / WORKER_WORK) : 1);
+    plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
+
+    const ptrdiff_t enough = 2 * workers;
+    if (workers > 1 && plan->feature_blocks < enough && plan->blocks >= enough)
+        plan->blocks_per_chunk = attn_min(plan->blocks_per_chunk, plan->blocks / enough);
+    plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
+    plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
+    plan->by_chunks = workers == 1 || plan->chunks >= enough;
+
+    /* streams are long, as the prefetcher wants them */
+    const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->in_out && plan->gemv ? 2 : TASKS_PER_WORKER) * workers;
+    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
+    plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
+    return attn_workers(workers, plan->tasks);
+}
+
+/* Rows ------------------------------------------------------------------------------------------------------------- */
+
+/* Lanes are spread evenly over the blocks, as in attention; without lanes, blocks are full. */
 static row_block block_of(const linear_plan *plan, ptrdiff_t number)
 {
     const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
     if (plan->gemv) return (row_block){(int)rows, 1, 0};
+    if (plan->in_out) {
+        const ptrdiff_t row = number * ATTN_MAX_WIDTH;
+        return (row_block){(int)attn_min(rows - row, ATTN_MAX_WIDTH), 0, row};
+    }
     const ptrdiff_t from = vectors * number / plan->blocks, to = vectors * (number + 1) / plan->blocks;
     return (row_block){(int)(attn_min(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
 }
 
-static void pack(const linear_plan *plan, const worker_memory *w, const row_block *block, char *packed)
+static row_chunk chunk_of(const linear_plan *plan, ptrdiff_t number, char *packed)
+{
+    const ptrdiff_t first = number * plan->blocks_per_chunk;
+    return (row_chunk){first, attn_min(plan->blocks, first + plan->blocks_per_chunk), packed};
+}
+
+static char *packed_block(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t number)
+{
+    return chunk->packed + (size_t)(number - chunk->first) * plan->block_bytes;
+}
+
+static int packs_x(const linear_plan *plan) { return plan->block_bytes > 0; }
+
+static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t number, const row_chunk *chunk)
 {
     const attn_product *p = plan->product;
+    const row_block block = block_of(plan, number);
     const int size = plan->kernels->size;
-    const size_t row_bytes = (size_t)p->inner * (size_t)size;
+    char *packed = packed_block(plan, chunk, number);
     void *row[ATTN_MAX_WIDTH];
 
-    addresses_of(&p->x, block->row, block->rows, 0, row);
-    for (int i = 0; plan->gather && i < block->rows; i++) {
-        attn_copy_row(w->rows + (size_t)i * row_bytes, row[i], p->x.column, p->inner, p->inner, size);
-        row[i] = w->rows + (size_t)i * row_bytes;
+    addresses_of(&p->x, block.row, block.rows, 0, row);
+    if (plan->gemv || plan->in_out) {
+        for (int i = 0; i < block.rows; i++)
+            attn_copy_row(packed + i * plan->x_row, row[i], p->x.column, p->inner, p->inner, size);
+        return;
     }
-    if (plan->gemv)
-        for (int i = 0; i < block->rows; i++) memcpy(packed + (size_t)i * row_bytes, row[i], row_bytes);
-    else
-        plan->kernels->pack_queries(block->rows, block->vectors, p->inner, (const void *const *)row, 1, packed);
+    for (int i = 0; plan->copy_x && i < block.rows; i++) {
+        attn_copy_row(w->rows + i * plan->x_row, row[i], p->x.column, p->inner, p->inner, size);
+        row[i] = w->rows + i * plan->x_row;
+    }
+    plan->kernels->pack_queries(block.rows, block.vectors, p->inner, (const void *const *)row, 1, packed);
 }
+
+/* The weight as (features, inner) ---------------------------------------------------------------------------------- */
 
 /* `features` rows of the weight, over part of the inner axis: in place or copied. Returns the row stride in reals. */
 static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, ptrdiff_t feature, int features,
@@ -165,8 +254,8 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
 }
 
 /* Multiplies features [at, at + features) of a panel with all blocks of a chunk, some inner elements at a time. */
-static void multiply_panel(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
-                           ptrdiff_t feature, int at, int features)
+static void multiply_panel(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                           int at, int features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
@@ -175,13 +264,14 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, ptrd
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
-        for (ptrdiff_t n = first; n < last; n++) {
+        for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
-            const char *packed = w->packed + (size_t)(n - first) * plan->packed_bytes;
-            char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
+            const char *packed = packed_block(plan, chunk, n);
+            char *panel =
+                w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->gemv)
-                k->decode_scores(block.rows, features, inner, packed, weight, stride,
-                                 weight + FEATURES * stride * k->size, w->copy, panel);
+                k->decode_scores(block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
+                                 plan->fetch ? weight + FEATURES * stride * k->size : NULL, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);
@@ -190,16 +280,11 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, ptrd
     } while (from < p->inner);
 }
 
-static void multiply_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
-                              ptrdiff_t feature, int features)
-{
-    for (int at = 0; at < features; at += plan->nr)
-        multiply_panel(plan, w, first, last, feature, at, (int)attn_min(plan->nr, features - at));
-}
+/* The epilogue ----------------------------------------------------------------------------------------------------- */
 
-/* Applies the epilogue to a block of features, and stores them. */
-static void store_features(const linear_plan *plan, const worker_memory *w, ptrdiff_t first, ptrdiff_t last,
-                           ptrdiff_t feature, int features)
+/* Applies the epilogue to `features` columns of a block's product, and stores them. */
+static void store_block(const linear_plan *plan, const row_block *block, const char *product, ptrdiff_t feature,
+                        ptrdiff_t features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
@@ -209,43 +294,159 @@ static void store_features(const linear_plan *plan, const worker_memory *w, ptrd
                                     .gate = p->gate.data ? (const void *const *)gate : NULL,
                                     .residual = p->residual.data ? (const void *const *)residual : NULL};
 
-    for (ptrdiff_t n = first; n < last; n++) {
+    addresses_of(&p->y, block->row, block->rows, feature * k->size, y);
+    if (epilogue.gate) addresses_of(&p->gate, block->row, block->rows, feature * k->size, gate);
+    if (epilogue.residual) addresses_of(&p->residual, block->row, block->rows, feature * k->size, residual);
+    if (plan->gemv || plan->in_out)
+        k->linear_rows(block->rows, features, product, plan->in_out ? plan->panel_row : ATTN_BLOCK_KEYS, &epilogue, y);
+    else
+        k->linear_block(block->vectors, block->rows, (int)features, product, &epilogue, y);
+}
+
+static void store_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                           ptrdiff_t features)
+{
+    for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
         const row_block block = block_of(plan, n);
-        const char *panel = w->panels + (size_t)(n - first) * plan->panel_bytes;
-        addresses_of(&p->y, block.row, block.rows, feature * k->size, y);
-        if (epilogue.gate) addresses_of(&p->gate, block.row, block.rows, feature * k->size, gate);
-        if (epilogue.residual) addresses_of(&p->residual, block.row, block.rows, feature * k->size, residual);
-        if (plan->gemv)
-            k->linear_rows(block.rows, features, panel, &epilogue, y);
-        else
-            k->linear_block(block.vectors, block.rows, features, panel, &epilogue, y);
+        store_block(plan, &block, w->panels + (size_t)(n - chunk->first) * plan->panel_bytes, feature, features);
     }
 }
 
-static void multiply_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+/* The weight as (inner, features) ---------------------------------------------------------------------------------- */
+
+/* Rows of a chunk from inner element `from` on, in place or copied. Sets their stride in reals. */
+static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t from, ptrdiff_t *stride)
+{
+    const attn_product *p = plan->product;
+    const int size = plan->kernels->size;
+    *stride = plan->copy_x ? plan->x_row / size : p->x.axes > 0 ? p->x.strides[0] / size : 0;
+    const char *rows = plan->copy_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
+    return rows + from * size;
+}
+
+/* A few rows times `features` columns of the weight. */
+static void stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                            ptrdiff_t features)
+{
+    const attn_product *p = plan->product;
+    const attn_kernels *k = plan->kernels;
+    char *sums = w->panels, *part = sums + (size_t)(p->rows * plan->panel_row * k->size);
+    for (ptrdiff_t from = 0, stride; from < p->inner; from += ATTN_FOLD_FEATURES) {
+        const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
+        const char *x = rows_of(plan, chunk, from, &stride);
+        k->gemv((int)p->rows, (int)inner, features, x, stride,
+                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / k->size, from == 0,
+                part, sums, plan->panel_row);
+    }
+}
+
+/* Tile number n of features [from, to), in the order in which they are multiplied: down the inner axis first. */
+static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdiff_t from, ptrdiff_t to, ptrdiff_t n)
+{
+    const attn_product *p = plan->product;
+    const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
+    const ptrdiff_t inner = n % folds * ATTN_FOLD_FEATURES, feature = from + n / folds * FEATURES;
+    return (attn_tile){.weight = p->weight + inner * p->weight_column + feature * p->weight_row,
+                       .stride = p->weight_column / plan->kernels->size,
+                       .inner = (int)attn_min(p->inner - inner, ATTN_FOLD_FEATURES),
+                       .features = (int)attn_min(to - feature, FEATURES),
+                       .packed = w->weight + n % 2 * TILE_REALS * plan->kernels->size};
+}
+
+/* All rows of a chunk times one tile after another; each packs the next one. */
+static void multiply_tiles(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t from,
+                           ptrdiff_t to, int worker, attn_job *job)
+{
+    const ptrdiff_t folds = attn_ceil_div(plan->product->inner, ATTN_FOLD_FEATURES);
+    const ptrdiff_t tiles = folds * attn_ceil_div(to - from, FEATURES);
+    const row_block first = block_of(plan, chunk->first), last = block_of(plan, chunk->last - 1);
+    const int rows = (int)(last.row + last.rows - first.row);
+    attn_tile tile = tile_of(plan, w, from, to, 0);
+    plan->kernels->pack_tile(&tile);
+    for (ptrdiff_t n = 0; n < tiles; n++) {
+        const attn_tile next = n + 1 < tiles ? tile_of(plan, w, from, to, n + 1) : (attn_tile){.weight = NULL};
+        ptrdiff_t stride;
+        const char *x = rows_of(plan, chunk, n % folds * ATTN_FOLD_FEATURES, &stride);
+        plan->kernels->gemm(rows, &tile, x, stride, n + 1 < tiles ? &next : NULL, n % folds == 0, w->panels, FEATURES);
+        if (n % folds == folds - 1) {
+            if (attn_should_stop(job, worker)) return;
+            store_features(plan, w, chunk, from + n / folds * FEATURES, tile.features);
+        }
+        tile = next;
+    }
+}
+
+/* Tasks ------------------------------------------------------------------------------------------------------------ */
+
+/* Features [from, to) of a packed chunk. */
+static void multiply(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t from,
+                     ptrdiff_t to, int worker, attn_job *job)
+{
+    if (plan->in_out && !plan->gemv) {
+        multiply_tiles(plan, w, chunk, from, to, worker, job);
+        return;
+    }
+    const ptrdiff_t step = plan->in_out ? STREAM_FEATURES : FEATURES;
+    for (ptrdiff_t feature = from; feature < to; feature += step) {
+        const ptrdiff_t features = attn_min(to - feature, step);
+        if (attn_should_stop(job, worker)) return;
+        if (plan->in_out) stream_features(plan, w, chunk, feature, features);
+        for (int at = 0; !plan->in_out && at < features; at += plan->nr)
+            multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at));
+        store_features(plan, w, chunk, feature, features);
+    }
+}
+
+static worker_memory memory_of(const linear_plan *plan, int worker)
+{
+    worker_memory w;
+    layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    return w;
+}
+
+/* Packs a block of the current chunk. */
+static void pack_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const linear_plan *plan = context;
-    const ptrdiff_t chunk = number / plan->tasks_per_chunk, first = chunk * plan->blocks_per_chunk;
-    const ptrdiff_t last = attn_min(plan->blocks, first + plan->blocks_per_chunk);
-    const ptrdiff_t from = number % plan->tasks_per_chunk * plan->features_per_task * FEATURES;
-    const ptrdiff_t to = attn_min(plan->product->features, from + plan->features_per_task * FEATURES);
-    worker_memory w;
+    const worker_memory w = memory_of(plan, worker);
+    const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
+    if (!attn_should_stop(job, worker)) pack(plan, &w, chunk.first + number, &chunk);
+}
 
-    layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
-    if (*w.chunk != chunk + 1) {
-        for (ptrdiff_t n = first; n < last; n++) {
-            const row_block block = block_of(plan, n);
-            if (attn_should_stop(job, worker)) return;
-            pack(plan, &w, &block, w.packed + (size_t)(n - first) * plan->packed_bytes);
-        }
-        *w.chunk = chunk + 1;
-    }
-    for (ptrdiff_t feature = from; feature < to; feature += FEATURES) {
-        const int features = (int)attn_min(to - feature, FEATURES);
+/* Multiplies some features with the current chunk. */
+static void features_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const linear_plan *plan = context;
+    const worker_memory w = memory_of(plan, worker);
+    const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
+    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number * step;
+    multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
+}
+
+/* Packs a chunk and multiplies it with all features. */
+static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const linear_plan *plan = context;
+    const worker_memory w = memory_of(plan, worker);
+    const row_chunk chunk = chunk_of(plan, number, w.packed);
+    for (ptrdiff_t n = chunk.first; packs_x(plan) && n < chunk.last; n++) {
         if (attn_should_stop(job, worker)) return;
-        multiply_features(plan, &w, first, last, feature, features);
-        store_features(plan, &w, first, last, feature, features);
+        pack(plan, &w, n, &chunk);
     }
+    multiply(plan, &w, &chunk, 0, plan->product->features, worker, job);
+}
+
+static attn_status run(linear_plan *plan, int workers)
+{
+    attn_status status = ATTN_OK;
+    if (plan->by_chunks) return attn_parallel_for(plan->chunks, workers, chunk_task, plan);
+    for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
+        const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
+        const ptrdiff_t blocks = chunk.last - chunk.first;
+        if (packs_x(plan)) status = attn_parallel_for(blocks, attn_workers(workers, blocks), pack_task, plan);
+        if (status == ATTN_OK) status = attn_parallel_for(plan->tasks, workers, features_task, plan);
+    }
+    return status;
 }
 
 attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *error)
@@ -256,14 +457,15 @@ attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *er
     if (p->rows == 0 || p->features == 0) return ATTN_OK;
 
     cut_rows(p, &plan);
-    const int workers = cut_features(&plan, num_threads);
+    const int workers = cut_tasks(&plan, num_threads);
     plan.worker_bytes = layout_scratch(&plan, NULL, &unused);
-    const size_t bytes = attn_saturating_mul((size_t)workers, plan.worker_bytes);
+    const size_t shared = plan.by_chunks ? 0 : attn_padded(chunk_bytes(&plan));
+    const size_t bytes = attn_saturating_add(shared, attn_saturating_mul((size_t)workers, plan.worker_bytes));
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "linear needs %zu bytes of scratch memory", bytes);
-    plan.scratch = arena.scratch;
-    for (int n = 0; n < workers; n++) *(ptrdiff_t *)(void *)(plan.scratch + (size_t)n * plan.worker_bytes) = 0;
-    const attn_status status = attn_parallel_for(plan.chunks * plan.tasks_per_chunk, workers, multiply_task, &plan);
+    plan.packed = arena.scratch;
+    plan.scratch = arena.scratch + shared;
+    const attn_status status = run(&plan, workers);
     attn_arena_give(&arena);
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }

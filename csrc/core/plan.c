@@ -156,7 +156,6 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->is_masked = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
-    task->square_copy = attn_next_part(memory, &used, plan->decode ? (size_t)plan->kernels->copy_bytes : 0);
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);

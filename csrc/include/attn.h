@@ -161,7 +161,7 @@ typedef enum { ATTN_IDENTITY, ATTN_RELU, ATTN_GELU, ATTN_GELU_TANH, ATTN_SILU, A
  * ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
 typedef struct {
     attn_view x;              /* (..., inner) */
-    attn_view weight;         /* (features, inner), read in place */
+    attn_view weight;         /* (features, inner), read in place in either memory order */
     attn_view bias;           /* (features) */
     attn_view gate, residual; /* (..., features), with a contiguous last axis */
     attn_activation activation;

@@ -12,7 +12,9 @@
 #include "activation.inc.h"
 #include "additive.inc.h"
 #include "softmax.inc.h"
+#include "pack.inc.h"
 #include "value.inc.h"
+#include "gemm.inc.h"
 #include "decode.inc.h"
 #include "bias.inc.h"
 #include "dropout.inc.h"
@@ -28,7 +30,7 @@ static const attn_kernels K(kernels) = {
     .width = LANES * ATTN_VECTORS,
     .size = (int)sizeof(real),
     .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
-    .copy_bytes = K(COPY_BYTES),
+    .gemv_rows = 2 * K(panel_rows) - 1,
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
     .normalise_rows = K(normalise_rows),
@@ -54,6 +56,9 @@ static const attn_kernels K(kernels) = {
     .share_row = K(share_row),
     .linear_block = K(linear_block),
     .linear_rows = K(linear_rows),
+    .gemv = K(gemv),
+    .pack_tile = K(pack_tile),
+    .gemm = K(gemm),
     .norm_row = K(norm_row),
     .scale_row = K(scale_row),
     .rotary_table = K(rotary_table),

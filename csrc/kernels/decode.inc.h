@@ -7,161 +7,134 @@
 /* R rows against G groups of LANES keys over whole squares of features. Within a group, each fma depends on the one
  * before; the next group's transpose fills the wait.
  *
- *   query (R) pointers to `features` reals
+ *   query (R, features)                     row stride query_stride
  *   key   (G * LANES, features)             row stride key_stride
  *   acc   (G, R)                            in, out
  */
-ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t features, const real *const *query,
-                                     const real *key, ptrdiff_t key_stride, K(row_stream) * soon, vec *acc)
+ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, const int fetch, ptrdiff_t features, const real *query,
+                                     ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
+                                     K(row_stream) * soon, vec *acc)
 {
     K(row_stream) stream = *soon;
+    const real *row[R];
     vec sum[ATTN_DECODE_ROWS];
-    ATTN_UNROLL for (int n = 0; n < G * R; n++) sum[n] = acc[n];
+    ATTN_UNROLL for (int r = 0; r < R; r++)
+    {
+        row[r] = query + r * query_stride;
+        __asm__("" : "+r"(row[r])); /* or the compiler computes addresses in vectors */
+    }
+    ATTN_UNROLL for (int c = 0; c < G * R; c++) sum[c] = acc[c];
     for (ptrdiff_t d = 0; d < features; d += LANES) {
         const real *at = key + d;
         ATTN_UNROLL for (int g = 0; g < G; g++)
         {
             vec k[LANES];
             at = K(load_transposed)(at, key_stride, k);
-            ATTN_UNROLL for (int i = 0; i < LANES; i++)
-                ATTN_UNROLL for (int r = 0; r < R; r++)
-                    sum[g * R + r] = V(fma)(k[i], V(splat)(query[r][d + i]), sum[g * R + r]);
-            K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
+            ATTN_UNROLL for (int i = 0; i < LANES; i++) ATTN_UNROLL for (int r = 0; r < R; r++) sum[g * R + r] =
+                V(fma)(k[i], V(splat)(row[r][d + i]), sum[g * R + r]);
+            if (fetch) K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
             __asm__ volatile("" ::: "memory"); /* one square at a time: two do not fit in the registers */
         }
     }
-    ATTN_UNROLL for (int n = 0; n < G * R; n++) acc[n] = sum[n];
+    ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = sum[c];
     *soon = stream;
 }
 
-/* The same for up to LANES keys and features, G = 1. */
-ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const real *const *query, const real *key,
-                                  ptrdiff_t key_stride, vec *acc)
+/* The same for up to LANES keys and features. */
+ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const real *query, ptrdiff_t query_stride,
+                                  const real *key, ptrdiff_t key_stride, vec *acc)
 {
     vec k[LANES];
     for (int i = 0; i < LANES; i++) k[i] = i < keys ? V(load_first)(key + i * key_stride, features) : V(splat)(0);
     K(transpose)(k);
     for (int i = 0; i < features; i++)
-        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r][i]), acc[r]);
+        ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r * query_stride + i]), acc[r]);
 }
 
-/* The number of groups processed together: G, unless their rows would fill the L2 cache, which prefetching needs, or
- * fall into the same few sets of the L1 cache. */
-ATTN_TEMPLATE int K(groups_beside)(const int G, ptrdiff_t head_dim, ptrdiff_t key_stride)
+/* R rows against the keys of a block from n on, G groups of LANES at a time as long as there are as many. Returns the
+ * first key that is left. `fetch`: prefetches the next block. */
+ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, const int fetch, int n, int keys, ptrdiff_t head_dim,
+                                   const real *query, ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
+                                   const real *next, real *scores)
 {
-    enum { FIRST = 16 << 10, SECOND = 128 << 10 };
-    const ptrdiff_t bytes = G * LANES * head_dim * (ptrdiff_t)sizeof(real);
-    const int near = bytes <= SECOND && !attn_aliases(key_stride * (ptrdiff_t)sizeof(real));
-    return bytes <= FIRST || near ? G : 1;
-}
-
-/* The copy of a square: its row stride is ATTN_FOLD_FEATURES plus a cache line. Unused if a set has enough ways. */
-enum { K(WAYS) = 8, K(COPY_STRIDE) = ATTN_FOLD_FEATURES + 64 / sizeof(real) };
-enum { K(COPY_BYTES) = LANES > K(WAYS) ? LANES * K(COPY_STRIDE) * sizeof(real) : 0 };
-
-/* Whether the rows of a square conflict in the L1 cache: more rows than ways, in few sets. They are then copied first,
- * ATTN_FOLD_FEATURES at a time. This raises a linear layer of one row from 17 to 21 GB/s (Zen 4), but does not pay for
- * four queries or more, which are limited by arithmetic. */
-ATTN_TEMPLATE int K(share_sets)(ptrdiff_t head_dim, ptrdiff_t key_stride)
-{
-    enum { FIRST = 32 << 10 };
-    const ptrdiff_t size = (ptrdiff_t)sizeof(real);
-    return K(COPY_BYTES) > 0 && LANES * head_dim * size > FIRST && attn_aliases(key_stride * size);
-}
-
-ATTN_TEMPLATE void K(copy_rows)(ptrdiff_t features, const real *row, ptrdiff_t stride, real *copy)
-{
-    for (int i = 0; i < LANES; i++)
-        for (ptrdiff_t d = 0; d < features; d += LANES)
-            V(store)(copy + i * K(COPY_STRIDE) + d, V(load)(row + i * stride + d));
-}
-
-/* Up to R rows against all keys of a block; missing rows repeat the last one. `squares` is decode_squares for G groups,
- * `single` for one group. */
-typedef void K(squares_of)(ptrdiff_t features, const real *const *query, const real *key, ptrdiff_t key_stride,
-                           K(row_stream) * soon, vec *acc);
-ATTN_TEMPLATE void K(decode_rows)(const int R, const int G, K(squares_of) * squares, K(squares_of) * single, int rows,
-                                  int keys, ptrdiff_t head_dim, const real *queries, const real *key,
-                                  ptrdiff_t key_stride, const real *next_key, real *copy, real *scores)
-{
-    const int most = K(groups_beside)(G, head_dim, key_stride);
-    const int copies = R <= 2 && K(share_sets)(head_dim, key_stride);
-    for (int n = 0, groups; n < keys; n += groups * LANES) {
+    for (; n < keys && (G == 1 || n + G * LANES <= keys); n += G * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
-        K(row_stream) soon = K(rows_soon)(key, next_key, n, key_stride, head_dim, most * LANES);
-        groups = keys - n >= most * LANES ? most : 1;
+        K(row_stream) soon = {0};
+        vec acc[ATTN_DECODE_ROWS];
+        if (fetch) soon = K(rows_soon)(key, next, n, key_stride, head_dim, G * LANES);
 
-        for (ptrdiff_t from = 0; from == 0 || from < head_dim; from += ATTN_FOLD_FEATURES) {
-            const ptrdiff_t inner = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
-            const ptrdiff_t whole = left < LANES ? 0 : inner - inner % LANES;
-            const real *query[R];
-            vec acc[ATTN_DECODE_ROWS];
-            ATTN_UNROLL for (int r = 0; r < R; r++) query[r] = queries + (r < rows ? r : rows - 1) * head_dim + from;
+        ptrdiff_t from = 0;
+        do { /* runs once even for head_dim 0, as scores are then 0 */
+            const ptrdiff_t features = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
+            const ptrdiff_t whole = left < LANES ? 0 : features - features % LANES;
             ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = V(splat)(0);
-
-            if (whole > 0 && copies) {
-                K(copy_rows)(whole, k + from, key_stride, copy);
-                single(whole, query, copy, K(COPY_STRIDE), &soon, acc);
-            } else if (whole > 0) {
-                (groups == G ? squares : single)(whole, query, k + from, key_stride, &soon, acc);
+            K(decode_squares)(R, G, fetch, whole, query + from, query_stride, k + from, key_stride, &soon, acc);
+            for (ptrdiff_t d = whole; d < features; d += LANES)
+                for (int g = 0; g < G; g++)
+                    K(decode_edge)(R, left, features - d < LANES ? (int)(features - d) : LANES, query + from + d,
+                                   query_stride, k + g * LANES * key_stride + from + d, key_stride, acc + g * R);
+            ATTN_UNROLL for (int g = 0; g < G; g++) ATTN_UNROLL for (int r = 0; r < R; r++)
+            {
+                real *out = scores + r * ATTN_BLOCK_KEYS + n + g * LANES;
+                const vec fold = acc[g * R + r];
+                V(store)(out, from > 0 ? V(add)(V(load)(out), fold) : fold);
             }
-            for (ptrdiff_t d = whole; d < inner; d += LANES) {
-                const real *at[R];
-                ATTN_UNROLL for (int r = 0; r < R; r++) at[r] = query[r] + d;
-                for (int g = 0; g < groups; g++)
-                    K(decode_edge)(R, left, inner - d < LANES ? (int)(inner - d) : LANES, at,
-                                   k + g * LANES * key_stride + from + d, key_stride, acc + g * R);
-            }
-            for (int g = 0; g < groups; g++)
-                for (int r = 0; r < rows; r++) {
-                    real *out = scores + r * ATTN_BLOCK_KEYS + n + g * LANES;
-                    V(store)(out, from > 0 ? V(add)(V(load)(out), acc[g * R + r]) : acc[g * R + r]);
-                }
-        }
+            from += ATTN_FOLD_FEATURES;
+        } while (from < head_dim);
     }
+    return n;
 }
 
-/* Two groups are processed together if they fit in the registers. */
-#define GROUPS(R) (2 * (R) <= VEC_ACCUMULATORS / 3 ? 2 : 1)
+/* Whether the rows of two groups leave room in the L2 cache, which prefetching needs, and do not fall into the same few
+ * sets of the L1 cache. */
+static inline int K(two_fit)(ptrdiff_t head_dim, ptrdiff_t key_stride)
+{
+    enum { FIRST = 16 << 10, SECOND = 128 << 10 };
+    const ptrdiff_t bytes = 2 * LANES * head_dim * (ptrdiff_t)sizeof(real);
+    return bytes <= FIRST || (bytes <= SECOND && !attn_aliases(key_stride * (ptrdiff_t)sizeof(real)));
+}
 
 /* Separate functions, so that the compiler allocates registers for each of them alone. */
-#define DECODE_ROWS(R)                                                                                                 \
-    static __attribute__((noinline)) void K(decode_squares_##R)(ptrdiff_t features, const real *const *query,          \
-                                                                const real *key, ptrdiff_t key_stride,                 \
-                                                                K(row_stream) * soon, vec * acc)                       \
+typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride,
+                         const real *key, ptrdiff_t key_stride, const real *next, real *scores);
+#define DECODE_GROUPS(R, G)                                                                                            \
+    static __attribute__((noinline)) int K(decode_groups_##R##_##G)(                                                   \
+        int n, int keys, ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride, const real *key,               \
+        ptrdiff_t key_stride, const real *next, real *scores)                                                          \
     {                                                                                                                  \
-        K(decode_squares)(R, GROUPS(R), features, query, key, key_stride, soon, acc);                                  \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void K(decode_single_##R)(ptrdiff_t features, const real *const *query,           \
-                                                               const real *key, ptrdiff_t key_stride,                  \
-                                                               K(row_stream) * soon, vec * acc)                        \
-    {                                                                                                                  \
-        K(decode_squares)(R, 1, features, query, key, key_stride, soon, acc);                                          \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void K(decode_rows_##R)(int rows, int keys, ptrdiff_t head_dim,                   \
-                                                             const real *queries, const real *key,                     \
-                                                             ptrdiff_t key_stride, const real *next, real *copy,       \
-                                                             real *scores)                                             \
-    {                                                                                                                  \
-        K(decode_rows)                                                                                                 \
-        (R, GROUPS(R), K(decode_squares_##R), K(decode_single_##R), rows, keys, head_dim, queries, key, key_stride,    \
-         next, copy, scores);                                                                                          \
+        return next != NULL                                                                                            \
+                   ? K(decode_groups)(R, G, 1, n, keys, head_dim, query, query_stride, key, key_stride, next, scores)  \
+                   : K(decode_groups)(R, G, 0, n, keys, head_dim, query, query_stride, key, key_stride, next, scores); \
     }
-DECODE_ROWS(1)
-DECODE_ROWS(2)
-DECODE_ROWS(4)
-DECODE_ROWS(8)
-#undef DECODE_ROWS
-#undef GROUPS
+DECODE_GROUPS(1, 1)
+DECODE_GROUPS(2, 1)
+DECODE_GROUPS(3, 1)
+DECODE_GROUPS(4, 1)
+DECODE_GROUPS(5, 1)
+DECODE_GROUPS(6, 1)
+DECODE_GROUPS(7, 1)
+DECODE_GROUPS(8, 1)
+DECODE_GROUPS(1, 2)
+DECODE_GROUPS(2, 2)
+DECODE_GROUPS(3, 2)
+DECODE_GROUPS(4, 2)
+#undef DECODE_GROUPS
 
-static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                             ptrdiff_t key_stride, const void *next, void *copy, void *scores)
+static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, ptrdiff_t query_stride,
+                             const void *key, ptrdiff_t key_stride, const void *next, void *scores)
 {
-    (rows > 4   ? K(decode_rows_8)
-     : rows > 2 ? K(decode_rows_4)
-     : rows > 1 ? K(decode_rows_2)
-                : K(decode_rows_1))(rows, keys, head_dim, queries, key, key_stride, next, copy, scores);
+    static K(groups_of) *const single[] = {K(decode_groups_1_1), K(decode_groups_2_1), K(decode_groups_3_1),
+                                           K(decode_groups_4_1), K(decode_groups_5_1), K(decode_groups_6_1),
+                                           K(decode_groups_7_1), K(decode_groups_8_1)};
+    static K(groups_of) *const two[] = {K(decode_groups_1_2), K(decode_groups_2_2), K(decode_groups_3_2),
+                                        K(decode_groups_4_2)};
+    enum { TWO = VEC_ACCUMULATORS / 6, WIDE = LANES * sizeof(real) == 64 };
+    /* Two groups, if they fit in the registers. The folds of a long row overlap enough alone, in wide vectors. */
+    const int alone = rows > TWO || (WIDE && rows == 1 && head_dim >= ATTN_FOLD_FEATURES);
+    const int both = !alone && K(two_fit)(head_dim, key_stride);
+    const int n = both ? two[rows - 1](0, keys, head_dim, queries, query_stride, key, key_stride, next, scores) : 0;
+    if (n < keys) single[rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, scores);
 }
 
 /* One row of mask_block: bias and limits over `keys` scores, in place. */

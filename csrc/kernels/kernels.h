@@ -22,6 +22,7 @@ enum {
     ATTN_BLOCK_KEYS = 64,
     ATTN_CHUNK_KEYS = 512,
     ATTN_FOLD_FEATURES = 128, /* dot products are summed in parts of this length */
+    ATTN_TILE_FEATURES = 64,  /* features of a packed tile of a weight */
     ATTN_PRODUCT_LIMIT = 32,  /* distances: pairs with larger norms take the direct form (distance.inc.h) */
     ATTN_VECTORS = 3,         /* vectors of queries in a full query block */
     ATTN_MAX_WIDTH = 48,      /* lanes of a full query block, at most */
@@ -70,6 +71,15 @@ typedef struct {
     const void *const *gate, *const *residual;
 } attn_epilogue;
 
+/* A tile of a weight that lies as (inner, features), and where its packed copy goes: ATTN_FOLD_FEATURES *
+ * ATTN_TILE_FEATURES reals at most. */
+typedef struct {
+    const void *weight;
+    ptrdiff_t stride;
+    int inner, features;
+    void *packed;
+} attn_tile;
+
 /* Running softmax of some rows: maximum (log2 units), sum of weights, unnormalised output (rows, out_stride). */
 typedef struct {
     void *maximum, *sum, *out;
@@ -80,7 +90,7 @@ typedef struct {
     int width;       /* lanes * ATTN_VECTORS */
     int size;        /* bytes of a real */
     int decode_rows; /* most rows for which the decode layout is faster */
-    int copy_bytes;  /* scratch memory of decode_scores */
+    int gemv_rows;   /* most rows for which gemv is faster than gemm */
 
     /* packed (head_dim, vectors * lanes) = query[i][d] * factor, transposed; lanes past `rows` are zero. */
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
@@ -135,10 +145,10 @@ typedef struct {
                                      const void *value, ptrdiff_t value_stride, double factor, const void *correction,
                                      int begins, void *out, ptrdiff_t out_stride);
 
-    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), rows <= ATTN_DECODE_ROWS. `next` is
-     * the block to prefetch; `copy` is scratch memory of copy_bytes. */
-    void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, const void *key,
-                          ptrdiff_t key_stride, const void *next, void *copy, void *scores);
+    /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
+     * `next` is the block to prefetch, NULL where the keys are in a cache. */
+    void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, ptrdiff_t query_stride,
+                          const void *key, ptrdiff_t key_stride, const void *next, void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 
@@ -184,10 +194,22 @@ typedef struct {
     void (*share_row)(ptrdiff_t n, const void *x, double share, int begins, void *y);
 
     /* Applies the epilogue to a product of `features` columns and stores it in y. The product has score_block's layout
-     * (features, vectors * lanes), or decode_scores's (rows, ATTN_BLOCK_KEYS). */
+     * (features, vectors * lanes), or is (rows, product_stride). */
     void (*linear_block)(int vectors, int rows, int features, const void *product, const attn_epilogue *epilogue,
                          void *const *y);
-    void (*linear_rows)(int rows, int features, const void *product, const attn_epilogue *epilogue, void *const *y);
+    void (*linear_rows)(int rows, ptrdiff_t features, const void *product, ptrdiff_t product_stride,
+                        const attn_epilogue *epilogue, void *const *y);
+
+    /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
+     * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
+     *
+     * gemv reads the weight in place, in memory's order. `part` is scratch memory of out's size.
+     * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
+    void (*gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride, const void *weight,
+                 ptrdiff_t weight_stride, int begins, void *part, void *out, ptrdiff_t out_stride);
+    void (*pack_tile)(const attn_tile *tile);
+    void (*gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_stride, const attn_tile *next, int begins,
+                 void *out, ptrdiff_t out_stride);
 
     /* y = x + residual, normalised, over n contiguous elements; sum receives x + residual and may be y. residual,
      * weight and bias may be NULL. */

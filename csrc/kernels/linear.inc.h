@@ -1,11 +1,12 @@
 /* The epilogue of a matrix product: y = activation(product + bias) * gate + residual.
  *
- * The product itself is score_block's or decode_scores's, with the weight's rows as keys and x's rows as queries.
+ * The product itself is score_block's or decode_scores's, with the weight's rows as keys and x's rows as queries, or
+ * gemv's or gemm's.
  */
 
 /* Features n, n + 1, ... of row i. `plain`: no gate, and ReLU or no activation, so that no function is called. */
 ATTN_TEMPLATE void K(finish_part)(const int plain, const int whole, int count, vec product, const attn_epilogue *e,
-                                  int i, int n, real *y)
+                                  int i, ptrdiff_t n, real *y)
 {
     if (e->bias) product = V(add)(product, K(load_part)(whole, count, (const real *)e->bias + n));
     if (plain) {
@@ -36,12 +37,16 @@ ATTN_TEMPLATE void K(linear_panel)(const int plain, int vectors, int rows, int f
             const int count = features - n < LANES ? features - n : LANES;
             const real *panel = product + n * width + i;
             vec r[LANES];
-            if (count == LANES) K(transpose_square)(1, LANES, panel, width, r);
-            else K(transpose_square)(0, count, panel, width, r);
+            if (count == LANES)
+                K(transpose_square)(1, LANES, panel, width, r);
+            else
+                K(transpose_square)(0, count, panel, width, r);
             for (int l = 0; l < lanes; l++) {
                 real *out = (real *)y[i + l] + n;
-                if (count == LANES) K(finish_part)(plain, 1, LANES, r[l], e, i + l, n, out);
-                else K(finish_part)(plain, 0, count, r[l], e, i + l, n, out);
+                if (count == LANES)
+                    K(finish_part)(plain, 1, LANES, r[l], e, i + l, n, out);
+                else
+                    K(finish_part)(plain, 0, count, r[l], e, i + l, n, out);
             }
         }
 }
@@ -50,21 +55,34 @@ static void K(linear_block)(int vectors, int rows, int features, const void *pro
                             void *const *y)
 {
     const attn_epilogue own = *e; /* a copy that stores to y cannot alias */
-    if (K(is_plain)(e)) K(linear_panel)(1, vectors, rows, features, product, &own, y);
-    else K(linear_panel)(0, vectors, rows, features, product, &own, y);
+    if (K(is_plain)(e))
+        K(linear_panel)(1, vectors, rows, features, product, &own, y);
+    else
+        K(linear_panel)(0, vectors, rows, features, product, &own, y);
 }
 
-/*   product   (rows, ATTN_BLOCK_KEYS)                decode_scores's */
-static void K(linear_rows)(int rows, int features, const void *product, const attn_epilogue *e, void *const *y)
+/*   product   (rows, stride)                         of decode_scores, gemv or gemm */
+ATTN_TEMPLATE void K(linear_row)(const int plain, int i, ptrdiff_t features, const real *product,
+                                 const attn_epilogue *e, real *y)
+{
+    ptrdiff_t n = 0;
+    for (; n + LANES <= features; n += LANES) K(finish_part)(plain, 1, LANES, V(load)(product + n), e, i, n, y + n);
+    if (n < features) {
+        const int count = (int)(features - n);
+        K(finish_part)(plain, 0, count, V(load_first)(product + n, count), e, i, n, y + n);
+    }
+}
+
+static void K(linear_rows)(int rows, ptrdiff_t features, const void *product, ptrdiff_t product_stride,
+                           const attn_epilogue *e, void *const *y)
 {
     const attn_epilogue own = *e;
     const int plain = K(is_plain)(e);
-    for (int i = 0; i < rows; i++)
-        for (int n = 0; n < features; n += LANES) {
-            const int count = features - n < LANES ? features - n : LANES;
-            const vec part = V(load_first)((const real *)product + i * ATTN_BLOCK_KEYS + n, count);
-            real *out = (real *)y[i] + n;
-            if (plain) K(finish_part)(1, 0, count, part, &own, i, n, out);
-            else K(finish_part)(0, 0, count, part, &own, i, n, out);
-        }
+    for (int i = 0; i < rows; i++) {
+        const real *row = (const real *)product + i * product_stride;
+        if (plain)
+            K(linear_row)(1, i, features, row, &own, y[i]);
+        else
+            K(linear_row)(0, i, features, row, &own, y[i]);
+    }
 }

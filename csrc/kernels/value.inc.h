@@ -9,13 +9,15 @@ static inline void K(fold_value)(real *out, vec acc, real correction, int begins
 }
 
 /* The register tile: R queries x J vectors of value columns, over all keys. `fetch`: this is the first tile of its
- * columns, which prefetches the next rows. */
+ * columns, which prefetches the next rows. `packs`: vectors that are packed for each key meanwhile (pack.inc.h). */
 ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, const real *weights,
                                  ptrdiff_t row_stride, ptrdiff_t key_stride, const real *value,
                                  ptrdiff_t value_stride, const real *correction, int begins, real *out,
-                                 ptrdiff_t out_stride)
+                                 ptrdiff_t out_stride, const int packs, K(packer) * packer)
 {
     vec acc[24][8];
+    K(packer) next;
+    if (packs > 0) next = *packer;
 
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(splat)(0);
@@ -25,6 +27,7 @@ ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, 
         ATTN_UNROLL for (int j = 0; j < J; j++) v[j] = V(load)(value + n * value_stride + j * LANES);
         if (fetch) ATTN_UNROLL for (int c = 0; c < J * LANES; c += K(line))
             __builtin_prefetch(value + (n + K(rows_ahead)) * value_stride + c);
+        if (packs > 0) K(pack_vectors)(packs, &next);
         ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec p = V(splat)(weights[r * row_stride + n * key_stride]);
             ATTN_UNROLL for (int j = 0; j < J; j++) acc[r][j] = V(fma)(p, v[j], acc[r][j]);
@@ -34,6 +37,7 @@ ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, 
     ATTN_UNROLL for (int r = 0; r < R; r++)
         ATTN_UNROLL for (int j = 0; j < J; j++)
             K(fold_value)(out + r * out_stride + j * LANES, acc[r][j], correction[r], begins);
+    if (packs > 0) *packer = next;
 }
 
 /* One panel of J vectors of columns: as many rows at a time as fit in the registers, then the rest. */
@@ -46,7 +50,7 @@ ATTN_TEMPLATE void K(value_panel)(const int J, int rows, int keys, const real *w
     int i = 0;
 #define TILE(N)                                                                                                 \
     K(value_tile)((N), J, keys, i == 0, weights + i * row_stride, row_stride, key_stride, value, value_stride,  \
-                  correction + i, begins, out + i * out_stride, out_stride)
+                  correction + i, begins, out + i * out_stride, out_stride, 0, NULL)
     for (; i + R <= rows; i += R) TILE(R);
     if (R > 4)
         for (; i + 4 <= rows; i += 4) TILE(4);
@@ -60,7 +64,7 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
                            ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
                            int begins, void *out, ptrdiff_t out_stride)
 {
-    enum { WIDE = VEC_ACCUMULATORS >= 24 ? 4 : 2 };
+    enum { WIDE = K(panel_vectors) };
 #define PANEL(J)                                                                                                \
     K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
                    correction, begins, (real *)out + j * LANES, out_stride)

@@ -35,6 +35,9 @@ static matrix matrix_of(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t columns, ptr
     return (matrix){{rows, columns}, {row * size, size}};
 }
 
+/* The transpose, in the same memory. */
+static matrix turned(matrix m) { return (matrix){{m.shape[1], m.shape[0]}, {m.strides[1], m.strides[0]}}; }
+
 static attn_view view_of(attn_dtype dtype, const matrix *m, int axes, void *data)
 {
     return (attn_view){data, dtype, axes, m->shape + 2 - axes, m->strides + 2 - axes};
@@ -91,7 +94,22 @@ static void test_linear(attn_dtype dtype, lcg *g)
     CLAIM(attn_linear(&args, view_of(dtype, &one_y, 2, alone), &error) == ATTN_OK, "%s", error.message);
     CLAIM(memcmp(alone, (char *)y + i * features * size, (size_t)(features * size)) == 0,
           "%s: row %td of %td has other bits alone, inner %td, %td features", attn_isa(), i, rows, inner, features);
-    free(x), free(weight), free(bias), free(y), free(alone);
+
+    /* the same weight as (inner, features) */
+    const matrix in_out = matrix_of(dtype, inner, features, features + draw_below(g, 3));
+    const matrix weight_turned = turned(in_out);
+    void *other = draw(dtype, inner * (features + 2), g), *again = take((size_t)(rows * features * size));
+    for (ptrdiff_t n = 0; n < features; n++)
+        for (ptrdiff_t d = 0; d < inner; d++)
+            memcpy((char *)other + d * in_out.strides[0] + n * size, (char *)weight + (n * weight_row + d) * size,
+                   (size_t)size);
+    args.x = view_of(dtype, &x_shape, 2, x);
+    args.weight = view_of(dtype, &weight_turned, 2, other);
+    CLAIM(attn_linear(&args, view_of(dtype, &y_shape, 2, again), &error) == ATTN_OK, "%s", error.message);
+    CLAIM(memcmp(again, y, (size_t)(rows * features * size)) == 0,
+          "%s: a weight as (inner, features) gives other bits: %td rows, inner %td, %td features", attn_isa(), rows,
+          inner, features);
+    free(x), free(weight), free(bias), free(y), free(alone), free(other), free(again);
 }
 
 int main(void)

@@ -120,6 +120,46 @@ def test_strides_do_not_change_a_bit(kind, rows, dtype, level):
         assert_same_bits(pyattn.functional.linear(x, weight, bias, residual=residual), plain, n)
 
 
+def laid_out(weight, order):
+    """The same weight, (out, in), in memory that begins in the middle of a vector."""
+    rows, columns = weight.shape
+    if order == "out_in":
+        memory = np.zeros((rows, columns + 3), weight.dtype)[:, 1 : columns + 1]
+    elif order == "in_out":
+        memory = np.zeros((columns, rows + 5), weight.dtype)[:, 3 : rows + 3].T
+    else:
+        memory = np.zeros((2 * rows, 2 * columns), weight.dtype)[::2, 1::2]
+    memory[...] = weight
+    return memory
+
+
+@for_each("rows", (*ROWS, 4, 6, 11, 12, 23, 24, 385, 800))
+@for_each("order", ["out_in", "in_out", "neither"])
+def test_memory_order_of_a_weight_changes_no_bit(order, rows, dtype, level):
+    rng = np.random.default_rng(rows)
+    for inner in INNER:
+        x, weight, bias, residual = draw(rng, rows, inner, int(rng.choice(FEATURES)), dtype)
+        options = {"residual": residual, "activation": rng.choice(["relu", "gelu"])}
+        plain = pyattn.functional.linear(x, weight, bias, **options, num_threads=1)
+        elsewhere = laid_out(x, rng.choice(["out_in", "in_out", "neither"]))
+        threads = int(rng.choice([1, 2, 3, 16]))
+        y = pyattn.functional.linear(elsewhere, laid_out(weight, order), bias, **options, num_threads=threads)
+        assert_same_bits(y, plain, (inner, weight.shape, threads))
+
+
+@pytest.mark.threads
+@for_each("order", ["out_in", "in_out"])
+@for_each("sizes", [(1, 3000, 2100), (20, 2100, 2100), (40, 2050, 2100), (2000, 130, 70), (700, 140, 900)])
+def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
+    """A weight out of the cache, rows that are shared out in chunks, and chunks that are packed together."""
+    x, weight, bias, _ = draw(np.random.default_rng(7), *sizes, np.float32)
+    few = pyattn.functional.linear(x[:1], weight, bias)
+    for threads in (1, 2, 16):
+        y = pyattn.functional.linear(x, laid_out(weight, order), bias, num_threads=threads)
+        assert_same_bits(y[:1], few, threads)
+        assert_close(y, x, weight, bias)
+
+
 def test_leading_axes(dtype):
     rng = np.random.default_rng(4)
     x, weight, bias, _ = draw(rng, 24, 20, 9, dtype)
