@@ -150,9 +150,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
         !unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size);
     const size_t reals = attn_saturating_mul((size_t)p->inner, (size_t)p->features);
     const int far = attn_saturating_mul(reals, (size_t)k->size) > FAR_BYTES;
-    /* out of memory, streams are faster for longer, as the prefetcher follows them: 16 rows times a weight of (4096,
-     * 4096) take 4.3 ms instead of 6.5 (Zen 5) */
-    plan->gemv = p->rows <= (!plan->in_out ? k->decode_rows : far ? 2 * k->gemv_rows : k->gemv_rows);
+    plan->gemv = p->rows <= (plan->in_out ? k->gemv_rows : k->decode_rows);
     plan->fetch = far || p->rows >= 4;
     plan->x_row = copied_row(p->inner, k->size);
     if (plan->in_out)
