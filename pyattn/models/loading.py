@@ -63,9 +63,9 @@ def load(
     Bert, GPT2 or Llama
         In evaluation mode. Its `missing_keys` are the tensors of a pooler or head that the files lack, its
         `unexpected_keys` the tensors that the model does not use. Weights are read-only views of the file, which must
-        not change while the model is in use. Some are copies: weights of GPT-2's layers, which are published
-        transposed, biases of queries, keys and values, and converted tensors. ``copy.deepcopy(model)`` makes writable
-        copies of all weights.
+        not change while the model is in use. Some are copies: biases of queries, keys and values, and converted
+        tensors. ``copy.deepcopy(model)`` makes writable copies of all weights, ``model.to_order("in_out", copy=True)``
+        copies that are faster for one token.
 
     Raises
     ------

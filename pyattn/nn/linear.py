@@ -40,7 +40,8 @@ class Linear(Module):
     Attributes
     ----------
     weight : ndarray, (out_features, in_features)
-        Initially from the uniform distribution within ``1 / sqrt(in_features)`` of 0.
+        Initially from the uniform distribution within ``1 / sqrt(in_features)`` of 0. Either memory order is fast, and
+        gives the same bits: see `Module.to_order`.
     bias : ndarray, (out_features,), or None
         Initialised like weight.
 
@@ -57,6 +58,8 @@ class Linear(Module):
 
     weight: FloatArray
     bias: FloatArray | None
+
+    _linear_weights = ("weight",)
 
     def __init__(
         self,

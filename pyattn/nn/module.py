@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_flag, as_float_dtype, naming_keywords, refuse_keyword
+from pyattn._util.arguments import as_choice, as_flag, as_float_dtype, naming_keywords, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
+from pyattn.nn.memory_order import MemoryOrder, reordered
 from pyattn.nn.state import IncompatibleKeys, write_state
 
 __all__ = ["Module"]
@@ -79,6 +80,7 @@ class Module:
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _module_names: tuple[str, ...] = ()
+    _linear_weights: tuple[str, ...] = ()  # parameters (out, in) that inputs are multiplied with
 
     if TYPE_CHECKING:
         __call__ = _CallsForward()
@@ -401,6 +403,59 @@ class Module:
                 setattr(module, name, arrays[id(array)])
         for module in self.modules():
             module._set_dtype(wanted)
+        return self
+
+    def to_order(self: _Self, order: MemoryOrder, copy: bool = False) -> _Self:
+        """Give the weights of all linear layers a memory order.
+
+        Shapes and results stay the same, bit for bit. New modules have ``"out_in"``, as torch; one row, such as a token
+        at a time, is faster with ``"in_out"``. New arrays replace those of the other order, so old views no longer
+        follow the module. Embeddings, and weights tied to them, keep their order.
+
+        Parameters
+        ----------
+        order : {"in_out", "out_in"}
+            A weight (out, in) lies in memory as (in, out), as the W of ``x @ W`` does, or as its shape says.
+        copy : bool
+            Replace arrays that share memory with others, too: with views, a mapped file or a torch module. Default:
+            False.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        ValueError
+            order is something else, or a weight shares memory and copy is False. Nothing is replaced then.
+        TypeError
+            order is not a str, or copy is not a bool.
+
+        Examples
+        --------
+        >>> from pyattn import nn
+        >>> linear = nn.Linear(3, 2)
+        >>> linear.weight.strides
+        (12, 4)
+        >>> linear.to_order("in_out").weight.strides
+        (4, 8)
+        """
+        wanted: MemoryOrder = as_choice(order, "order", ("in_out", "out_in"))
+        weights, others = {}, []
+        for path, module in self.named_modules():
+            for name in module._parameter_names:
+                array = module.__dict__[name]
+                if array is not None and name in module._linear_weights:
+                    weights[f"{path}.{name}" if path else name] = array
+                elif array is not None:
+                    others.append(array)
+        replaced = reordered(weights, others, wanted, as_flag(copy, "copy"))
+        for module in self.modules():
+            for name in module._linear_weights:
+                array = module.__dict__[name]
+                if id(array) in replaced:
+                    setattr(module, name, replaced[id(array)])
         return self
 
     def _set_dtype(self, dtype: np.dtype[Any]) -> None:

@@ -269,13 +269,10 @@ def test_weights_are_held_once(name, loaded):
     _, ours = loaded(name)
     tied = name != "llama"
     assert np.shares_memory(ours.head.weight, ours.embedding.weight) == tied
-    mapped = [array for array in ours.parameters() if not array.flags.writeable]
+    assert not any(array.flags.writeable for array in ours.parameters())  # views of the file
     if name == "gpt2":
-        assert {id(ours.embedding.weight), id(ours.positions.weight)} <= set(map(id, mapped))
         blocks = [array for array in ours.decoder.layers.parameters() if array.ndim == 2]
-        assert all(array.flags.c_contiguous for array in blocks)
-    else:
-        assert len(mapped) == len(list(ours.parameters()))
+        assert all(array.flags.f_contiguous for array in blocks)  # published as (in, out)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama, linear"])

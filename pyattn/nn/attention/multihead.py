@@ -125,6 +125,8 @@ class MultiheadAttention(Module):
     batch_first: bool
     rotary: RotaryEmbedding | None
     scale: float | None
+    _linear_weights = ("in_proj_weight", *SEPARATE)
+
     in_proj_weight: FloatArray | None
     q_proj_weight: FloatArray | None
     k_proj_weight: FloatArray | None
