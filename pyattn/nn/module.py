@@ -395,12 +395,7 @@ class Module:
         dtype('float64')
         """
         wanted = as_float_dtype(dtype)
-        places = [(module, name) for module in self.modules() for name in module._parameter_names]
-        arrays = {id(array): array.astype(wanted, copy=False) for array in self.parameters()}
-        for module, name in places:
-            array = module.__dict__[name]
-            if array is not None and array.dtype != wanted:
-                setattr(module, name, arrays[id(array)])
+        self._replace({id(array): array.astype(wanted) for array in self.parameters() if array.dtype != wanted})
         for module in self.modules():
             module._set_dtype(wanted)
         return self
@@ -450,13 +445,16 @@ class Module:
                     weights[f"{path}.{name}" if path else name] = array
                 elif array is not None:
                     others.append(array)
-        replaced = reordered(weights, others, wanted, as_flag(copy, "copy"))
-        for module in self.modules():
-            for name in module._linear_weights:
-                array = module.__dict__[name]
-                if id(array) in replaced:
-                    setattr(module, name, replaced[id(array)])
+        self._replace(reordered(weights, others, wanted, as_flag(copy, "copy")))
         return self
+
+    def _replace(self, arrays: Mapping[int, FloatArray]) -> None:
+        """Replace parameters by others, found by the id of the old one, so that ties stay."""
+        places = [(module, name) for module in self.modules() for name in module._parameter_names]
+        for module, name in places:
+            new = arrays.get(id(module.__dict__[name]))
+            if new is not None:
+                setattr(module, name, new)
 
     def _set_dtype(self, dtype: np.dtype[Any]) -> None:
         """Convert what is not a parameter: `to` calls this for each module."""
