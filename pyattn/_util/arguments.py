@@ -25,6 +25,7 @@ __all__ = [
     "as_index",
     "as_number",
     "as_probability",
+    "as_scale",
     "naming_keywords",
     "refuse_keyword",
 ]
@@ -99,6 +100,15 @@ def as_finite(x: SupportsFloat, name: str, *, least: float = -math.inf, above: f
         return number
     limit = f" of {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
     raise ValueError(f"{name} is {x}, expected a finite number{limit}")
+
+
+def as_scale(x: SupportsFloat | None) -> float | None:
+    """Read the factor of the scores; None stands for 1 / sqrt(head_dim)."""
+    if isinstance(x, (bool, np.bool_)):
+        raise TypeError(
+            "scale is of type bool, expected a number; leave it out to divide by sqrt(head_dim), pass 1 not to scale"
+        )
+    return None if x is None else as_finite(x, "scale")
 
 
 def as_probability(x: SupportsFloat, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Error messages for unknown attributes of public modules."""
+"""What public modules show, and their error messages for unknown attributes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-__all__ = ["refusing_names", "unknown_name"]
+__all__ = ["showing", "unknown_name"]
 
 
-def refusing_names(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """Make the __getattr__ of a module that has these names."""
+def showing(module: str, names: Iterable[str]) -> tuple[Callable[[str], NoReturn], Callable[[], list[str]]]:
+    """Make the __getattr__ and __dir__ of a module that shows these names."""
 
     def refuse(name: str) -> NoReturn:
         raise unknown_name(module, name, names)
 
-    return refuse
+    return refuse, lambda: sorted(names)
 
 
 def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError:

@@ -7,7 +7,7 @@ any number of rows, batch entries and threads.
 from typing import TYPE_CHECKING
 
 from pyattn._core import embedding, feed_forward, linear
-from pyattn._util.names import refusing_names
+from pyattn._util.names import showing
 from pyattn.functional._activations import gelu, silu
 from pyattn.functional._additive import additive_attention
 from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
@@ -50,4 +50,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__ = refusing_names(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__)

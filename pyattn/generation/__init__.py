@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from pyattn._util.names import refusing_names
+from pyattn._util.names import showing
 from pyattn.generation._generate import generate
 from pyattn.generation.decoding import CachedDecoding, Decodable, Decoding, UncachedDecoding
 from pyattn.generation.result import Generation, GenerationStep, RowStep
@@ -29,4 +29,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__ = refusing_names(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__)

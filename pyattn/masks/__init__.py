@@ -19,10 +19,10 @@ in `pyattn.attention`, True = blocked in `pyattn.nn` as in torch.nn. A mask obje
 
 from typing import TYPE_CHECKING
 
-from pyattn._util.names import refusing_names
+from pyattn._util.names import showing
 from pyattn.masks._mask import Mask, causal, document, from_array, from_blocked, padding, prefix, window
 
 __all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__ = refusing_names(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__)

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from pyattn._util.names import refusing_names
+from pyattn._util.names import showing
 from pyattn.models import examples
 from pyattn.models.bert import Bert, EncoderOutput
 from pyattn.models.decoder import CausalOutput
@@ -27,4 +27,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__ = refusing_names(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__)

@@ -7,7 +7,7 @@ Linear(in_features=3, out_features=2, bias=True)
 
 from typing import TYPE_CHECKING
 
-from pyattn._util.names import refusing_names
+from pyattn._util.names import showing
 from pyattn.io.arrays import load, save
 from pyattn.nn import init
 from pyattn.nn.attention.multihead import MultiheadAttention
@@ -58,4 +58,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__ = refusing_names(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__)

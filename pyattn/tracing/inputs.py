@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.reference as reference
-from pyattn._util.arguments import as_choice, as_count, as_finite
+from pyattn._util.arguments import as_choice, as_count, as_scale
 from pyattn._util.typing import Align, Convention, EmptyRows, Score
 from pyattn.tracing.compute import Options
 from pyattn.tracing.weights import Normalize
@@ -143,8 +143,9 @@ def read_options(
             "make them equal, or pass score='bilinear'"
         )
     as_choice(normalize, "normalize", get_args(Normalize))
-    usual = float(reference.default_scale(score, q_dim))
-    factor = usual if scale is None else as_finite(scale, "scale")
+    factor = as_scale(scale)
+    if factor is None:
+        factor = float(reference.default_scale(score, q_dim))
     weight = _read_score_weight(score, score_weight, (q_dim, key_dim))
     decimals = None if round_weights is None else as_count(round_weights, "round_weights", least=0, most=_MAX_DECIMALS)
     as_choice(empty_rows, "empty_rows", get_args(EmptyRows))

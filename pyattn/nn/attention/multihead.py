@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_finite, as_flag, as_float_dtype, as_probability
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability, as_scale
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
@@ -258,7 +258,7 @@ class MultiheadAttention(Module):
         self.add_zero_attn = as_flag(add_zero_attn, "add_zero_attn")
         self.batch_first = as_flag(batch_first, "batch_first")
         self.rotary = _as_rotary(rotary, self.head_dim)
-        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.scale = as_scale(scale)
 
     def _set_parameters(self, arrays: Mapping[str, FloatArray]) -> None:
         for name in OWN:

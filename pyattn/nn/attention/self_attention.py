@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, as_count, as_finite, as_flag, as_float_dtype
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, Align, Convention, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
@@ -120,7 +120,7 @@ class SelfAttention(Module):
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = as_count(v_dim, "v_dim", least=1, default=self.key_dim)
         self.context_dim = as_count(context_dim, "context_dim", least=1, default=self.embed_dim)
-        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.scale = as_scale(scale)
         self.convention: Convention = as_choice(convention, "convention", ("row", "column"))
         biases = _BIASES if as_flag(bias, "bias") else ()
         kind = as_float_dtype(dtype)
@@ -197,7 +197,7 @@ class SelfAttention(Module):
         dtype = next((x.dtype for name, x in arrays.items() if name not in converted), np.dtype(np.float64))
         arrays |= {name: arrays[name].astype(dtype) for name in converted}
         self = cls.__new__(cls)
-        self.scale = None if scale is None else as_finite(scale, "scale")
+        self.scale = as_scale(scale)
         self.convention = as_choice(convention, "convention", ("row", "column"))
         query, key, value = (read_weight(arrays[name], name, self.convention == "column") for name in _WEIGHTS)
         (self.key_dim, self.embed_dim), self.context_dim, self.v_dim = query.shape, key.shape[1], value.shape[0]
