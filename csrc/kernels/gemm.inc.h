@@ -109,10 +109,6 @@ static void K(gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_
     K(value_tile)((N), J, tile->inner, 0, (const real *)x + i * x_stride, x_stride, 1,                                 \
                   (const real *)tile->packed + (ptrdiff_t)c * K(panel) * tile->inner, K(panel), ones, begins,          \
                   (real *)out + i * out_stride + c * K(panel), out_stride, (PACKS), &packer)
-#define PANELS(N, PACKS)                                                                                               \
-    for (int c = 0; c < panels; c++) {                                                                                 \
-        TILE(N, PACKS);                                                                                                \
-    }
     for (; i + R <= rows; i += R)
         for (int c = 0; c < panels; c++) {
             if (packer.left < packs * tile->inner)
@@ -123,10 +119,12 @@ static void K(gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_
                 TILE(R, 2);
         }
     if (R > 4)
-        for (; i + 4 <= rows; i += 4) PANELS(4, 0)
-    for (; i + 2 <= rows; i += 2) PANELS(2, 0)
-    for (; i < rows; i++) PANELS(1, 0)
-#undef PANELS
+        for (; i + 4 <= rows; i += 4)
+            for (int c = 0; c < panels; c++) TILE(4, 0);
+    for (; i + 2 <= rows; i += 2)
+        for (int c = 0; c < panels; c++) TILE(2, 0);
+    for (; i < rows; i++)
+        for (int c = 0; c < panels; c++) TILE(1, 0);
 #undef TILE
     K(finish_packing)(next, &packer);
 }
