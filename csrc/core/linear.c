@@ -37,7 +37,7 @@ typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
     int in_out;   /* the weight lies as (inner, features) */
-    int fetch;    /* gemv of (features, inner) prefetches: it pays out of memory, and from 4 rows on */
+    int fetch;    /* gemv of (features, inner) prefetches: this pays for a weight in memory, and from 4 rows on */
     int gemv;     /* few rows, which are a stream over the weight */
     int nr;       /* features processed together */
     ptrdiff_t kc; /* inner elements per pass over them */
@@ -45,7 +45,7 @@ typedef struct {
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
     int copy_x, copy_weight;
-    ptrdiff_t skew;              /* bytes: sums of a stream lie in their cache lines as the weight does */
+    ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* in_out: row stride of a panel, in reals */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
@@ -103,8 +103,7 @@ static ptrdiff_t copied_row(ptrdiff_t inner, int size)
     return (ptrdiff_t)(attn_padded((size_t)inner * (size_t)size) | ATTN_ALIGNMENT);
 }
 
-/* What depends on the weight's order. Sets the bytes of a packed block and of its panels, and how x and the weight are
- * read. */
+/* Cuts for each memory order of the weight: bytes of a block and of its panels, and which operands are copied. */
 static void cut_out_in(linear_plan *plan)
 {
     const attn_product *p = plan->product;
@@ -139,7 +138,7 @@ static void cut_in_out(linear_plan *plan)
     plan->panel_row = plan->gemv ? STREAM_FEATURES + ATTN_ALIGNMENT / plan->kernels->size : FEATURES;
     plan->panel_bytes = rows * (size_t)plan->panel_row * size * (plan->gemv ? 2 : 1); /* unfinished sums, too */
     plan->skew = plan->gemv ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
-    plan->weight_bytes = plan->gemv ? 0 : 2 * TILE_REALS * size; /* two tiles, in turn */
+    plan->weight_bytes = plan->gemv ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
 }
 
 static void cut_rows(const attn_product *p, linear_plan *plan)
@@ -179,7 +178,7 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
 
-    /* streams are long, as the prefetcher wants them */
+    /* fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->in_out && plan->gemv ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
@@ -251,7 +250,7 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
     return plan->weight_row / plan->kernels->size;
 }
 
-/* Multiplies features [at, at + features) of a panel with all blocks of a chunk, some inner elements at a time. */
+/* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time. */
 static void multiply_panel(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
                            int at, int features)
 {
@@ -276,6 +275,13 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
         }
         from += inner;
     } while (from < p->inner);
+}
+
+static void multiply_panels(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                            int features)
+{
+    for (int at = 0; at < features; at += plan->nr)
+        multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at));
 }
 
 /* The epilogue ----------------------------------------------------------------------------------------------------- */
@@ -388,9 +394,10 @@ static void multiply(const linear_plan *plan, const worker_memory *w, const row_
     for (ptrdiff_t feature = from; feature < to; feature += step) {
         const ptrdiff_t features = attn_min(to - feature, step);
         if (attn_should_stop(job, worker)) return;
-        if (plan->in_out) stream_features(plan, w, chunk, feature, features);
-        for (int at = 0; !plan->in_out && at < features; at += plan->nr)
-            multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at));
+        if (plan->in_out)
+            stream_features(plan, w, chunk, feature, features);
+        else
+            multiply_panels(plan, w, chunk, feature, (int)features);
         store_features(plan, w, chunk, feature, features);
     }
 }

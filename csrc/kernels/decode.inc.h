@@ -4,6 +4,8 @@
  * chain of fma over the features as in the prefill tile. Scores are (rows, ATTN_BLOCK_KEYS).
  */
 
+enum { K(square_lines) = LANES * LANES < K(line) ? 1 : LANES * LANES / K(line) }; /* cache lines */
+
 /* R rows against G groups of LANES keys over whole squares of features. Within a group, each fma depends on the one
  * before; the next group's transpose fills the wait.
  *
@@ -13,9 +15,9 @@
  */
 ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, const int fetch, ptrdiff_t features, const real *query,
                                      ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
-                                     K(row_stream) * soon, vec *acc)
+                                     K(prefetch_cursor) * cursor, vec *acc)
 {
-    K(row_stream) stream = *soon;
+    K(prefetch_cursor) stream = *cursor;
     const real *row[R];
     vec sum[ATTN_DECODE_ROWS];
     ATTN_UNROLL for (int r = 0; r < R; r++)
@@ -32,48 +34,77 @@ ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, const int fetch, 
             at = K(load_transposed)(at, key_stride, k);
             ATTN_UNROLL for (int i = 0; i < LANES; i++) ATTN_UNROLL for (int r = 0; r < R; r++) sum[g * R + r] =
                 V(fma)(k[i], V(splat)(row[r][d + i]), sum[g * R + r]);
-            if (fetch) K(fetch_lines)(&stream, LANES * LANES < K(line) ? 1 : LANES * LANES / K(line));
+            if (fetch) K(fetch_lines)(&stream, K(square_lines));
             __asm__ volatile("" ::: "memory"); /* one square at a time: two do not fit in the registers */
         }
     }
     ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = sum[c];
-    *soon = stream;
+    *cursor = stream;
 }
 
-/* The same for up to LANES keys and features. */
-ATTN_TEMPLATE void K(decode_edge)(const int R, int keys, int features, const real *query, ptrdiff_t query_stride,
-                                  const real *key, ptrdiff_t key_stride, vec *acc)
+/* The same for features [from, to) of a transposed square; query points to its first feature. */
+ATTN_TEMPLATE void K(decode_lanes)(const int R, int from, int to, const real *query, ptrdiff_t query_stride,
+                                   const vec *k, vec *acc)
 {
-    vec k[LANES];
-    for (int i = 0; i < LANES; i++) k[i] = i < keys ? V(load_first)(key + i * key_stride, features) : V(splat)(0);
-    K(transpose)(k);
-    for (int i = 0; i < features; i++)
+    for (int i = from; i < to; i++)
         ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(fma)(k[i], V(splat)(query[r * query_stride + i]), acc[r]);
 }
 
-/* R rows against the keys of a block from n on, G groups of LANES at a time as long as there are as many. Returns the
- * first key that is left. `fetch`: prefetches the next block. */
+/* The same for G groups, of which only a single one may have fewer keys, over any number of features. */
+ATTN_TEMPLATE void K(decode_edges)(const int R, const int G, int keys, ptrdiff_t features, const real *query,
+                                   ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride, vec *acc)
+{
+    for (ptrdiff_t d = 0; d < features; d += LANES)
+        for (int g = 0; g < G; g++) {
+            const int count = features - d < LANES ? (int)(features - d) : LANES;
+            const real *at = key + g * LANES * key_stride + d;
+            vec k[LANES];
+            for (int i = 0; i < LANES; i++) k[i] = i < keys ? V(load_first)(at + i * key_stride, count) : V(splat)(0);
+            K(transpose)(k);
+            K(decode_lanes)(R, 0, count, query + d, query_stride, k, acc + g * R);
+        }
+}
+
+/* Multiplies R rows with the keys of a block from n on, in whole sets of G groups of LANES keys. Returns the first key
+ * not done. `fetch`: prefetches the next block. */
 ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, const int fetch, int n, int keys, ptrdiff_t head_dim,
                                    const real *query, ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
                                    const real *next, real *scores)
 {
+    /* Where rows share sets of the L1 cache, squares begin with a cache line: one that two squares need is evicted before
+     * the second one reads it. Short rows lose more at their ends than that. */
+    enum { LONG = 2 * ATTN_FOLD_FEATURES };
+    const int aligns = head_dim >= LONG && attn_aliases(key_stride * (ptrdiff_t)sizeof(real));
     for (; n < keys && (G == 1 || n + G * LANES <= keys); n += G * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
-        K(row_stream) soon = {0};
-        vec acc[ATTN_DECODE_ROWS];
-        if (fetch) soon = K(rows_soon)(key, next, n, key_stride, head_dim, G * LANES);
+        K(prefetch_cursor) cursor = {0};
+        vec acc[ATTN_DECODE_ROWS],
+            shared[G][LANES]; /* shared: the squares in which one fold ends and the next begins */
+        if (fetch) cursor = K(rows_ahead_of)(key, next, n, key_stride, head_dim, G * LANES);
 
         ptrdiff_t from = 0;
         do { /* runs once even for head_dim 0, as scores are then 0 */
             const ptrdiff_t features = head_dim - from < ATTN_FOLD_FEATURES ? head_dim - from : ATTN_FOLD_FEATURES;
-            const ptrdiff_t whole = left < LANES ? 0 : features - features % LANES;
+            /* squares are the features [head, end) */
+            const ptrdiff_t head = aligns && left == LANES ? K(before_line)(k + from, key_stride, features) : 0;
+            const ptrdiff_t end = left < LANES ? 0 : features - (features - head) % LANES;
+            const int shares = head > 0 && from + end + LANES <= head_dim;
             ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = V(splat)(0);
-            K(decode_squares)(R, G, fetch, whole, query + from, query_stride, k + from, key_stride, &soon, acc);
-            for (ptrdiff_t d = whole; d < features; d += LANES)
-                for (int g = 0; g < G; g++)
-                    K(decode_edge)(R, left, features - d < LANES ? (int)(features - d) : LANES, query + from + d,
-                                   query_stride, k + g * LANES * key_stride + from + d, key_stride, acc + g * R);
+            if (from == 0) K(decode_edges)(R, G, left, head, query, query_stride, k, key_stride, acc);
+            for (int g = 0; from > 0 && head > 0 && g < G; g++)
+                K(decode_lanes)
+                (R, LANES - (int)head, LANES, query + from + head - LANES, query_stride, shared[g], acc + g * R);
+            K(decode_squares)
+            (R, G, fetch, end - head, query + from + head, query_stride, k + from + head, key_stride, &cursor, acc);
+            for (int g = 0; shares && g < G; g++) {
+                K(load_transposed)(k + g * LANES * key_stride + from + end, key_stride, shared[g]);
+                K(decode_lanes)(R, 0, (int)(features - end), query + from + end, query_stride, shared[g], acc + g * R);
+            }
+            if (fetch && shares) K(fetch_lines)(&cursor, G * K(square_lines));
+            if (!shares)
+                K(decode_edges)
+                (R, G, left, features - end, query + from + end, query_stride, k + from + end, key_stride, acc);
             ATTN_UNROLL for (int g = 0; g < G; g++) ATTN_UNROLL for (int r = 0; r < R; r++)
             {
                 real *out = scores + r * ATTN_BLOCK_KEYS + n + g * LANES;
@@ -130,7 +161,7 @@ static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void 
     static K(groups_of) *const two[] = {K(decode_groups_1_2), K(decode_groups_2_2), K(decode_groups_3_2),
                                         K(decode_groups_4_2)};
     enum { TWO = VEC_ACCUMULATORS / 6, WIDE = LANES * sizeof(real) == 64 };
-    /* Two groups, if they fit in the registers. The folds of a long row overlap enough alone, in wide vectors. */
+    /* Take two groups if their sums fit in the registers. A single long row in wide vectors needs only one. */
     const int alone = rows > TWO || (WIDE && rows == 1 && head_dim >= ATTN_FOLD_FEATURES);
     const int both = !alone && K(two_fit)(head_dim, key_stride);
     const int n = both ? two[rows - 1](0, keys, head_dim, queries, query_stride, key, key_stride, next, scores) : 0;

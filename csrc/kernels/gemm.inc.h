@@ -2,14 +2,6 @@
  * of fma as in score_block, from zero over ATTN_FOLD_FEATURES inner elements: the weight's memory order changes no bit.
  */
 
-/* Features before the first cache line's start, when each of the weight's rows has the same number; else 0. A vector
- * that lies in one line is read in half the time. */
-static inline ptrdiff_t K(before_line)(const real *weight, ptrdiff_t stride, ptrdiff_t features)
-{
-    const ptrdiff_t head = -((ptrdiff_t)weight / (ptrdiff_t)sizeof(real)) & (LANES - 1);
-    return stride % LANES != 0 || head > features ? 0 : head;
-}
-
 /* R rows times G rows of the weight, for one vector of features. */
 ATTN_TEMPLATE void K(gemv_vector)(const int R, const int G, const int whole, int count, vec (*factor)[8],
                                   const real *weight, ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride)
@@ -30,7 +22,7 @@ ATTN_TEMPLATE void K(gemv_vector)(const int R, const int G, const int whole, int
  * 5). */
 ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, ptrdiff_t features, const real *x, ptrdiff_t x_stride,
                                  const real *weight, ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride,
-                                 const real *soon, int rows_soon)
+                                 const real *next, int next_rows)
 {
     const ptrdiff_t head = K(before_line)(weight, weight_stride, features);
     vec factor[4][8];
@@ -41,7 +33,7 @@ ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, ptrdiff_t features, c
     K(gemv_vector)(R, G, (WHOLE), (COUNT), factor, weight + (AT), weight_stride, begins, part + (AT), stride)
     if (head > 0) VECTOR(0, (int)head, 0);
     for (; n + LANES <= features; n += LANES) {
-        for (int g = 0; g < rows_soon; g++) __builtin_prefetch(soon + g * weight_stride + n, 0, 2);
+        for (int g = 0; g < next_rows; g++) __builtin_prefetch(next + g * weight_stride + n, 0, 2);
         VECTOR(1, LANES, n);
     }
     if (n < features) VECTOR(0, (int)(features - n), n);
@@ -50,19 +42,19 @@ ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, ptrdiff_t features, c
 
 /* Separate functions, so that the compiler allocates registers for each of them alone. */
 typedef void K(gemv_rows)(int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const real *weight,
-                          ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride, const real *soon,
-                          int rows_soon);
+                          ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride, const real *next,
+                          int next_rows);
 #define GEMV_ROWS(R)                                                                                                   \
     static __attribute__((noinline)) void K(gemv_rows_##R)(                                                            \
         int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const real *weight,                        \
-        ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride, const real *soon, int rows_soon)            \
+        ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride, const real *next, int next_rows)            \
     {                                                                                                                  \
         if (streams == 8)                                                                                              \
-            K(gemv_strip)(R, 8, features, x, x_stride, weight, weight_stride, begins, part, stride, soon, rows_soon);  \
+            K(gemv_strip)(R, 8, features, x, x_stride, weight, weight_stride, begins, part, stride, next, next_rows);  \
         else                                                                                                           \
             for (int n = 0; n < streams; n++)                                                                          \
                 K(gemv_strip)(R, 1, features, x + n, x_stride, weight + n * weight_stride, weight_stride,              \
-                              begins && n == 0, part, stride, soon, 0);                                                \
+                              begins && n == 0, part, stride, next, 0);                                                \
     }
 GEMV_ROWS(1)
 GEMV_ROWS(2)

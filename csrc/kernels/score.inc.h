@@ -43,7 +43,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
 {
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec masked = V(splat)(-INFINITY);
-    K(row_stream) soon = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
+    K(prefetch_cursor) cursor = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)
@@ -51,7 +51,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
 
     ATTN_UNROLL_SOME for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
-        if (d % K(line) == 0) K(fetch_lines)(&soon, R);
+        if (d % K(line) == 0) K(fetch_lines)(&cursor, R);
         ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);
         ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec k = V(splat)(key[r * key_stride + d]);

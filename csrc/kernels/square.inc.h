@@ -17,6 +17,14 @@ ATTN_TEMPLATE void K(transpose)(vec *r)
     ATTN_UNROLL for (int n = 0; n < LANES; n++) r[n] = transposed[n];
 }
 
+/* Number of features before the first cache-line boundary if it is the same for all rows, else 0. A vector inside one
+ * line is read in half the time. */
+static inline ptrdiff_t K(before_line)(const real *row, ptrdiff_t stride, ptrdiff_t features)
+{
+    const ptrdiff_t head = -((ptrdiff_t)row / (ptrdiff_t)sizeof(real)) & (LANES - 1);
+    return stride % LANES != 0 || head > features ? 0 : head;
+}
+
 /* Loads a square and transposes it part by part, as a whole square does not fit in the registers. The asm hides how row
  * addresses are related, so that the compiler does not keep all of them in registers. Returns the next square's
  * address. */

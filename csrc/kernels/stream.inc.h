@@ -18,42 +18,42 @@ static inline const real *K(row_of)(const real *block, const real *next, int n, 
 typedef struct {
     const char *at;
     ptrdiff_t row_bytes, to_next_row, column;
-} K(row_stream);
+} K(prefetch_cursor);
 
 /* Starts a cursor at `row`, over `columns` of each row. */
-static inline K(row_stream) K(rows_from)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
+static inline K(prefetch_cursor) K(rows_from)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
 {
-    return (K(row_stream)){(const char *)row, stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
-                           stride * (ptrdiff_t)sizeof(real), 0};
+    return (K(prefetch_cursor)){(const char *)row, stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
+                                stride * (ptrdiff_t)sizeof(real), 0};
 }
 
 /* Starts a cursor some rows ahead of row n and of those processed with it. Contiguous rows count as one long row up to
  * the end of the block, and as another one from `next` on, so that as many bytes are prefetched as are read. */
-static inline K(row_stream) K(rows_soon)(const real *block, const real *next, int n, ptrdiff_t stride,
-                                         ptrdiff_t columns, int beside)
+static inline K(prefetch_cursor)
+    K(rows_ahead_of)(const real *block, const real *next, int n, ptrdiff_t stride, ptrdiff_t columns, int nr)
 {
-    const int first = n + (beside + 8 < K(rows_ahead) ? K(rows_ahead) : beside + 8);
-    K(row_stream) soon = K(rows_from)(K(row_of)(block, next, first, stride), stride, columns);
+    const int first = n + (nr + 8 < K(rows_ahead) ? K(rows_ahead) : nr + 8);
+    K(prefetch_cursor) cursor = K(rows_from)(K(row_of)(block, next, first, stride), stride, columns);
     if (stride == columns && first < ATTN_BLOCK_KEYS) {
-        soon.row_bytes = (ATTN_BLOCK_KEYS - first) * stride * (ptrdiff_t)sizeof(real);
-        soon.to_next_row = (const char *)next - soon.at;
+        cursor.row_bytes = (ATTN_BLOCK_KEYS - first) * stride * (ptrdiff_t)sizeof(real);
+        cursor.to_next_row = (const char *)next - cursor.at;
     }
-    return soon;
+    return cursor;
 }
 
 /* Prefetches `lines` cache lines into the L2 cache, in groups of up to four. The L1 cache has no room for them. The
  * last group of a row may reach beyond its end. */
-ATTN_TEMPLATE void K(fetch_lines)(K(row_stream) * s, const int lines)
+ATTN_TEMPLATE void K(fetch_lines)(K(prefetch_cursor) * cursor, const int lines)
 {
     const int group = lines < 4 ? lines : 4;
     ATTN_UNROLL for (int n = 0; n < lines; n += group)
     {
-        const char *line = s->at + s->column;
+        const char *line = cursor->at + cursor->column;
         ATTN_UNROLL for (int i = 0; i < group; i++, line += 64) __builtin_prefetch(line, 0, 2);
-        s->column += 64 * group;
-        if (s->column >= s->row_bytes) {
-            s->at += s->to_next_row;
-            s->column = 0;
+        cursor->column += 64 * group;
+        if (cursor->column >= cursor->row_bytes) {
+            cursor->at += cursor->to_next_row;
+            cursor->column = 0;
         }
     }
 }

@@ -36,7 +36,7 @@ static matrix matrix_of(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t columns, ptr
 }
 
 /* The transpose, in the same memory. */
-static matrix turned(matrix m) { return (matrix){{m.shape[1], m.shape[0]}, {m.strides[1], m.strides[0]}}; }
+static matrix transposed(matrix m) { return (matrix){{m.shape[1], m.shape[0]}, {m.strides[1], m.strides[0]}}; }
 
 static attn_view view_of(attn_dtype dtype, const matrix *m, int axes, void *data)
 {
@@ -97,14 +97,14 @@ static void test_linear(attn_dtype dtype, lcg *g)
 
     /* the same weight as (inner, features) */
     const matrix in_out = matrix_of(dtype, inner, features, features + draw_below(g, 3));
-    const matrix weight_turned = turned(in_out);
+    const matrix weight_transposed = transposed(in_out);
     void *other = draw(dtype, inner * (features + 2), g), *again = take((size_t)(rows * features * size));
     for (ptrdiff_t n = 0; n < features; n++)
         for (ptrdiff_t d = 0; d < inner; d++)
             memcpy((char *)other + d * in_out.strides[0] + n * size, (char *)weight + (n * weight_row + d) * size,
                    (size_t)size);
     args.x = view_of(dtype, &x_shape, 2, x);
-    args.weight = view_of(dtype, &weight_turned, 2, other);
+    args.weight = view_of(dtype, &weight_transposed, 2, other);
     CLAIM(attn_linear(&args, view_of(dtype, &y_shape, 2, again), &error) == ATTN_OK, "%s", error.message);
     CLAIM(memcmp(again, y, (size_t)(rows * features * size)) == 0,
           "%s: a weight as (inner, features) gives other bits: %td rows, inner %td, %td features", attn_isa(), rows,

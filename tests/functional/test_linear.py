@@ -248,6 +248,22 @@ def test_a_result_that_no_memory_holds():
         pyattn.functional.linear(endless[: 2**57], W[:1].astype("f4"))
 
 
+@for_each("rows", [1, 2, 3, 8])
+def test_rows_of_a_weight_that_share_cache_sets(rows, dtype, level):
+    """Wherever in a cache line such rows begin, and wherever they end."""
+    rng, size = np.random.default_rng(rows), np.dtype(dtype).itemsize
+    stride = 4096 // size
+    for inner in (256, 257, 300, 512 - 1, 512):
+        x, weight = rng.standard_normal((rows, inner)).astype(dtype), rng.standard_normal((70, inner)).astype(dtype)
+        expected = pyattn.functional.linear(np.repeat(x, 30, 0), weight)[::30]
+        memory = np.empty(71 * stride, dtype)
+        begin = -memory.ctypes.data // size % (64 // size)
+        for offset in range(64 // size):
+            apart = memory[begin + offset :][: 70 * stride].reshape(70, stride)[:, :inner]
+            apart[...] = weight
+            assert_same_bits(pyattn.functional.linear(x, apart), expected, f"{inner} features, {offset} into a line")
+
+
 @pytest.mark.threads
 def test_another_thread_may_assign_to_a_shape():
     """The core reads shapes only while no other Python code runs."""
