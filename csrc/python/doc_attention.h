@@ -76,7 +76,7 @@
     "Returns\n" \
     "-------\n" \
     "ndarray, (..., heads, L, v_dim)\n" \
-    "    With need_weights or need_lse, ``AttentionResult(output, weights, lse)``; a part not requested is None.\n" \
+    "    With need_weights or need_lse: an `AttentionResult`, a tuple of the output and what was requested.\n" \
     "\n" \
     "Raises\n" \
     "------\n" \

@@ -181,7 +181,7 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
     Py_END_ALLOW_THREADS return status;
 }
 
-/* The output alone, or AttentionResult(output, weights, lse). */
+/* The output alone, or an AttentionResult with the weights, the logsumexp or both. */
 static PyObject *wrap(PyObject *const *values, const owned *o)
 {
     PyObject *output = pyattn_filled(values[OUT], o->output);

@@ -211,7 +211,7 @@ def additive_attention(
     Returns
     -------
     ndarray, (..., L, v_dim)
-        With need_weights or need_lse: ``AttentionResult(output, weights, lse)``; fields not requested are None.
+        With need_weights or need_lse: an `AttentionResult` of the output and what was requested.
 
     Raises
     ------

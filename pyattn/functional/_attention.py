@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, SupportsFloat, get_args
+from typing import Any, SupportsFloat, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +22,50 @@ __all__ = [
 ]
 
 
-class AttentionResult(NamedTuple):
-    """Result of `attention` with need_weights or need_lse; fields not requested are None.
+class AttentionResult(tuple[FloatArray, ...]):
+    """Hold the output of attention and what else was requested: a tuple of these arrays, with a name for each.
 
     Attributes
     ----------
     output : ndarray, (..., heads, L, v_dim)
         (..., L, heads, v_dim) with ``layout="bshd"``.
     weights : ndarray, (..., heads, L, S), or None
-        Weight of each key for each query, in both layouts: rows sum to 1, or to 0 with nothing to attend to.
+        Weight of each key for each query, in both layouts: rows sum to 1, or to 0 with nothing to attend to. None
+        without need_weights.
     lse : ndarray, (..., heads, L), or None
-        Logsumexp of the scores, a natural logarithm, in both layouts; -inf with nothing to attend to.
+        Logsumexp of the scores, a natural logarithm, in both layouts; -inf with nothing to attend to. None without
+        need_lse.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(2)
+    >>> output, weights = pyattn.attention(x, x, x, need_weights=True)
+    >>> output, lse = pyattn.attention(x, x, x, need_lse=True)
+    >>> pyattn.attention(x, x, x, need_lse=True).lse.round(3)
+    array([1.395, 1.395])
     """
 
     output: FloatArray
     weights: FloatArray | None
     lse: FloatArray | None
+
+    def __new__(
+        cls, output: FloatArray, weights: FloatArray | None = None, lse: FloatArray | None = None
+    ) -> AttentionResult:
+        """Make the tuple of those that are not None."""
+        self = super().__new__(cls, (array for array in (output, weights, lse) if array is not None))
+        self.output, self.weights, self.lse = output, weights, lse
+        return self
+
+    def __getnewargs__(self) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
+        """Return the arguments that make a copy, or what pickle saves."""
+        return self.output, self.weights, self.lse
+
+    def __repr__(self) -> str:
+        """Show each array with its name."""
+        named = ((name, getattr(self, name)) for name in ("output", "weights", "lse"))
+        return f"AttentionResult({', '.join(f'{name}={array!r}' for name, array in named if array is not None)})"
 
 
 def scaled_dot_product_attention(

@@ -144,7 +144,7 @@ def self_attention(
     Returns
     -------
     ndarray, (..., L, v_dim)
-        Or, with ``need_weights=True``, an `AttentionResult` with the weights, (..., L, S); its lse is None.
+        Or, with ``need_weights=True``, an `AttentionResult`: the output and the weights, (..., L, S).
 
     Raises
     ------
@@ -213,7 +213,7 @@ def self_attention(
     output = output.swapaxes(-1, -2) if columns else output
     if attended is None:
         return output
-    return AttentionResult(output, attended.swapaxes(-1, -2) if columns else attended, None)
+    return AttentionResult(output, attended.swapaxes(-1, -2) if columns else attended)
 
 
 def read_weight(weight: npt.ArrayLike, name: str, columns: bool) -> Array:

@@ -132,6 +132,8 @@ def to_torch(x: Array) -> Any:
 
 def parts_of(returned: Any, axes: int, name: str) -> tuple[Any, ...]:
     """Return the results of a call as a tuple; a list counts as several results if they have an output's axes."""
+    if isinstance(returned, functional.AttentionResult):
+        return returned.output, returned.weights, returned.lse
     try:
         if isinstance(returned, list) and returned and getattr(returned[0], "ndim", 0) >= axes:
             return tuple(returned)

@@ -30,7 +30,7 @@ __all__ = ["FUNCTION", "MODULES", "Kind", "Side", "kind_of", "owner_of", "read_a
 Arguments = Mapping[str, Any]
 
 RESULTS = ("output", "weights", "lse")
-"""The results of a call, in the order of torch's MultiheadAttention and of `pyattn.AttentionResult`."""
+"""The results of a call, in the order of torch's MultiheadAttention; those left out at the end were not asked for."""
 
 ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight")
 """Arguments that are arrays even if given as lists; a window of two ends may be a list, but is not an array."""

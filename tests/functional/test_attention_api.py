@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pickle
 import pydoc
 import re
 
 import numpy as np
 import pytest
-from support.helpers import for_each
+from support.helpers import assert_same_bits, for_each
 
 import pyattn
 from pyattn.testing import bounds
@@ -231,7 +232,10 @@ def test_more_than_the_output_is_an_attention_result(arrays):
             assert type(result) is pyattn.AttentionResult
             assert (result.weights is not None, result.lse is not None) == (need_weights, need_lse)
             np.testing.assert_array_equal(result.output, output)
-            assert result == (result.output, result.weights, result.lse)
+            assert [id(one) for one in result] == [id(x) for x in vars(result).values() if x is not None]
+            copied = pickle.loads(pickle.dumps(result))
+            assert_same_bits(copied, result)
+            assert repr(copied) == repr(result)
 
 
 def test_the_result_is_a_fresh_c_contiguous_array(arrays):

@@ -133,7 +133,7 @@ def _attend(case, inputs, expected):
     )
     if not (case.need_weights or case.need_lse):
         assert isinstance(result, np.ndarray)
-        result = pyattn.AttentionResult(result, None, None)
+        result = pyattn.AttentionResult(result)
     assert (result.weights is not None, result.lse is not None) == (case.need_weights, case.need_lse)
     assert out is None or result.output is out
     return result

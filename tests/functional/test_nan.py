@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, part
 
 import pyattn
 from pyattn import reference
@@ -67,7 +67,7 @@ def poisoned(arrays, which, keys, poison):
 
 
 def rows_of(result, rows):
-    return pyattn.AttentionResult(*(None if array is None else array[:, :, rows] for array in result))
+    return part(result, slice(None), slice(None), rows)
 
 
 # Masked: never touched

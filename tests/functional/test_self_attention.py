@@ -120,7 +120,7 @@ def test_inputs_without_entries(inputs, contexts, columns, dtype):
         options = {"context": context} | (
             {"convention": "column" if columns else "row"} if isinstance(attend, functools.partial) else {}
         )
-        output, attended, _ = attend(x, **options, need_weights=True)
+        output, attended = attend(x, **options, need_weights=True)
         assert (output.swapaxes(-1, -2) if columns else output).shape == (*inputs, 4)
         assert attended.shape == (*inputs[:-1], *(pair[::-1] if columns else pair))
         assert output.dtype == dtype

@@ -128,7 +128,7 @@ def test_docstrings_of_internal_functions_have_one_line():
 
 def test_the_result_of_attention_documents_its_fields():
     entries = entries_of(sections_of(pyattn.AttentionResult.__doc__)["Attributes"])
-    assert tuple(entries) == pyattn.AttentionResult._fields
+    assert list(entries) == list(pyattn.AttentionResult.__annotations__)
     for kind, description in entries.values():
         assert "(..., heads, L" in kind
         assert description

@@ -72,12 +72,12 @@ def bits(array) -> np.ndarray:
 
 
 def assert_same_bits(actual, expected, about=""):
-    """Of arrays, or of all that two AttentionResults have."""
+    """Of arrays, or of all that two tuples of arrays and None have."""
     if isinstance(expected, tuple):
-        for name, one, other in zip(expected._fields, actual, expected, strict=True):
-            assert (one is None) == (other is None), f"{name} {about}"
+        for n, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            assert (one is None) == (other is None), f"array {n} {about}"
             if other is not None:
-                assert_same_bits(one, other, f"{name} {about}")
+                assert_same_bits(one, other, f"array {n} {about}")
         return
     assert actual.dtype.newbyteorder("=") == expected.dtype.newbyteorder("="), about
     np.testing.assert_array_equal(bits(actual), bits(expected), err_msg=str(about))
@@ -85,7 +85,8 @@ def assert_same_bits(actual, expected, about=""):
 
 def part(result, *index):
     """The same rows of all that an AttentionResult has."""
-    return type(result)(*(None if array is None else array[index] for array in result))
+    arrays = (result.output, result.weights, result.lse)
+    return type(result)(*(None if array is None else array[index] for array in arrays))
 
 
 def normal(*shape, dtype="float32", seed=0) -> np.ndarray:

@@ -90,7 +90,7 @@ def test_wrong_weights_of_one_side_alone_are_seen():
 
 
 def test_transposed_weights_of_one_side_alone_are_named():
-    output, weights, _ = with_weights(QUERY, KEY, VALUE)
+    output, weights = with_weights(QUERY, KEY, VALUE)
     report = compare_with((output, weights.mT))
     assert (report.cause.name, report.stage, report.complete) == ("weights returned", "weights", True)
     assert str(report.cause) == "theirs returns its weights transposed, (keys, queries)"

@@ -320,7 +320,7 @@ class SelfAttention(Module):
         Returns
         -------
         ndarray, (..., L, v_dim)
-            Or, with ``need_weights=True``, an `pyattn.AttentionResult` with the weights, (..., L, S); its lse is None.
+            Or, with ``need_weights=True``, a `pyattn.AttentionResult`: the output and the weights, (..., L, S).
 
         Raises
         ------
