@@ -1,13 +1,13 @@
 """Memory order of the weights of linear layers, which `Module.to_order` changes.
 
-A weight has torch's shape, (out, in). As (in, out) it lies like the W of ``x @ W``: a row then reads it as it comes,
-without a transposition. The order changes no bit of a result.
+Weights have torch's shape, (out, in). One stored as (in, out), like the W of ``x @ W``, is multiplied with a single row
+without a transpose. The order changes no bit of a result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,15 +23,15 @@ def reordered(
 ) -> dict[int, FloatArray]:
     """Return the arrays that replace weights of another order, by the id of each; see `Module.to_order`."""
     others = list(others)
-    keep = {id(array) for array in others}
+    keep, everything = {id(array) for array in others}, [*weights.values(), *others]
     replaced: dict[int, FloatArray] = {}
     for name, array in weights.items():
         if id(array) in replaced or id(array) in keep or _lies(array, order):
             continue
-        if not copy and (not array.flags.owndata or _is_viewed(array, [*weights.values(), *others])):
+        if not copy and (not _owns(array) or _is_viewed(array, everything)):
             raise ValueError(
-                f"{name} shares its memory with another array, a file or another library, which would no longer see "
-                "changes of it; pass copy=True to replace it by an array of its own"
+                f"{name} shares memory with another array, a file or another library, and to_order would separate "
+                "them; pass copy=True to allow that"
             )
         replaced[id(array)] = np.array(array, order="F" if order == "in_out" else "C")
     return replaced
@@ -39,6 +39,16 @@ def reordered(
 
 def _lies(array: FloatArray, order: MemoryOrder) -> bool:
     return array.flags.f_contiguous if order == "in_out" else array.flags.c_contiguous
+
+
+def _owns(array: FloatArray) -> bool:
+    """Return whether nobody else has the memory. What pickle made lies in a bytes or bytearray of its own."""
+    if array.flags.owndata:
+        return True
+    base: Any = array
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    return isinstance(base.obj if isinstance(base, memoryview) else base, (bytes, bytearray))
 
 
 def _is_viewed(array: FloatArray, others: list[FloatArray]) -> bool:
