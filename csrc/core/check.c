@@ -23,8 +23,9 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
         if (arrays[n]->axes > ATTN_MAX_AXES)
             FAIL("%s has %d axes, expected at most %d", names[n], arrays[n]->axes, (int)ATTN_MAX_AXES);
         if (arrays[n]->axes < 2)
-            FAIL("%s has shape %s, expected at least 2 axes: (..., length, dim)", names[n],
-                 attn_shape_text(arrays[n]->axes, arrays[n]->shape));
+            FAIL("%s has shape %s, expected at least 2 axes: (..., length, dim)%s", names[n],
+                 attn_shape_text(arrays[n]->axes, arrays[n]->shape),
+                 n == 0 && arrays[n]->axes == 1 ? "; for a single query, pass query[None]" : "");
         for (int axis = 0; axis < arrays[n]->axes; axis++)
             if (arrays[n]->shape[axis] < 0)
                 FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
@@ -38,8 +39,8 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
     const int length_first = has_heads && args->layout == ATTN_LAYOUT_BSHD;
     *at = attn_places_of(args->layout, has_heads);
     if (!has_heads && args->layout == ATTN_LAYOUT_BSHD)
-        FAIL("layout='bshd' with fewer than 4 axes: the heads axis is missing. If axis -2 holds heads, pass "
-             "enable_gqa=True; if not, leave layout out. Given: query %s, key %s, value %s",
+        FAIL("layout='bshd' needs 4 axes, (batch, length, heads, dim). For (length, heads, dim), pass query[None], "
+             "key[None] and value[None], or enable_gqa=True. Given: query %s, key %s, value %s",
              attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
              attn_shape_text(args->value.axes, args->value.shape));
     for (int n = 0; n < 3; n++)

@@ -9,8 +9,9 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     if (weight->axes != 2)
         FAIL("weight has shape %s, expected 2 axes: (features, inner)", attn_shape_text(weight->axes, weight->shape));
     if (attn_last_size(weight) != attn_last_size(x))
-        FAIL("weight has shape %s, expected (features, %td): x has shape %s",
-             attn_shape_text(weight->axes, weight->shape), attn_last_size(x), attn_shape_text(x->axes, x->shape));
+        FAIL("weight has shape %s, expected (features, %td): x has shape %s%s",
+             attn_shape_text(weight->axes, weight->shape), attn_last_size(x), attn_shape_text(x->axes, x->shape),
+             weight->shape[0] == attn_last_size(x) ? "; for x @ weight, pass weight.T" : "");
     if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0]))
         FAIL("bias has shape %s, expected (%td,): weight has shape %s", attn_shape_text(bias->axes, bias->shape),
              weight->shape[0], attn_shape_text(weight->axes, weight->shape));
@@ -20,10 +21,10 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
     if (weight->dtype != x->dtype) FAIL("weight has another dtype than x");
     if (bias->data && bias->dtype != x->dtype) FAIL("bias has another dtype than x");
-    const attn_view *beside[] = {&args->gate, &args->residual};
+    const attn_view *rows[] = {&args->gate, &args->residual};
     for (int n = 0; n < 2; n++)
-        if (beside[n]->data &&
-            attn_check_rows(n == 0 ? "gate" : "residual", beside[n], x, weight->shape[0], error) != ATTN_OK)
+        if (rows[n]->data &&
+            attn_check_rows(n == 0 ? "gate" : "residual", rows[n], x, weight->shape[0], error) != ATTN_OK)
             return ATTN_INVALID;
     if (bias->data && bias->shape[0] > 1 && bias->strides[0] != (x->dtype == ATTN_F64 ? 8 : 4))
         FAIL("bias must be contiguous");

@@ -17,8 +17,9 @@ static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int ran
     return 1;
 }
 
-/* A hint for the message when the mask has one axis of size 1 too many, such as a heads axis. */
-static const char *squeeze_hint(const char *name, const attn_view *mask, int rank, const ptrdiff_t *expected)
+/* A hint for the message when the mask has one axis of size 1 too many, such as a heads axis, or a row for each batch
+ * entry. */
+static const char *axes_hint(const char *name, const attn_view *mask, int rank, const ptrdiff_t *expected)
 {
     static _Thread_local char hint[64];
     for (int n = 0; n < mask->axes && mask->axes <= rank + 1; n++)
@@ -26,6 +27,10 @@ static const char *squeeze_hint(const char *name, const attn_view *mask, int ran
             snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->axes);
             return hint;
         }
+    if (mask->axes == 2 && rank == 4 && mask->shape[0] == expected[0] && mask->shape[1] == expected[3]) {
+        snprintf(hint, sizeof hint, "; for (batch, kv_len), pass %s[:, None, None, :]", name);
+        return hint;
+    }
     return "";
 }
 
@@ -55,7 +60,7 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
              attn_shape_text(mask->axes, mask->shape), attn_shape_text(rank, expected),
              p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)",
-             squeeze_hint(names[which], mask, rank, expected));
+             axes_hint(names[which], mask, rank, expected));
     if (which == ATTN_KEEP && mask->dtype != ATTN_BOOL) FAIL("keep_mask must be bool (True = kept)");
     if (mask->dtype == ATTN_I64) FAIL("%s must be bool or float (added to the scores)", names[which]);
     p->mask_dtypes[which] = mask->dtype == ATTN_BOOL && blocked ? ATTN_MASK_BLOCKED : (attn_mask_dtype)mask->dtype;

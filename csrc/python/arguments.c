@@ -37,13 +37,25 @@ static int refuse_call(const pyattn_signature *s, PyObject *message, const char 
     return -1;
 }
 
-/* torch's modules have key_padding_mask; functions take it as an attn_mask. */
-static const char *offer_for(const pyattn_signature *s, PyObject *keyword)
+/* Raises a TypeError for an unknown keyword, with the first name that contains it. torch's modules have
+ * key_padding_mask; functions take it as an attn_mask. */
+static int refuse_keyword(const pyattn_signature *s, PyObject *keyword)
 {
-    int masked = 0;
-    for (int n = 0; n < s->count; n++) masked |= strcmp(s->names[n], "attn_mask") == 0;
-    if (!masked || PyUnicode_CompareWithASCIIString(keyword, "key_padding_mask") != 0) return "it takes";
-    return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes";
+    char offer[120] = "it takes";
+    const char *word = PyUnicode_AsUTF8(keyword);
+    if (word == NULL) return -1;
+    for (int n = 0; n < s->count; n++) {
+        if (strcmp(s->names[n], "attn_mask") == 0 && strcmp(word, "key_padding_mask") == 0) {
+            snprintf(offer, sizeof offer,
+                     "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes");
+            break;
+        }
+        if (strstr(s->names[n], word) == NULL) continue;
+        snprintf(offer, sizeof offer, "did you mean %s? It takes", s->names[n]);
+        break;
+    }
+    return refuse_call(s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword),
+                       offer, 0);
 }
 
 int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
@@ -63,10 +75,7 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
     for (Py_ssize_t i = 0; i < keywords; i++) {
         PyObject *keyword = PyTuple_GET_ITEM(kwnames, i);
         place = find_name(s, keyword, place + 1);
-        if (place < 0)
-            return refuse_call(
-                s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword),
-                offer_for(s, keyword), 0);
+        if (place < 0) return refuse_keyword(s, keyword);
         if (values[place] != NULL) {
             PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", s->function, keyword);
             return -1;

@@ -193,7 +193,8 @@ static void name_complaint(PyObject *object, const char *name)
     PyObject *said = PyObject_Str(cause), *fix = said == NULL ? NULL : tensor_fix(object, name);
     PyObject *kind = PyErr_GivenExceptionMatches(type, PyExc_ValueError) ? PyExc_ValueError : PyExc_TypeError;
     if (fix != NULL && PyUnicode_IS_ASCII(said) && strstr(PyUnicode_AsUTF8(said), "inhomogeneous") != NULL)
-        PyErr_Format(kind, "%s has rows of different lengths; pad them to one length", name);
+        PyErr_Format(kind, "%s has rows of different lengths; pad them to one length (attention takes key_lengths)",
+                     name);
     else if (fix != NULL)
         PyErr_Format(kind, "%s is not an array of float32 or float64: %U%U", name, said, fix);
     Py_XDECREF(fix);

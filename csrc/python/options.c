@@ -60,8 +60,8 @@ int pyattn_warn_of_ones(const char *mask, int blocked)
     return pyattn_warn(
         "MaskWarning",
         blocked ? "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
-                  "scores, and masks nothing. If 1 means blocked, pass %s=numpy.equal(%s, 1); if it means "
-                  "attend, pass %s=numpy.equal(%s, 0)"
+                  "scores, and masks nothing. If 1 means blocked, pass %s=pyattn.masks.from_blocked(%s); if it means "
+                  "attend, pass %s=pyattn.masks.from_array(%s)"
                 : "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
                   "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_array(%s)",
         mask, mask, mask, mask, mask);
@@ -128,8 +128,8 @@ static int convert_scale(PyObject *object, attn_args *args)
     if (!pyattn_given(object)) return 0;
     args->has_scale = 1;
     if (pyattn_is_bool(object)) {
-        PyErr_SetString(PyExc_TypeError, "scale is of type bool, expected a number; leave it out to divide by "
-                                         "sqrt(head_dim), pass 1 not to scale");
+        PyErr_SetString(PyExc_TypeError, "scale is of type bool, expected a number; pass 1 not to scale, or leave "
+                                         "it out for the default");
         return -1;
     }
     return pyattn_finite(object, "scale", &args->scale);

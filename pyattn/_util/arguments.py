@@ -55,8 +55,10 @@ def refuse_keyword(error: TypeError, function: Callable[..., Any]) -> None:
     """Raise again what Python says of an unknown keyword, with the names of those that the function takes."""
     inside = error.__traceback__ is None or error.__traceback__.tb_next is not None  # the function has begun
     if not inside and "unexpected keyword argument" in str(error):
-        names = ", ".join(name for name in inspect.signature(function).parameters if name != "self")
-        raise TypeError(f"{error}; it takes {names}") from None
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        keyword = str(error).rpartition("argument ")[2].strip("'")
+        meant = next((f"did you mean {name}? It" for name in names if keyword in name), "it")
+        raise TypeError(f"{error}; {meant} takes {', '.join(names)}") from None
 
 
 def as_index(x: SupportsIndex | None, name: str, expected: str = "an int") -> int:
@@ -106,7 +108,7 @@ def as_scale(x: SupportsFloat | None) -> float | None:
     """Read the factor of the scores; None stands for 1 / sqrt(head_dim)."""
     if isinstance(x, (bool, np.bool_)):
         raise TypeError(
-            "scale is of type bool, expected a number; leave it out to divide by sqrt(head_dim), pass 1 not to scale"
+            "scale is of type bool, expected a number; pass 1 not to scale, or leave it out for the default"
         )
     return None if x is None else as_finite(x, "scale")
 

@@ -20,8 +20,8 @@ def as_array_of_ids(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     except ValueError as error:
         if "rows of different lengths" not in str(error):
             raise
-        fix = "pad them with pyattn.generation.pad_sequences, which also returns their lengths"
-        raise ValueError(f"{name} has rows of different lengths; {fix}") from error
+        fix = f"ids, lengths = pyattn.generation.pad_sequences({name}) pads them; pass ids, and lengths by name"
+        raise ValueError(f"{name} has rows of different lengths; {fix}") from None
 
 
 def as_integers(x: npt.ArrayLike, name: str) -> IntArray:

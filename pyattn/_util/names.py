@@ -1,4 +1,4 @@
-"""What public modules show, and their error messages for unknown attributes."""
+"""Public names of modules, and errors for unknown attributes."""
 
 from __future__ import annotations
 

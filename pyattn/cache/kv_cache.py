@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -423,6 +423,13 @@ class KVCache:
             out=out,
         )
 
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; `update` is what transformers' caches have."""
+            hint = "; call append(layer, key, value)" if name == "update" else ""
+            raise AttributeError(f"'KVCache' object has no attribute {name!r}{hint}", name=name, obj=self)
+
     # Changes
 
     def append(
@@ -459,6 +466,7 @@ class KVCache:
         MemoryError
             Memory is exhausted. The cache is unchanged, as after every error.
         """
+        self._layer(layer)  # first, so that append(key, value) is told of the missing layer
         rows, new = as_rows(key, value, self.batch_size, self._sizes, layout)
         growth = self._begin(layer, new, lengths)
         _core.append_to_pages(growth.use, *rows, layout)
@@ -641,6 +649,8 @@ class KVCache:
 
 def _number_of(x: SupportsIndex, name: str, count: int) -> int:
     """Read an index below count."""
+    if isinstance(x, np.ndarray) and x.ndim > 0:
+        raise TypeError(f"{name} is an array, expected an int: the {name} comes first")
     n = as_count(x, name, least=0)
     if n >= count:
         raise ValueError(f"{name} is {n}, expected 0 to {count - 1}")

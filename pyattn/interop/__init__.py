@@ -16,4 +16,4 @@ else:  # hidden from type checkers, to which __getattr__ means that every name e
         raise AttributeError(f"module 'pyattn.interop' has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib"})
+        return sorted(__all__)

@@ -45,7 +45,9 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
         raise TypeError(f"path is of type {type(path).__name__}, expected a str or path of a folder")
     given = Path(path)
     if not given.exists():
-        raise FileNotFoundError(f"{given} does not exist, expected a folder with {CONFIG} and {WEIGHTS}")
+        raise FileNotFoundError(
+            f"{given} does not exist, expected a folder with {CONFIG} and {WEIGHTS}; pyattn downloads nothing"
+        )
     folder = given if given.is_dir() else given.parent
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"{folder} has no {CONFIG}, expected a folder with {CONFIG} and {WEIGHTS}")

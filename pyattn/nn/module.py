@@ -20,6 +20,17 @@ __all__ = ["Module"]
 _Forward = TypeVar("_Forward", bound=Callable[..., Any], covariant=True)
 _Self = TypeVar("_Self", bound="Module")  # typing.Self begins with Python 3.11
 
+# Methods of other libraries' modules, and what to do here.
+_NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
+_ELSEWHERE = {
+    "backward": _NO_GRADIENTS,
+    "from_torch": "call pyattn.interop.torch.from_torch(module)",
+    "generate": "call pyattn.generate(model, source)",
+    "half": "parameters are float32 or float64: call float() or double()",
+    "save": "call pyattn.nn.save(module, path)",
+    "zero_grad": _NO_GRADIENTS,
+}
+
 
 class _HasForward(Protocol[_Forward]):
     @property
@@ -105,6 +116,17 @@ class Module:
             cls.__init__ = naming_keywords(cls.__init__)  # type: ignore[method-assign]
 
     # Registration
+
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; those that other libraries have say what to do here."""
+            hint = _ELSEWHERE.get(name)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{f'; {hint}' if hint else ''}",
+                name=name,
+                obj=self,
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; float arrays are registered as parameters, modules as parts."""
@@ -410,7 +432,7 @@ class Module:
         Parameters
         ----------
         order : {"in_out", "out_in"}
-            A weight (out, in) lies in memory as (in, out), as the W of ``x @ W`` does, or as its shape says.
+            ``"in_out"``: stored like the W of ``x @ W``. ``"out_in"``: C order, as in torch.
         copy : bool
             Replace arrays that share memory with others, too: with views, a mapped file or a torch module. Default:
             False.
@@ -423,7 +445,7 @@ class Module:
         Raises
         ------
         ValueError
-            order is something else, or a weight shares memory and copy is False. Nothing is replaced then.
+            order is neither of the two, or a weight shares memory and copy is False. Nothing is replaced then.
         TypeError
             order is not a str, or copy is not a bool.
 

@@ -42,4 +42,4 @@ else:
         return found
 
     def __dir__():
-        return sorted({*__all__, *globals()})
+        return sorted(__all__)

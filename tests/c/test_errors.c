@@ -51,15 +51,16 @@ static void claim_refused(const call *c, const char *sentence, int line)
 
 static void test_ranks_and_dtypes(void)
 {
-    REFUSED("query has shape (8,), expected at least 2 axes: (..., length, dim)", args->query = VIEW(ATTN_F32, 8));
+    REFUSED("query has shape (8,), expected at least 2 axes: (..., length, dim); for a single query, pass query[None]",
+            args->query = VIEW(ATTN_F32, 8));
     REFUSED("query has shape (-1, 8), expected sizes of 0 or more", args->query = VIEW(ATTN_F32, -1, 8));
     REFUSED("key has shape (), expected at least 2 axes: (..., length, dim)", args->key.axes = 0);
     REFUSED("value has 65 axes, expected at most 64", args->value.axes = ATTN_MAX_AXES + 1);
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
     REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
     REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
-    REFUSED("layout='bshd' with fewer than 4 axes: the heads axis is missing. If axis -2 holds heads, pass "
-            "enable_gqa=True; if not, leave layout out. Given: query (4, 3, 8), key (4, 3, 8), value (3, 8)",
+    REFUSED("layout='bshd' needs 4 axes, (batch, length, heads, dim). For (length, heads, dim), pass query[None], "
+            "key[None] and value[None], or enable_gqa=True. Given: query (4, 3, 8), key (4, 3, 8), value (3, 8)",
             args->query = args->key = VIEW(ATTN_F32, 4, 3, 8);
             args->value = VIEW(ATTN_F32, 3, 8); args->layout = ATTN_LAYOUT_BSHD);
     REFUSED("key has shape (3, 8), expected at least 3 axes: (..., length, heads, dim)",
@@ -173,7 +174,8 @@ static void test_masks_and_lengths(void)
     REFUSED("dropout_p is 1.5, expected 0 <= dropout_p <= 1", args->dropout_p = 1.5);
     REFUSED("dropout with 8 heads in all, 4294967299 queries and 3 keys, expected at most 2**32 of each (keys: 2**34); "
             "pass keep_mask instead",
-            args->dropout_p = 0.5; args->query_start = (ptrdiff_t)1 << 32);
+            args->dropout_p = 0.5;
+            args->query_start = (ptrdiff_t)1 << 32);
     REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)",
             args->key_lengths = LENGTHS(3));
     REFUSED("query_lengths has shape (2, 1), which does not broadcast to the batch axes (2,)",

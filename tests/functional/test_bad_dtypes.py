@@ -125,7 +125,7 @@ def test_numbers_that_numpy_keeps_as_objects_can_be_cast(numbers, came, make):
 @for_each("kind", [list, tuple])
 def test_rows_of_different_lengths_are_named(kind):
     ragged = kind([kind([1, 2]), kind([3])])
-    fix = "has rows of different lengths; pad them to one length"
+    fix = "has rows of different lengths; pad them to one length .attention takes key_lengths."
     for name, arguments in {"key": (ragged, VALUE), "value": (KEY, ragged)}.items():
         with pytest.raises(ValueError, match=f"^{name} {fix}$") as caught:
             pyattn.attention(QUERY, *arguments)

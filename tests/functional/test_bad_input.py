@@ -69,8 +69,8 @@ def test_shapes_are_named_in_the_layout_given():
 @pytest.mark.parametrize("arrays", [(QUERY, KEY, VALUE), BATCH, (BATCH[0], KEY, VALUE)], ids=["2", "3", "both"])
 def test_bshd_needs_an_axis_for_heads(arrays):
     message = (
-        "layout='bshd' with fewer than 4 axes: the heads axis is missing. If axis -2 holds heads, pass "
-        "enable_gqa=True; if not, leave layout out. "
+        "layout='bshd' needs 4 axes, (batch, length, heads, dim). For (length, heads, dim), pass query[None], "
+        "key[None] and value[None], or enable_gqa=True. "
         f"Given: query {arrays[0].shape}, key {arrays[1].shape}, value {arrays[2].shape}"
     )
     refuse(ValueError, message, *arrays, layout="bshd")
@@ -82,7 +82,7 @@ def test_bshd_needs_an_axis_for_heads(arrays):
 def test_what_the_message_on_bshd_offers_is_right(length, heads):
     """Each head by itself, as a loop over axis -2 has them."""
     query, key, value = (np.random.default_rng(n).random((length, heads, 4)) for n in range(3))
-    refuse(ValueError, "layout='bshd' with fewer than 4 axes", query, key, value, layout="bshd")
+    refuse(ValueError, "layout='bshd' needs 4 axes", query, key, value, layout="bshd")
     whole = pyattn.attention(query, key, value, layout="bshd", enable_gqa=True)
     for h in range(heads):
         np.testing.assert_array_equal(whole[:, h], pyattn.attention(query[:, h], key[:, h], value[:, h]))

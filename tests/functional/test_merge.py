@@ -151,7 +151,7 @@ def test_without_heads_there_is_no_other_layout(shape):
     message = f"outputs[0] has shape {shape}, expected at least 3 axes: (..., L, heads, v_dim); without heads, leave"
     with pytest.raises(ValueError, match=re.escape(message)):
         pyattn.merge_states([np.ones(shape)], [np.ones(shape[:-1])], layout="bshd")
-    with pytest.raises(ValueError, match="layout='bshd' with fewer than 4 axes"):
+    with pytest.raises(ValueError, match="layout='bshd' needs 4 axes"):
         pyattn.attention(*[np.ones((3, 5))] * 3, layout="bshd")
     pyattn.merge_states([np.ones(shape)], [np.ones(shape[:-1])])
 

@@ -20,9 +20,31 @@ def language_model():
 
 
 CALLS = {
-    "mask": (lambda: pyattn.attention(X, X, X, mask=TRIANGLE), TypeError, "attn_mask"),
+    "mask": (lambda: pyattn.attention(X, X, X, mask=TRIANGLE), TypeError, "; did you mean attn_mask? It takes query, "),
     "mask by position": (lambda: pyattn.attention(X, X, X, TRIANGLE), TypeError, "by name: score_weight, attn_mask"),
-    "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "is_causal"),
+    "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "did you mean is_causal?"),
+    "one query": (lambda: pyattn.attention(X[0], X, X), ValueError, "for a single query, pass query[None]"),
+    "heads after length": (
+        lambda: pyattn.attention(X[None], X[None], X[None], layout="bshd"),
+        ValueError,
+        "pass query[None], key[None] and value[None]",
+    ),
+    "x @ weight": (lambda: pyattn.functional.linear(X, X[:, :2]), ValueError, "for x @ weight, pass weight.T"),
+    "padding of a batch": (
+        lambda: pyattn.attention(*[np.ones((2, 1, 4, 3))] * 3, attn_mask=np.ones((2, 4), bool)),
+        ValueError,
+        "for (batch, kv_len), pass attn_mask[:, None, None, :]",
+    ),
+    "half": (lambda: language_model().half(), AttributeError, "call float() or double()"),
+    "gradients": (lambda: language_model().zero_grad(), AttributeError, "computes no gradients"),
+    "ragged tokens": (
+        lambda: language_model()([[1, 2], [3]]),
+        ValueError,
+        "ids, lengths = pyattn.generation.pad_sequences(input)",
+    ),
+    "no layer": (lambda: pyattn.KVCache(1, 1, 3).append(X, X, 0), TypeError, "the layer comes first"),
+    "cache's name": (lambda: pyattn.KVCache(1, 1, 3).update(X, X), AttributeError, "append(layer, key, value)"),
+    "hub": (lambda: pyattn.models.load("gpt2"), FileNotFoundError, "downloads nothing"),
     "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
     "padding": (lambda: pyattn.attention(X, X, X, key_padding_mask=TRIANGLE), TypeError, "from_blocked(key_padding"),
     "rows": (lambda: pyattn.attention([[1.0, 2.0], [3.0]], X, X), ValueError, "pad them to one length"),
@@ -31,7 +53,7 @@ CALLS = {
     "NumPy's False": (lambda: pyattn.attention(X, X, X, scale=np.False_), TypeError, "scale is of type bool"),
     "module, no scale": (lambda: nn.SelfAttention(3, 3, scale=False), TypeError, "pass 1 not to scale"),
     "trace, no scale": (lambda: pyattn.trace_attention(X, X, X, scale=False), TypeError, "pass 1 not to scale"),
-    "self_attention, mask": (lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
+    "self_attention, mask": (lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE), TypeError, "mean attn_mask? It"),
     "self_attention, no scale": (lambda: pyattn.self_attention(X, W, W, W, scale=False), TypeError, "of type bool"),
     "trace, mask": (lambda: pyattn.trace(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
     "trace's weights": (lambda: pyattn.trace(X, W, W, W).attention_weights, AttributeError, "scores, weights, outputs"),

@@ -71,7 +71,7 @@ def test_what_is_no_number_is_refused(name, call, x):
     if x is None and name in ("theta", "scale"):
         call(x)  # means something there
         return
-    with pytest.raises(TypeError, match=rf"^{name} is of type \w+, expected a number(; leave it out to divide .*)?$"):
+    with pytest.raises(TypeError, match=rf"^{name} is of type \w+, expected a number(; pass 1 not to scale.*)?$"):
         call(x)
 
 

@@ -15,7 +15,10 @@ from pyattn.models.inputs import as_tokens
     ids=["language model", "published models"],
 )
 def test_rows_of_different_lengths_are_refused(read, name):
-    with pytest.raises(ValueError, match=rf"^{name} has rows of different lengths; pad them with pyattn\.generation\."):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{name} has rows of different lengths; ids, lengths = pyattn\.generation\.pad_sequences\({name}\) ",
+    ):
         read([[1, 2], [3]])
 
 

@@ -6,7 +6,7 @@ Indices: N batch, L tokens, E d_model.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -56,13 +56,6 @@ class TokenModel(Module):
     batch_first: Any = True
     window: int | None = None
     """Number of earlier tokens that a token sees; None for all."""
-
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
-
-        def __getattr__(self, name):
-            """Refuse an unknown name; `generate` is a method in other libraries."""
-            hint = "; call pyattn.generate(model, source)" if name == "generate" else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def vocab_size(self) -> int | None:
