@@ -28,8 +28,7 @@ enum {
     STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
     WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
-    TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES,
-    FAR_BYTES = 1 << 24 /* a larger weight is read from memory, not from a cache */
+    TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
 };
 _Static_assert((int)FEATURES == (int)ATTN_TILE_FEATURES, "both orders are cut into the same blocks of features");
 
@@ -37,7 +36,6 @@ typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
     int in_out;   /* the weight lies as (inner, features) */
-    int fetch;    /* gemv of (features, inner) prefetches: this pays for a weight in memory, and from 4 rows on */
     int gemv;     /* few rows, which are a stream over the weight */
     int nr;       /* features processed together */
     ptrdiff_t kc; /* inner elements per pass over them */
@@ -147,10 +145,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     *plan = (linear_plan){.product = p, .kernels = k};
     plan->in_out =
         !unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size);
-    const size_t reals = attn_saturating_mul((size_t)p->inner, (size_t)p->features);
-    const int far = attn_saturating_mul(reals, (size_t)k->size) > FAR_BYTES;
     plan->gemv = p->rows <= (plan->in_out ? k->gemv_rows : k->decode_rows);
-    plan->fetch = far || p->rows >= 4;
     plan->x_row = copied_row(p->inner, k->size);
     if (plan->in_out)
         cut_in_out(plan);
@@ -268,7 +263,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->gemv)
                 k->decode_scores(block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
-                                 plan->fetch ? weight + FEATURES * stride * k->size : NULL, panel);
+                                 weight + FEATURES * stride * k->size, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);
@@ -409,13 +404,14 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* Packs a block of the current chunk. */
+/* Packs a block of the current chunk. Tasks beyond the last block only wake workers for the product. */
 static void pack_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-    if (!attn_should_stop(job, worker)) pack(plan, &w, chunk.first + number, &chunk);
+    if (chunk.first + number < chunk.last && !attn_should_stop(job, worker))
+        pack(plan, &w, chunk.first + number, &chunk);
 }
 
 /* Multiplies some features with the current chunk. */
@@ -448,7 +444,7 @@ static attn_status run(linear_plan *plan, int workers)
     for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
         const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
         const ptrdiff_t blocks = chunk.last - chunk.first;
-        if (packs_x(plan)) status = attn_parallel_for(blocks, attn_workers(workers, blocks), pack_task, plan);
+        if (packs_x(plan)) status = attn_parallel_for(blocks < workers ? workers : blocks, workers, pack_task, plan);
         if (status == ATTN_OK) status = attn_parallel_for(plan->tasks, workers, features_task, plan);
     }
     return status;

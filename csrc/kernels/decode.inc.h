@@ -13,7 +13,7 @@ enum { K(square_lines) = LANES * LANES < K(line) ? 1 : LANES * LANES / K(line) }
  *   key   (G * LANES, features)             row stride key_stride
  *   acc   (G, R)                            in, out
  */
-ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, const int fetch, ptrdiff_t features, const real *query,
+ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, ptrdiff_t features, const real *query,
                                      ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
                                      K(prefetch_cursor) * cursor, vec *acc)
 {
@@ -34,7 +34,7 @@ ATTN_TEMPLATE void K(decode_squares)(const int R, const int G, const int fetch, 
             at = K(load_transposed)(at, key_stride, k);
             ATTN_UNROLL for (int i = 0; i < LANES; i++) ATTN_UNROLL for (int r = 0; r < R; r++) sum[g * R + r] =
                 V(fma)(k[i], V(splat)(row[r][d + i]), sum[g * R + r]);
-            if (fetch) K(fetch_lines)(&stream, K(square_lines));
+            K(fetch_lines)(&stream, K(square_lines));
             __asm__ volatile("" ::: "memory"); /* one square at a time: two do not fit in the registers */
         }
     }
@@ -66,10 +66,10 @@ ATTN_TEMPLATE void K(decode_edges)(const int R, const int G, int keys, ptrdiff_t
 }
 
 /* Multiplies R rows with the keys of a block from n on, in whole sets of G groups of LANES keys. Returns the first key
- * not done. `fetch`: prefetches the next block. */
-ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, const int fetch, int n, int keys, ptrdiff_t head_dim,
-                                   const real *query, ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride,
-                                   const real *next, real *scores)
+ * not done. */
+ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, int n, int keys, ptrdiff_t head_dim, const real *query,
+                                   ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride, const real *next,
+                                   real *scores)
 {
     /* Where rows share sets of the L1 cache, squares begin with a cache line: one that two squares need is evicted before
      * the second one reads it. Short rows lose more at their ends than that. */
@@ -78,10 +78,8 @@ ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, const int fetch, in
     for (; n < keys && (G == 1 || n + G * LANES <= keys); n += G * LANES) {
         const int left = keys - n < LANES ? keys - n : LANES;
         const real *k = key + n * key_stride;
-        K(prefetch_cursor) cursor = {0};
-        vec acc[ATTN_DECODE_ROWS],
-            shared[G][LANES]; /* shared: the squares in which one fold ends and the next begins */
-        if (fetch) cursor = K(rows_ahead_of)(key, next, n, key_stride, head_dim, G * LANES);
+        K(prefetch_cursor) cursor = K(rows_ahead_of)(key, next, n, key_stride, head_dim, G * LANES);
+        vec acc[ATTN_DECODE_ROWS], shared[G][LANES]; /* shared: squares in which one fold ends and the next begins */
 
         ptrdiff_t from = 0;
         do { /* runs once even for head_dim 0, as scores are then 0 */
@@ -90,21 +88,24 @@ ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, const int fetch, in
             const ptrdiff_t head = aligns && left == LANES ? K(before_line)(k + from, key_stride, features) : 0;
             const ptrdiff_t end = left < LANES ? 0 : features - (features - head) % LANES;
             const int shares = head > 0 && from + end + LANES <= head_dim;
+            const real *q = query + from, *at = k + from;
             ATTN_UNROLL for (int c = 0; c < G * R; c++) acc[c] = V(splat)(0);
-            if (from == 0) K(decode_edges)(R, G, left, head, query, query_stride, k, key_stride, acc);
-            for (int g = 0; from > 0 && head > 0 && g < G; g++)
-                K(decode_lanes)
-                (R, LANES - (int)head, LANES, query + from + head - LANES, query_stride, shared[g], acc + g * R);
-            K(decode_squares)
-            (R, G, fetch, end - head, query + from + head, query_stride, k + from + head, key_stride, &cursor, acc);
-            for (int g = 0; shares && g < G; g++) {
-                K(load_transposed)(k + g * LANES * key_stride + from + end, key_stride, shared[g]);
-                K(decode_lanes)(R, 0, (int)(features - end), query + from + end, query_stride, shared[g], acc + g * R);
+            if (from == 0) {
+                K(decode_edges)(R, G, left, head, q, query_stride, at, key_stride, acc);
+            } else if (head > 0) {
+                for (int g = 0; g < G; g++)
+                    K(decode_lanes)(R, LANES - (int)head, LANES, q + head - LANES, query_stride, shared[g], acc + g * R);
             }
-            if (fetch && shares) K(fetch_lines)(&cursor, G * K(square_lines));
-            if (!shares)
-                K(decode_edges)
-                (R, G, left, features - end, query + from + end, query_stride, k + from + end, key_stride, acc);
+            K(decode_squares)(R, G, end - head, q + head, query_stride, at + head, key_stride, &cursor, acc);
+            if (shares) {
+                for (int g = 0; g < G; g++) {
+                    K(load_transposed)(at + g * LANES * key_stride + end, key_stride, shared[g]);
+                    K(decode_lanes)(R, 0, (int)(features - end), q + end, query_stride, shared[g], acc + g * R);
+                }
+                K(fetch_lines)(&cursor, G * K(square_lines));
+            } else {
+                K(decode_edges)(R, G, left, features - end, q + end, query_stride, at + end, key_stride, acc);
+            }
             ATTN_UNROLL for (int g = 0; g < G; g++) ATTN_UNROLL for (int r = 0; r < R; r++)
             {
                 real *out = scores + r * ATTN_BLOCK_KEYS + n + g * LANES;
@@ -134,9 +135,7 @@ typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query,
         int n, int keys, ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride, const real *key,               \
         ptrdiff_t key_stride, const real *next, real *scores)                                                          \
     {                                                                                                                  \
-        return next != NULL                                                                                            \
-                   ? K(decode_groups)(R, G, 1, n, keys, head_dim, query, query_stride, key, key_stride, next, scores)  \
-                   : K(decode_groups)(R, G, 0, n, keys, head_dim, query, query_stride, key, key_stride, next, scores); \
+        return K(decode_groups)(R, G, n, keys, head_dim, query, query_stride, key, key_stride, next, scores);          \
     }
 DECODE_GROUPS(1, 1)
 DECODE_GROUPS(2, 1)
