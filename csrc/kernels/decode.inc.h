@@ -71,8 +71,8 @@ ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, int n, int keys, pt
                                    ptrdiff_t query_stride, const real *key, ptrdiff_t key_stride, const real *next,
                                    real *scores)
 {
-    /* Where rows share sets of the L1 cache, squares begin with a cache line: one that two squares need is evicted before
-     * the second one reads it. Short rows lose more at their ends than that. */
+    /* Where rows share sets of the L1 cache, squares begin with a cache line: one that two squares need is gone before
+     * the second reads it. Short rows lose more at their ends than that. */
     enum { LONG = 2 * ATTN_FOLD_FEATURES };
     const int aligns = head_dim >= LONG && attn_aliases(key_stride * (ptrdiff_t)sizeof(real));
     for (; n < keys && (G == 1 || n + G * LANES <= keys); n += G * LANES) {
@@ -93,8 +93,9 @@ ATTN_TEMPLATE int K(decode_groups)(const int R, const int G, int n, int keys, pt
             if (from == 0) {
                 K(decode_edges)(R, G, left, head, q, query_stride, at, key_stride, acc);
             } else if (head > 0) {
+                const int rest = LANES - (int)head; /* features of the square that the fold before had */
                 for (int g = 0; g < G; g++)
-                    K(decode_lanes)(R, LANES - (int)head, LANES, q + head - LANES, query_stride, shared[g], acc + g * R);
+                    K(decode_lanes)(R, rest, LANES, q - rest, query_stride, shared[g], acc + g * R);
             }
             K(decode_squares)(R, G, end - head, q + head, query_stride, at + head, key_stride, &cursor, acc);
             if (shares) {
