@@ -43,7 +43,7 @@ class AttentionResult(tuple[FloatArray, ...]):
     >>> output, weights = pyattn.attention(x, x, x, need_weights=True)
     >>> output, lse = pyattn.attention(x, x, x, need_lse=True)
     >>> pyattn.attention(x, x, x, need_lse=True).lse.round(3)
-    array([1.395, 1.395])
+    array([1.108, 1.108])
     """
 
     output: FloatArray

@@ -85,7 +85,7 @@ class SelfAttention(Module):
     >>> head = nn.SelfAttention(4, 3, v_dim=2, scale=1, rng=0)
     >>> head
     SelfAttention(embed_dim=4, key_dim=3, v_dim=2, bias=False, scale=1.0)
-    >>> output, weights, _ = head(np.ones((5, 4), np.float32), need_weights=True)
+    >>> output, weights = head(np.ones((5, 4), np.float32), need_weights=True)
     >>> output.shape, weights.shape
     ((5, 2), (5, 5))
     """
