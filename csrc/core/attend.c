@@ -40,7 +40,8 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }
 
-attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse, attn_error *error)
+attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
+                           attn_error *error)
 {
     attn_problem problem;
     attn_status status = attn_check_inputs(args, &problem, error); /* all rules live in check.c */

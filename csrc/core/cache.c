@@ -1,4 +1,4 @@
-/* The paged KV cache: its rules, its views for attention, and appending rows. */
+/* The paged KV cache: its rules, its tensors for attention, and appending rows. */
 #include "attend.h"
 #include "check.h"
 #include "copy.h"
@@ -24,22 +24,24 @@ static attn_status check_cache(const attn_cache *c, attn_error *error)
 }
 
 /* The keys or the values as one array, with axes in the layout's order. */
-static attn_view view_of(const attn_cache *c, attn_layout layout, ptrdiff_t dim, ptrdiff_t *shape, ptrdiff_t *strides)
+static attn_tensor tensor_of(const attn_cache *c, attn_layout layout, ptrdiff_t dim)
 {
     const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
     const ptrdiff_t row = dim * size_of(c);
-    shape[0] = c->batches, shape[heads] = c->kv_heads, shape[length] = c->length, shape[3] = dim;
-    strides[0] = sizeof *c->pages, strides[heads] = ATTN_PAGE_KEYS * row, strides[length] = row;
-    strides[3] = size_of(c);
-    return (attn_view){(void *)c->pages, c->dtype, 4, shape, strides};
+    attn_tensor t = {.data = (void *)c->pages, .dtype = c->dtype, .ndim = 4};
+    t.shape[0] = c->batches, t.shape[heads] = c->kv_heads, t.shape[length] = c->length, t.shape[3] = dim;
+    t.strides[0] = sizeof *c->pages, t.strides[heads] = ATTN_PAGE_KEYS * row, t.strides[length] = row;
+    t.strides[3] = size_of(c);
+    return t;
 }
 
-attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_cache_views *v, attn_error *error)
+attn_status attn_cache_tensors(const attn_cache *cache, attn_layout layout, attn_tensor *key, attn_tensor *value,
+                            attn_error *error)
 {
     const attn_status status = check_cache(cache, error);
     if (status != ATTN_OK) return status;
-    v->key = view_of(cache, layout, cache->head_dim, v->shapes[0], v->strides[0]);
-    v->value = view_of(cache, layout, cache->v_dim, v->shapes[1], v->strides[1]);
+    *key = tensor_of(cache, layout, cache->head_dim);
+    *value = tensor_of(cache, layout, cache->v_dim);
     return ATTN_OK;
 }
 
@@ -64,18 +66,18 @@ attn_status attn_check_pages(const attn_problem *p, attn_error *error)
 
 /* Appending rows */
 
-static attn_status check_rows(const char *name, const attn_cache *c, const attn_view *rows, const attn_view *like,
+static attn_status check_rows(const char *name, const attn_cache *c, const attn_tensor *rows, const attn_tensor *like,
                               ptrdiff_t new, attn_layout layout, attn_error *error)
 {
     const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2;
     ptrdiff_t expected[4];
-    int same = rows->axes == 4;
+    int same = rows->ndim == 4;
     for (int axis = 0; axis < 4; axis++) {
         expected[axis] = axis == length ? new : like->shape[axis];
         same = same && rows->shape[axis] == expected[axis];
     }
     if (!same)
-        FAIL("%s has shape %s, expected %s: %s", name, attn_shape_text(rows->axes, rows->shape),
+        FAIL("%s has shape %s, expected %s: %s", name, attn_shape_text(rows->ndim, rows->shape),
              attn_shape_text(4, expected),
              layout == ATTN_LAYOUT_BSHD ? "(batch, new, kv_heads, dim)" : "(batch, kv_heads, new, dim)");
     if (rows->dtype != c->dtype) FAIL("%s has another dtype than the cache", name);
@@ -83,7 +85,7 @@ static attn_status check_rows(const char *name, const attn_cache *c, const attn_
 }
 
 /* Copies rows [0, count) of one batch entry and head to positions first, first + 1 ... */
-static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page, const attn_view *rows,
+static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page, const attn_tensor *rows,
                       const char *from, int length, ptrdiff_t first, ptrdiff_t count)
 {
     const ptrdiff_t dim = rows->shape[3], row = dim * size_of(c);
@@ -95,14 +97,14 @@ static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page
 }
 
 attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
-                              const attn_view *key, const attn_view *value, attn_layout layout, attn_error *error)
+                              const attn_tensor *key, const attn_tensor *value, attn_layout layout, attn_error *error)
 {
-    attn_cache_views views;
-    attn_status status = attn_view_cache(cache, layout, &views, error);
+    attn_tensor keys, values;
+    attn_status status = attn_cache_tensors(cache, layout, &keys, &values, error);
     if (status != ATTN_OK) return status;
-    const ptrdiff_t new = key->axes == 4 ? key->shape[layout == ATTN_LAYOUT_BSHD ? 1 : 2] : 0;
-    if ((status = check_rows("key", cache, key, &views.key, new, layout, error)) != ATTN_OK) return status;
-    if ((status = check_rows("value", cache, value, &views.value, new, layout, error)) != ATTN_OK) return status;
+    const ptrdiff_t new = key->ndim == 4 ? key->shape[layout == ATTN_LAYOUT_BSHD ? 1 : 2] : 0;
+    if ((status = check_rows("key", cache, key, &keys, new, layout, error)) != ATTN_OK) return status;
+    if ((status = check_rows("value", cache, value, &values, new, layout, error)) != ATTN_OK) return status;
     for (ptrdiff_t b = 0; b < cache->batches; b++) {
         ptrdiff_t end;
         const ptrdiff_t own = count ? count[b] : new;
@@ -115,11 +117,11 @@ attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, c
 }
 
 /* Order of the copies: batch entry, keys before values, head. */
-attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_view key,
-                              attn_view value, attn_layout layout, attn_error *error)
+attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count, attn_tensor key,
+                              attn_tensor value, attn_layout layout, attn_error *error)
 {
     const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
-    const attn_view *const rows[] = {&key, &value};
+    const attn_tensor *const rows[] = {&key, &value};
     const attn_status status = attn_check_append(cache, first, count, &key, &value, layout, error);
     if (status != ATTN_OK) return status;
 

@@ -15,22 +15,22 @@ static ptrdiff_t broadcast(ptrdiff_t a, ptrdiff_t b) { return a == b || b == 1 ?
 
 static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int *rank, attn_error *error)
 {
-    const attn_view *arrays[] = {&args->query, &args->key, &args->value};
+    const attn_tensor *arrays[] = {&args->query, &args->key, &args->value};
     static const char *const names[] = {"query", "key", "value"};
 
     *rank = 0;
     for (int n = 0; n < 3; n++) {
-        if (arrays[n]->axes > ATTN_MAX_AXES)
-            FAIL("%s has %d axes, expected at most %d", names[n], arrays[n]->axes, (int)ATTN_MAX_AXES);
-        if (arrays[n]->axes < 2)
+        if (arrays[n]->ndim > ATTN_MAX_AXES)
+            FAIL("%s has %d axes, expected at most %d", names[n], arrays[n]->ndim, (int)ATTN_MAX_AXES);
+        if (arrays[n]->ndim < 2)
             FAIL("%s has shape %s, expected at least 2 axes: (..., length, dim)%s", names[n],
-                 attn_shape_text(arrays[n]->axes, arrays[n]->shape),
-                 n == 0 && arrays[n]->axes == 1 ? "; for a single query, pass query[None]" : "");
-        for (int axis = 0; axis < arrays[n]->axes; axis++)
+                 attn_shape_text(arrays[n]->ndim, arrays[n]->shape),
+                 n == 0 && arrays[n]->ndim == 1 ? "; for a single query, pass query[None]" : "");
+        for (int axis = 0; axis < arrays[n]->ndim; axis++)
             if (arrays[n]->shape[axis] < 0)
                 FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
-                     attn_shape_text(arrays[n]->axes, arrays[n]->shape));
-        if (arrays[n]->axes > *rank) *rank = arrays[n]->axes;
+                     attn_shape_text(arrays[n]->ndim, arrays[n]->shape));
+        if (arrays[n]->ndim > *rank) *rank = arrays[n]->ndim;
         if (arrays[n]->dtype != args->query.dtype) FAIL("%s has another dtype than query", names[n]);
     }
     if (args->query.dtype != ATTN_F32 && args->query.dtype != ATTN_F64) FAIL("query must be float32 or float64");
@@ -41,12 +41,12 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
     if (!has_heads && args->layout == ATTN_LAYOUT_BSHD)
         FAIL("layout='bshd' needs 4 axes, (batch, length, heads, dim). For (length, heads, dim), pass query[None], "
              "key[None] and value[None], or enable_gqa=True. Given: query %s, key %s, value %s",
-             attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
-             attn_shape_text(args->value.axes, args->value.shape));
+             attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape),
+             attn_shape_text(args->value.ndim, args->value.shape));
     for (int n = 0; n < 3; n++)
-        if (arrays[n]->axes < 3 && has_heads && (length_first || args->enable_gqa))
+        if (arrays[n]->ndim < 3 && has_heads && (length_first || args->enable_gqa))
             FAIL("%s has shape %s, expected at least 3 axes: %s", names[n],
-                 attn_shape_text(arrays[n]->axes, arrays[n]->shape), axes_text(at));
+                 attn_shape_text(arrays[n]->ndim, arrays[n]->shape), axes_text(at));
     return ATTN_OK;
 }
 
@@ -60,11 +60,11 @@ static attn_status check_lengths_and_dims(const attn_args *args, const attn_axis
     if (attn_size_of(&args->key, 1) != p->head_dim)
         FAIL("key has head_dim %td but query has %td; both are %s. Given: query %s, key %s",
              attn_size_of(&args->key, 1), p->head_dim, axes_text(at),
-             attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape));
+             attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape));
     if (attn_size_of(&args->value, at->length) != p->kv_len)
         FAIL("value has length %td but key has %td; both are %s. Given: key %s, value %s",
              attn_size_of(&args->value, at->length), p->kv_len, axes_text(at),
-             attn_shape_text(args->key.axes, args->key.shape), attn_shape_text(args->value.axes, args->value.shape));
+             attn_shape_text(args->key.ndim, args->key.shape), attn_shape_text(args->value.ndim, args->value.shape));
     return ATTN_OK;
 }
 
@@ -107,8 +107,8 @@ static attn_status check_heads(const attn_args *args, const attn_axis_places *at
     if (p->heads < 0)
         FAIL("query has %td heads, key %td and value %td; query heads must be a multiple of key and value heads (axis "
              "%d, %s). Given: query %s, key %s, value %s%s",
-             query, key, value, -at->heads, axes_text(at), attn_shape_text(args->query.axes, args->query.shape),
-             attn_shape_text(args->key.axes, args->key.shape), attn_shape_text(args->value.axes, args->value.shape),
+             query, key, value, -at->heads, axes_text(at), attn_shape_text(args->query.ndim, args->query.shape),
+             attn_shape_text(args->key.ndim, args->key.shape), attn_shape_text(args->value.ndim, args->value.shape),
              layout_hint(args, at));
     p->key_group = key > 0 ? p->heads / key : 1;
     p->value_group = value > 0 ? p->heads / value : 1;
@@ -128,8 +128,8 @@ static attn_status check_batch(const attn_args *args, const attn_axis_places *at
         if (size >= 0) size = broadcast(size, attn_size_of(&args->value, axis));
         if (size < 0)
             FAIL("query %s, key %s and value %s do not broadcast: axis %d has sizes %td, %td and %td%s",
-                 attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
-                 attn_shape_text(args->value.axes, args->value.shape), -axis, attn_size_of(&args->query, axis),
+                 attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape),
+                 attn_shape_text(args->value.ndim, args->value.shape), -axis, attn_size_of(&args->query, axis),
                  attn_size_of(&args->key, axis), attn_size_of(&args->value, axis),
                  rank == 3 && axis == 3 ? "; if it holds heads that share keys, pass enable_gqa=True" : "");
         p->batch_shape[n] = size;
@@ -151,14 +151,14 @@ static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_erro
     over |= __builtin_mul_overflow(count, p->v_dim > 0 ? p->v_dim : 1, &count);
     if (over)
         FAIL("the result is too large for memory: query %s, key %s, value %s",
-             attn_shape_text(args->query.axes, args->query.shape), attn_shape_text(args->key.axes, args->key.shape),
-             attn_shape_text(args->value.axes, args->value.shape));
+             attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape),
+             attn_shape_text(args->value.ndim, args->value.shape));
     return ATTN_OK;
 }
 
 static attn_status check_score(const attn_args *args, attn_problem *p, attn_error *error)
 {
-    const attn_view *weight = &args->score_weight;
+    const attn_tensor *weight = &args->score_weight;
     p->score = args->score;
     p->score_weight = weight->data;
     if ((unsigned)args->score > ATTN_SCORE_ADDITIVE) FAIL("score is %d, expected an attn_score", (int)args->score);
@@ -170,9 +170,9 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
     if (weight->data == NULL)
         FAIL("score='additive' needs score_weight, an array of shape (%td,): query has head_dim %td", p->head_dim,
              p->head_dim);
-    if (weight->axes != 1 || weight->shape[0] != p->head_dim)
+    if (weight->ndim != 1 || weight->shape[0] != p->head_dim)
         FAIL("score_weight has shape %s, expected (%td,): query has head_dim %td",
-             attn_shape_text(weight->axes, weight->shape), p->head_dim, p->head_dim);
+             attn_shape_text(weight->ndim, weight->shape), p->head_dim, p->head_dim);
     if (weight->dtype != args->query.dtype) FAIL("score_weight has another dtype than query");
     if (p->head_dim > 1 && weight->strides[0] != (args->query.dtype == ATTN_F64 ? 8 : 4))
         FAIL("score_weight must be contiguous");
@@ -206,16 +206,14 @@ static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_err
 
 attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error *error)
 {
-    attn_cache_views views;
     attn_status status;
     p->cache = args->cache;
     if (args->cache == NULL) return check_arrays(args, p, error);
 
     attn_args arrays = *args;
     if (args->extra_keys != 0) FAIL("extra_keys is %td, expected 0 with a cache", args->extra_keys);
-    if ((status = attn_view_cache(args->cache, args->layout, &views, error)) != ATTN_OK) return status;
-    arrays.key = views.key;
-    arrays.value = views.value;
+    status = attn_cache_tensors(args->cache, args->layout, &arrays.key, &arrays.value, error);
+    if (status != ATTN_OK) return status;
     status = check_arrays(&arrays, p, error);
     return status == ATTN_OK ? attn_check_pages(p, error) : status;
 }

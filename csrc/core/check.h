@@ -5,14 +5,14 @@
 #include "problem.h"
 
 /* Axes are counted from the right, the last is 1. An axis that is not there has size 1. */
-static inline ptrdiff_t attn_size_of(const attn_view *view, int axis)
+static inline ptrdiff_t attn_size_of(const attn_tensor *tensor, int axis)
 {
-    return axis <= view->axes ? view->shape[view->axes - axis] : 1;
+    return axis <= tensor->ndim ? tensor->shape[tensor->ndim - axis] : 1;
 }
 /* 0 where the axis is broadcast. */
-static inline ptrdiff_t attn_stride_of(const attn_view *view, int axis)
+static inline ptrdiff_t attn_stride_of(const attn_tensor *tensor, int axis)
 {
-    return axis <= view->axes && view->shape[view->axes - axis] != 1 ? view->strides[view->axes - axis] : 0;
+    return axis <= tensor->ndim && tensor->shape[tensor->ndim - axis] != 1 ? tensor->strides[tensor->ndim - axis] : 0;
 }
 
 /* Where the named axes lie, counted from the right. */
@@ -32,21 +32,22 @@ static inline attn_axis_places attn_places_of(attn_layout layout, int has_heads)
 }
 
 /* Turns an array into an operand of the problem: its strides, by named axis. */
-static inline void attn_resolve(const attn_view *view, const attn_axis_places *at, const attn_problem *p,
+static inline void attn_resolve(const attn_tensor *tensor, const attn_axis_places *at, const attn_problem *p,
                                 attn_operand *operand)
 {
-    operand->data = view->data;
-    operand->column = attn_stride_of(view, 1);
-    operand->row = attn_stride_of(view, at->length);
-    operand->head = at->heads ? attn_stride_of(view, at->heads) : 0;
-    for (int n = 0; n < p->batch_axes; n++) operand->batch[n] = attn_stride_of(view, at->batch + p->batch_axes - 1 - n);
+    operand->data = tensor->data;
+    operand->column = attn_stride_of(tensor, 1);
+    operand->row = attn_stride_of(tensor, at->length);
+    operand->head = at->heads ? attn_stride_of(tensor, at->heads) : 0;
+    for (int n = 0; n < p->batch_axes; n++)
+        operand->batch[n] = attn_stride_of(tensor, at->batch + p->batch_axes - 1 - n);
 }
 
 /* results.c: a result that is given must have this shape and dtype. */
-attn_status attn_check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+attn_status attn_check_result(const char *name, const attn_tensor *tensor, int axes, const ptrdiff_t *shape,
                               attn_dtype dtype, attn_error *error);
 
-/* check_masks.c: the first integer of an ATTN_I64 view that is out of range, or NULL. */
-const int64_t *attn_out_of_range(const attn_view *integers, int64_t least, int64_t most);
+/* check_masks.c: the first integer of an ATTN_I64 tensor that is out of range, or NULL. */
+const int64_t *attn_out_of_range(const attn_tensor *integers, int64_t least, int64_t most);
 
 #endif

@@ -4,24 +4,24 @@
 
 attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
 {
-    const attn_view *x = &args->x, *weight = &args->weight, *bias = &args->bias;
-    if (x->axes < 1 || x->axes > ATTN_MAX_AXES) FAIL("x has %d axes, expected (..., inner)", x->axes);
-    if (weight->axes != 2)
-        FAIL("weight has shape %s, expected 2 axes: (features, inner)", attn_shape_text(weight->axes, weight->shape));
+    const attn_tensor *x = &args->x, *weight = &args->weight, *bias = &args->bias;
+    if (x->ndim < 1 || x->ndim > ATTN_MAX_AXES) FAIL("x has %d axes, expected (..., inner)", x->ndim);
+    if (weight->ndim != 2)
+        FAIL("weight has shape %s, expected 2 axes: (features, inner)", attn_shape_text(weight->ndim, weight->shape));
     if (attn_last_size(weight) != attn_last_size(x))
         FAIL("weight has shape %s, expected (features, %td): x has shape %s%s",
-             attn_shape_text(weight->axes, weight->shape), attn_last_size(x), attn_shape_text(x->axes, x->shape),
+             attn_shape_text(weight->ndim, weight->shape), attn_last_size(x), attn_shape_text(x->ndim, x->shape),
              weight->shape[0] == attn_last_size(x) ? "; for x @ weight, pass weight.T" : "");
-    if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0]))
-        FAIL("bias has shape %s, expected (%td,): weight has shape %s", attn_shape_text(bias->axes, bias->shape),
-             weight->shape[0], attn_shape_text(weight->axes, weight->shape));
+    if (bias->data && (bias->ndim != 1 || bias->shape[0] != weight->shape[0]))
+        FAIL("bias has shape %s, expected (%td,): weight has shape %s", attn_shape_text(bias->ndim, bias->shape),
+             weight->shape[0], attn_shape_text(weight->ndim, weight->shape));
     if (attn_count_rows(x, weight->shape[0]) < 0)
-        FAIL("the result is too large for memory: x %s, weight %s", attn_shape_text(x->axes, x->shape),
-             attn_shape_text(weight->axes, weight->shape));
+        FAIL("the result is too large for memory: x %s, weight %s", attn_shape_text(x->ndim, x->shape),
+             attn_shape_text(weight->ndim, weight->shape));
     if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
     if (weight->dtype != x->dtype) FAIL("weight has another dtype than x");
     if (bias->data && bias->dtype != x->dtype) FAIL("bias has another dtype than x");
-    const attn_view *rows[] = {&args->gate, &args->residual};
+    const attn_tensor *rows[] = {&args->gate, &args->residual};
     for (int n = 0; n < 2; n++)
         if (rows[n]->data &&
             attn_check_rows(n == 0 ? "gate" : "residual", rows[n], x, weight->shape[0], error) != ATTN_OK)
@@ -31,11 +31,12 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error)
+attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *y, attn_product *product,
+                               attn_error *error)
 {
-    const attn_view *x = &args->x, *weight = &args->weight;
+    const attn_tensor *x = &args->x, *weight = &args->weight;
     attn_status status = attn_check_linear(args, error);
-    if (status == ATTN_OK) status = attn_check_rows("y", &y, x, weight->shape[0], error);
+    if (status == ATTN_OK) status = attn_check_rows("y", y, x, weight->shape[0], error);
     if (status != ATTN_OK) return status;
 
     product->dtype = x->dtype;
@@ -45,7 +46,7 @@ attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_p
     attn_rows_of(x, &product->x);
     attn_rows_of(&args->gate, &product->gate);
     attn_rows_of(&args->residual, &product->residual);
-    attn_rows_of(&y, &product->y);
+    attn_rows_of(y, &product->y);
     product->weight = weight->data;
     product->bias = args->bias.data;
     product->weight_row = weight->strides[0];
@@ -54,9 +55,9 @@ attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_p
     return ATTN_OK;
 }
 
-attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error)
+attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error)
 {
     attn_product product;
-    const attn_status status = attn_layout_linear(args, y, &product, error);
+    const attn_status status = attn_layout_linear(args, &y, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, args->num_threads, error) : status;
 }

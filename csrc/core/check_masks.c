@@ -19,15 +19,15 @@ static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int ran
 
 /* A hint for the message when the mask has one axis of size 1 too many, such as a heads axis, or a row for each batch
  * entry. */
-static const char *axes_hint(const char *name, const attn_view *mask, int rank, const ptrdiff_t *expected)
+static const char *axes_hint(const char *name, const attn_tensor *mask, int rank, const ptrdiff_t *expected)
 {
     static _Thread_local char hint[64];
-    for (int n = 0; n < mask->axes && mask->axes <= rank + 1; n++)
-        if (mask->shape[n] == 1 && broadcasts_to(mask->axes, mask->shape, n, rank, expected)) {
-            snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->axes);
+    for (int n = 0; n < mask->ndim && mask->ndim <= rank + 1; n++)
+        if (mask->shape[n] == 1 && broadcasts_to(mask->ndim, mask->shape, n, rank, expected)) {
+            snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->ndim);
             return hint;
         }
-    if (mask->axes == 2 && rank == 4 && mask->shape[0] == expected[0] && mask->shape[1] == expected[3]) {
+    if (mask->ndim == 2 && rank == 4 && mask->shape[0] == expected[0] && mask->shape[1] == expected[3]) {
         snprintf(hint, sizeof hint, "; for (batch, kv_len), pass %s[:, None, None, :]", name);
         return hint;
     }
@@ -42,9 +42,9 @@ _Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (i
 static attn_status check_mask(const attn_args *args, int which, attn_problem *p, attn_error *error)
 {
     static const char *const names[] = {"attn_mask", "key_padding_mask", "keep_mask"};
-    const attn_view *mask = which == ATTN_MASK      ? &args->mask
-                            : which == ATTN_PADDING ? &args->padding_mask
-                                                    : &args->keep_mask;
+    const attn_tensor *mask = which == ATTN_MASK      ? &args->mask
+                              : which == ATTN_PADDING ? &args->padding_mask
+                                                      : &args->keep_mask;
     const int blocked = which == ATTN_MASK ? args->mask_blocked : which == ATTN_PADDING && args->padding_blocked;
     const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
     p->masks[which].data = NULL;
@@ -56,9 +56,9 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
     if (p->has_heads) expected[rank - 3] = p->heads;
     expected[rank - 2] = p->q_len;
     expected[rank - 1] = which == ATTN_KEEP ? p->kv_len : p->maskable_len;
-    if (!broadcasts_to(mask->axes, mask->shape, -1, rank, expected))
+    if (!broadcasts_to(mask->ndim, mask->shape, -1, rank, expected))
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
-             attn_shape_text(mask->axes, mask->shape), attn_shape_text(rank, expected),
+             attn_shape_text(mask->ndim, mask->shape), attn_shape_text(rank, expected),
              p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)",
              axes_hint(names[which], mask, rank, expected));
     if (which == ATTN_KEEP && mask->dtype != ATTN_BOOL) FAIL("keep_mask must be bool (True = kept)");
@@ -79,15 +79,15 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
 }
 
 /* Reads each stored element once: broadcasting may repeat it for a great many batch entries. */
-const int64_t *attn_out_of_range(const attn_view *lengths, int64_t least, int64_t most)
+const int64_t *attn_out_of_range(const attn_tensor *lengths, int64_t least, int64_t most)
 {
     ptrdiff_t count = 1;
-    for (int axis = 1; axis <= lengths->axes; axis++)
+    for (int axis = 1; axis <= lengths->ndim; axis++)
         if (attn_stride_of(lengths, axis) != 0) count *= attn_size_of(lengths, axis);
     for (ptrdiff_t n = 0; n < count; n++) {
         const char *at = lengths->data;
         ptrdiff_t rest = n;
-        for (int axis = 1; axis <= lengths->axes && rest > 0; axis++) {
+        for (int axis = 1; axis <= lengths->ndim && rest > 0; axis++) {
             if (attn_stride_of(lengths, axis) == 0) continue;
             at += rest % attn_size_of(lengths, axis) * attn_stride_of(lengths, axis);
             rest /= attn_size_of(lengths, axis);
@@ -99,15 +99,15 @@ const int64_t *attn_out_of_range(const attn_view *lengths, int64_t least, int64_
 }
 
 /* key_lengths or query_lengths: one integer for each batch entry, 0 <= n <= most. */
-static attn_status check_lengths(const attn_view *lengths, const char *name, const char *axis_name, ptrdiff_t most,
+static attn_status check_lengths(const attn_tensor *lengths, const char *name, const char *axis_name, ptrdiff_t most,
                                  const attn_problem *p, attn_operand *operand, attn_error *error)
 {
     operand->data = NULL;
     if (lengths->data == NULL) return ATTN_OK;
 
-    if (lengths->dtype != ATTN_I64 || !broadcasts_to(lengths->axes, lengths->shape, -1, p->batch_axes, p->batch_shape))
+    if (lengths->dtype != ATTN_I64 || !broadcasts_to(lengths->ndim, lengths->shape, -1, p->batch_axes, p->batch_shape))
         FAIL("%s has shape %s, which does not broadcast to the batch axes %s", name,
-             attn_shape_text(lengths->axes, lengths->shape), attn_shape_text(p->batch_axes, p->batch_shape));
+             attn_shape_text(lengths->ndim, lengths->shape), attn_shape_text(p->batch_axes, p->batch_shape));
 
     operand->data = lengths->data;
     operand->head = operand->row = operand->column = 0;

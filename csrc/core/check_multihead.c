@@ -10,14 +10,14 @@ enum { Q = ATTN_Q, K = ATTN_K, V = ATTN_V };
 static attn_status check_inputs(const attn_multihead_args *args, attn_multihead_plan *m, attn_error *error)
 {
     static const char *const names[] = {"query", "key", "value"};
-    const int axes = args->query.axes;
+    const int axes = args->query.ndim;
     for (int n = Q; n < m->projections; n++) {
-        const attn_view *x = attn_input_of(args, n);
-        int same = x->axes == axes && axes >= 2 && axes < ATTN_MAX_AXES;
+        const attn_tensor *x = attn_input_of(args, n);
+        int same = x->ndim == axes && axes >= 2 && axes < ATTN_MAX_AXES;
         for (int axis = 0; same && axis < axes - 2; axis++) same = x->shape[axis] == args->query.shape[axis];
         if (!same)
             FAIL("%s has shape %s, expected (..., length, features) with the leading axes of query, which has shape %s",
-                 names[n], attn_shape_text(x->axes, x->shape), attn_shape_text(axes, args->query.shape));
+                 names[n], attn_shape_text(x->ndim, x->shape), attn_shape_text(axes, args->query.shape));
         if (x->dtype != args->query.dtype) FAIL("%s has another dtype than query", names[n]);
     }
     if (m->projections > V && args->value.shape[axes - 2] != args->key.shape[axes - 2])
@@ -41,7 +41,7 @@ static attn_status check_cache(const attn_multihead_args *args, const attn_multi
     if (cache == NULL) return ATTN_OK;
     if (m->batch_axes != 1 || m->batches != cache->batches)
         FAIL("query has shape %s, expected (%td, length, features): the cache has %td batch entries",
-             attn_shape_text(args->query.axes, args->query.shape), cache->batches, cache->batches);
+             attn_shape_text(args->query.ndim, args->query.shape), cache->batches, cache->batches);
     if (cache->kv_heads != args->kv_heads)
         FAIL("the cache has %td heads but kv_heads is %td", cache->kv_heads, args->kv_heads);
     if (cache->dtype != m->dtype) FAIL("the cache has another dtype than query");
@@ -50,13 +50,13 @@ static attn_status check_cache(const attn_multihead_args *args, const attn_multi
     return ATTN_OK;
 }
 
-static attn_status check_bias(const char *name, const attn_view *bias, const char *weight_name, const attn_view *weight,
-                              attn_error *error)
+static attn_status check_bias(const char *name, const attn_tensor *bias, const char *weight_name,
+                              const attn_tensor *weight, attn_error *error)
 {
-    if (weight->dtype != bias->dtype || bias->axes != 1 || bias->shape[0] != weight->shape[0])
+    if (weight->dtype != bias->dtype || bias->ndim != 1 || bias->shape[0] != weight->shape[0])
         FAIL("%s has shape %s, expected (%td,), in query's dtype: %s has shape %s", name,
-             attn_shape_text(bias->axes, bias->shape), weight->shape[0], weight_name,
-             attn_shape_text(weight->axes, weight->shape));
+             attn_shape_text(bias->ndim, bias->shape), weight->shape[0], weight_name,
+             attn_shape_text(weight->ndim, weight->shape));
     return ATTN_OK;
 }
 
@@ -77,19 +77,19 @@ static attn_status check_weights(const attn_multihead_args *args, attn_multihead
 {
     static const char *const names[] = {"q_weight", "k_weight", "v_weight"};
     static const char *const biases[] = {"q_bias", "k_bias", "v_bias"};
-    const int last = args->query.axes - 1;
+    const int last = args->query.ndim - 1;
     if (args->heads < 1 || args->kv_heads < 1 || args->heads % args->kv_heads != 0)
         FAIL("heads is %td and kv_heads %td: heads must be a multiple of kv_heads, both 1 or more", args->heads,
              args->kv_heads);
     for (int n = Q; n < m->projections; n++) {
-        const attn_view *weight = attn_weight_of(args, n), *x = attn_input_of(args, n);
+        const attn_tensor *weight = attn_weight_of(args, n), *x = attn_input_of(args, n);
         const ptrdiff_t heads = n == Q ? args->heads : args->kv_heads;
-        if (weight->axes != 2 || weight->shape[1] != x->shape[last] || weight->shape[0] % heads != 0)
+        if (weight->ndim != 2 || weight->shape[1] != x->shape[last] || weight->shape[0] % heads != 0)
             FAIL("%s has shape %s, expected (%td * head_dim, %td)", names[n],
-                 attn_shape_text(weight->axes, weight->shape), heads, x->shape[last]);
+                 attn_shape_text(weight->ndim, weight->shape), heads, x->shape[last]);
         m->part[n].features = weight->shape[0];
         if (weight->dtype != m->dtype) FAIL("%s has another dtype than query", names[n]);
-        const attn_view *bias = attn_bias_of(args, n);
+        const attn_tensor *bias = attn_bias_of(args, n);
         if (bias->data && check_bias(biases[n], bias, names[n], weight, error) != ATTN_OK) return ATTN_INVALID;
     }
     return check_sizes(args, m, error);
@@ -97,28 +97,28 @@ static attn_status check_weights(const attn_multihead_args *args, attn_multihead
 
 static attn_status check_extra(const attn_multihead_args *args, const attn_multihead_plan *m, attn_error *error)
 {
-    const attn_view *extra[] = {&args->extra_key, &args->extra_value};
+    const attn_tensor *extra[] = {&args->extra_key, &args->extra_value};
     static const char *const names[] = {"extra_key", "extra_value"};
     for (int n = 0; n < 2; n++) {
         const ptrdiff_t features = m->part[K + n].features;
         if ((extra[n]->data == NULL) != (extra[0]->data == NULL))
             FAIL("extra_key and extra_value must be given together");
         if (extra[n]->data == NULL) continue;
-        if (extra[n]->axes != 1 || extra[n]->shape[0] != features || extra[n]->dtype != m->dtype)
+        if (extra[n]->ndim != 1 || extra[n]->shape[0] != features || extra[n]->dtype != m->dtype)
             FAIL("%s has shape %s, expected (%td,), in query's dtype", names[n],
-                 attn_shape_text(extra[n]->axes, extra[n]->shape), features);
+                 attn_shape_text(extra[n]->ndim, extra[n]->shape), features);
     }
     return ATTN_OK;
 }
 
 static attn_status check_output(const attn_multihead_args *args, const attn_multihead_plan *m, attn_error *error)
 {
-    const attn_view *weight = &args->out_weight, *bias = &args->out_bias;
+    const attn_tensor *weight = &args->out_weight, *bias = &args->out_bias;
     if (bias->data && !weight->data) FAIL("out_bias needs out_weight");
     if (args->residual.data && !weight->data) FAIL("residual needs out_weight");
     if (!weight->data) return ATTN_OK;
-    if (weight->axes != 2 || weight->shape[1] != m->heads.features)
-        FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->axes, weight->shape),
+    if (weight->ndim != 2 || weight->shape[1] != m->heads.features)
+        FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->ndim, weight->shape),
              m->heads.features);
     if (weight->dtype != m->dtype) FAIL("out_weight has another dtype than query");
     if (bias->data && check_bias("out_bias", bias, "out_weight", weight, error) != ATTN_OK) return ATTN_INVALID;
@@ -129,10 +129,10 @@ static attn_status check_output(const attn_multihead_args *args, const attn_mult
 /* Two projections become one product when they share their input and their weights are adjacent in memory. */
 static int joins(const attn_multihead_args *args, int n)
 {
-    const attn_view *x = attn_input_of(args, n), *before = attn_input_of(args, n - 1);
-    const attn_view *weight = attn_weight_of(args, n), *upper = attn_weight_of(args, n - 1);
-    const attn_view *bias = attn_bias_of(args, n), *left = attn_bias_of(args, n - 1);
-    const size_t axes = (size_t)x->axes * sizeof *x->shape;
+    const attn_tensor *x = attn_input_of(args, n), *before = attn_input_of(args, n - 1);
+    const attn_tensor *weight = attn_weight_of(args, n), *upper = attn_weight_of(args, n - 1);
+    const attn_tensor *bias = attn_bias_of(args, n), *left = attn_bias_of(args, n - 1);
+    const size_t axes = (size_t)x->ndim * sizeof *x->shape;
     if (x->data != before->data || memcmp(x->shape, before->shape, axes) != 0 ||
         memcmp(x->strides, before->strides, axes) != 0)
         return 0;
@@ -142,7 +142,7 @@ static int joins(const attn_multihead_args *args, int n)
     if (bias->data == NULL || left->data == NULL) return bias->data == left->data;
     /* a bias of one element may have any stride; several are read as contiguous */
     const ptrdiff_t size = bias->dtype == ATTN_F64 ? 8 : 4;
-    return bias->axes == 1 && left->axes == 1 && bias->dtype == left->dtype && bias->strides[0] == size &&
+    return bias->ndim == 1 && left->ndim == 1 && bias->dtype == left->dtype && bias->strides[0] == size &&
            left->strides[0] == size && (char *)bias->data == (char *)left->data + left->shape[0] * size;
 }
 
@@ -155,7 +155,7 @@ attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead
     if ((status = check_cache(args, m, error)) != ATTN_OK) return status;
     if ((status = check_weights(args, m, error)) != ATTN_OK) return status;
     if ((status = check_extra(args, m, error)) != ATTN_OK) return status;
-    const int length = args->query.axes - 2;
+    const int length = args->query.ndim - 2;
     const ptrdiff_t v_dim = cache ? cache->v_dim : m->part[V].features / args->kv_heads;
     m->part[Q].length = m->heads.length = args->query.shape[length];
     if (__builtin_mul_overflow(v_dim, args->heads, &m->heads.features))

@@ -10,37 +10,37 @@
 /* Heads are an axis of four axes or more, and in ATTN_LAYOUT_BSHD always. */
 static attn_axis_places places_in(const attn_rotary_args *args)
 {
-    return attn_places_of(args->layout, args->layout == ATTN_LAYOUT_BSHD || args->x.axes >= 4);
+    return attn_places_of(args->layout, args->layout == ATTN_LAYOUT_BSHD || args->x.ndim >= 4);
 }
 
-static attn_status check_x(const attn_view *x, attn_layout layout, attn_error *error)
+static attn_status check_x(const attn_tensor *x, attn_layout layout, attn_error *error)
 {
     const int least = layout == ATTN_LAYOUT_BSHD ? 3 : 2;
     ptrdiff_t bytes = sizeof(double);
     int over = 0;
-    if (x->axes > ATTN_MAX_AXES) FAIL("x has %d axes, expected at most %d", x->axes, (int)ATTN_MAX_AXES);
-    if (x->axes < least)
-        FAIL("x has shape %s, expected at least %d axes: %s", attn_shape_text(x->axes, x->shape), least,
+    if (x->ndim > ATTN_MAX_AXES) FAIL("x has %d axes, expected at most %d", x->ndim, (int)ATTN_MAX_AXES);
+    if (x->ndim < least)
+        FAIL("x has shape %s, expected at least %d axes: %s", attn_shape_text(x->ndim, x->shape), least,
              least == 3 ? "(..., length, heads, dim)" : "(..., length, dim)");
     if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
-    for (int n = 0; n < x->axes; n++) {
-        if (x->shape[n] < 0) FAIL("x has shape %s, expected sizes of 0 or more", attn_shape_text(x->axes, x->shape));
+    for (int n = 0; n < x->ndim; n++) {
+        if (x->shape[n] < 0) FAIL("x has shape %s, expected sizes of 0 or more", attn_shape_text(x->ndim, x->shape));
         over |= __builtin_mul_overflow(bytes, x->shape[n], &bytes);
     }
-    if (over) FAIL("the result is too large for memory: x %s", attn_shape_text(x->axes, x->shape));
+    if (over) FAIL("the result is too large for memory: x %s", attn_shape_text(x->ndim, x->shape));
     return ATTN_OK;
 }
 
 static attn_status check_frequencies(const attn_rotary_args *args, attn_error *error)
 {
-    const attn_view *inv_freq = &args->inv_freq;
+    const attn_tensor *inv_freq = &args->inv_freq;
     const ptrdiff_t dim = attn_size_of(&args->x, 1);
-    if (inv_freq->axes != 1 || inv_freq->dtype != ATTN_F64)
+    if (inv_freq->ndim != 1 || inv_freq->dtype != ATTN_F64)
         FAIL("inv_freq has shape %s, expected (pairs,), and must be float64",
-             attn_shape_text(inv_freq->axes, inv_freq->shape));
+             attn_shape_text(inv_freq->ndim, inv_freq->shape));
     if (inv_freq->shape[0] > dim / 2)
         FAIL("inv_freq has %td pairs, but x has dim %td: at most %td pairs. Given: x %s", inv_freq->shape[0], dim,
-             dim / 2, attn_shape_text(args->x.axes, args->x.shape));
+             dim / 2, attn_shape_text(args->x.ndim, args->x.shape));
     if (inv_freq->shape[0] > 1 && inv_freq->strides[0] != (ptrdiff_t)sizeof(double))
         FAIL("inv_freq must be contiguous");
     return ATTN_OK;
@@ -48,7 +48,7 @@ static attn_status check_frequencies(const attn_rotary_args *args, attn_error *e
 
 static attn_status check_positions(const attn_rotary_args *args, attn_error *error)
 {
-    const attn_view *ids = &args->position_ids;
+    const attn_tensor *ids = &args->position_ids;
     const attn_axis_places at = places_in(args);
     const ptrdiff_t length = attn_size_of(&args->x, at.length);
     if (ids->data == NULL) {
@@ -58,15 +58,15 @@ static attn_status check_positions(const attn_rotary_args *args, attn_error *err
     }
 
     ptrdiff_t expected[ATTN_MAX_AXES];
-    const int rank = args->x.axes - at.batch + 2; /* batch axes and length */
+    const int rank = args->x.ndim - at.batch + 2; /* batch axes and length */
     for (int n = 0; n < rank - 1; n++) expected[n] = args->x.shape[n];
     expected[rank - 1] = length;
-    int fits = ids->axes <= rank && ids->dtype == ATTN_I64;
-    for (int n = 1; fits && n <= ids->axes; n++)
+    int fits = ids->ndim <= rank && ids->dtype == ATTN_I64;
+    for (int n = 1; fits && n <= ids->ndim; n++)
         fits = attn_size_of(ids, n) == 1 || attn_size_of(ids, n) == expected[rank - n];
     if (!fits)
         FAIL("position_ids has shape %s, which does not broadcast to %s: (..., length), one for each row of all heads",
-             attn_shape_text(ids->axes, ids->shape), attn_shape_text(rank, expected));
+             attn_shape_text(ids->ndim, ids->shape), attn_shape_text(rank, expected));
     const int64_t *wrong = attn_out_of_range(ids, -FAR, FAR);
     if (wrong != NULL) FAIL("position_ids holds %lld, expected positions from -2**53 to 2**53", (long long)*wrong);
     return ATTN_OK;
@@ -81,15 +81,15 @@ attn_status attn_check_rotary(const attn_rotary_args *args, attn_error *error)
 }
 
 /* An axis of x and y, counted from the right; 0 stands for an axis of size 1. */
-static attn_rotary_axis axis_of(const attn_view *x, const attn_view *y, int axis)
+static attn_rotary_axis axis_of(const attn_tensor *x, const attn_tensor *y, int axis)
 {
     if (axis == 0) return (attn_rotary_axis){1, 0, 0, 0};
     return (attn_rotary_axis){attn_size_of(x, axis), attn_stride_of(x, axis), attn_stride_of(y, axis), 0};
 }
 
-attn_status attn_layout_rotary(const attn_rotary_args *args, attn_view y, attn_rope *t, attn_error *error)
+attn_status attn_layout_rotary(const attn_rotary_args *args, attn_tensor y, attn_rope *t, attn_error *error)
 {
-    const attn_view *x = &args->x, *ids = &args->position_ids;
+    const attn_tensor *x = &args->x, *ids = &args->position_ids;
     attn_status status = attn_check_rotary(args, error);
     if (status == ATTN_OK) status = attn_check_rows("x", x, x, attn_last_size(x), error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, x, attn_last_size(x), error);
@@ -101,7 +101,7 @@ attn_status attn_layout_rotary(const attn_rotary_args *args, attn_view y, attn_r
     t->row.ids = ids->data ? attn_stride_of(ids, 1) : 0;
     t->own_axes = t->shared_axes = 0;
     t->own = t->shared = 1;
-    for (int axis = x->axes; axis >= at.batch; axis--) {
+    for (int axis = x->ndim; axis >= at.batch; axis--) {
         attn_rotary_axis one = axis_of(x, &y, axis);
         one.ids = ids->data ? attn_stride_of(ids, axis - at.batch + 2) : 0;
         if (one.ids != 0) {
@@ -127,7 +127,7 @@ attn_status attn_layout_rotary(const attn_rotary_args *args, attn_view y, attn_r
     return ATTN_OK;
 }
 
-attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error)
+attn_status attn_rotary(const attn_rotary_args *args, attn_tensor y, attn_error *error)
 {
     attn_rope rope;
     const attn_status status = attn_layout_rotary(args, y, &rope, error);

@@ -1,7 +1,5 @@
 #include "cut.h"
 
-#include <string.h>
-
 #include "arena.h"
 #include "parallel.h"
 
@@ -23,13 +21,10 @@ attn_cut attn_cut_of(ptrdiff_t entries, ptrdiff_t cuts, ptrdiff_t number)
     return (attn_cut){entries, entries / cuts * number + attn_min(number, more), entries / cuts + (number < more)};
 }
 
-attn_view attn_cut_view(attn_view view, int axes, attn_cut cut, ptrdiff_t *shape)
+void attn_cut_tensor(attn_tensor *tensor, int axis, attn_cut cut)
 {
-    const int axis = view.axes - axes;
-    if (view.data == NULL || axis < 0 || view.shape[axis] != cut.entries) return view;
-    memcpy(shape, view.shape, (size_t)view.axes * sizeof *shape);
-    shape[axis] = cut.count;
-    view.shape = shape;
-    view.data = (char *)view.data + cut.first * view.strides[axis];
-    return view;
+    const int n = tensor->ndim - axis;
+    if (tensor->data == NULL || n < 0 || tensor->shape[n] != cut.entries) return;
+    tensor->shape[n] = cut.count;
+    tensor->data = (char *)tensor->data + cut.first * tensor->strides[n];
 }

@@ -17,8 +17,7 @@ ptrdiff_t attn_count_cuts(ptrdiff_t rows, ptrdiff_t entries, ptrdiff_t least, in
 /* Part `number` of `cuts`. The first parts are one entry longer when `entries` is not a multiple of `cuts`. */
 attn_cut attn_cut_of(ptrdiff_t entries, ptrdiff_t cuts, ptrdiff_t number);
 
-/* The cut of a view along its axis -axes. A view without that axis, or broadcast along it, is returned unchanged.
- * `shape` is storage for the new shape. */
-attn_view attn_cut_view(attn_view view, int axes, attn_cut cut, ptrdiff_t *shape);
+/* Cuts a tensor along its axis -axis. One without that axis, or broadcast along it, stays as it is. */
+void attn_cut_tensor(attn_tensor *tensor, int axis, attn_cut cut);
 
 #endif

@@ -1,6 +1,6 @@
 /* Embeddings: rows of a table, looked up by id, scaled, with a residual row added in the same pass.
  *
- * Ids and residual are viewed in y's shape; broadcast axes have stride 0, so nothing is copied.
+ * Ids and residual are given y's shape; broadcast axes have stride 0, so nothing is copied.
  */
 #include "embedding.h"
 
@@ -9,28 +9,25 @@
 #include "error.h"
 #include "parallel.h"
 
-/* Starts a view of y's shape (..., dim), for ids (...); all strides are 0 for now. */
-static void begin_spread(const attn_embedding_args *args, attn_own_view *spread)
+/* Starts a tensor of y's shape (..., dim), for ids (...); all strides are 0 for now. */
+static attn_tensor begin_spread(const attn_embedding_args *args)
 {
-    const int axes = args->ids.axes + 1;
-    for (int n = 0; n < axes; n++) {
-        spread->shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
-        spread->strides[n] = 0;
-    }
-    spread->view =
-        (attn_view){.dtype = args->weight.dtype, .axes = axes, .shape = spread->shape, .strides = spread->strides};
+    attn_tensor spread = {.dtype = args->weight.dtype, .ndim = args->ids.ndim + 1};
+    for (int n = 0; n < spread.ndim; n++)
+        spread.shape[n] = n < spread.ndim - 1 ? args->ids.shape[n] : args->weight.shape[1];
+    return spread;
 }
 
-/* Broadcasts `view` to the spread's axes, but for the last `behind`; returns 0 when its sizes do not fit. */
-static int broadcast_view(const attn_view *view, int behind, attn_own_view *spread)
+/* Broadcasts a tensor to the spread's axes, but for the last `behind`; returns 0 when its sizes do not fit. */
+static int broadcast(const attn_tensor *tensor, int behind, attn_tensor *spread)
 {
-    const int ahead = spread->view.axes - behind - view->axes;
-    spread->view.data = view->data;
-    spread->view.dtype = view->dtype;
+    const int ahead = spread->ndim - behind - tensor->ndim;
+    spread->data = tensor->data;
+    spread->dtype = tensor->dtype;
     if (ahead < 0) return 0;
-    for (int n = 0; n < view->axes; n++) {
-        if (view->shape[n] != 1 && view->shape[n] != spread->shape[ahead + n]) return 0;
-        if (view->shape[n] != 1) spread->strides[ahead + n] = view->strides[n];
+    for (int n = 0; n < tensor->ndim; n++) {
+        if (tensor->shape[n] != 1 && tensor->shape[n] != spread->shape[ahead + n]) return 0;
+        if (tensor->shape[n] != 1) spread->strides[ahead + n] = tensor->strides[n];
     }
     return 1;
 }
@@ -38,62 +35,65 @@ static int broadcast_view(const attn_view *view, int behind, attn_own_view *spre
 /* The number of rows; -1 when it, or the size of the result in bytes, overflows. */
 static ptrdiff_t count_rows(const attn_embedding_args *args)
 {
-    attn_own_view spread;
-    begin_spread(args, &spread);
-    return attn_count_rows(&spread.view, args->weight.shape[1]);
+    const attn_tensor spread = begin_spread(args);
+    return attn_count_rows(&spread, args->weight.shape[1]);
 }
 
 attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_error *error)
 {
-    const attn_view *ids = &args->ids, *weight = &args->weight, *residual = &args->residual;
-    attn_own_view spread;
-    if (ids->axes >= ATTN_MAX_AXES) FAIL("input has %d axes, expected at most %d", ids->axes, (int)ATTN_MAX_AXES - 1);
-    if (ids->dtype != ATTN_I64) FAIL("input must be int64");
-    if (weight->axes != 2)
+    const attn_tensor *ids = &args->ids, *weight = &args->weight, *residual = &args->residual;
+    if (ids->ndim >= ATTN_MAX_AXES) FAIL("input has %d axes, expected at most %d", ids->ndim, (int)ATTN_MAX_AXES - 1);
+    if (ids->data == NULL || ids->dtype != ATTN_I64) FAIL("input must be int64");
+    if (weight->ndim != 2)
         FAIL("weight has shape %s, expected 2 axes: (num_embeddings, embedding_dim)",
-             attn_shape_text(weight->axes, weight->shape));
+             attn_shape_text(weight->ndim, weight->shape));
     if (weight->dtype != ATTN_F32 && weight->dtype != ATTN_F64) FAIL("weight must be float32 or float64");
     if (count_rows(args) < 0)
-        FAIL("the result is too large for memory: input %s, weight %s", attn_shape_text(ids->axes, ids->shape),
-             attn_shape_text(weight->axes, weight->shape));
+        FAIL("the result is too large for memory: input %s, weight %s", attn_shape_text(ids->ndim, ids->shape),
+             attn_shape_text(weight->ndim, weight->shape));
     if (residual->data == NULL) return ATTN_OK;
-    begin_spread(args, &spread);
-    if (!broadcast_view(residual, 0, &spread))
+    attn_tensor spread = begin_spread(args);
+    if (!broadcast(residual, 0, &spread))
         FAIL("residual has shape %s, which does not broadcast to %s: input has shape %s, weight %s",
-             attn_shape_text(residual->axes, residual->shape), attn_shape_text(spread.view.axes, spread.shape),
-             attn_shape_text(ids->axes, ids->shape), attn_shape_text(weight->axes, weight->shape));
+             attn_shape_text(residual->ndim, residual->shape), attn_shape_text(spread.ndim, spread.shape),
+             attn_shape_text(ids->ndim, ids->shape), attn_shape_text(weight->ndim, weight->shape));
     if (residual->dtype != weight->dtype) FAIL("residual has another dtype than weight");
     return ATTN_OK;
 }
 
-static int64_t id_of(const attn_rows *ids, ptrdiff_t row)
+/* The rows of ids, residual or y, in y's shape. */
+static attn_tensor rows_of(const attn_embedding_args *args, const attn_tensor *tensor, int behind)
+{
+    attn_tensor spread = begin_spread(args), rows;
+    if (tensor->data != NULL) broadcast(tensor, behind, &spread);
+    attn_rows_of(&spread, &rows);
+    return rows;
+}
+
+static int64_t id_of(const attn_tensor *ids, ptrdiff_t row)
 {
     return *(const int64_t *)(const void *)attn_row_at(ids, row);
 }
 
 static attn_status refuse_id(const attn_embedding_args *args, ptrdiff_t row, int64_t id, attn_error *error)
 {
-    const attn_view *ids = &args->ids, *weight = &args->weight;
+    const attn_tensor *ids = &args->ids, *weight = &args->weight;
     ptrdiff_t place[ATTN_MAX_AXES];
-    for (int n = ids->axes - 1; n >= 0; n--) {
+    for (int n = ids->ndim - 1; n >= 0; n--) {
         place[n] = row % ids->shape[n];
         row /= ids->shape[n];
     }
-    if (ids->axes == 0)
+    if (ids->ndim == 0)
         FAIL("input is %lld, expected 0 <= id < %td: weight has shape %s", (long long)id, weight->shape[0],
-             attn_shape_text(weight->axes, weight->shape));
+             attn_shape_text(weight->ndim, weight->shape));
     FAIL("input holds %lld at index %s, expected 0 <= id < %td: weight has shape %s", (long long)id,
-         attn_shape_text(ids->axes, place), weight->shape[0], attn_shape_text(weight->axes, weight->shape));
+         attn_shape_text(ids->ndim, place), weight->shape[0], attn_shape_text(weight->ndim, weight->shape));
 }
 
 static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
 {
     const ptrdiff_t rows = count_rows(args);
-    attn_own_view spread;
-    attn_rows ids;
-    begin_spread(args, &spread);
-    broadcast_view(&args->ids, 1, &spread);
-    attn_rows_of(&spread.view, &ids);
+    const attn_tensor ids = rows_of(args, &args->ids, 1);
     for (ptrdiff_t row = 0; row < rows; row++) {
         const int64_t id = id_of(&ids, row);
         if (id < 0 || id >= args->weight.shape[0]) return refuse_id(args, row, id, error);
@@ -107,30 +107,20 @@ attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *er
     return status == ATTN_OK ? check_ids(args, error) : status;
 }
 
-static void rows_of_view(const attn_embedding_args *args, const attn_view *view, int behind, attn_rows *rows)
+attn_status attn_layout_embedding(const attn_embedding_args *args, attn_tensor y, attn_lookup *lookup,
+                                  attn_error *error)
 {
-    attn_own_view spread;
-    rows->data = NULL;
-    if (view->data == NULL) return;
-    begin_spread(args, &spread);
-    broadcast_view(view, behind, &spread);
-    attn_rows_of(&spread.view, rows);
-}
-
-attn_status attn_layout_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error)
-{
-    attn_own_view like_y;
     attn_status status = attn_check_embedding(args, error);
     if (status != ATTN_OK) return status;
-    begin_spread(args, &like_y);
-    if ((status = attn_check_rows("y", &y, &like_y.view, args->weight.shape[1], error)) != ATTN_OK) return status;
+    const attn_tensor like_y = begin_spread(args);
+    if ((status = attn_check_rows("y", &y, &like_y, args->weight.shape[1], error)) != ATTN_OK) return status;
 
     lookup->dtype = args->weight.dtype;
     lookup->rows = count_rows(args);
     lookup->dim = args->weight.shape[1];
-    rows_of_view(args, &args->ids, 1, &lookup->ids);
-    rows_of_view(args, &args->residual, 0, &lookup->residual);
-    rows_of_view(args, &y, 0, &lookup->y);
+    lookup->ids = rows_of(args, &args->ids, 1);
+    lookup->residual = rows_of(args, &args->residual, 0);
+    lookup->y = rows_of(args, &y, 0);
     lookup->weight = args->weight.data;
     lookup->weight_row = args->weight.strides[0];
     lookup->weight_column = args->weight.strides[1];
@@ -152,7 +142,7 @@ static void look_up_row(const lookup_job *j, ptrdiff_t row)
     char *y = attn_row_at(&l->y, row);
     if (l->residual.data)
         j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, attn_row_at(&l->residual, row),
-                              l->residual.column / size, y);
+                              attn_last_stride(&l->residual) / size, y);
     else if (l->scale == 1) /* a plain copy: arithmetic would flush denormals */
         attn_copy_row(y, from, l->weight_column, l->dim, l->dim, size);
     else
@@ -176,7 +166,7 @@ attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error 
     return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
 }
 
-attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error)
+attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error)
 {
     attn_lookup lookup;
     const attn_status status = attn_layout_embedding(args, y, &lookup, error);

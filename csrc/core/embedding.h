@@ -7,7 +7,7 @@
 typedef struct {
     attn_dtype dtype;
     ptrdiff_t rows, dim;
-    attn_rows ids, residual, y; /* y: contiguous columns */
+    attn_tensor ids, residual, y; /* rows; y: contiguous columns */
     const char *weight;
     ptrdiff_t weight_row, weight_column;
     double scale;
@@ -16,9 +16,10 @@ typedef struct {
 /* All rules except the range of the ids, which is enough to know the result's shape and dtype. */
 attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_error *error);
 
-/* Checks the arguments, ids included, and y; fills `lookup`, which keeps no pointer to the caller's shapes. The ids
- * must not change afterwards. */
-attn_status attn_layout_embedding(const attn_embedding_args *args, attn_view y, attn_lookup *lookup, attn_error *error);
+/* Checks the arguments, ids included, and y; fills `lookup`. The ids must not change
+ * afterwards. */
+attn_status attn_layout_embedding(const attn_embedding_args *args, attn_tensor y, attn_lookup *lookup,
+                                  attn_error *error);
 
 attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error);
 

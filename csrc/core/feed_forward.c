@@ -9,7 +9,7 @@
 #include "linear.h"
 #include "parallel.h"
 
-static attn_linear_args product_of(const attn_feed_forward_args *args, attn_view weight, attn_view bias)
+static attn_linear_args product_of(const attn_feed_forward_args *args, attn_tensor weight, attn_tensor bias)
 {
     return (attn_linear_args){.x = args->x, .weight = weight, .bias = bias, .num_threads = args->num_threads};
 }
@@ -24,27 +24,27 @@ static attn_linear_args first_of(const attn_feed_forward_args *args)
 }
 
 /* Checks a weight and its bias, under the names that the caller knows. */
-static attn_status check_part(const attn_feed_forward_args *args, const char *part, const attn_view *weight,
-                              const attn_view *bias, attn_error *error)
+static attn_status check_part(const attn_feed_forward_args *args, const char *part, const attn_tensor *weight,
+                              const attn_tensor *bias, attn_error *error)
 {
-    const attn_view *x = &args->x;
-    if (x->axes < 1) FAIL("x has no axes, expected (..., features)");
-    if (weight->axes != 2 || weight->shape[1] != attn_last_size(x))
+    const attn_tensor *x = &args->x;
+    if (x->ndim < 1) FAIL("x has no axes, expected (..., features)");
+    if (weight->ndim != 2 || weight->shape[1] != attn_last_size(x))
         FAIL("%s_weight has shape %s, expected (hidden, %td): x has shape %s", part,
-             attn_shape_text(weight->axes, weight->shape), attn_last_size(x), attn_shape_text(x->axes, x->shape));
-    if (bias->data && (bias->axes != 1 || bias->shape[0] != weight->shape[0]))
+             attn_shape_text(weight->ndim, weight->shape), attn_last_size(x), attn_shape_text(x->ndim, x->shape));
+    if (bias->data && (bias->ndim != 1 || bias->shape[0] != weight->shape[0]))
         FAIL("%s_bias has shape %s, expected (%td,): %s_weight has shape %s", part,
-             attn_shape_text(bias->axes, bias->shape), weight->shape[0], part,
-             attn_shape_text(weight->axes, weight->shape));
+             attn_shape_text(bias->ndim, bias->shape), weight->shape[0], part,
+             attn_shape_text(weight->ndim, weight->shape));
     return ATTN_OK;
 }
 
 /* All rules but those on y. */
 attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_error *error)
 {
-    const attn_view *in = &args->in_weight, *gate = &args->gate_weight, *out = &args->out_weight;
-    const attn_view *bias = &args->out_bias;
-    attn_own_view hidden;
+    const attn_tensor *in = &args->in_weight, *gate = &args->gate_weight, *out = &args->out_weight;
+    const attn_tensor *bias = &args->out_bias;
+    attn_tensor hidden;
     attn_linear_args linear = product_of(args, *in, args->in_bias);
     attn_status status = check_part(args, "in", in, &args->in_bias, error);
     if (status == ATTN_OK && gate->data) status = check_part(args, "gate", gate, &args->gate_bias, error);
@@ -54,25 +54,25 @@ attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_err
         linear = first_of(args);
         if ((status = attn_check_linear(&linear, error)) != ATTN_OK) return status;
         if (gate->shape[0] != in->shape[0])
-            FAIL("gate_weight has shape %s, expected that of in_weight, %s", attn_shape_text(gate->axes, gate->shape),
-                 attn_shape_text(in->axes, in->shape));
+            FAIL("gate_weight has shape %s, expected that of in_weight, %s", attn_shape_text(gate->ndim, gate->shape),
+                 attn_shape_text(in->ndim, in->shape));
     } else if (args->gate_bias.data) {
         FAIL("gate_bias needs gate_weight");
     }
     attn_layout_contiguous(&args->x, in->shape[0], &hidden);
-    if (out->axes != 2 || out->shape[1] != in->shape[0])
+    if (out->ndim != 2 || out->shape[1] != in->shape[0])
         FAIL("out_weight has shape %s, expected (features, %td): in_weight has shape %s",
-             attn_shape_text(out->axes, out->shape), in->shape[0], attn_shape_text(in->axes, in->shape));
-    if (bias->data && (bias->axes != 1 || bias->shape[0] != out->shape[0]))
+             attn_shape_text(out->ndim, out->shape), in->shape[0], attn_shape_text(in->ndim, in->shape));
+    if (bias->data && (bias->ndim != 1 || bias->shape[0] != out->shape[0]))
         FAIL("out_bias has shape %s, expected (%td,): out_weight has shape %s",
-             attn_shape_text(bias->axes, bias->shape), out->shape[0], attn_shape_text(out->axes, out->shape));
-    linear = (attn_linear_args){.x = hidden.view, .weight = *out, .bias = args->out_bias, .residual = args->residual};
+             attn_shape_text(bias->ndim, bias->shape), out->shape[0], attn_shape_text(out->ndim, out->shape));
+    linear = (attn_linear_args){.x = hidden, .weight = *out, .bias = args->out_bias, .residual = args->residual};
     return attn_check_linear(&linear, error);
 }
 
 size_t attn_feed_forward_work(const attn_feed_forward_args *args)
 {
-    const attn_view *in = &args->in_weight, *out = &args->out_weight;
+    const attn_tensor *in = &args->in_weight, *out = &args->out_weight;
     const size_t rows = (size_t)attn_count_rows(&args->x, 1), hidden = (size_t)in->shape[0];
     const size_t both = attn_saturating_add(attn_saturating_mul((size_t)in->shape[1], args->gate_weight.data ? 2 : 1),
                                             (size_t)out->shape[0]);
@@ -82,38 +82,37 @@ size_t attn_feed_forward_work(const attn_feed_forward_args *args)
 /* A part of the rows, and memory for it. */
 typedef struct {
     attn_feed_forward_args args;
-    attn_view y;
-    ptrdiff_t shapes[3][ATTN_MAX_AXES]; /* storage for the views' shapes */
-    attn_own_view normed, hidden;
+    attn_tensor y, normed, hidden;
 } rows_part;
 
 /* Sets up a part in `memory`; returns the bytes it needs. With memory == NULL it only counts them. */
-static size_t take_part(const attn_feed_forward_args *args, attn_view y, int axes, attn_cut cut, int norms,
+static size_t take_part(const attn_feed_forward_args *args, attn_tensor y, int axis, attn_cut cut, int norms,
                         char *memory, rows_part *part)
 {
     size_t used = 0;
     part->args = *args;
-    part->args.x = attn_cut_view(args->x, axes, cut, part->shapes[0]);
-    part->args.residual = attn_cut_view(args->residual, axes, cut, part->shapes[1]);
-    part->y = attn_cut_view(y, axes, cut, part->shapes[2]);
+    part->y = y;
+    attn_cut_tensor(&part->args.x, axis, cut);
+    attn_cut_tensor(&part->args.residual, axis, cut);
+    attn_cut_tensor(&part->y, axis, cut);
     const size_t hidden = attn_layout_contiguous(&part->args.x, args->in_weight.shape[0], &part->hidden);
     const size_t normed = attn_layout_contiguous(&part->args.x, attn_last_size(&args->x), &part->normed);
-    part->hidden.view.data = attn_next_part(memory, &used, hidden);
-    if (norms) part->normed.view.data = attn_next_part(memory, &used, normed);
+    part->hidden.data = attn_next_part(memory, &used, hidden);
+    if (norms) part->normed.data = attn_next_part(memory, &used, normed);
     return used;
 }
 
 static attn_status run(rows_part *part, const attn_norm_args *norm, attn_error *error)
 {
-    static const attn_view none = {.data = NULL};
+    static const attn_tensor none = {.data = NULL};
     attn_feed_forward_args *args = &part->args;
-    attn_view hidden = part->hidden.view;
+    attn_tensor hidden = part->hidden;
     attn_status status;
     if (norm != NULL) {
         attn_norm_args rows = *norm;
         rows.x = args->x;
-        if ((status = attn_normalize(&rows, none, part->normed.view, error)) != ATTN_OK) return status;
-        args->x = part->normed.view;
+        if ((status = attn_normalize(&rows, none, part->normed, error)) != ATTN_OK) return status;
+        args->x = part->normed;
     }
     attn_linear_args linear = first_of(args);
     status = attn_linear(&linear, hidden, error);
@@ -132,15 +131,15 @@ static attn_status run(rows_part *part, const attn_norm_args *norm, attn_error *
 }
 
 /* The axis that rows are cut along: the longest one except the last. */
-static int axis_of(const attn_view *x)
+static int axis_of(const attn_tensor *x)
 {
     int longest = 0;
-    for (int axis = 1; axis < x->axes - 1; axis++)
+    for (int axis = 1; axis < x->ndim - 1; axis++)
         if (x->shape[axis] > x->shape[longest]) longest = axis;
     return longest;
 }
 
-attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_view y,
+attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_tensor y,
                                      attn_error *error)
 {
     rows_part part;
@@ -149,7 +148,7 @@ attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const a
     if (status == ATTN_OK) status = attn_check_rows("y", &y, &args->x, args->out_weight.shape[0], error);
     if (status != ATTN_OK) return status;
 
-    const int axis = axis_of(&args->x), axes = args->x.axes - axis;
+    const int axis = axis_of(&args->x), axes = args->x.ndim - axis;
     const ptrdiff_t entries = axes > 1 ? args->x.shape[axis] : 1;
     const ptrdiff_t cuts = attn_count_cuts(attn_count_rows(&args->x, 1), entries, 1, args->num_threads);
     const int in_place = y.data == args->x.data || y.data == args->residual.data; /* then the layer restarts */
@@ -168,7 +167,7 @@ attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const a
     return status;
 }
 
-attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error)
+attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_tensor y, attn_error *error)
 {
     return attn_feed_forward_normed(args, NULL, y, error);
 }

@@ -10,22 +10,25 @@ static int stays_whole(const attn_args *attention)
 
 ptrdiff_t attn_count_groups(const attn_layer_args *args)
 {
-    const attn_view *x = &args->x;
-    if (x->axes < 3 || stays_whole(&args->self.attention) || stays_whole(&args->cross.attention)) return 1;
+    const attn_tensor *x = &args->x;
+    if (x->ndim < 3 || stays_whole(&args->self.attention) || stays_whole(&args->cross.attention)) return 1;
     return attn_count_cuts(attn_count_rows(x, 1), x->shape[0], 1, args->feed.num_threads);
 }
 
-void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+void attn_take_group(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights, attn_tensor cross_weights,
                      ptrdiff_t number, ptrdiff_t groups, attn_group *group)
 {
-    *group = (attn_group){.args = *args, .y = y, .self_weights = self_weights, .cross_weights = cross_weights};
+    group->args = *args; /* one by one: a literal would lie on the stack first */
+    group->y = y;
+    group->self_weights = self_weights;
+    group->cross_weights = cross_weights;
     const attn_cut cut = attn_cut_of(args->x.shape[0], groups, number);
     attn_multihead_args *self = &group->args.self, *cross = &group->args.cross;
-    const int batch = args->x.axes - 2; /* number of batch axes, a view's first ones */
+    const int batch = args->x.ndim - 2; /* number of batch axes, a tensor's first ones */
     struct {
-        attn_view *view;
-        int axes;
-    } const views[ATTN_BATCH_VIEWS] = {
+        attn_tensor *tensor;
+        int axis;
+    } const tensors[] = {
         {&group->args.x, batch + 2},
         {&group->args.memory, batch + 2},
         {&group->y, batch + 2},
@@ -42,6 +45,6 @@ void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_we
         {&self->rotary.position_ids, batch + 1},
         {&cross->rotary.position_ids, batch + 1},
     };
-    for (int n = 0; n < ATTN_BATCH_VIEWS; n++)
-        *views[n].view = attn_cut_view(*views[n].view, views[n].axes, cut, group->shapes[n]);
+    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++)
+        attn_cut_tensor(tensors[n].tensor, tensors[n].axis, cut);
 }

@@ -14,33 +14,26 @@
 enum { SELF, CROSS, FEED };
 
 /* The parts' arguments: x is the input of a part, sum the residual added to its output. */
-static attn_multihead_args self_of(const attn_layer_args *args, attn_view x, attn_view sum)
+static void fill_attention(const attn_layer_args *args, int part, attn_tensor x, attn_tensor sum,
+                           attn_multihead_args *attention)
 {
-    attn_multihead_args self = args->self;
-    self.query = self.key = self.value = x;
-    self.residual = sum;
-    return self;
+    *attention = *(part == SELF ? &args->self : &args->cross);
+    attention->query = x;
+    attention->key = attention->value = part == SELF ? x : args->memory;
+    attention->residual = sum;
 }
 static int has_cross(const attn_layer_args *args)
 {
     return args->memory.data != NULL || args->cross.attention.cache != NULL;
 }
-static attn_multihead_args cross_of(const attn_layer_args *args, attn_view x, attn_view sum)
-{
-    attn_multihead_args cross = args->cross;
-    cross.query = x;
-    cross.key = cross.value = args->memory;
-    cross.residual = sum;
-    return cross;
-}
-static attn_feed_forward_args feed_of(const attn_layer_args *args, attn_view x, attn_view sum)
+static attn_feed_forward_args feed_of(const attn_layer_args *args, attn_tensor x, attn_tensor sum)
 {
     attn_feed_forward_args feed = args->feed;
     feed.x = x;
     feed.residual = sum;
     return feed;
 }
-static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_view x)
+static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_tensor x)
 {
     const attn_norm_weights *norm = &args->norms[part];
     return (attn_norm_args){.kind = norm->kind,
@@ -52,18 +45,27 @@ static attn_norm_args norm_of(const attn_layer_args *args, int part, attn_view x
 }
 
 /* A part's output is added to x, so it must have x's features. */
-static attn_status check_sum(const attn_layer_args *args, const char *part, const attn_view *weight, attn_error *error)
+static attn_status check_sum(const attn_layer_args *args, const char *part, const attn_tensor *weight,
+                             attn_error *error)
 {
     if (weight->data == NULL) FAIL("out_weight of %s is missing", part);
-    if (args->x.axes < 1 || weight->axes != 2 || weight->shape[0] == attn_last_size(&args->x)) return ATTN_OK;
+    if (args->x.ndim < 1 || weight->ndim != 2 || weight->shape[0] == attn_last_size(&args->x)) return ATTN_OK;
     FAIL("out_weight of %s has shape %s, expected (%td, inner): its output is added to x, which has shape %s", part,
-         attn_shape_text(weight->axes, weight->shape), attn_last_size(&args->x),
-         attn_shape_text(args->x.axes, args->x.shape));
+         attn_shape_text(weight->ndim, weight->shape), attn_last_size(&args->x),
+         attn_shape_text(args->x.ndim, args->x.shape));
+}
+
+/* A function of its own, so that only one attention's arguments are on the stack. */
+static __attribute__((noinline)) attn_status check_attention(const attn_layer_args *args, int part, attn_shapes *shapes,
+                                                             attn_error *error)
+{
+    attn_multihead_args attention;
+    fill_attention(args, part, args->x, args->x, &attention);
+    return attn_multihead_shapes(&attention, shapes, error);
 }
 
 attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, attn_shapes *cross, attn_error *error)
 {
-    const attn_multihead_args first = self_of(args, args->x, args->x), second = cross_of(args, args->x, args->x);
     const attn_feed_forward_args feed = feed_of(args, args->x, args->x);
     attn_status status;
     if ((status = check_sum(args, "the self-attention", &args->self.out_weight, error)) != ATTN_OK) return status;
@@ -71,8 +73,8 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
     if (has_cross(args) &&
         (status = check_sum(args, "the attention to memory", &args->cross.out_weight, error)) != ATTN_OK)
         return status;
-    if ((status = attn_multihead_shapes(&first, self, error)) != ATTN_OK) return status;
-    if (has_cross(args) && (status = attn_multihead_shapes(&second, cross, error)) != ATTN_OK) return status;
+    if ((status = check_attention(args, SELF, self, error)) != ATTN_OK) return status;
+    if (has_cross(args) && (status = check_attention(args, CROSS, cross, error)) != ATTN_OK) return status;
     if ((status = attn_check_feed_forward(&feed, error)) != ATTN_OK) return status;
     for (int part = SELF; part <= FEED; part++) {
         const attn_norm_args norm = norm_of(args, part, args->x);
@@ -85,41 +87,42 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
 }
 
 /* y = sum + attention(x), where x is sum, or with norm_first its normalisation, written to `normed`. */
-static attn_status attend(const attn_layer_args *args, int part, attn_view sum, attn_view normed, attn_view y,
-                          attn_view weights, attn_error *error)
+static attn_status attend(const attn_layer_args *args, int part, attn_tensor sum, attn_tensor normed, attn_tensor y,
+                          attn_tensor weights, attn_error *error)
 {
-    static const attn_view none = {.data = NULL};
-    attn_view x = sum;
+    static const attn_tensor none = {.data = NULL};
+    attn_tensor x = sum;
     attn_status status;
     if (args->norm_first) {
         const attn_norm_args norm = norm_of(args, part, sum);
         if ((status = attn_normalize(&norm, none, normed, error)) != ATTN_OK) return status;
         x = normed;
     }
-    const attn_multihead_args attention = part == SELF ? self_of(args, x, sum) : cross_of(args, x, sum);
+    attn_multihead_args attention;
+    fill_attention(args, part, x, sum, &attention);
     return attn_multihead(&attention, y, weights, error);
 }
 
 /* The same for the attention to memory, where sum is y. */
-static attn_status attend_to_memory(const attn_layer_args *args, attn_view y, attn_view weights, attn_error *error)
+static attn_status attend_to_memory(const attn_layer_args *args, attn_tensor y, attn_tensor weights, attn_error *error)
 {
     attn_arena arena;
-    attn_own_view normed;
+    attn_tensor normed;
     if (!args->norm_first) return attend(args, CROSS, y, y, y, weights, error);
     const size_t bytes = attn_layout_contiguous(&y, attn_last_size(&y), &normed);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the layer needs %zu bytes of scratch memory", bytes);
-    normed.view.data = arena.scratch;
-    const attn_status status = attend(args, CROSS, y, normed.view, y, weights, error);
+    normed.data = arena.scratch;
+    const attn_status status = attend(args, CROSS, y, normed, y, weights, error);
     attn_arena_give(&arena);
     return status;
 }
 
 /* y = sum + part(sum), then normalised unless norm_first. */
-static attn_status add_part(const attn_layer_args *args, int part, attn_view sum, attn_view y, attn_view weights,
+static attn_status add_part(const attn_layer_args *args, int part, attn_tensor sum, attn_tensor y, attn_tensor weights,
                             attn_error *error)
 {
-    static const attn_view none = {.data = NULL};
+    static const attn_tensor none = {.data = NULL};
     attn_status status;
     if (part == FEED) {
         const attn_feed_forward_args feed = feed_of(args, sum, sum);
@@ -136,10 +139,10 @@ static attn_status add_part(const attn_layer_args *args, int part, attn_view sum
 }
 
 /* The layer for one group. */
-static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+static attn_status run(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights, attn_tensor cross_weights,
                        attn_error *error)
 {
-    static const attn_view none = {.data = NULL};
+    static const attn_tensor none = {.data = NULL};
     attn_status status;
     int forks;
     do { /* y is updated in place, so a forked child starts over from the first part */
@@ -152,8 +155,8 @@ static attn_status run(const attn_layer_args *args, attn_view y, attn_view self_
 }
 
 /* All rules on the inputs and on the results, for the whole batch: a group sees only its part of the results. */
-static attn_status check(const attn_layer_args *args, const attn_view *y, const attn_view *self_weights,
-                         const attn_view *cross_weights, attn_error *error)
+static attn_status check(const attn_layer_args *args, const attn_tensor *y, const attn_tensor *self_weights,
+                         const attn_tensor *cross_weights, attn_error *error)
 {
     const attn_dtype dtype = args->x.dtype;
     attn_shapes self, cross;
@@ -161,12 +164,12 @@ static attn_status check(const attn_layer_args *args, const attn_view *y, const 
     if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, attn_last_size(&args->x), error);
     if (status != ATTN_OK) return status;
     if (y->data == args->x.data) FAIL("y must not share x's memory: pass another array");
-    status = attn_check_result("self_weights", self_weights, self.weights_axes, self.weights, dtype, error);
+    status = attn_check_result("self_weights", self_weights, self.weights_ndim, self.weights, dtype, error);
     if (status != ATTN_OK || !has_cross(args)) return status;
-    return attn_check_result("cross_weights", cross_weights, cross.weights_axes, cross.weights, dtype, error);
+    return attn_check_result("cross_weights", cross_weights, cross.weights_ndim, cross.weights, dtype, error);
 }
 
-attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+attn_status attn_layer(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights, attn_tensor cross_weights,
                        attn_error *error)
 {
     attn_arena arena;

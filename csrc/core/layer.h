@@ -9,22 +9,20 @@ attn_status attn_check_feed_forward(const attn_feed_forward_args *args, attn_err
 size_t attn_feed_forward_work(const attn_feed_forward_args *args);
 
 /* feed_forward.c: attn_feed_forward; with a norm, whose own x is ignored, args->x is normalised first. */
-attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_view y,
+attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const attn_norm_args *norm, attn_tensor y,
                                      attn_error *error);
 
 /* groups.c: a group of entries of the first batch axis, with its slices of the arguments and results. */
-enum { ATTN_BATCH_VIEWS = 15 };
 typedef struct {
     attn_layer_args args;
-    attn_view y, self_weights, cross_weights;
-    ptrdiff_t shapes[ATTN_BATCH_VIEWS][ATTN_MAX_AXES]; /* storage for the views' shapes */
+    attn_tensor y, self_weights, cross_weights;
 } attn_group;
 
 /* The number of groups. The arguments must have been checked. */
 ptrdiff_t attn_count_groups(const attn_layer_args *args);
 
 /* Fills `group` with group `number` of `groups`. */
-void attn_take_group(const attn_layer_args *args, attn_view y, attn_view self_weights, attn_view cross_weights,
+void attn_take_group(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights, attn_tensor cross_weights,
                      ptrdiff_t number, ptrdiff_t groups, attn_group *group);
 
 #endif

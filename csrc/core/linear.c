@@ -69,7 +69,7 @@ typedef struct {
 } worker_memory;
 
 /* Addresses of `count` rows, each plus `offset` bytes. */
-static void addresses_of(const attn_rows *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
+static void addresses_of(const attn_tensor *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
 {
     for (int i = 0; i < count; i++) address[i] = attn_row_at(rows, first + i) + offset;
 }
@@ -109,7 +109,7 @@ static void cut_out_in(linear_plan *plan)
     const size_t size = (size_t)k->size, lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
     plan->blocks = plan->gemv ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
     plan->block_bytes = attn_saturating_mul(lanes, plan->gemv ? (size_t)plan->x_row : (size_t)p->inner * size);
-    plan->copy_x = !unit_stride(p->x.column, p->inner, k->size);
+    plan->copy_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size);
     plan->row_bytes = plan->copy_x ? attn_saturating_mul(lanes, (size_t)plan->x_row) : 0;
     plan->copy_weight = !unit_stride(p->weight_column, p->inner, k->size);
 
@@ -131,7 +131,7 @@ static void cut_in_out(linear_plan *plan)
     const size_t size = (size_t)plan->kernels->size;
     plan->blocks = plan->gemv ? 1 : attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
-    plan->copy_x = !unit_stride(p->x.column, p->inner, plan->kernels->size) || p->x.axes > 1;
+    plan->copy_x = !unit_stride(attn_last_stride(&p->x), p->inner, plan->kernels->size) || p->x.ndim > 2;
     plan->block_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->panel_row = plan->gemv ? STREAM_FEATURES + ATTN_ALIGNMENT / plan->kernels->size : FEATURES;
     plan->panel_bytes = rows * (size_t)plan->panel_row * size * (plan->gemv ? 2 : 1); /* unfinished sums, too */
@@ -219,11 +219,11 @@ static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t numb
     addresses_of(&p->x, block.row, block.rows, 0, row);
     if (plan->gemv || plan->in_out) {
         for (int i = 0; i < block.rows; i++)
-            attn_copy_row(packed + i * plan->x_row, row[i], p->x.column, p->inner, p->inner, size);
+            attn_copy_row(packed + i * plan->x_row, row[i], attn_last_stride(&p->x), p->inner, p->inner, size);
         return;
     }
     for (int i = 0; plan->copy_x && i < block.rows; i++) {
-        attn_copy_row(w->rows + i * plan->x_row, row[i], p->x.column, p->inner, p->inner, size);
+        attn_copy_row(w->rows + i * plan->x_row, row[i], attn_last_stride(&p->x), p->inner, p->inner, size);
         row[i] = w->rows + i * plan->x_row;
     }
     plan->kernels->pack_queries(block.rows, block.vectors, p->inner, (const void *const *)row, 1, packed);
@@ -318,7 +318,7 @@ static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrd
 {
     const attn_product *p = plan->product;
     const int size = plan->kernels->size;
-    *stride = plan->copy_x ? plan->x_row / size : p->x.axes > 0 ? p->x.strides[0] / size : 0;
+    *stride = plan->copy_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
     const char *rows = plan->copy_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
     return rows + from * size;
 }

@@ -7,14 +7,15 @@
 typedef struct {
     attn_dtype dtype;
     ptrdiff_t rows, inner, features;
-    attn_rows x, gate, residual, y; /* all but x: contiguous columns */
-    const char *weight, *bias;      /* bias: contiguous, may be NULL */
+    attn_tensor x, gate, residual, y; /* rows; all but x: contiguous columns */
+    const char *weight, *bias;        /* bias: contiguous, may be NULL */
     ptrdiff_t weight_row, weight_column;
     attn_activation activation;
 } attn_product;
 
-/* check_linear.c: checks the arguments and y; fills `product`, which keeps no pointer to the caller's shapes. */
-attn_status attn_layout_linear(const attn_linear_args *args, attn_view y, attn_product *product, attn_error *error);
+/* check_linear.c: checks the arguments and y; fills `product`. */
+attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *y, attn_product *product,
+                               attn_error *error);
 
 attn_status attn_multiply(const attn_product *product, int num_threads, attn_error *error);
 

@@ -56,28 +56,27 @@ static size_t layout_scratch(attn_multihead_plan *m, char *memory)
     return used;
 }
 
-/* A view (batch..., length, features), or (batch..., length, heads, features / heads) when heads > 0. */
-static const attn_view *view_of(const attn_multihead_plan *m, const attn_projection *part, ptrdiff_t length,
-                                ptrdiff_t features, ptrdiff_t heads, attn_own_view *own)
+/* A tensor (batch..., length, features), or (batch..., length, heads, features / heads) when heads > 0. */
+static attn_tensor tensor_of(const attn_multihead_plan *m, const attn_projection *part, ptrdiff_t length,
+                             ptrdiff_t features, ptrdiff_t heads)
 {
-    int axes = m->batch_axes;
+    attn_tensor t = {.data = part->data, .dtype = m->dtype, .ndim = m->batch_axes};
     ptrdiff_t step = part->length * part->row;
-    for (int axis = axes - 1; axis >= 0; axis--) {
-        own->shape[axis] = m->batch_shape[axis];
-        own->strides[axis] = step;
+    for (int axis = m->batch_axes - 1; axis >= 0; axis--) {
+        t.shape[axis] = m->batch_shape[axis];
+        t.strides[axis] = step;
         step *= m->batch_shape[axis];
     }
-    own->shape[axes] = length;
-    own->strides[axes++] = part->row;
+    t.shape[t.ndim] = length;
+    t.strides[t.ndim++] = part->row;
     if (heads > 0) {
-        own->shape[axes] = heads;
-        own->strides[axes++] = features / heads * m->size;
+        t.shape[t.ndim] = heads;
+        t.strides[t.ndim++] = features / heads * m->size;
         features /= heads;
     }
-    own->shape[axes] = features;
-    own->strides[axes++] = m->size;
-    own->view = (attn_view){part->data, m->dtype, axes, own->shape, own->strides};
-    return &own->view;
+    t.shape[t.ndim] = features;
+    t.strides[t.ndim++] = m->size;
+    return t;
 }
 
 static ptrdiff_t heads_of(const attn_multihead_args *args, int n) { return n == Q ? args->heads : args->kv_heads; }
@@ -92,22 +91,20 @@ static attn_status project(const attn_multihead_plan *m, int n, attn_error *erro
                                .weight = *attn_weight_of(args, n),
                                .bias = *attn_bias_of(args, n),
                                .num_threads = args->attention.num_threads};
-    ptrdiff_t features = m->part[n].features, shape[2] = {features, linear.weight.shape[1]};
-    attn_own_view y;
+    ptrdiff_t features = m->part[n].features;
     attn_product product;
     for (int next = n + 1; next < m->projections && m->joined[next]; next++) features += m->part[next].features;
-    shape[0] = features;
-    linear.weight.shape = linear.bias.shape = shape;
+    linear.weight.shape[0] = linear.bias.shape[0] = features;
     const ptrdiff_t length = attn_input_of(args, n)->shape[m->batch_axes];
-    view_of(m, &m->part[n], length, features, 0, &y);
-    const attn_status status = attn_layout_linear(&linear, y.view, &product, error);
+    const attn_tensor y = tensor_of(m, &m->part[n], length, features, 0);
+    const attn_status status = attn_layout_linear(&linear, &y, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 
 /* Writes the extra keys and values behind those of `key`: the given pair, then a pair of zeros. */
 static void append_extra(const attn_multihead_plan *m)
 {
-    const attn_view *given[] = {&m->args->extra_key, &m->args->extra_value};
+    const attn_tensor *given[] = {&m->args->extra_key, &m->args->extra_value};
     for (int n = 0; n < 2; n++) {
         const attn_projection *part = &m->part[K + n];
         const size_t bytes = (size_t)(part->features * m->size);
@@ -122,14 +119,14 @@ static void append_extra(const attn_multihead_plan *m)
     }
 }
 
-/* Arguments of the inner attention. `own` stores the views' shapes. */
-static attn_args middle_of(const attn_multihead_plan *m, attn_own_view own[ATTN_PROJECTIONS])
+/* Arguments of the inner attention. */
+static attn_args middle_of(const attn_multihead_plan *m)
 {
     const attn_multihead_args *args = m->args;
     attn_args middle = args->attention;
-    attn_view *const views[] = {&middle.query, &middle.key, &middle.value};
+    attn_tensor *const tensors[] = {&middle.query, &middle.key, &middle.value};
     for (int n = Q; n < m->projections; n++)
-        *views[n] = *view_of(m, &m->part[n], m->part[n].length, m->part[n].features, heads_of(args, n), &own[n]);
+        *tensors[n] = tensor_of(m, &m->part[n], m->part[n].length, m->part[n].features, heads_of(args, n));
     middle.layout = ATTN_LAYOUT_BSHD;
     middle.enable_gqa = 1;
     middle.extra_keys = m->extra;
@@ -137,11 +134,11 @@ static attn_args middle_of(const attn_multihead_plan *m, attn_own_view own[ATTN_
 }
 
 /* Arguments that rotate q or k in place. */
-static attn_rotary_args rope_args_of(const attn_multihead_plan *m, int n, attn_own_view *own)
+static attn_rotary_args rope_args_of(const attn_multihead_plan *m, int n)
 {
     attn_rotary_args rotary = m->args->rotary;
     const ptrdiff_t length = attn_input_of(m->args, n)->shape[m->batch_axes];
-    rotary.x = *view_of(m, &m->part[n], length, m->part[n].features, heads_of(m->args, n), own);
+    rotary.x = tensor_of(m, &m->part[n], length, m->part[n].features, heads_of(m->args, n));
     rotary.layout = ATTN_LAYOUT_BSHD;
     rotary.num_threads = m->args->attention.num_threads;
     return rotary;
@@ -154,10 +151,9 @@ static int uses_rope(const attn_multihead_plan *m, int n)
 
 static attn_status apply_rope(const attn_multihead_plan *m, int n, attn_error *error)
 {
-    attn_own_view own;
     attn_rope rope;
     if (!uses_rope(m, n)) return ATTN_OK;
-    const attn_rotary_args rotary = rope_args_of(m, n, &own);
+    const attn_rotary_args rotary = rope_args_of(m, n);
     const attn_status status = attn_layout_rotary(&rotary, rotary.x, &rope, error);
     return status == ATTN_OK ? attn_apply_rope(&rope, rotary.num_threads, error) : status;
 }
@@ -165,18 +161,16 @@ static attn_status apply_rope(const attn_multihead_plan *m, int n, attn_error *e
 /* Whether new keys and values go into a cache. */
 static int stores(const attn_multihead_plan *m) { return m->args->attention.cache != NULL && m->projections > K; }
 
-static attn_status project_output(const attn_multihead_plan *m, attn_view output, attn_error *error)
+static attn_status project_output(const attn_multihead_plan *m, attn_tensor output, attn_error *error)
 {
     const attn_multihead_args *args = m->args;
-    attn_own_view x;
     attn_product product;
-    view_of(m, &m->heads, m->heads.length, m->heads.features, 0, &x);
-    const attn_linear_args linear = {.x = x.view,
+    const attn_linear_args linear = {.x = tensor_of(m, &m->heads, m->heads.length, m->heads.features, 0),
                                      .weight = args->out_weight,
                                      .bias = args->out_bias,
                                      .residual = args->residual,
                                      .num_threads = args->attention.num_threads};
-    const attn_status status = attn_layout_linear(&linear, output, &product, error);
+    const attn_status status = attn_layout_linear(&linear, &output, &product, error);
     return status == ATTN_OK ? attn_multiply(&product, linear.num_threads, error) : status;
 }
 
@@ -198,29 +192,28 @@ static size_t projections_work(const attn_multihead_plan *m)
 attn_status attn_multihead_shapes(const attn_multihead_args *args, attn_shapes *shapes, attn_error *error)
 {
     attn_multihead_plan m;
-    attn_own_view own[ATTN_PROJECTIONS];
     attn_status status = attn_check_multihead(args, &m, error);
     if (status != ATTN_OK) return status;
     layout_scratch(&m, NULL);
     for (int n = Q; n <= K; n++) {
         if (!uses_rope(&m, n)) continue;
-        const attn_rotary_args rotary = rope_args_of(&m, n, &own[n]);
+        const attn_rotary_args rotary = rope_args_of(&m, n);
         if ((status = attn_check_rotary(&rotary, error)) != ATTN_OK) return status;
     }
-    const attn_args middle = middle_of(&m, own);
+    const attn_args middle = middle_of(&m);
     if (stores(&m) && (status = attn_check_append(middle.cache, args->cache_first, args->cache_count, &middle.key,
                                                   &middle.value, middle.layout, error)) != ATTN_OK)
         return status;
     if ((status = attn_attention_shapes(&middle, shapes, error)) != ATTN_OK) return status;
-    shapes->axes = args->query.axes;
-    memcpy(shapes->output, args->query.shape, (size_t)shapes->axes * sizeof *shapes->output);
-    shapes->output[shapes->axes - 1] = out_dim(&m);
+    shapes->ndim = args->query.ndim;
+    memcpy(shapes->output, args->query.shape, (size_t)shapes->ndim * sizeof *shapes->output);
+    shapes->output[shapes->ndim - 1] = out_dim(&m);
     shapes->work = attn_saturating_add(shapes->work, projections_work(&m));
     return ATTN_OK;
 }
 
 /* Without an output projection, the heads write straight into columns of the caller's array. */
-static attn_projection heads_in(const attn_multihead_plan *m, attn_view output)
+static attn_projection heads_in(const attn_multihead_plan *m, attn_tensor output)
 {
     attn_projection heads = m->heads;
     heads.data = output.data;
@@ -229,12 +222,12 @@ static attn_projection heads_in(const attn_multihead_plan *m, attn_view output)
 }
 
 /* Without out_weight, output must be contiguous: heads are written as its columns. Strides of empty arrays vary. */
-static attn_status check_contiguous(const attn_multihead_plan *m, const attn_view *output, attn_error *error)
+static attn_status check_contiguous(const attn_multihead_plan *m, const attn_tensor *output, attn_error *error)
 {
     ptrdiff_t step = m->size;
-    int fits = output->axes == m->args->query.axes && output->dtype == m->dtype, contiguous = 1;
-    for (int axis = output->axes - 1; fits && axis >= 0; axis--) {
-        const ptrdiff_t size = axis == output->axes - 1 ? m->heads.features : m->args->query.shape[axis];
+    int fits = output->ndim == m->args->query.ndim && output->dtype == m->dtype, contiguous = 1;
+    for (int axis = output->ndim - 1; fits && axis >= 0; axis--) {
+        const ptrdiff_t size = axis == output->ndim - 1 ? m->heads.features : m->args->query.shape[axis];
         fits = output->shape[axis] == size;
         if (size > 1 && output->strides[axis] != step) contiguous = 0;
         step *= size;
@@ -258,29 +251,29 @@ static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
 }
 
 /* Inner attention, once q, k and v are projected. */
-static attn_status attend_heads(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+static attn_status attend_heads(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights,
+                                attn_error *error)
 {
-    static const attn_view none = {.data = NULL};
-    attn_own_view own[ATTN_PROJECTIONS], heads;
+    static const attn_tensor none = {.data = NULL};
     attn_status status;
-    const attn_args middle = middle_of(m, own);
+    const attn_args middle = middle_of(m);
     if (stores(m) && (status = attn_cache_append(middle.cache, m->args->cache_first, m->args->cache_count, middle.key,
                                                  middle.value, middle.layout, error)) != ATTN_OK)
         return status;
     const attn_projection into = m->args->out_weight.data ? m->heads : heads_in(m, output);
-    view_of(m, &into, into.length, into.features, m->args->heads, &heads);
-    return attn_attention(&middle, heads.view, weights, none, error);
+    const attn_tensor heads = tensor_of(m, &into, into.length, into.features, m->args->heads);
+    return attn_attention(&middle, heads, weights, none, error);
 }
 
 /* Inner attention and the output projection. */
-static attn_status attend(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+static attn_status attend(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights, attn_error *error)
 {
     const attn_status status = attend_heads(m, output, weights, error);
     return status == ATTN_OK && m->args->out_weight.data ? project_output(m, output, error) : status;
 }
 
 /* Query projection, attention and output projection for one part of the queries. */
-static attn_status attend_part(const attn_multihead_plan *m, attn_view output, attn_view weights, ptrdiff_t number,
+static attn_status attend_part(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights, ptrdiff_t number,
                                attn_error *error)
 {
     attn_queries *const part = m->queries;
@@ -291,7 +284,7 @@ static attn_status attend_part(const attn_multihead_plan *m, attn_view output, a
     return attend(&part->plan, part->output, part->weights, error);
 }
 
-static attn_status run(const attn_multihead_plan *m, attn_view output, attn_view weights, attn_error *error)
+static attn_status run(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights, attn_error *error)
 {
     attn_status status = project_all(m, error);
     if (status == ATTN_OK && m->cuts == 1) return attend(m, output, weights, error);
@@ -299,7 +292,7 @@ static attn_status run(const attn_multihead_plan *m, attn_view output, attn_view
     return status;
 }
 
-attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights, attn_error *error)
+attn_status attn_multihead(const attn_multihead_args *args, attn_tensor output, attn_tensor weights, attn_error *error)
 {
     attn_multihead_plan m;
     attn_arena arena;

@@ -27,34 +27,32 @@ typedef struct {
 } attn_multihead_plan;
 
 /* queries.c: a part of the queries, with its slices of the arguments and results. */
-enum { ATTN_QUERY_VIEWS = 8 };
 typedef struct attn_queries {
     attn_multihead_plan plan;
     attn_multihead_args args;
-    attn_view output, weights;
-    ptrdiff_t shapes[ATTN_QUERY_VIEWS][ATTN_MAX_AXES]; /* storage for the views' shapes */
+    attn_tensor output, weights;
 } attn_queries;
 
 /* Cuts a plan's queries: q and the heads' output then have the size of the longest part. With several parts, this
  * checks all rules: a part could not tell a wrong length from its own. */
-attn_status attn_cut_queries(attn_multihead_plan *plan, const attn_view *output, const attn_view *weights,
+attn_status attn_cut_queries(attn_multihead_plan *plan, const attn_tensor *output, const attn_tensor *weights,
                              attn_error *error);
 
-void attn_take_queries(const attn_multihead_plan *plan, attn_view output, attn_view weights, ptrdiff_t number,
+void attn_take_queries(const attn_multihead_plan *plan, attn_tensor output, attn_tensor weights, ptrdiff_t number,
                        attn_queries *part);
 
 /* Fills `plan` except memory and cuts. Checks all rules except those of the inner attention and of the cache's rows. */
 attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead_plan *plan, attn_error *error);
 
-static inline const attn_view *attn_input_of(const attn_multihead_args *args, int n)
+static inline const attn_tensor *attn_input_of(const attn_multihead_args *args, int n)
 {
     return n == ATTN_Q ? &args->query : n == ATTN_K ? &args->key : &args->value;
 }
-static inline const attn_view *attn_weight_of(const attn_multihead_args *args, int n)
+static inline const attn_tensor *attn_weight_of(const attn_multihead_args *args, int n)
 {
     return n == ATTN_Q ? &args->q_weight : n == ATTN_K ? &args->k_weight : &args->v_weight;
 }
-static inline const attn_view *attn_bias_of(const attn_multihead_args *args, int n)
+static inline const attn_tensor *attn_bias_of(const attn_multihead_args *args, int n)
 {
     return n == ATTN_Q ? &args->q_bias : n == ATTN_K ? &args->k_bias : &args->v_bias;
 }

@@ -40,12 +40,12 @@ attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads,
 
 /* Rules ------------------------------------------------------------------------------------------------------------ */
 
-static attn_status check_factor(const char *name, const attn_view *factor, const attn_view *x, attn_error *error)
+static attn_status check_factor(const char *name, const attn_tensor *factor, const attn_tensor *x, attn_error *error)
 {
     if (factor->data == NULL) return ATTN_OK;
-    if (factor->axes != 1 || factor->shape[0] != attn_last_size(x))
-        FAIL("%s has shape %s, expected (%td,): x has shape %s", name, attn_shape_text(factor->axes, factor->shape),
-             attn_last_size(x), attn_shape_text(x->axes, x->shape));
+    if (factor->ndim != 1 || factor->shape[0] != attn_last_size(x))
+        FAIL("%s has shape %s, expected (%td,): x has shape %s", name, attn_shape_text(factor->ndim, factor->shape),
+             attn_last_size(x), attn_shape_text(x->ndim, x->shape));
     if (factor->dtype != x->dtype) FAIL("%s has another dtype than x", name);
     if (factor->shape[0] > 1 && factor->strides[0] != (x->dtype == ATTN_F64 ? 8 : 4))
         FAIL("%s must be contiguous", name);
@@ -54,12 +54,12 @@ static attn_status check_factor(const char *name, const attn_view *factor, const
 
 attn_status attn_check_norm(const attn_norm_args *args, attn_error *error)
 {
-    const attn_view *x = &args->x;
+    const attn_tensor *x = &args->x;
     attn_status status;
-    if (x->axes < 1 || x->axes > ATTN_MAX_AXES) FAIL("x has %d axes, expected (..., features)", x->axes);
+    if (x->ndim < 1 || x->ndim > ATTN_MAX_AXES) FAIL("x has %d axes, expected (..., features)", x->ndim);
     if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
     if (attn_count_rows(x, attn_last_size(x)) < 0)
-        FAIL("x is too large for memory: %s", attn_shape_text(x->axes, x->shape));
+        FAIL("x is too large for memory: %s", attn_shape_text(x->ndim, x->shape));
     if ((status = attn_check_rows("x", x, x, attn_last_size(x), error)) != ATTN_OK) return status;
     if (args->residual.data &&
         (status = attn_check_rows("residual", &args->residual, x, attn_last_size(x), error)) != ATTN_OK)
@@ -70,10 +70,10 @@ attn_status attn_check_norm(const attn_norm_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_layout_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
+attn_status attn_layout_norm(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_normalization *norm,
                              attn_error *error)
 {
-    const attn_view *x = &args->x;
+    const attn_tensor *x = &args->x;
     attn_status status = attn_check_norm(args, error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, x, attn_last_size(x), error);
     if (status == ATTN_OK && sum.data) status = attn_check_rows("sum", &sum, x, attn_last_size(x), error);
@@ -93,7 +93,7 @@ attn_status attn_layout_norm(const attn_norm_args *args, attn_view sum, attn_vie
     return ATTN_OK;
 }
 
-attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error)
+attn_status attn_normalize(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_error *error)
 {
     attn_normalization norm;
     const attn_status status = attn_layout_norm(args, sum, y, &norm, error);

@@ -8,15 +8,15 @@ typedef struct {
     attn_dtype dtype;
     attn_norm kind;
     ptrdiff_t rows, columns;
-    attn_rows x, residual, sum, y; /* contiguous columns */
-    const char *weight, *bias;     /* contiguous, may be NULL */
+    attn_tensor x, residual, sum, y; /* rows of contiguous columns */
+    const char *weight, *bias;       /* contiguous, may be NULL */
     double epsilon;
 } attn_normalization;
 
-/* attn_check_norm checks the arguments; attn_layout_norm also checks y and the optional sum, and fills `norm`, which
- * keeps no pointer to the caller's shapes. */
+/* attn_check_norm checks the arguments; attn_layout_norm also checks y and the optional sum, and fills
+ * `norm`. */
 attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
-attn_status attn_layout_norm(const attn_norm_args *args, attn_view sum, attn_view y, attn_normalization *norm,
+attn_status attn_layout_norm(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_normalization *norm,
                              attn_error *error);
 
 attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error);

@@ -46,20 +46,17 @@ attn_status attn_check_inputs(const attn_args *args, attn_problem *problem, attn
 /* check_masks.c: the rules on masks, dropout, lengths and visibility, for a problem whose sizes are known. */
 attn_status attn_check_masks(const attn_args *args, attn_problem *problem, attn_error *error);
 
-/* cache.c: checks a cache and views it as two arrays, key and value, for attention's other rules. Their batch axis
+/* cache.c: checks a cache and describes it as two tensors, key and value, for attention's other rules. Their batch axis
  * steps over page tables; their other strides are valid inside a page. */
-typedef struct {
-    attn_view key, value;
-    ptrdiff_t shapes[2][4], strides[2][4];
-} attn_cache_views;
-attn_status attn_view_cache(const attn_cache *cache, attn_layout layout, attn_cache_views *views, attn_error *error);
+attn_status attn_cache_tensors(const attn_cache *cache, attn_layout layout, attn_tensor *key, attn_tensor *value,
+                            attn_error *error);
 
 /* cache.c: checks that a page exists for every visible position. The key_lengths must have been checked. */
 attn_status attn_check_pages(const attn_problem *problem, attn_error *error);
 
 /* cache.c: the rules of attn_cache_append. */
 attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
-                              const attn_view *key, const attn_view *value, attn_layout layout, attn_error *error);
+                              const attn_tensor *key, const attn_tensor *value, attn_layout layout, attn_error *error);
 
 /* Byte offset of the values in a page. */
 static inline ptrdiff_t attn_page_values(const attn_cache *cache)
@@ -71,11 +68,11 @@ static inline ptrdiff_t attn_page_values(const attn_cache *cache)
 void attn_describe(const attn_args *args, const attn_problem *problem, attn_shapes *shapes);
 
 /* Checks shapes and dtypes of the caller's result arrays. */
-attn_status attn_check_results(const attn_args *args, const attn_problem *problem, const attn_view *output,
-                               const attn_view *weights, const attn_view *lse, attn_error *error);
+attn_status attn_check_results(const attn_args *args, const attn_problem *problem, const attn_tensor *output,
+                               const attn_tensor *weights, const attn_tensor *lse, attn_error *error);
 
 /* Fills output, weights and lse of a problem whose inputs have been checked. */
-attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+attn_status attn_check_outputs(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
                                attn_problem *problem, attn_error *error);
 
 /* attend.c: computes a fully checked problem. */

@@ -18,7 +18,7 @@ static int stays_whole(const attn_multihead_args *args)
            attention->cache != NULL || args->out_weight.data == NULL || attention->query_start > 0;
 }
 
-static attn_status check_all(const attn_multihead_args *args, const attn_view *output, const attn_view *weights,
+static attn_status check_all(const attn_multihead_args *args, const attn_tensor *output, const attn_tensor *weights,
                              attn_error *error)
 {
     attn_shapes shapes;
@@ -26,10 +26,10 @@ static attn_status check_all(const attn_multihead_args *args, const attn_view *o
     if (status != ATTN_OK) return status;
     status = attn_check_rows("output", output, &args->query, args->out_weight.shape[0], error);
     if (status != ATTN_OK) return status;
-    return attn_check_result("weights", weights, shapes.weights_axes, shapes.weights, args->query.dtype, error);
+    return attn_check_result("weights", weights, shapes.weights_ndim, shapes.weights, args->query.dtype, error);
 }
 
-attn_status attn_cut_queries(attn_multihead_plan *m, const attn_view *output, const attn_view *weights,
+attn_status attn_cut_queries(attn_multihead_plan *m, const attn_tensor *output, const attn_tensor *weights,
                              attn_error *error)
 {
     const ptrdiff_t length = m->heads.length, rows = attn_count_rows(&m->args->query, 1);
@@ -40,28 +40,31 @@ attn_status attn_cut_queries(attn_multihead_plan *m, const attn_view *output, co
     return check_all(m->args, output, weights, error);
 }
 
-void attn_take_queries(const attn_multihead_plan *m, attn_view output, attn_view weights, ptrdiff_t number,
+void attn_take_queries(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights, ptrdiff_t number,
                        attn_queries *part)
 {
     const ptrdiff_t length = m->args->query.shape[m->batch_axes];
     const attn_cut cut = attn_cut_of(length, m->cuts, number);
-    *part = (attn_queries){.plan = *m, .args = *m->args, .output = output, .weights = weights};
+    part->plan = *m; /* one by one: a literal would lie on the stack first */
+    part->args = *m->args;
+    part->output = output;
+    part->weights = weights;
     part->plan.args = &part->args;
     part->plan.part[Q].length = part->plan.heads.length = cut.count;
 
     attn_multihead_args *args = &part->args;
     attn_args *attention = &args->attention;
     const struct {
-        attn_view *view;
-        int axes; /* the query axis, counted from the last one */
-    } views[ATTN_QUERY_VIEWS] = {
+        attn_tensor *tensor;
+        int axis; /* the query axis, counted from the last one */
+    } tensors[] = {
         {&args->query, 2},          {&args->residual, 2},
         {&part->output, 2},         {&part->weights, 2},
         {&attention->mask, 2},      {&attention->padding_mask, 2},
         {&attention->keep_mask, 2}, {&args->rotary.position_ids, 1},
     };
-    for (int n = 0; n < ATTN_QUERY_VIEWS; n++)
-        *views[n].view = attn_cut_view(*views[n].view, views[n].axes, cut, part->shapes[n]);
+    for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++)
+        attn_cut_tensor(tensors[n].tensor, tensors[n].axis, cut);
     if (args->rotary.inv_freq.data && !args->rotary.position_ids.data) args->rotary.offset += cut.first;
     attention->query_start += cut.first;
     if (attention->align != ATTN_ALIGN_OFFSET) attention->align = ATTN_ALIGN_UPPER_LEFT;

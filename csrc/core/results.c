@@ -61,18 +61,18 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     memcpy(shapes->output, p->batch_shape, batch_bytes);
     memcpy(shapes->weights, p->batch_shape, batch_bytes);
     memcpy(shapes->lse, p->batch_shape, batch_bytes);
-    shapes->axes = n + p->has_heads + 2;
-    shapes->weights_axes = shapes->axes - p->average;
-    shapes->lse_axes = shapes->axes - 1;
+    shapes->ndim = n + p->has_heads + 2;
+    shapes->weights_ndim = shapes->ndim - p->average;
+    shapes->lse_ndim = shapes->ndim - 1;
     if (p->has_heads) {
         shapes->output[n + length_first] = p->heads;
         if (!p->average) shapes->weights[n] = p->heads;
         shapes->lse[n] = p->heads;
     }
     shapes->output[n + (p->has_heads && !length_first)] = p->q_len;
-    shapes->output[shapes->axes - 1] = p->v_dim;
-    shapes->weights[shapes->weights_axes - 2] = shapes->lse[shapes->lse_axes - 1] = p->q_len;
-    shapes->weights[shapes->weights_axes - 1] = p->kv_len;
+    shapes->output[shapes->ndim - 1] = p->v_dim;
+    shapes->weights[shapes->weights_ndim - 2] = shapes->lse[shapes->lse_ndim - 1] = p->q_len;
+    shapes->weights[shapes->weights_ndim - 1] = p->kv_len;
     shapes->mask_looks_like_ones = looks_like_ones(p, ATTN_MASK);
     shapes->padding_looks_like_ones = looks_like_ones(p, ATTN_PADDING);
     shapes->heads_look_like_length = heads_look_like_length(p);
@@ -89,32 +89,32 @@ attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, at
     return status;
 }
 
-attn_status attn_check_result(const char *name, const attn_view *view, int axes, const ptrdiff_t *shape,
+attn_status attn_check_result(const char *name, const attn_tensor *tensor, int axes, const ptrdiff_t *shape,
                               attn_dtype dtype, attn_error *error)
 {
-    if (view->data == NULL) return ATTN_OK;
-    int same = view->axes == axes;
-    for (int n = 0; same && n < axes; n++) same = view->shape[n] == shape[n];
+    if (tensor->data == NULL) return ATTN_OK;
+    int same = tensor->ndim == axes;
+    for (int n = 0; same && n < axes; n++) same = tensor->shape[n] == shape[n];
     if (!same)
-        FAIL("%s has shape %s, expected %s", name, attn_shape_text(view->axes, view->shape),
+        FAIL("%s has shape %s, expected %s", name, attn_shape_text(tensor->ndim, tensor->shape),
              attn_shape_text(axes, shape));
-    if (view->dtype != dtype) FAIL("%s must have query's dtype", name);
+    if (tensor->dtype != dtype) FAIL("%s must have query's dtype", name);
     return ATTN_OK;
 }
 
-attn_status attn_check_results(const attn_args *args, const attn_problem *p, const attn_view *output,
-                               const attn_view *weights, const attn_view *lse, attn_error *error)
+attn_status attn_check_results(const attn_args *args, const attn_problem *p, const attn_tensor *output,
+                               const attn_tensor *weights, const attn_tensor *lse, attn_error *error)
 {
     attn_shapes want;
     attn_status status;
     attn_describe(args, p, &want);
-    if ((status = attn_check_result("output", output, want.axes, want.output, p->dtype, error)) != ATTN_OK)
+    if ((status = attn_check_result("output", output, want.ndim, want.output, p->dtype, error)) != ATTN_OK)
         return status;
-    status = attn_check_result("weights", weights, want.weights_axes, want.weights, p->dtype, error);
-    return status != ATTN_OK ? status : attn_check_result("lse", lse, want.lse_axes, want.lse, p->dtype, error);
+    status = attn_check_result("weights", weights, want.weights_ndim, want.weights, p->dtype, error);
+    return status != ATTN_OK ? status : attn_check_result("lse", lse, want.lse_ndim, want.lse, p->dtype, error);
 }
 
-attn_status attn_check_outputs(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+attn_status attn_check_outputs(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
                                attn_problem *p, attn_error *error)
 {
     const attn_axis_places at = attn_places_of(args->layout, p->has_heads);

@@ -24,8 +24,8 @@ typedef struct {
     int interleaved;
 } attn_rope;
 
-/* check_rotary.c: checks the arguments and y; fills `rope`, which keeps no pointer to the caller's shapes. */
-attn_status attn_layout_rotary(const attn_rotary_args *args, attn_view y, attn_rope *rope, attn_error *error);
+/* check_rotary.c: checks the arguments and y; fills `rope`. */
+attn_status attn_layout_rotary(const attn_rotary_args *args, attn_tensor y, attn_rope *rope, attn_error *error);
 
 attn_status attn_apply_rope(const attn_rope *rope, int num_threads, attn_error *error);
 

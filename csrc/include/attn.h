@@ -2,10 +2,10 @@
  *
  *     output = softmax(score(query, key) + mask) . value        per batch entry and head
  *
- * Arrays are views: any number of axes, any strides (in bytes: negative, zero and broadcast ones too). Elements must be
- * aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After ATTN_INTERRUPTED, some rows
- * of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by attn_multihead, attn_feed_forward
- * and attn_layer: they process large inputs in parts and may have finished some.
+ * Arrays are tensors: up to ATTN_MAX_AXES axes of any strides (in bytes: negative, zero and broadcast ones too).
+ * Elements must be aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After
+ * ATTN_INTERRUPTED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by
+ * attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished some.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -19,7 +19,7 @@ extern "C" {
 
 #define ATTN_API __attribute__((visibility("default")))
 
-enum { ATTN_MAX_AXES = 64 };
+enum { ATTN_MAX_AXES = 8 };
 
 typedef enum { ATTN_OK, ATTN_INVALID, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;
 
@@ -30,13 +30,13 @@ typedef struct {
 
 typedef enum { ATTN_BOOL, ATTN_F16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE, ATTN_I64 } attn_dtype;
 
-/* data == NULL: not given. */
+/* A strided array, passed by value; only the elements are borrowed. data == NULL: not given. */
 typedef struct {
     void *data;
     attn_dtype dtype;
-    int axes;
-    const ptrdiff_t *shape, *strides;
-} attn_view;
+    int ndim;
+    ptrdiff_t shape[ATTN_MAX_AXES], strides[ATTN_MAX_AXES];
+} attn_tensor;
 
 /* The corner from which a causal mask's diagonal, or a window's centre, starts when q_len != kv_len. */
 typedef enum { ATTN_ALIGN_UNSAID, ATTN_ALIGN_UPPER_LEFT, ATTN_ALIGN_LOWER_RIGHT, ATTN_ALIGN_OFFSET } attn_align;
@@ -87,16 +87,16 @@ typedef struct {
  * the query counts by its position in the cache, query_start + i + key_length - query_length.
  */
 typedef struct {
-    attn_view query, key, value; /* all ATTN_F32 or all ATTN_F64 */
-    const attn_cache *cache;     /* not NULL: keys and values are read from it; key and value are ignored */
-    attn_view mask, padding_mask;
+    attn_tensor query, key, value; /* all ATTN_F32 or all ATTN_F64 */
+    const attn_cache *cache;       /* not NULL: keys and values are read from it; key and value are ignored */
+    attn_tensor mask, padding_mask;
     ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, window or length covers them */
-    int mask_blocked, padding_blocked;    /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
-    attn_view key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
+    int mask_blocked, padding_blocked; /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
+    attn_tensor key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale;
     attn_score score;
-    attn_view score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
+    attn_tensor score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
     int is_causal;
     attn_align align;
     ptrdiff_t align_offset;              /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
@@ -106,7 +106,7 @@ typedef struct {
     int enable_gqa;
     double dropout_p; /* 0 <= dropout_p <= 1 */
     uint64_t dropout_seed;
-    attn_view keep_mask;
+    attn_tensor keep_mask;
     double empty;        /* output of a row that sees no key: 0 or NaN */
     int average_weights; /* return the mean of the weights over heads: (..., q_len, kv_len) */
     int num_threads;     /* 0: as set by attn_set_num_threads */
@@ -114,7 +114,7 @@ typedef struct {
 
 /* Shapes of the results, and likely mistakes that a caller may warn about. */
 typedef struct {
-    int axes, weights_axes, lse_axes;
+    int ndim, weights_ndim, lse_ndim;
     ptrdiff_t output[ATTN_MAX_AXES], weights[ATTN_MAX_AXES], lse[ATTN_MAX_AXES];
     int mask_looks_like_ones, padding_looks_like_ones; /* a float mask of zeros and ones, probably meant as bool */
     int heads_look_like_length;
@@ -127,14 +127,14 @@ ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *s
 
 /* Computes attention. output must have the shape that attn_attention_shapes gives, the dtype of query, and a contiguous
  * last axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
-ATTN_API attn_status attn_attention(const attn_args *args, attn_view output, attn_view weights, attn_view lse,
+ATTN_API attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
                                     attn_error *error);
 
 /* Writes the first count[b] rows of key and value (count == NULL: all) to positions first[b], first[b] + 1 ... of batch
  * entry b. key is (batches, kv_heads, new, head_dim), value (batches, kv_heads, new, v_dim), or in the other layout.
  * The pages must exist; cache->length is ignored. */
 ATTN_API attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, const ptrdiff_t *count,
-                                       attn_view key, attn_view value, attn_layout layout, attn_error *error);
+                                       attn_tensor key, attn_tensor value, attn_layout layout, attn_error *error);
 
 /* The weights that a call with this dropout_p and seed keeps, as bytes 0 and 1: keep (units, q_len, kv_len), where
  * units is batch entries times heads. Each byte depends only on seed, unit, and the absolute query and key position. */
@@ -160,10 +160,10 @@ typedef enum { ATTN_IDENTITY, ATTN_RELU, ATTN_GELU, ATTN_GELU_TANH, ATTN_SILU, A
 /* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. All arrays have one dtype,
  * ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
 typedef struct {
-    attn_view x;              /* (..., inner) */
-    attn_view weight;         /* (features, inner), read in place in either memory order */
-    attn_view bias;           /* (features) */
-    attn_view gate, residual; /* (..., features), with a contiguous last axis */
+    attn_tensor x;              /* (..., inner) */
+    attn_tensor weight;         /* (features, inner), read in place in either memory order */
+    attn_tensor bias;           /* (features) */
+    attn_tensor gate, residual; /* (..., features), with a contiguous last axis */
     attn_activation activation;
     int num_threads;
 } attn_linear_args;
@@ -172,29 +172,29 @@ typedef struct {
 ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
 
 /* Computes a linear layer. y (..., features) has a contiguous last axis, and may be gate or residual. */
-ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_view y, attn_error *error);
+ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error);
 
 /* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis, or RMS normalisation,
  * the same with 0 for the mean. All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
 typedef enum { ATTN_NORM_LAYER, ATTN_NORM_RMS } attn_norm;
 typedef struct {
     attn_norm kind;
-    attn_view x, residual;  /* (..., features), with a contiguous last axis; x + residual is normalised */
-    attn_view weight, bias; /* (features), contiguous */
+    attn_tensor x, residual;  /* (..., features), with a contiguous last axis; x + residual is normalised */
+    attn_tensor weight, bias; /* (features), contiguous */
     double epsilon;
     int num_threads;
 } attn_norm_args;
 
 /* Computes a normalisation. sum receives x + residual and may be left out; it is only written with a residual. sum and
  * y (..., features) have a contiguous last axis, and may be x or residual. */
-ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_view sum, attn_view y, attn_error *error);
+ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_error *error);
 
 /* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left
  * out, but not scale. */
 typedef struct {
-    attn_view ids;      /* (...), ATTN_I64, each a row of weight */
-    attn_view weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
-    attn_view residual; /* broadcast to (..., dim), of weight's dtype, read in place */
+    attn_tensor ids;      /* (...), ATTN_I64, each a row of weight */
+    attn_tensor weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
+    attn_tensor residual; /* broadcast to (..., dim), of weight's dtype, read in place */
     double scale;
     int num_threads;
 } attn_embedding_args;
@@ -204,7 +204,7 @@ ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_
 
 /* Computes an embedding. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With scale 1
  * and without a residual, rows are copied bit for bit. */
-ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y, attn_error *error);
+ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error);
 
 /* Arguments of rotary position embedding: pairs (a, b) of a row's features become
  *
@@ -213,12 +213,12 @@ ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_view y
  * Pair n is the features (n, n + pairs), or (2n, 2n + 1) where `interleaved`; features after the first 2 * pairs stay
  * as they are. Zero-initialise what is left out. */
 typedef struct {
-    attn_view x;            /* (..., heads, length, dim), or (..., length, heads, dim); ATTN_F32 or ATTN_F64, with a
-                             * contiguous last axis. Heads are an axis of four axes or more, or in ATTN_LAYOUT_BSHD */
-    attn_view inv_freq;     /* (pairs), ATTN_F64, contiguous */
-    double scale;           /* 1, except for models that also scale the attention's temperature, such as YaRN */
-    ptrdiff_t offset;       /* the position of the first row; each next row is one further */
-    attn_view position_ids; /* ATTN_I64, in place of offset; broadcasts to (..., length), without heads */
+    attn_tensor x;            /* (..., heads, length, dim), or (..., length, heads, dim); ATTN_F32 or ATTN_F64, with a
+                               * contiguous last axis. Heads are an axis of four axes or more, or in ATTN_LAYOUT_BSHD */
+    attn_tensor inv_freq;     /* (pairs), ATTN_F64, contiguous */
+    double scale;             /* 1, except for models that also scale the attention's temperature, such as YaRN */
+    ptrdiff_t offset;         /* the position of the first row; each next row is one further */
+    attn_tensor position_ids; /* ATTN_I64, in place of offset; broadcasts to (..., length), without heads */
     int interleaved;
     attn_layout layout;
     int num_threads;
@@ -229,7 +229,7 @@ ATTN_API attn_status attn_check_rotary(const attn_rotary_args *args, attn_error 
 
 /* Applies RoPE. y has x's shape and dtype and a contiguous last axis; it is x itself (the same data and strides), or
  * shares no memory with it. */
-ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn_error *error);
+ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_tensor y, attn_error *error);
 
 /* Arguments of multi-head attention: projections, attention of every head, and a projection of the heads side by side.
  *
@@ -243,15 +243,15 @@ ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_view y, attn
  * v_weight are ignored.
  */
 typedef struct {
-    attn_view query, key, value; /* (..., length, inner), of the same leading axes */
-    attn_view q_weight;          /* (heads * head_dim, inner), read in place, as all weights */
-    attn_view k_weight;          /* (kv_heads * head_dim, inner) */
-    attn_view v_weight;          /* (kv_heads * v_head_dim, inner) */
-    attn_view q_bias, k_bias, v_bias;
-    attn_view extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair after all others */
-    int add_zero;                     /* a pair of zeros after that */
-    attn_view out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: the output is the concatenated heads */
-    attn_view residual;             /* (..., q_len, out_dim), added last; needs out_weight */
+    attn_tensor query, key, value; /* (..., length, inner), of the same leading axes */
+    attn_tensor q_weight;          /* (heads * head_dim, inner), read in place, as all weights */
+    attn_tensor k_weight;          /* (kv_heads * head_dim, inner) */
+    attn_tensor v_weight;          /* (kv_heads * v_head_dim, inner) */
+    attn_tensor q_bias, k_bias, v_bias;
+    attn_tensor extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair after all others */
+    int add_zero;                       /* a pair of zeros after that */
+    attn_tensor out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: output is the heads side by side */
+    attn_tensor residual;             /* (..., q_len, out_dim), added last; needs out_weight */
     ptrdiff_t heads, kv_heads;
     attn_rotary_args rotary; /* applied to q and k if inv_freq is set; its x, layout and num_threads are ignored */
     const ptrdiff_t *cache_first, *cache_count; /* (batches); cache_count NULL: all rows */
@@ -264,7 +264,7 @@ ATTN_API attn_status attn_multihead_shapes(const attn_multihead_args *args, attn
 /* Computes multi-head attention. output is (..., q_len, out_dim), and contiguous without out_weight. It may be
  * residual; with out_weight it may be query (the same data and strides), even if query is also key and value. weights
  * are as in attn_attention, and may be left out. */
-ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_view output, attn_view weights,
+ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_tensor output, attn_tensor weights,
                                     attn_error *error);
 
 /* softmax, or its natural logarithm, of each of `rows` contiguous rows of n elements; y may be x. */
@@ -287,30 +287,30 @@ ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, c
  * All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
  */
 typedef struct {
-    attn_view x;                      /* (..., inner) */
-    attn_view in_weight, in_bias;     /* (hidden, inner), read in place, as all weights; (hidden) */
-    attn_view gate_weight, gate_bias; /* the same */
-    attn_view out_weight, out_bias;   /* (features, hidden), (features) */
-    attn_view residual;               /* (..., features), with a contiguous last axis */
+    attn_tensor x;                      /* (..., inner) */
+    attn_tensor in_weight, in_bias;     /* (hidden, inner), read in place, as all weights; (hidden) */
+    attn_tensor gate_weight, gate_bias; /* the same */
+    attn_tensor out_weight, out_bias;   /* (features, hidden), (features) */
+    attn_tensor residual;               /* (..., features), with a contiguous last axis */
     attn_activation activation;
     int num_threads;
 } attn_feed_forward_args;
 
 /* Computes the feed-forward part. y (..., features) has a contiguous last axis, and may be x or residual (the same data
  * and strides). */
-ATTN_API attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_view y, attn_error *error);
+ATTN_API attn_status attn_feed_forward(const attn_feed_forward_args *args, attn_tensor y, attn_error *error);
 
 /* A layer of a Transformer: self-attention, attention to `memory` if given (in a decoder), and the feed-forward part.
  * Each part is added to its input and the sum normalised; with norm_first, the input is normalised instead. */
 typedef struct {
     attn_norm kind;
-    attn_view weight, bias; /* (features), contiguous; may be left out */
+    attn_tensor weight, bias; /* (features), contiguous; may be left out */
     double epsilon;
 } attn_norm_weights;
 
 typedef struct {
-    attn_view x;                     /* (..., length, features), with a contiguous last axis */
-    attn_view memory;                /* (..., memory length, memory features). data == NULL: no cross attention, unless
+    attn_tensor x;                   /* (..., length, features), with a contiguous last axis */
+    attn_tensor memory;              /* (..., memory length, memory features). data == NULL: no cross attention, unless
                                       * cross.attention.cache already holds the keys and values of memory */
     attn_multihead_args self, cross; /* their query, key, value and residual are ignored */
     attn_feed_forward_args feed;     /* its x and residual are ignored */
@@ -324,8 +324,8 @@ ATTN_API attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes 
                                        attn_error *error);
 
 /* Computes the layer. y has x's shape and a contiguous last axis, and must not be x. The weights may be left out. */
-ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_view y, attn_view self_weights,
-                                attn_view cross_weights, attn_error *error);
+ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights,
+                                attn_tensor cross_weights, attn_error *error);
 
 /* y = activation(x), over n contiguous elements; y may be x. */
 ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,

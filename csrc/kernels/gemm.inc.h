@@ -1,5 +1,5 @@
-/* Matrix products with a weight that lies as (inner, features), so that lanes hold features. An element is the same chain
- * of fma as in score_block, from zero over ATTN_FOLD_FEATURES inner elements: the weight's memory order changes no bit.
+/* Matrix products with a weight that lies as (inner, features), so that lanes hold features. An element is the same
+ * chain of fma as in score_block, from zero over ATTN_FOLD_FEATURES inner elements: the memory order changes no bit.
  */
 
 /* R rows times G rows of the weight, for one vector of features. */

@@ -1,4 +1,4 @@
-/* ndarray <-> view, status -> exception. See convert.h. */
+/* ndarray <-> tensor, status -> exception. See convert.h. */
 #include "convert.h"
 
 _Static_assert(sizeof(npy_intp) == sizeof(ptrdiff_t), "shapes and strides are passed to the core as they are");
@@ -57,12 +57,42 @@ int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
     return -1;
 }
 
+int pyattn_check_axes(PyArrayObject *array, const char *name)
+{
+    if (PyArray_NDIM(array) <= ATTN_MAX_AXES) return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %d axes, expected at most %d", name, PyArray_NDIM(array),
+                 (int)ATTN_MAX_AXES);
+    return -1;
+}
+
+int pyattn_exceeds(PyObject *object, int most)
+{
+    if (object == NULL || PyList_Check(object) || PyTuple_Check(object)) return 0;
+    if (PyArray_Check(object)) return PyArray_NDIM((PyArrayObject *)object) > most;
+    PyObject *ndim = PyObject_GetAttrString(object, "ndim"); /* of a tensor of another library */
+    const int exceeds = ndim != NULL && PyLong_Check(ndim) && PyLong_AsLong(ndim) > most;
+    Py_XDECREF(ndim);
+    if (ndim == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return PyErr_Occurred() ? -1 : exceeds;
+}
+
+PyObject *pyattn_merge_axes(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *module = PyImport_ImportModule("pyattn.functional._many_axes");
+    PyObject *merging = module ? PyObject_GetAttrString(module, function) : NULL;
+    PyObject *result = merging ? PyObject_Vectorcall(merging, args, (size_t)nargs, kwnames) : NULL;
+    Py_XDECREF(merging);
+    Py_XDECREF(module);
+    return result;
+}
+
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required, PyArrayObject **arrays)
 {
     int type = NPY_FLOAT;
     for (int n = 0; n < count; n++) {
         if (n >= required && !pyattn_given(objects[n])) continue;
         if ((arrays[n] = pyattn_as_array(objects[n], names[n])) == NULL) return -1;
+        if (pyattn_check_axes(arrays[n], names[n]) < 0) return -1;
         const int own = pyattn_real_type(arrays[n], objects[n], names[n]);
         if (own < 0) return -1;
         if (own == NPY_DOUBLE) type = NPY_DOUBLE;
@@ -107,6 +137,7 @@ static int check_largest(PyArrayObject *integers, const char *name)
 int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers)
 {
     if ((*integers = pyattn_as_array(object, name)) == NULL || check_largest(*integers, name) < 0) return -1;
+    if (pyattn_check_axes(*integers, name) < 0) return -1;
     if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*integers)) && PyArray_SIZE(*integers) > 0) { /* [] is an array of floats */
         PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
                      PyArray_DESCR(*integers), name);
@@ -130,13 +161,34 @@ attn_dtype pyattn_dtype(int typenum)
     }
 }
 
-attn_view pyattn_view(PyArrayObject *array)
+void pyattn_fill(attn_tensor *tensor, PyArrayObject *array)
 {
-    return (attn_view){.data = PyArray_DATA(array),
-                       .dtype = pyattn_dtype(PyArray_TYPE(array)),
-                       .axes = PyArray_NDIM(array),
-                       .shape = (const ptrdiff_t *)PyArray_DIMS(array),
-                       .strides = (const ptrdiff_t *)PyArray_STRIDES(array)};
+    tensor->data = NULL;
+    tensor->dtype = ATTN_BOOL;
+    tensor->ndim = 0;
+    if (array == NULL || pyattn_check_axes(array, "an array that changed during the call") < 0) return;
+    tensor->data = PyArray_DATA(array);
+    tensor->dtype = pyattn_dtype(PyArray_TYPE(array));
+    tensor->ndim = PyArray_NDIM(array);
+    for (int n = 0; n < tensor->ndim; n++) {
+        tensor->shape[n] = PyArray_DIM(array, n);
+        tensor->strides[n] = PyArray_STRIDE(array, n);
+    }
+}
+
+int pyattn_split_in_proj(attn_tensor *q, attn_tensor *k, attn_tensor *v, const char *name)
+{
+    if (q->ndim == 0 || q->shape[0] % 3 != 0 || k->data != NULL || v->data != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s stacks the rows of query, key and value: it must have a multiple of 3 rows, and has %zd", name,
+                     q->ndim > 0 ? q->shape[0] : 0);
+        return -1;
+    }
+    q->shape[0] /= 3;
+    *k = *v = *q;
+    k->data = (char *)q->data + q->shape[0] * q->strides[0];
+    v->data = (char *)k->data + q->shape[0] * q->strides[0];
+    return 0;
 }
 
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype)

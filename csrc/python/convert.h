@@ -1,4 +1,4 @@
-/* ndarray <-> view, status -> exception: the code that knows both NumPy and the core. */
+/* ndarray <-> tensor, status -> exception: the code that knows both NumPy and the core. */
 #ifndef PYATTN_CONVERT_H
 #define PYATTN_CONVERT_H
 
@@ -39,16 +39,41 @@ PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
  * caller's original argument. */
 int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name);
 
-/* Converts objects to arrays of one dtype, by NumPy's promotion, for the core. Optional ones, after the first
- * `required`, become NULL if not given. Returns -1 with an exception; the caller must release `arrays` in any case. */
+/* Converts objects to arrays of one dtype, by NumPy's promotion, and of at most ATTN_MAX_AXES axes. Optional ones,
+ * after the first `required`, become NULL if not given. Returns -1 with an exception; the caller must release `arrays`
+ * in any case. */
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required,
                     PyArrayObject **arrays);
 
-/* Copies an object to a C-contiguous array of int64. It is always a copy: if another thread changed the integers after
- * the check, the core would read out of bounds. Returns -1 with an exception that names the argument. */
+/* Refuses an array of more than ATTN_MAX_AXES axes. Returns -1 with a ValueError. */
+int pyattn_check_axes(PyArrayObject *array, const char *name);
+
+/* Copies an object to a C-contiguous array of int64, of at most ATTN_MAX_AXES axes. It is always a copy: if another
+ * thread changed the integers after the check, the core would read out of bounds. Returns -1 with an exception that
+ * names the argument. */
 int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers);
 
-attn_view pyattn_view(PyArrayObject *array);
+/* Describes an array for the core; a NULL array is one that is not given. Fill tensors after the last Python code of a
+ * call has run, as that may change any array's shape or memory. Should an array have got more than ATTN_MAX_AXES axes
+ * since its conversion, a ValueError is set: ask PyErr_Occurred once after the last one. */
+void pyattn_fill(attn_tensor *tensor, PyArrayObject *array);
+static inline attn_tensor pyattn_tensor(PyArrayObject *array)
+{
+    attn_tensor tensor;
+    pyattn_fill(&tensor, array);
+    return tensor;
+}
+
+/* Calls `function` of pyattn.functional._many_axes, which merges the batch axes of arrays with more than ATTN_MAX_AXES
+ * axes. */
+PyObject *pyattn_merge_axes(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+
+/* Whether an argument has more than `most` axes; lists do not count. Returns -1 with an exception. */
+int pyattn_exceeds(PyObject *object, int most);
+
+/* Splits q, which stacks the rows of query, key and value as torch's in_proj_weight does, into q, k and v. Returns -1
+ * with a ValueError that calls the array `name`. */
+int pyattn_split_in_proj(attn_tensor *q, attn_tensor *k, attn_tensor *v, const char *name);
 attn_dtype pyattn_dtype(int typenum);
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
@@ -60,7 +85,7 @@ int pyattn_has_contiguous_rows(PyArrayObject *array);
 int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
 
 /* Checks that `out`, if given, is an ndarray, else raises a TypeError and returns -1. It may run the caller's code,
- * which may change any array, so call it before taking views. */
+ * which may change any array, so call it before taking tensors. */
 int pyattn_check_out(PyObject *out);
 
 /* The array that the core writes to, with the dtype of the first input: `out` itself if given and without memory in

@@ -13,8 +13,9 @@ int pyattn_activation(PyObject *object, attn_activation *activation)
                  {"gelu_tanh", ATTN_GELU_TANH},
                  {"silu", ATTN_SILU},
                  {"tanh", ATTN_TANH}};
-    char names[256] = "";
+    char names[256];
     size_t length = 0;
+    names[0] = '\0';
     *activation = ATTN_IDENTITY;
     if (!pyattn_given(object)) return 0;
     for (size_t n = 0; n < sizeof known / sizeof *known; n++) {

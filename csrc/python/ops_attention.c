@@ -84,11 +84,11 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
     Py_CLEAR(o->output);
     Py_CLEAR(o->weights);
     Py_CLEAR(o->lse);
-    o->output = pyattn_result(values[OUT], shapes->axes, shapes->output, inputs, sizeof inputs / sizeof *inputs);
+    o->output = pyattn_result(values[OUT], shapes->ndim, shapes->output, inputs, sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
-    if (o->need_weights && (o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype)) == NULL)
+    if (o->need_weights && (o->weights = pyattn_new_array(shapes->weights_ndim, shapes->weights, dtype)) == NULL)
         return -1;
-    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_axes, shapes->lse, dtype)) == NULL) return -1;
+    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_ndim, shapes->lse, dtype)) == NULL) return -1;
     return 0;
 }
 
@@ -96,7 +96,7 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, attn
 static npy_intp key_features(const attn_args *args)
 {
     if (args->cache) return args->cache->head_dim;
-    return args->key.axes < 2 ? -1 : args->key.shape[args->key.axes - 1];
+    return args->key.ndim < 2 ? -1 : args->key.shape[args->key.ndim - 1];
 }
 
 /* Checks score_weight of a bilinear score against query and key. Returns -1 with a ValueError. */
@@ -142,18 +142,17 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
     shape[axes - 1] = PyArray_DIM(weight, 1);
     Py_CLEAR(o->queries);
     if ((o->queries = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
-    const npy_intp *w = PyArray_DIMS(weight), *steps = PyArray_STRIDES(weight);
-    const ptrdiff_t transposed[] = {w[1], w[0]}, strides[] = {steps[1], steps[0]};
-    const attn_linear_args linear = {
-        .x = args->query,
-        .weight = {PyArray_DATA(weight), pyattn_dtype(PyArray_TYPE(weight)), 2, transposed, strides},
-        .num_threads = args->num_threads};
-    const attn_status status = attn_layout_linear(&linear, pyattn_view(o->queries), o->product, &error);
+    const attn_tensor w = pyattn_tensor(weight);
+    attn_linear_args linear = {.x = args->query, .weight = w, .num_threads = args->num_threads};
+    linear.weight.shape[0] = w.shape[1], linear.weight.shape[1] = w.shape[0];
+    linear.weight.strides[0] = w.strides[1], linear.weight.strides[1] = w.strides[0];
+    const attn_tensor queries = pyattn_tensor(o->queries);
+    const attn_status status = attn_layout_linear(&linear, &queries, o->product, &error);
     if (status != ATTN_OK) {
         pyattn_raise(status, &error);
         return -1;
     }
-    args->query = pyattn_view(o->queries);
+    pyattn_fill(&args->query, o->queries);
     return 0;
 }
 
@@ -165,8 +164,8 @@ static attn_status run(const attn_args *args, const attn_problem *problem, const
 
 static attn_status compute(const attn_args *args, attn_problem *problem, const owned *o, attn_error *error)
 {
-    const attn_view none = {.data = NULL}, output = pyattn_view(o->output);
-    const attn_view weights = o->weights ? pyattn_view(o->weights) : none, lse = o->lse ? pyattn_view(o->lse) : none;
+    const attn_tensor output = pyattn_tensor(o->output), weights = pyattn_tensor(o->weights);
+    const attn_tensor lse = pyattn_tensor(o->lse);
     const attn_product *product = o->queries ? o->product : NULL;
     attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
     size_t work = attn_work(problem);
@@ -248,17 +247,18 @@ static int convert_rest(PyObject **values, attn_args *args, owned *o)
     return bilinear || o->inputs[SCORE_WEIGHT] == NULL ? 0 : pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1);
 }
 
-static int view_inputs(PyObject *const *values, attn_args *args, owned *o)
+static int fill_tensors(PyObject *const *values, attn_args *args, owned *o)
 {
-    args->query = pyattn_view(o->inputs[QUERY]);
+    pyattn_fill(&args->query, o->inputs[QUERY]);
+    if (pyattn_fill_pages(&o->cache.pages) < 0) return -1;
     if (args->cache == NULL) {
-        args->key = pyattn_view(o->inputs[KEY]);
-        args->value = pyattn_view(o->inputs[VALUE]);
+        pyattn_fill(&args->key, o->inputs[KEY]);
+        pyattn_fill(&args->value, o->inputs[VALUE]);
     }
-    pyattn_view_options(&o->options, args);
-    if (o->product) return prepare_bilinear(values, args, o);
-    if (o->inputs[SCORE_WEIGHT]) args->score_weight = pyattn_view(o->inputs[SCORE_WEIGHT]);
-    return 0;
+    pyattn_fill_options(&o->options, args);
+    if (!o->product) pyattn_fill(&args->score_weight, o->inputs[SCORE_WEIGHT]);
+    if (PyErr_Occurred()) return -1;
+    return o->product ? prepare_bilinear(values, args, o) : 0;
 }
 
 /* Checks all arrays, warns and draws a seed the first time, and creates the results. Returns 0, -1 with an exception,
@@ -268,7 +268,7 @@ static __attribute__((noinline)) int prepare(PyObject *const *values, attn_args 
 {
     attn_shapes shapes;
     attn_error error;
-    if (view_inputs(values, args, o) < 0) return -1;
+    if (fill_tensors(values, args, o) < 0) return -1;
     const attn_status status = attn_check_inputs(args, problem, &error);
     if (status != ATTN_OK) {
         pyattn_raise(status, &error);
@@ -303,6 +303,10 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    for (int n = QUERY; n <= VALUE; n++) {
+        const int exceeds = pyattn_exceeds(values[n], ATTN_MAX_AXES);
+        if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("attention", positional, nargs, kwnames);
+    }
     if (pyattn_as_reals(values + QUERY, argument_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) == 0)
         result = attend(values, &args, &o);
     release(&o);

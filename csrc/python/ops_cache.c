@@ -24,21 +24,10 @@ static void release(owned *o)
     Py_XDECREF(o->rows[1]);
 }
 
-/* Copies the shapes, as another thread may assign to one while the core reads it. */
 static attn_status append(const owned *o, attn_layout layout, attn_error *error)
 {
-    ptrdiff_t shapes[2][NPY_MAXDIMS], strides[2][NPY_MAXDIMS];
-    attn_view rows[2];
+    const attn_tensor rows[] = {pyattn_tensor(o->rows[0]), pyattn_tensor(o->rows[1])};
     attn_status status;
-    for (int n = 0; n < 2; n++) {
-        rows[n] = pyattn_view(o->rows[n]);
-        if (rows[n].axes > 0) {
-            memcpy(shapes[n], rows[n].shape, (size_t)rows[n].axes * sizeof **shapes);
-            memcpy(strides[n], rows[n].strides, (size_t)rows[n].axes * sizeof **strides);
-        }
-        rows[n].shape = shapes[n];
-        rows[n].strides = strides[n];
-    }
     const attn_cache *cache = &o->use.pages.cache;
     const ptrdiff_t *first = o->use.positions, *count = first + cache->batches;
     if (PyArray_SIZE(o->rows[0]) < WORTH_THE_GIL && PyArray_SIZE(o->rows[1]) < WORTH_THE_GIL)
@@ -62,6 +51,7 @@ static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py
         PyErr_SetString(PyExc_ValueError, "first and new are missing: pass the position and number of new rows");
         goto done;
     }
+    if (pyattn_fill_pages(&o.use.pages) < 0) goto done;
     const attn_status status = append(&o, bshd ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD, &error);
     result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 

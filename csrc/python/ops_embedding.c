@@ -33,7 +33,7 @@ static int convert_arrays(PyObject *const *values, owned *o)
     return pyattn_as_reals(floats, names, FLOATS, FLOAT_RESIDUAL, o->floats);
 }
 
-/* Conversions that may run the caller's code, which must come before any view is taken. */
+/* Conversions that may run the caller's code, which must come before any tensor is filled. */
 static int convert_options(PyObject *const *values, attn_embedding_args *args, Py_ssize_t *padding_idx)
 {
     PyObject *const padding = values[PADDING_IDX];
@@ -44,7 +44,7 @@ static int convert_options(PyObject *const *values, attn_embedding_args *args, P
 }
 
 /* Checks that padding_idx is a row of weight. Only a backward pass would use it. */
-static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_view *weight)
+static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_tensor *weight)
 {
     if (!pyattn_given(object)) return 0;
     const ptrdiff_t rows = weight->shape[0];
@@ -58,17 +58,16 @@ static int check_padding_idx(PyObject *object, Py_ssize_t index, const attn_view
 static int make_result(PyObject *const *values, const attn_embedding_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
-    const int axes = args->ids.axes + 1;
+    const int axes = args->ids.ndim + 1;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
     o->y = pyattn_result(values[OUT], axes, shape, o->floats, FLOATS);
     return o->y == NULL ? -1 : 0;
 }
 
-/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_embedding_args *args, const owned *o, attn_error *error)
 {
     attn_lookup lookup;
-    attn_status status = attn_layout_embedding(args, pyattn_view(o->y), &lookup, error);
+    attn_status status = attn_layout_embedding(args, pyattn_tensor(o->y), &lookup, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_look_up(&lookup, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_look_up(&lookup, args->num_threads, error);
@@ -86,12 +85,14 @@ static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int exceeds = pyattn_exceeds(values[INPUT], ATTN_MAX_AXES - 1); /* the result has one more */
+    if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("embedding", positional, nargs, kwnames);
     if (convert_options(values, &args, &padding_idx) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (convert_arrays(values, &o) < 0) goto done;
-    /* no Python code runs from here until compute has copied all shapes */
-    args.ids = pyattn_view(o.ids);
-    args.weight = pyattn_view(o.floats[FLOAT_WEIGHT]);
-    if (o.floats[FLOAT_RESIDUAL]) args.residual = pyattn_view(o.floats[FLOAT_RESIDUAL]);
+    pyattn_fill(&args.ids, o.ids);
+    pyattn_fill(&args.weight, o.floats[FLOAT_WEIGHT]);
+    pyattn_fill(&args.residual, o.floats[FLOAT_RESIDUAL]);
+    if (PyErr_Occurred()) goto done;
 
     if ((status = attn_check_embedding_shapes(&args, &error)) != ATTN_OK) { /* compute checks the ids, only once */
         pyattn_raise(status, &error);

@@ -1,5 +1,5 @@
 /* pyattn.feed_forward: parse, convert, drop the GIL, call, wrap. */
-#include "frozen.h"
+#include "convert.h"
 
 #include "arena.h"
 #include "layer.h"
@@ -34,12 +34,10 @@ typedef struct {
     PyArrayObject *arrays[ARRAYS], *y;
 } owned;
 
-/* A call's data, which is too large for the stack of a small thread. */
-enum { Y = ARRAYS, FROZEN };
+/* A call's data, which is large for the stack of a small thread. */
 typedef struct {
     owned owned;
     attn_feed_forward_args args;
-    pyattn_frozen own[FROZEN];
 } feed_forward_call;
 
 static void release(owned *o)
@@ -69,21 +67,18 @@ static int convert(PyObject *const *values, owned *o, attn_feed_forward_args *ar
     return 0;
 }
 
-static void view_arrays(const owned *o, attn_feed_forward_args *args, pyattn_frozen *own)
+static void fill_tensors(const owned *o, attn_feed_forward_args *args)
 {
-    attn_view *const views[ARRAYS] = {&args->x,        &args->in_weight,   &args->in_bias,   &args->out_weight,
-                                      &args->out_bias, &args->gate_weight, &args->gate_bias, &args->residual};
-    for (int n = 0; n < ARRAYS; n++) {
-        if (o->arrays[n]) *views[n] = pyattn_view(o->arrays[n]);
-        pyattn_freeze(views[n], &own[n]);
-    }
+    attn_tensor *const tensors[ARRAYS] = {&args->x,        &args->in_weight,   &args->in_bias,   &args->out_weight,
+                                          &args->out_bias, &args->gate_weight, &args->gate_bias, &args->residual};
+    for (int n = 0; n < ARRAYS; n++) pyattn_fill(tensors[n], o->arrays[n]);
 }
 
 /* Sets y to a new array, or to `out` if the core can write to it. */
 static int make_result(PyObject *const *values, const attn_feed_forward_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
-    const int axes = args->x.axes;
+    const int axes = args->x.ndim;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->x.shape[n] : args->out_weight.shape[0];
     o->y = pyattn_result(values[OUT], axes, shape, o->arrays, ARRAYS);
     return o->y == NULL ? -1 : 0;
@@ -93,12 +88,12 @@ static int make_result(PyObject *const *values, const attn_feed_forward_args *ar
 static PyObject *compute(PyObject *const *values, feed_forward_call *c)
 {
     attn_error error;
-    view_arrays(&c->owned, &c->args, c->own);
+    fill_tensors(&c->owned, &c->args);
+    if (PyErr_Occurred()) return NULL;
     attn_status status = attn_check_feed_forward(&c->args, &error);
     if (status != ATTN_OK) return pyattn_raise(status, &error);
     if (make_result(values, &c->args, &c->owned) < 0) return NULL;
-    attn_view y = pyattn_view(c->owned.y);
-    pyattn_freeze(&y, &c->own[Y]);
+    const attn_tensor y = pyattn_tensor(c->owned.y);
     if (attn_feed_forward_work(&c->args) < PYATTN_WORTH_THE_GIL) {
         status = attn_feed_forward(&c->args, y, &error);
     } else {
@@ -114,6 +109,8 @@ static PyObject *feed_forward(PyObject *self, PyObject *const *positional, Py_ss
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int exceeds = pyattn_exceeds(values[X], ATTN_MAX_AXES);
+    if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("feed_forward", positional, nargs, kwnames);
     feed_forward_call *c = PyMem_Malloc(sizeof *c);
     if (c == NULL) return PyErr_NoMemory();
     c->owned = (owned){.y = NULL};

@@ -1,7 +1,6 @@
 /* pyattn._core.layer: a layer of a Transformer in one call. pyattn/nn calls it, and has already checked torch's
  * arguments.
  */
-#include "frozen.h"
 #include "options.h"
 #include "pages.h"
 
@@ -100,15 +99,11 @@ typedef struct {
     pyattn_rope_arrays rope;
 } owned;
 
-/* Copies of shapes: of the arrays, then of the masks, then of y. */
-enum { MASKS = ARRAYS, Y = MASKS + 2 * ATTENTIONS, FROZEN };
-
 /* A call's data, which is too large for the stack of a small thread. */
 typedef struct {
     owned owned;
     attn_layer_args args;
     attn_shapes shapes[ATTENTIONS];
-    pyattn_frozen own[FROZEN];
 } layer_call;
 
 static void release(owned *o)
@@ -225,51 +220,37 @@ static int convert(PyObject *const *values, owned *o, attn_layer_args *args)
     return convert_arrays(values, o) < 0 ? -1 : convert_caches(values, o, args);
 }
 
-static int view_weights(PyArrayObject *const *arrays, attn_multihead_args *args, pyattn_frozen *own)
+static int fill_weights(PyArrayObject *const *arrays, attn_multihead_args *args)
 {
-    attn_view *const views[ATTENTION_WEIGHTS] = {&args->q_weight, &args->k_weight, &args->v_weight, &args->out_weight,
-                                                 &args->q_bias,   &args->k_bias,   &args->v_bias,   &args->out_bias};
-    for (int n = 0; n < ATTENTION_WEIGHTS; n++) {
-        *views[n] = arrays[n] ? pyattn_view(arrays[n]) : (attn_view){.data = NULL};
-        pyattn_freeze(views[n], &own[n]);
-    }
+    attn_tensor *const tensors[ATTENTION_WEIGHTS] = {&args->q_weight,   &args->k_weight, &args->v_weight,
+                                                     &args->out_weight, &args->q_bias,   &args->k_bias,
+                                                     &args->v_bias,     &args->out_bias};
+    for (int n = 0; n < ATTENTION_WEIGHTS; n++) pyattn_fill(tensors[n], arrays[n]);
     if (arrays[0] == NULL || arrays[1] || arrays[2]) return 0;
-    if (pyattn_unpack(views[0], views[1], views[2], "in_proj_weight", own) < 0) return -1;
-    return arrays[4] ? pyattn_unpack(views[4], views[5], views[6], "in_proj_bias", own + 4) : 0;
+    if (pyattn_split_in_proj(tensors[0], tensors[1], tensors[2], "in_proj_weight") < 0) return -1;
+    return arrays[4] ? pyattn_split_in_proj(tensors[4], tensors[5], tensors[6], "in_proj_bias") : 0;
 }
 
-/* Takes views after all conversions: those may let other threads change an array's shape. Runs no Python code. */
-static int view_arrays(const owned *o, attn_layer_args *args, pyattn_frozen *own)
+/* Takes tensors after all conversions. Runs Python code only to raise an exception. */
+static int fill_tensors(owned *o, attn_layer_args *args)
 {
     attn_feed_forward_args *feed = &args->feed;
-    attn_view *const feeds[FEED_ARRAYS] = {&feed->in_weight, &feed->in_bias,     &feed->out_weight,
-                                           &feed->out_bias,  &feed->gate_weight, &feed->gate_bias};
+    attn_tensor *const feeds[FEED_ARRAYS] = {&feed->in_weight, &feed->in_bias,     &feed->out_weight,
+                                             &feed->out_bias,  &feed->gate_weight, &feed->gate_bias};
     attn_multihead_args *const attentions[ATTENTIONS] = {&args->self, &args->cross};
-    args->x = pyattn_view(o->arrays[X]);
-    pyattn_freeze(&args->x, &own[X]);
-    if (o->arrays[MEMORY]) args->memory = pyattn_view(o->arrays[MEMORY]);
-    pyattn_freeze(&args->memory, &own[MEMORY]);
-    for (int n = 0; n < FEED_ARRAYS; n++) {
-        if (o->arrays[OF_FEED + n]) *feeds[n] = pyattn_view(o->arrays[OF_FEED + n]);
-        pyattn_freeze(feeds[n], &own[OF_FEED + n]);
-    }
-    for (int n = 0; n < NORM_ARRAYS; n++) {
-        attn_view *const view = n % 2 ? &args->norms[n / 2].bias : &args->norms[n / 2].weight;
-        if (o->arrays[OF_NORMS + n]) *view = pyattn_view(o->arrays[OF_NORMS + n]);
-        pyattn_freeze(view, &own[OF_NORMS + n]);
-    }
+    pyattn_fill(&args->x, o->arrays[X]);
+    pyattn_fill(&args->memory, o->arrays[MEMORY]);
+    for (int n = 0; n < FEED_ARRAYS; n++) pyattn_fill(feeds[n], o->arrays[OF_FEED + n]);
+    for (int n = 0; n < NORM_ARRAYS; n++)
+        pyattn_fill(n % 2 ? &args->norms[n / 2].bias : &args->norms[n / 2].weight, o->arrays[OF_NORMS + n]);
     for (int n = SELF; n < ATTENTIONS; n++) {
-        attn_args *const options = &attentions[n]->attention;
-        if (view_weights(o->arrays + (n == SELF ? OF_SELF : OF_CROSS), attentions[n],
-                         own + (n == SELF ? OF_SELF : OF_CROSS)) < 0)
-            return -1;
-        pyattn_view_options(&o->options[n], options);
-        pyattn_fill_cache(&o->caches[n], attentions[n]);
-        if (o->padding[n]) options->padding_mask = pyattn_view(o->padding[n]);
-        pyattn_freeze(&options->mask, &own[MASKS + 2 * n]);
-        pyattn_freeze(&options->padding_mask, &own[MASKS + 2 * n + 1]);
+        if (fill_weights(o->arrays + (n == SELF ? OF_SELF : OF_CROSS), attentions[n]) < 0) return -1;
+        pyattn_fill_options(&o->options[n], &attentions[n]->attention);
+        if (pyattn_fill_cache(&o->caches[n], attentions[n]) < 0) return -1;
+        pyattn_fill(&attentions[n]->attention.padding_mask, o->padding[n]);
     }
-    return 0;
+    pyattn_fill_rope(&o->rope, &args->self.rotary);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Whether memory is given, as an array or as keys and values in a cache. */
@@ -289,12 +270,12 @@ static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, 
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 
-/* Takes views of all arrays, checks them, and gets the shapes of the results. */
+/* Takes tensors of all arrays, checks them, and gets the shapes of the results. */
 static int check(layer_call *c)
 {
     attn_error error;
-    c->shapes[SELF] = c->shapes[CROSS] = (attn_shapes){.axes = 0};
-    if (view_arrays(&c->owned, &c->args, c->own) < 0) return -1;
+    c->shapes[SELF] = c->shapes[CROSS] = (attn_shapes){.ndim = 0};
+    if (fill_tensors(&c->owned, &c->args) < 0) return -1;
     const attn_status status = attn_layer_shapes(&c->args, &c->shapes[SELF], &c->shapes[CROSS], &error);
     if (status != ATTN_OK) pyattn_raise(status, &error);
     return status == ATTN_OK ? 0 : -1;
@@ -311,21 +292,19 @@ static int prepare(layer_call *c)
 }
 
 /* Returns y; with need_weights, (y, weights of self-attention, weights of cross attention or None). */
-static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes, int need_weights, owned *o,
-                         pyattn_frozen *own)
+static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes, int need_weights, owned *o)
 {
     const int attentions = need_weights ? 1 + has_memory(args) : 0;
-    attn_view weights[ATTENTIONS] = {{.data = NULL}, {.data = NULL}};
+    attn_tensor weights[ATTENTIONS] = {{.data = NULL}, {.data = NULL}};
     attn_error error;
     attn_status status;
     for (int n = SELF; n < attentions; n++) {
-        o->weights[n] = pyattn_new_array(shapes[n].weights_axes, shapes[n].weights, args->x.dtype);
+        o->weights[n] = pyattn_new_array(shapes[n].weights_ndim, shapes[n].weights, args->x.dtype);
         if (o->weights[n] == NULL) return NULL;
-        weights[n] = pyattn_view(o->weights[n]);
+        weights[n] = pyattn_tensor(o->weights[n]);
     }
-    if ((o->y = pyattn_new_array(args->x.axes, args->x.shape, args->x.dtype)) == NULL) return NULL;
-    attn_view y = pyattn_view(o->y);
-    pyattn_freeze(&y, &own[Y]);
+    if ((o->y = pyattn_new_array(args->x.ndim, args->x.shape, args->x.dtype)) == NULL) return NULL;
+    const attn_tensor y = pyattn_tensor(o->y);
     if (shapes[SELF].work < PYATTN_WORTH_THE_GIL) {
         status = attn_layer(args, y, weights[SELF], weights[CROSS], &error);
     } else {
@@ -351,7 +330,7 @@ static PyObject *layer(PyObject *self, PyObject *const *positional, Py_ssize_t n
     c->args = (attn_layer_args){.norm_first = 0};
 
     if (convert(values, &c->owned, &c->args) == 0 && prepare(c) == 0)
-        result = compute(&c->args, c->shapes, need_weights, &c->owned, c->own);
+        result = compute(&c->args, c->shapes, need_weights, &c->owned);
     release(&c->owned);
     PyMem_Free(c);
     return result;

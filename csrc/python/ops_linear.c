@@ -39,18 +39,18 @@ static int convert_options(PyObject *const *values, attn_linear_args *args)
 static int make_result(PyObject *const *values, const attn_linear_args *args, owned *o)
 {
     ptrdiff_t shape[ATTN_MAX_AXES];
-    const int axes = args->x.axes;
+    const int axes = args->x.ndim;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->x.shape[n] : args->weight.shape[0];
     o->y = pyattn_result(values[OUT], axes, shape, o->arrays, ARRAYS);
     return o->y == NULL ? -1 : 0;
 }
 
-/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_linear_args *args, const owned *o, attn_error *error)
 {
-    const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(o->y), (size_t)PyArray_DIM(o->arrays[WEIGHT], 1));
+    const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(o->y), (size_t)args->weight.shape[1]);
+    const attn_tensor y = pyattn_tensor(o->y);
     attn_product product;
-    attn_status status = attn_layout_linear(args, pyattn_view(o->y), &product, error);
+    attn_status status = attn_layout_linear(args, &y, &product, error);
     if (status != ATTN_OK) return status;
     if (work < PYATTN_WORTH_THE_GIL) return attn_multiply(&product, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_multiply(&product, args->num_threads, error);
@@ -61,20 +61,22 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
 {
     PyObject *values[ARGUMENTS], *result = NULL;
     owned o = {.y = NULL};
-    attn_linear_args args = {.num_threads = 0};
+    attn_linear_args args; /* not zeroed, as all of it is set: a small call would notice */
     attn_error error;
     attn_status status;
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int exceeds = pyattn_exceeds(values[X], ATTN_MAX_AXES);
+    if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("linear", positional, nargs, kwnames);
     if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (convert_arrays(values, &o) < 0) goto done;
-    /* no Python code runs from here until compute has copied all shapes */
-    args.x = pyattn_view(o.arrays[X]);
-    args.weight = pyattn_view(o.arrays[WEIGHT]);
-    if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);
-    if (o.arrays[GATE]) args.gate = pyattn_view(o.arrays[GATE]);
-    if (o.arrays[RESIDUAL]) args.residual = pyattn_view(o.arrays[RESIDUAL]);
+    pyattn_fill(&args.x, o.arrays[X]);
+    pyattn_fill(&args.weight, o.arrays[WEIGHT]);
+    pyattn_fill(&args.bias, o.arrays[BIAS]);
+    pyattn_fill(&args.gate, o.arrays[GATE]);
+    pyattn_fill(&args.residual, o.arrays[RESIDUAL]);
+    if (PyErr_Occurred()) goto done;
 
     if ((status = attn_check_linear(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);

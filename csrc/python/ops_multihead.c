@@ -1,7 +1,6 @@
 /* pyattn._core.multi_head: multi-head attention in one call. The Python modules that call it have already checked
  * torch's arguments, or those of the articles.
  */
-#include "frozen.h"
 #include "options.h"
 #include "pages.h"
 
@@ -48,15 +47,11 @@ typedef struct {
     pyattn_rope_arrays rope;
 } owned;
 
-/* Indices of the other frozen views. */
-enum { MASK = ARRAYS, PADDING, KEEP_MASK, KEY_LENGTHS, QUERY_LENGTHS, FROZEN };
-
 /* A call's data, which is too large for the stack of a small thread. */
 typedef struct {
     owned owned;
     attn_multihead_args args;
     attn_shapes shapes;
-    pyattn_frozen own[FROZEN];
 } multi_head_call;
 
 static void release(owned *o)
@@ -82,8 +77,8 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
     return pyattn_given(values[ROTARY]) ? pyattn_convert_rope(values[ROTARY], &args->rotary, &o->rope) : 0;
 }
 
-/* Takes views of all arrays, with copies of their shapes. Runs no Python code. */
-static int view_arrays(const owned *o, attn_multihead_args *args, pyattn_frozen *own)
+/* Takes tensors of all arrays. Runs Python code only to raise an exception. */
+static int fill_tensors(owned *o, attn_multihead_args *args)
 {
     static const size_t places[ARRAYS] = {[QUERY] = offsetof(attn_multihead_args, query),
                                           [KEY] = offsetof(attn_multihead_args, key),
@@ -98,27 +93,17 @@ static int view_arrays(const owned *o, attn_multihead_args *args, pyattn_frozen 
                                           [OUT_BIAS] = offsetof(attn_multihead_args, out_bias),
                                           [EXTRA_KEY] = offsetof(attn_multihead_args, extra_key),
                                           [EXTRA_VALUE] = offsetof(attn_multihead_args, extra_value)};
-    for (int n = 0; n < ARRAYS; n++) {
-        attn_view *const view = (attn_view *)(void *)((char *)args + places[n]);
-        *view = o->arrays[n] ? pyattn_view(o->arrays[n]) : (attn_view){.data = NULL};
-        pyattn_freeze(view, &own[n]);
-    }
+    for (int n = 0; n < ARRAYS; n++) pyattn_fill((attn_tensor *)(void *)((char *)args + places[n]), o->arrays[n]);
     if (o->arrays[K_WEIGHT] == NULL && o->arrays[V_WEIGHT] == NULL) {
-        if (pyattn_unpack(&args->q_weight, &args->k_weight, &args->v_weight, "in_proj_weight", own + Q_WEIGHT) < 0)
-            return -1;
-        if (o->arrays[Q_BIAS] &&
-            pyattn_unpack(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias", own + Q_BIAS) < 0)
+        if (pyattn_split_in_proj(&args->q_weight, &args->k_weight, &args->v_weight, "in_proj_weight") < 0) return -1;
+        if (o->arrays[Q_BIAS] && pyattn_split_in_proj(&args->q_bias, &args->k_bias, &args->v_bias, "in_proj_bias") < 0)
             return -1;
     }
-    pyattn_view_options(&o->options, &args->attention);
-    pyattn_fill_cache(&o->cache, args);
-    if (o->padding) args->attention.padding_mask = pyattn_view(o->padding);
-    pyattn_freeze(&args->attention.mask, &own[MASK]);
-    pyattn_freeze(&args->attention.padding_mask, &own[PADDING]);
-    pyattn_freeze(&args->attention.keep_mask, &own[KEEP_MASK]);
-    pyattn_freeze(&args->attention.key_lengths, &own[KEY_LENGTHS]);
-    pyattn_freeze(&args->attention.query_lengths, &own[QUERY_LENGTHS]);
-    return 0;
+    pyattn_fill_options(&o->options, &args->attention);
+    pyattn_fill_rope(&o->rope, &args->rotary);
+    if (pyattn_fill_cache(&o->cache, args) < 0) return -1;
+    pyattn_fill(&args->attention.padding_mask, o->padding);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int convert_numbers(PyObject *const *values, attn_multihead_args *args)
@@ -153,11 +138,11 @@ static int warn_of_ones(const attn_shapes *shapes, int blocked)
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 
-/* Takes views of all arrays, checks them, and gets the shapes of the results. */
+/* Takes tensors of all arrays, checks them, and gets the shapes of the results. */
 static int check(multi_head_call *c)
 {
     attn_error error;
-    if (view_arrays(&c->owned, &c->args, c->own) < 0) return -1;
+    if (fill_tensors(&c->owned, &c->args) < 0) return -1;
     const attn_status status = attn_multihead_shapes(&c->args, &c->shapes, &error);
     if (status != ATTN_OK) pyattn_raise(status, &error);
     return status == ATTN_OK ? 0 : -1;
@@ -178,16 +163,16 @@ static int prepare(PyObject *const *values, multi_head_call *c)
 static PyObject *compute(const attn_multihead_args *args, const attn_shapes *shapes, int need_weights, owned *o)
 {
     const attn_dtype dtype = args->query.dtype;
-    attn_view weights = {.data = NULL};
+    attn_tensor weights = {.data = NULL};
     attn_error error;
     attn_status status;
-    if ((o->output = pyattn_new_array(shapes->axes, shapes->output, dtype)) == NULL) return NULL;
+    if ((o->output = pyattn_new_array(shapes->ndim, shapes->output, dtype)) == NULL) return NULL;
     if (need_weights) {
-        o->weights = pyattn_new_array(shapes->weights_axes, shapes->weights, dtype);
+        o->weights = pyattn_new_array(shapes->weights_ndim, shapes->weights, dtype);
         if (o->weights == NULL) return NULL;
-        weights = pyattn_view(o->weights);
+        weights = pyattn_tensor(o->weights);
     }
-    const attn_view output = pyattn_view(o->output);
+    const attn_tensor output = pyattn_tensor(o->output);
     if (shapes->work < PYATTN_WORTH_THE_GIL) {
         status = attn_multihead(args, output, weights, &error);
     } else {
@@ -204,6 +189,8 @@ static PyObject *multi_head(PyObject *self, PyObject *const *positional, Py_ssiz
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int exceeds = pyattn_exceeds(values[QUERY], ATTN_MAX_AXES - 1); /* heads are one more axis */
+    if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("multi_head", positional, nargs, kwnames);
     const int need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights");
     multi_head_call *c = need_weights < 0 ? NULL : PyMem_Malloc(sizeof *c);
     if (c == NULL) return need_weights < 0 ? NULL : PyErr_NoMemory();

@@ -33,20 +33,18 @@ static int convert(PyObject *const *values, owned *o, attn_norm_args *args, int 
 }
 
 /* Allocates y and sum, arrays of x's shape. */
-static int make_results(const attn_view *x, int need_sum, owned *o)
+static int make_results(const attn_tensor *x, int need_sum, owned *o)
 {
-    o->y = pyattn_new_array(x->axes, x->shape, x->dtype);
+    o->y = pyattn_new_array(x->ndim, x->shape, x->dtype);
     if (o->y == NULL || !need_sum) return o->y == NULL ? -1 : 0;
-    o->sum = pyattn_new_array(x->axes, x->shape, x->dtype);
+    o->sum = pyattn_new_array(x->ndim, x->shape, x->dtype);
     return o->sum == NULL ? -1 : 0;
 }
 
-/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_norm_args *args, const owned *o, attn_error *error)
 {
-    const attn_view none = {.data = NULL};
     attn_normalization norm;
-    attn_status status = attn_layout_norm(args, o->sum ? pyattn_view(o->sum) : none, pyattn_view(o->y), &norm, error);
+    attn_status status = attn_layout_norm(args, pyattn_tensor(o->sum), pyattn_tensor(o->y), &norm, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL / 4) return attn_normalize_rows(&norm, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_normalize_rows(&norm, args->num_threads, error);
@@ -66,10 +64,11 @@ static PyObject *normalize(PyObject *self, PyObject *const *positional, Py_ssize
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     if (convert(values, &o, &args, &need_sum) < 0) goto done;
-    args.x = pyattn_view(o.arrays[X]);
-    if (o.arrays[WEIGHT]) args.weight = pyattn_view(o.arrays[WEIGHT]);
-    if (o.arrays[BIAS]) args.bias = pyattn_view(o.arrays[BIAS]);
-    if (o.arrays[RESIDUAL]) args.residual = pyattn_view(o.arrays[RESIDUAL]);
+    pyattn_fill(&args.x, o.arrays[X]);
+    pyattn_fill(&args.weight, o.arrays[WEIGHT]);
+    pyattn_fill(&args.bias, o.arrays[BIAS]);
+    pyattn_fill(&args.residual, o.arrays[RESIDUAL]);
+    if (PyErr_Occurred()) goto done;
     if ((status = attn_check_norm(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
         goto done;

@@ -29,17 +29,18 @@ void pyattn_release_rope(pyattn_rope_arrays *arrays)
 }
 
 /* Copies both arrays: `out` may overlap one, and another thread may change it. */
-static int convert_angles(PyObject *inv_freq, PyObject *position_ids, attn_rotary_args *args,
-                          pyattn_rope_arrays *arrays)
+static int convert_angles(PyObject *inv_freq, PyObject *position_ids, pyattn_rope_arrays *arrays)
 {
-    arrays->inv_freq =
-        (PyArrayObject *)PyArray_FROM_OTF(inv_freq, NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY);
-    if (arrays->inv_freq == NULL) return -1;
-    args->inv_freq = pyattn_view(arrays->inv_freq);
-    if (!pyattn_given(position_ids)) return 0;
-    if (pyattn_as_integers(position_ids, "position_ids", &arrays->position_ids) < 0) return -1;
-    args->position_ids = pyattn_view(arrays->position_ids);
-    return 0;
+    arrays->inv_freq = (PyArrayObject *)PyArray_FROM_OTF(
+        inv_freq, NPY_DOUBLE, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_ENSUREARRAY);
+    if (arrays->inv_freq == NULL || !pyattn_given(position_ids)) return arrays->inv_freq == NULL ? -1 : 0;
+    return pyattn_as_integers(position_ids, "position_ids", &arrays->position_ids);
+}
+
+void pyattn_fill_rope(const pyattn_rope_arrays *arrays, attn_rotary_args *args)
+{
+    pyattn_fill(&args->inv_freq, arrays->inv_freq);
+    pyattn_fill(&args->position_ids, arrays->position_ids);
 }
 
 int pyattn_convert_rope(PyObject *given, attn_rotary_args *args, pyattn_rope_arrays *arrays)
@@ -51,7 +52,7 @@ int pyattn_convert_rope(PyObject *given, attn_rotary_args *args, pyattn_rope_arr
     if (pyattn_number(PyTuple_GET_ITEM(given, 1), "scale", &args->scale) < 0) return -1;
     if (pyattn_integer(PyTuple_GET_ITEM(given, 2), "offset", "an int", &args->offset) < 0) return -1;
     if ((args->interleaved = pyattn_flag(PyTuple_GET_ITEM(given, 4), "interleaved")) < 0) return -1;
-    return convert_angles(PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 3), args, arrays);
+    return convert_angles(PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 3), arrays);
 }
 
 static int convert_options(PyObject *const *values, attn_rotary_args *args)
@@ -86,11 +87,10 @@ static int is_in_place(PyObject *out, PyArrayObject *x)
     return pyattn_has_contiguous_rows(y);
 }
 
-/* Reads shapes with the GIL, as another thread may assign to an array's shape, then computes without it. */
 static attn_status compute(const attn_rotary_args *args, const owned *o, attn_error *error)
 {
     attn_rope rope;
-    attn_status status = attn_layout_rotary(args, pyattn_view(o->y), &rope, error);
+    attn_status status = attn_layout_rotary(args, pyattn_tensor(o->y), &rope, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_apply_rope(&rope, args->num_threads, error);
     PYATTN_BEGIN_ALLOW_THREADS status = attn_apply_rope(&rope, args->num_threads, error);
@@ -107,17 +107,21 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
     (void)self;
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
+    const int exceeds = pyattn_exceeds(values[X], ATTN_MAX_AXES);
+    if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("rotary", positional, nargs, kwnames);
     if (convert_options(values, &args) < 0 || pyattn_check_out(values[OUT]) < 0) goto done;
     if (pyattn_as_reals(values, argument_names, 1, 1, &o.x) < 0) goto done;
     if (pyattn_make_rows_contiguous(&o.x, 1) < 0) goto done;
-    if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &args, &o.rope) < 0) goto done;
-    args.x = pyattn_view(o.x); /* no Python code runs from here until compute has copied all shapes */
+    if (convert_angles(values[INV_FREQ], values[POSITION_IDS], &o.rope) < 0) goto done;
+    pyattn_fill(&args.x, o.x);
+    pyattn_fill_rope(&o.rope, &args);
+    if (PyErr_Occurred()) goto done;
 
     if ((status = attn_check_rotary(&args, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
         goto done;
     }
-    o.y = pyattn_result(values[OUT], args.x.axes, args.x.shape, &o.x, is_in_place(values[OUT], o.x) ? 0 : 1);
+    o.y = pyattn_result(values[OUT], args.x.ndim, args.x.shape, &o.x, is_in_place(values[OUT], o.x) ? 0 : 1);
     if (o.y == NULL) goto done;
     if ((status = compute(&args, &o, &error)) != ATTN_OK)
         pyattn_raise(status, &error);

@@ -14,7 +14,7 @@ int pyattn_flag(PyObject *object, const char *name)
 int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask)
 {
     if (!pyattn_given(object)) return 0;
-    if ((*mask = pyattn_as_array(object, name)) == NULL) return -1;
+    if ((*mask = pyattn_as_array(object, name)) == NULL || pyattn_check_axes(*mask, name) < 0) return -1;
     const int type = PyArray_TYPE(*mask);
     if (PyTypeNum_ISINTEGER(type)) {
         PyObject *flags = pyattn_cast(object, name, "", "bool");
@@ -167,6 +167,7 @@ static int convert_dropout(PyObject *const *values, attn_args *args, pyattn_opti
     if (convert_probability(values[PYATTN_DROPOUT_P], "dropout_p", &args->dropout_p) < 0) return -1;
     if (!pyattn_given(keep_mask)) return 0;
     if ((arrays->keep_mask = pyattn_as_array(keep_mask, "keep_mask")) == NULL) return -1;
+    if (pyattn_check_axes(arrays->keep_mask, "keep_mask") < 0) return -1;
     if (PyArray_TYPE(arrays->keep_mask) != NPY_BOOL) {
         PyObject *flags = pyattn_cast(keep_mask, "keep_mask", "", "bool");
         if (flags != NULL)
@@ -242,12 +243,12 @@ int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_opti
     return 0;
 }
 
-void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args)
+void pyattn_fill_options(const pyattn_option_arrays *arrays, attn_args *args)
 {
-    if (arrays->mask) args->mask = pyattn_view(arrays->mask);
-    if (arrays->keep_mask) args->keep_mask = pyattn_view(arrays->keep_mask);
-    if (arrays->key_lengths) args->key_lengths = pyattn_view(arrays->key_lengths);
-    if (arrays->query_lengths) args->query_lengths = pyattn_view(arrays->query_lengths);
+    pyattn_fill(&args->mask, arrays->mask);
+    pyattn_fill(&args->keep_mask, arrays->keep_mask);
+    pyattn_fill(&args->key_lengths, arrays->key_lengths);
+    pyattn_fill(&args->query_lengths, arrays->query_lengths);
 }
 
 void pyattn_release_options(pyattn_option_arrays *arrays)

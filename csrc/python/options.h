@@ -33,12 +33,11 @@ typedef struct {
     PyArrayObject *mask, *keep_mask, *key_lengths, *query_lengths;
 } pyattn_option_arrays;
 
-/* Fills args except its views; values (PYATTN_OPTIONS) are NULL if not given. need_weights and need_lse are ignored, as
- * they only concern results. Returns -1 with an exception; the caller must release `arrays` in any case. */
+/* Fills args except its tensors; values (PYATTN_OPTIONS) are NULL if not given. need_weights and need_lse are ignored,
+ * as they only concern results. Returns -1 with an exception; the caller must release `arrays` in any case. */
 int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
-/* Fills the views. Call it after all conversions: those may let other threads run, which may change an array's
- * shape. */
-void pyattn_view_options(const pyattn_option_arrays *arrays, attn_args *args);
+/* Fills the tensors. Call it after all conversions. */
+void pyattn_fill_options(const pyattn_option_arrays *arrays, attn_args *args);
 /* Draws a 64-bit seed for random dropout. Call it after all checks, so that a failing call draws nothing. Returns 0
  * if no seed is needed, 1 after a draw, -1 with an exception. A draw runs the caller's code, which may change any
  * array. */
@@ -61,6 +60,7 @@ typedef struct {
     PyArrayObject *inv_freq, *position_ids;
 } pyattn_rope_arrays;
 int pyattn_convert_rope(PyObject *given, attn_rotary_args *args, pyattn_rope_arrays *arrays);
+void pyattn_fill_rope(const pyattn_rope_arrays *arrays, attn_rotary_args *args);
 void pyattn_release_rope(pyattn_rope_arrays *arrays);
 
 /* Value of an optional flag; -1 with an exception. */

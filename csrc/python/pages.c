@@ -63,6 +63,14 @@ int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t siz
         PyErr_NoMemory();
         return -1;
     }
+    pages->elements = elements;
+    return 0;
+}
+
+int pyattn_fill_pages(pyattn_pages *pages)
+{
+    attn_cache *c = &pages->cache;
+    if (pages->held == NULL) return 0;
     void ***const starts = (void ***)(void *)(pages->counts + c->batches);
     void **next = (void **)(starts + c->batches);
     for (ptrdiff_t b = 0; b < c->batches; b++) {
@@ -70,7 +78,7 @@ int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t siz
         pages->counts[b] = PyTuple_GET_SIZE(table);
         starts[b] = next;
         for (ptrdiff_t n = 0; n < pages->counts[b]; n++)
-            if ((*next++ = address_of(PyTuple_GET_ITEM(table, n), dtype, elements)) == NULL) return -1;
+            if ((*next++ = address_of(PyTuple_GET_ITEM(table, n), c->dtype, pages->elements)) == NULL) return -1;
     }
     c->pages = (void *const *const *)starts;
     c->page_count = pages->counts;
@@ -137,9 +145,10 @@ void pyattn_use_cache(const pyattn_cache_use *use, attn_args *args)
     args->query_start = args->key_start = use->start; /* queries and keys both count from there */
 }
 
-void pyattn_fill_cache(const pyattn_cache_use *use, attn_multihead_args *args)
+int pyattn_fill_cache(pyattn_cache_use *use, attn_multihead_args *args)
 {
     pyattn_use_cache(use, &args->attention);
     args->cache_first = use->positions;
     args->cache_count = use->positions ? use->positions + use->pages.cache.batches : NULL;
+    return pyattn_fill_pages(&use->pages);
 }

@@ -7,13 +7,16 @@
 /* The pages that a call uses, with references to them, as another thread may drop pages meanwhile. */
 typedef struct {
     attn_cache cache;
-    PyObject *held;    /* a tuple of each batch entry's pages */
+    PyObject *held;    /* a tuple of each batch entry's pages; NULL without a cache */
+    ptrdiff_t elements; /* of a page */
     ptrdiff_t *counts; /* (batches), followed by the tables; released with PyMem_Free */
 } pyattn_pages;
 
 /* tables is a list or tuple of lists or tuples of pages, one for each batch entry; a page is a contiguous 1-d array of
  * `dtype`. The caller sets cache.length. Returns -1 with an exception; the caller must release `pages` in any case. */
 int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages);
+/* Looks up the pages' addresses, after the last Python code of a call has run. Returns -1 with an exception. */
+int pyattn_fill_pages(pyattn_pages *pages);
 void pyattn_release_pages(pyattn_pages *pages);
 
 /* A call's use of a cache: a tuple (pages, kv_heads, head_dim, v_head_dim, length, start, first, new). `start` is the
@@ -29,7 +32,7 @@ int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use
 void pyattn_release_cache_use(pyattn_cache_use *use);
 /* Makes attention read the cache, and multi-head attention write to it first. Does nothing without a cache. */
 void pyattn_use_cache(const pyattn_cache_use *use, attn_args *args);
-void pyattn_fill_cache(const pyattn_cache_use *use, attn_multihead_args *args);
+int pyattn_fill_cache(pyattn_cache_use *use, attn_multihead_args *args); /* pyattn_fill_pages, too */
 
 /* Converts an int of 0 or more. Returns -1 with an exception. */
 int pyattn_size(PyObject *object, const char *name, Py_ssize_t *size);

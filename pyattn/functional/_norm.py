@@ -194,7 +194,8 @@ def _normalize(
     if added is not None and added.shape != x.shape:
         raise ValueError(f"residual has shape {added.shape}, expected {x.shape} as x")
     least = float(np.finfo(x.dtype).eps) if eps is None else eps
-    rows = (*x.shape[: x.ndim - len(shape)], math.prod(shape))
+    lead = x.shape[: x.ndim - len(shape)]
+    rows = (*(lead if len(lead) < 8 else (math.prod(lead),)), math.prod(shape))  # the core takes 8 axes
     weight, bias, residual = (
         None if one is None else one.reshape(size)
         for one, size in ((factors[0], rows[-1]), (factors[1], rows[-1]), (added, rows))

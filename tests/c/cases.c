@@ -343,7 +343,7 @@ void case_run(test_case *c)
 
 static int same_shape(const tensor *t, int axes, const ptrdiff_t *shape)
 {
-    return t->data == NULL || (t->axes == axes && memcmp(t->shape, shape, (size_t)axes * sizeof *shape) == 0);
+    return t->data == NULL || (t->ndim == axes && memcmp(t->shape, shape, (size_t)axes * sizeof *shape) == 0);
 }
 
 void case_claim_shapes(const test_case *c)
@@ -352,7 +352,7 @@ void case_claim_shapes(const test_case *c)
     attn_shapes s;
     const attn_status status = attn_attention_shapes(&c->args, &s, &error);
     CLAIM(status == ATTN_OK, "%s: %s", c->text, error.message);
-    CLAIM(same_shape(&c->output, s.axes, s.output), "%s: shape of the output", c->text);
-    CLAIM(same_shape(&c->weights, s.weights_axes, s.weights), "%s: shape of the weights", c->text);
-    CLAIM(same_shape(&c->lse, s.lse_axes, s.lse), "%s: shape of lse", c->text);
+    CLAIM(same_shape(&c->output, s.ndim, s.output), "%s: shape of the output", c->text);
+    CLAIM(same_shape(&c->weights, s.weights_ndim, s.weights), "%s: shape of the weights", c->text);
+    CLAIM(same_shape(&c->lse, s.lse_ndim, s.lse), "%s: shape of lse", c->text);
 }

@@ -43,6 +43,16 @@ void use_level(int level)
     CLAIM(attn_set_isa(attn_isa_name(level), &error) == ATTN_OK, "%s", error.message);
 }
 
+attn_tensor strided(void *data, attn_dtype dtype, size_t ndim, const ptrdiff_t *shape, const ptrdiff_t *strides)
+{
+    attn_tensor t = {.data = data, .dtype = dtype, .ndim = (int)ndim};
+    for (size_t n = 0; n < ndim; n++) {
+        t.shape[n] = shape[n];
+        t.strides[n] = strides == NULL ? 0 : strides[n];
+    }
+    return t;
+}
+
 void *take(size_t bytes)
 {
     void *memory = malloc(bytes > 0 ? bytes : 1);

@@ -29,6 +29,9 @@ void use_level(int level);
 /* malloc that exits on failure. */
 void *take(size_t bytes);
 
+/* A tensor of these sizes and strides; strides NULL: all 0. */
+attn_tensor strided(void *data, attn_dtype dtype, size_t ndim, const ptrdiff_t *shape, const ptrdiff_t *strides);
+
 /* Random numbers, the same on every machine. */
 typedef struct {
     uint64_t state;

@@ -43,7 +43,7 @@ void tensor_make(tensor *t, attn_dtype dtype, const ptrdiff_t size[ROLES], const
     tensor_wipe(t);
 
     /* 3. the view; an axis of size 1 may have any stride */
-    t->axes = axes;
+    t->ndim = axes;
     for (int n = 0; n < axes; n++) {
         const int role = roles[count - axes + n];
         t->shape[n] = size[role];
@@ -57,7 +57,7 @@ void tensor_free(tensor *t)
     t->memory = t->data = NULL;
 }
 
-attn_view tensor_view(const tensor *t) { return (attn_view){t->data, t->dtype, t->axes, t->shape, t->strides}; }
+attn_tensor tensor_view(const tensor *t) { return strided(t->data, t->dtype, (size_t)t->ndim, t->shape, t->strides); }
 
 ptrdiff_t tensor_count(const tensor *t)
 {

@@ -1,4 +1,5 @@
-/* Arrays with any strides. The tests name axes by role; the core gets an attn_view with the axes in the caller's order.
+/* Arrays with any strides. The tests name axes by role; the core gets an attn_tensor whose axes are in the caller's
+ * order.
  *
  * Memory between, before and after the elements is filled with 0xFF, which is NaN if read, and shows stray writes.
  */
@@ -24,7 +25,7 @@ typedef struct {
     ptrdiff_t size[ROLES], step[ROLES]; /* strides in bytes; 0 for repeated axes */
     char *memory, *data;                /* allocated memory; element (0, ...). NULL: no tensor */
     size_t bytes;
-    int axes;
+    int ndim;
     ptrdiff_t shape[ROLES], strides[ROLES];
 } tensor;
 
@@ -32,7 +33,7 @@ typedef struct {
 void tensor_make(tensor *t, attn_dtype dtype, const ptrdiff_t size[ROLES], const int *roles, int count, int axes,
                  const storage *s);
 void tensor_free(tensor *t);
-attn_view tensor_view(const tensor *t);
+attn_tensor tensor_view(const tensor *t);
 
 /* for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at)) */
 ptrdiff_t tensor_count(const tensor *t);

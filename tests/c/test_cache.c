@@ -41,22 +41,22 @@ static void free_pages(paged *p)
 }
 
 /* Positions [from, from + new) of a tensor as (batch, heads, new, dim), or in the layout's order. */
-static attn_view part_of(const tensor *t, attn_layout layout, ptrdiff_t from, ptrdiff_t new, ptrdiff_t shape[4],
-                         ptrdiff_t strides[4])
+static attn_tensor part_of(const tensor *t, attn_layout layout, ptrdiff_t from, ptrdiff_t new)
 {
+    ptrdiff_t shape[4], strides[4];
     static const int bhsd[] = {BATCH, HEAD, ROW, COLUMN}, bshd[] = {BATCH, ROW, HEAD, COLUMN};
     const int *roles = layout == ATTN_LAYOUT_BSHD ? bshd : bhsd;
     for (int n = 0; n < 4; n++) {
         shape[n] = roles[n] == ROW ? new : t->size[roles[n]];
         strides[n] = t->step[roles[n]];
     }
-    return (attn_view){t->data + from * t->step[ROW], t->dtype, 4, shape, strides};
+    return strided(t->data + from * t->step[ROW], t->dtype, 4, shape, strides);
 }
 
 /* Appends all positions in pieces; shorter batch entries take fewer rows of the last pieces, or none. */
 static void append_all(paged *p, const test_case *c, lcg *g)
 {
-    ptrdiff_t shapes[2][4], strides[2][4], first[MOST_BATCHES] = {0}, count[MOST_BATCHES];
+    ptrdiff_t first[MOST_BATCHES] = {0}, count[MOST_BATCHES];
     for (ptrdiff_t from = 0; from < p->cache.length;) {
         ptrdiff_t new = PICK(g, 1, 1, 7, 64, 100, 500);
         if (new > p->cache.length - from) new = p->cache.length - from;
@@ -68,9 +68,9 @@ static void append_all(paged *p, const test_case *c, lcg *g)
         }
         const attn_layout layout = draw_one_in(g, 2) ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
         attn_error error = {""};
-        const attn_status status = attn_cache_append(
-            &p->cache, first, whole ? NULL : count, part_of(&c->key, layout, from, new, shapes[0], strides[0]),
-            part_of(&c->value, layout, from, new, shapes[1], strides[1]), layout, &error);
+        const attn_status status =
+            attn_cache_append(&p->cache, first, whole ? NULL : count, part_of(&c->key, layout, from, new),
+                              part_of(&c->value, layout, from, new), layout, &error);
         CLAIM(status == ATTN_OK, "%s: %s", c->text, error.message);
         for (ptrdiff_t b = 0; b < p->cache.batches; b++) first[b] += count[b];
         from += new;
@@ -106,7 +106,7 @@ static void test_the_bits_of_arrays(void)
 {
     static test_case c;
     static paged p;
-    const attn_view none = {0};
+    const attn_tensor none = {0};
     int tried = 0;
     for (int number = 0; number < CASES; number++) {
         case_make(&c, number);
@@ -158,15 +158,15 @@ static void test_pages_that_no_row_sees(void)
     p.cache = (attn_cache){.dtype = ATTN_F32, .batches = 1, .kv_heads = 1, .head_dim = DIM, .v_dim = DIM};
     p.cache.length = p.positions[0] = LENGTH;
     make_pages(&p);
-    attn_args args = {.query = {query, ATTN_F32, 4, LIST(1, 1, 1, DIM), packed}, .cache = &p.cache};
+    attn_args args = {.query = strided(query, ATTN_F32, 4, LIST(1, 1, 1, DIM), packed), .cache = &p.cache};
     args.window_left = LEFT, args.window_right = ATTN_UNBOUNDED, args.align = ATTN_ALIGN_LOWER_RIGHT;
     attn_error error = {""};
-    ptrdiff_t shape[4], strides[4], start[] = {0};
-    const attn_view view = part_of(&rows, ATTN_LAYOUT_BHSD, 0, LENGTH, shape, strides);
+    ptrdiff_t start[] = {0};
+    const attn_tensor view = part_of(&rows, ATTN_LAYOUT_BHSD, 0, LENGTH);
     CLAIM(attn_cache_append(&p.cache, start, NULL, view, view, ATTN_LAYOUT_BHSD, &error) == ATTN_OK, "%s",
           error.message);
     for (int n = 0; n < 2; n++) {
-        const attn_view output = {results[n], ATTN_F32, 4, LIST(1, 1, 1, DIM), packed}, none = {0};
+        const attn_tensor output = strided(results[n], ATTN_F32, 4, LIST(1, 1, 1, DIM), packed), none = {0};
         CLAIM(attn_attention(&args, output, none, none, &error) == ATTN_OK, "%s", error.message);
         for (ptrdiff_t page = 0; page < (LENGTH - 1 - LEFT) / ATTN_PAGE_KEYS; page++) {
             free(p.pages[0][page]);
@@ -184,15 +184,13 @@ static void test_pages_that_no_row_sees(void)
 typedef struct {
     attn_cache cache;
     attn_args args;
-    attn_view key, value;
+    attn_tensor key, value;
     ptrdiff_t first, count;
 } call;
 
 static double element;
-static const ptrdiff_t stay[ATTN_MAX_AXES];
 static char two_pages[2][2 * ATTN_PAGE_KEYS * 12 * sizeof(float)];
-#define VIEW(dtype, ...)                                                                                               \
-    ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+#define VIEW(dtype, ...) strided(&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
 
 static call a_call(void)
 {
@@ -200,10 +198,10 @@ static call a_call(void)
     static void *const *const tables[] = {table};
     static const ptrdiff_t counts[] = {2}, query[] = {1, 2, 3, 8}, key[] = {1, 2, 5, 8}, value[] = {1, 2, 5, 4};
     call c = {.cache = {ATTN_F32, tables, counts, 1, 2, 8, 4, 100}, .first = 95, .count = 5};
-    c.args.query = (attn_view){&element, ATTN_F32, 4, query, stay};
+    c.args.query = strided(&element, ATTN_F32, 4, query, NULL);
     c.args.window_left = c.args.window_right = ATTN_UNBOUNDED;
-    c.key = (attn_view){&element, ATTN_F32, 4, key, stay};
-    c.value = (attn_view){&element, ATTN_F32, 4, value, stay};
+    c.key = strided(&element, ATTN_F32, 4, key, NULL);
+    c.value = strided(&element, ATTN_F32, 4, value, NULL);
     return c;
 }
 

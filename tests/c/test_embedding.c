@@ -52,15 +52,15 @@ static void test_embedding(attn_dtype dtype, lcg *g)
     const ptrdiff_t ids_strides[] = {sizeof ids / BATCH, -2 * (ptrdiff_t)sizeof(int64_t)}, zeros[] = {0, 0, size};
     const ptrdiff_t weight_strides[] = {transposed ? size : (dim + 3) * size, transposed ? rows * size : size};
     const ptrdiff_t strides[] = {LENGTH * dim * size, dim * size, size};
-    attn_embedding_args args = {.ids = {ids + 2 * LENGTH - 1, ATTN_I64, 2, ids_shape, ids_strides},
-                                .weight = {weight, dtype, 2, weight_shape, weight_strides},
+    attn_embedding_args args = {.ids = strided(ids + 2 * LENGTH - 1, ATTN_I64, 2, ids_shape, ids_strides),
+                                .weight = strided(weight, dtype, 2, weight_shape, weight_strides),
                                 .scale = scale,
                                 .num_threads = 1 + (int)draw_below(g, 3)};
     attn_error error = {""};
     if (with_residual)
-        args.residual = whole ? (attn_view){residual, dtype, 3, shape, strides}
-                              : (attn_view){residual, dtype, 1, shape + 2, zeros + 2};
-    const attn_status status = attn_embedding(&args, (attn_view){y, dtype, 3, shape, strides}, &error);
+        args.residual =
+            whole ? strided(residual, dtype, 3, shape, strides) : strided(residual, dtype, 1, shape + 2, zeros + 2);
+    const attn_status status = attn_embedding(&args, strided(y, dtype, 3, shape, strides), &error);
     CLAIM(status == ATTN_OK, "%s", error.message);
     for (ptrdiff_t row = 0; row < BATCH * LENGTH; row++)
         for (ptrdiff_t d = 0; d < dim; d++) {
@@ -79,7 +79,7 @@ static void claim_refused(const attn_embedding_args *args, const char *sentence,
     float y[2][2][3];
     attn_error error = {""};
     memset(y, 1, sizeof y);
-    const attn_status status = attn_embedding(args, (attn_view){y, ATTN_F32, 3, shape, strides}, &error);
+    const attn_status status = attn_embedding(args, strided(y, ATTN_F32, 3, shape, strides), &error);
     CLAIM(status == ATTN_INVALID, "line %d: status %d", line, (int)status);
     CLAIM(strcmp(error.message, sentence) == 0, "line %d: \"%s\"", line, error.message);
     for (size_t n = 0; n < sizeof y; n++) CLAIM(((char *)y)[n] == 1, "line %d: byte %zu was written", line, n);
@@ -97,24 +97,25 @@ static void test_mistakes(void)
     static int64_t ids[] = {0, 1, 2, 5}, wrong[] = {0, 1, 5, 6}, below[] = {0, 1, 2, -1};
     static float weight[6][3], residual[2][3];
     static const ptrdiff_t two[] = {2, 2}, ids_strides[] = {16, 8}, shape[] = {6, 3}, strides[] = {12, 4};
-    static const ptrdiff_t huge[] = {PTRDIFF_MAX / 2, 4}, none[] = {0, 3}, pair[] = {2, 3}, many[ATTN_MAX_AXES];
-    static const ptrdiff_t wide[] = {6, 4};
-    const attn_embedding_args good = {
-        .ids = {ids, ATTN_I64, 2, two, ids_strides}, .weight = {weight, ATTN_F32, 2, shape, strides}, .scale = 1};
+    static const ptrdiff_t huge[] = {PTRDIFF_MAX / 2, 4}, pair[] = {2, 3};
+    const attn_embedding_args good = {.ids = strided(ids, ATTN_I64, 2, two, ids_strides),
+                                      .weight = strided(weight, ATTN_F32, 2, shape, strides),
+                                      .scale = 1};
     REFUSED("input holds 6 at index (1, 1), expected 0 <= id < 6: weight has shape (6, 3)", c.ids.data = wrong);
     REFUSED("input holds -1 at index (1, 1), expected 0 <= id < 6: weight has shape (6, 3)", c.ids.data = below);
-    REFUSED("input holds 0 at index (0, 0), expected 0 <= id < 0: weight has shape (0, 3)", c.weight.shape = none);
-    REFUSED("input is 6, expected 0 <= id < 6: weight has shape (6, 3)", c.ids.data = wrong + 3; c.ids.axes = 0);
+    REFUSED("input holds 0 at index (0, 0), expected 0 <= id < 0: weight has shape (0, 3)", c.weight.shape[0] = 0);
+    REFUSED("input is 6, expected 0 <= id < 6: weight has shape (6, 3)", c.ids.data = wrong + 3; c.ids.ndim = 0);
     REFUSED("input must be int64", c.ids.dtype = ATTN_F64);
-    REFUSED("input has 64 axes, expected at most 63", c.ids.axes = ATTN_MAX_AXES; c.ids.shape = many);
-    REFUSED("weight has shape (6,), expected 2 axes: (num_embeddings, embedding_dim)", c.weight.axes = 1);
+    REFUSED("input has 8 axes, expected at most 7", c.ids.ndim = ATTN_MAX_AXES);
+    REFUSED("weight has shape (6,), expected 2 axes: (num_embeddings, embedding_dim)", c.weight.ndim = 1);
     REFUSED("weight must be float32 or float64", c.weight.dtype = ATTN_F16);
-    REFUSED("the result is too large for memory: input (4611686018427387903, 4), weight (6, 3)", c.ids.shape = huge);
+    REFUSED("the result is too large for memory: input (4611686018427387903, 4), weight (6, 3)",
+            c.ids = strided(ids, ATTN_I64, 2, huge, NULL));
     REFUSED("residual has shape (6, 3), which does not broadcast to (2, 2, 3): input has shape (2, 2), weight (6, 3)",
             c.residual = c.weight);
-    REFUSED("residual has another dtype than weight", c.residual = (attn_view){residual, ATTN_F64, 2, pair, strides});
-    REFUSED("y has shape (2, 2, 3), expected (2, 2, 4)", c.weight.shape = wide);
-    REFUSED("y has shape (2, 2, 3), expected (2, 3)", c.ids.axes = 1);
+    REFUSED("residual has another dtype than weight", c.residual = strided(residual, ATTN_F64, 2, pair, strides));
+    REFUSED("y has shape (2, 2, 3), expected (2, 2, 4)", c.weight.shape[1] = 4);
+    REFUSED("y has shape (2, 2, 3), expected (2, 3)", c.ids.ndim = 1);
 }
 
 int main(void)

@@ -91,10 +91,10 @@ static attn_status try_softmax(void *context, attn_error *error)
 enum { ROWS = 20, WIDTH = 16 };
 static float rows_x[ROWS][WIDTH], weight_x[WIDTH][WIDTH], rows_y[ROWS][WIDTH];
 
-static attn_view contiguous(void *data, const ptrdiff_t *shape)
+static attn_tensor contiguous(void *data, const ptrdiff_t *shape)
 {
     static const ptrdiff_t strides[] = {WIDTH * sizeof(float), sizeof(float)};
-    return (attn_view){data, ATTN_F32, 2, shape, strides};
+    return strided(data, ATTN_F32, 2, shape, strides);
 }
 
 static attn_status try_linear(void *context, attn_error *error)
@@ -107,12 +107,12 @@ static attn_status try_linear(void *context, attn_error *error)
 static attn_status try_multihead(void *context, attn_error *error)
 {
     const ptrdiff_t rows[] = {*(const ptrdiff_t *)context, WIDTH}, square[] = {WIDTH, WIDTH};
-    const attn_view x = contiguous(rows_x, rows), weight = contiguous(weight_x, square);
+    const attn_tensor x = contiguous(rows_x, rows), weight = contiguous(weight_x, square);
     attn_multihead_args args = {.query = x, .key = x, .value = x, .heads = 2, .kv_heads = 2};
     args.q_weight = args.k_weight = args.v_weight = args.out_weight = weight;
     args.attention.window_left = args.attention.window_right = ATTN_UNBOUNDED;
     args.attention.dropout_p = 0.5;
-    return attn_multihead(&args, contiguous(rows_y, rows), (attn_view){0}, error);
+    return attn_multihead(&args, contiguous(rows_y, rows), (attn_tensor){0}, error);
 }
 
 static void test_allocation_failures(void)
@@ -137,16 +137,16 @@ static void test_allocation_failures(void)
 static attn_status attend_one(ptrdiff_t keys, ptrdiff_t dim, int with_weights)
 {
     static double element, output[8];
-    static const ptrdiff_t stay[] = {0, 0}, size[] = {0, sizeof(float)};
+    static const ptrdiff_t size[] = {0, sizeof(float)};
     const attn_args args = {
-        .query = {&element, ATTN_F32, 2, LIST(1, dim), stay},
-        .key = {&element, ATTN_F32, 2, LIST(keys, dim), stay},
-        .value = {&element, ATTN_F32, 2, LIST(keys, 8), stay},
+        .query = strided(&element, ATTN_F32, 2, LIST(1, dim), NULL),
+        .key = strided(&element, ATTN_F32, 2, LIST(keys, dim), NULL),
+        .value = strided(&element, ATTN_F32, 2, LIST(keys, 8), NULL),
         .window_left = ATTN_UNBOUNDED,
         .window_right = ATTN_UNBOUNDED,
     };
-    const attn_view outputs = {output, ATTN_F32, 2, LIST(1, 8), size}, none = {0};
-    const attn_view weights = {&element, ATTN_F32, 2, LIST(1, keys), size};
+    const attn_tensor outputs = strided(output, ATTN_F32, 2, LIST(1, 8), size), none = {0};
+    const attn_tensor weights = strided(&element, ATTN_F32, 2, LIST(1, keys), size);
     return attn_attention(&args, outputs, with_weights ? weights : none, none, NULL);
 }
 
@@ -189,14 +189,14 @@ static void claim_interrupted(int level, int num_threads, ptrdiff_t rows, ptrdif
     static float numbers[MOST_DIM], results[MOST_ROWS];
     const ptrdiff_t stay[] = {0, sizeof(float)}, one[] = {sizeof(float), sizeof(float)};
     const attn_args args = {
-        .query = {numbers, ATTN_F32, 2, LIST(rows, dim), stay},
-        .key = {numbers, ATTN_F32, 2, LIST(keys, dim), stay},
-        .value = {numbers, ATTN_F32, 2, LIST(keys, 1), stay},
+        .query = strided(numbers, ATTN_F32, 2, LIST(rows, dim), stay),
+        .key = strided(numbers, ATTN_F32, 2, LIST(keys, dim), stay),
+        .value = strided(numbers, ATTN_F32, 2, LIST(keys, 1), stay),
         .window_left = ATTN_UNBOUNDED,
         .window_right = ATTN_UNBOUNDED,
         .num_threads = num_threads,
     };
-    const attn_view output = {results, ATTN_F32, 2, LIST(rows, 1), one}, none = {0};
+    const attn_tensor output = strided(results, ATTN_F32, 2, LIST(rows, 1), one), none = {0};
     attn_error error = {""};
     use_level(level);
     polls = 0;

@@ -38,9 +38,9 @@ static matrix matrix_of(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t columns, ptr
 /* The transpose, in the same memory. */
 static matrix transposed(matrix m) { return (matrix){{m.shape[1], m.shape[0]}, {m.strides[1], m.strides[0]}}; }
 
-static attn_view view_of(attn_dtype dtype, const matrix *m, int axes, void *data)
+static attn_tensor view_of(attn_dtype dtype, const matrix *m, int axes, void *data)
 {
-    return (attn_view){data, dtype, axes, m->shape + 2 - axes, m->strides + 2 - axes};
+    return strided(data, dtype, (size_t)axes, m->shape + 2 - axes, m->strides + 2 - axes);
 }
 
 /* 4u (|x||W| + |b|), times at most the square root of the inner length, and u of the result. */

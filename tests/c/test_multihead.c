@@ -14,7 +14,7 @@ enum { MOST_AXES = 4 };
 /* A contiguous array. */
 typedef struct {
     attn_dtype dtype;
-    int axes;
+    int ndim;
     ptrdiff_t shape[MOST_AXES], strides[MOST_AXES];
     char *data;
 } array;
@@ -27,8 +27,8 @@ static array array_of(attn_dtype dtype, ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, p
     const ptrdiff_t shape[MOST_AXES] = {a, b, c, d};
     ptrdiff_t count = 1;
     for (int n = 0; n < MOST_AXES; n++)
-        if (shape[n] >= 0) x.shape[x.axes++] = shape[n];
-    for (int n = x.axes - 1; n >= 0; n--) {
+        if (shape[n] >= 0) x.shape[x.ndim++] = shape[n];
+    for (int n = x.ndim - 1; n >= 0; n--) {
         x.strides[n] = count * size_of(dtype);
         count *= x.shape[n];
     }
@@ -43,16 +43,14 @@ static array array_of(attn_dtype dtype, ptrdiff_t a, ptrdiff_t b, ptrdiff_t c, p
 }
 
 static size_t bytes_of(const array *x) { return (size_t)(x->shape[0] * x->strides[0]); }
-static attn_view view_of(const array *x) { return (attn_view){x->data, x->dtype, x->axes, x->shape, x->strides}; }
+static attn_tensor view_of(const array *x) { return strided(x->data, x->dtype, (size_t)x->ndim, x->shape, x->strides); }
 
 /* Rows [from, to) of a matrix, or elements of a vector. */
-static attn_view rows_of(const array *x, ptrdiff_t from, ptrdiff_t to, ptrdiff_t *shape)
+static attn_tensor rows_of(const array *x, ptrdiff_t from, ptrdiff_t to)
 {
-    attn_view view = view_of(x);
-    shape[0] = to - from;
-    shape[1] = x->shape[1];
+    attn_tensor view = view_of(x);
+    view.shape[0] = to - from;
     view.data = x->data + from * x->strides[0];
-    view.shape = shape;
     return view;
 }
 
@@ -82,11 +80,11 @@ static sizes draw_sizes(attn_dtype dtype, lcg *g)
 }
 
 /* (batch, length, heads * dim) of `x` into the first rows of (batch, length + extra, heads, dim). */
-static void project(const array *x, attn_view weight, attn_view bias, array *into)
+static void project(const array *x, attn_tensor weight, attn_tensor bias, array *into)
 {
     attn_error error = {""};
     array flat = *into;
-    flat.axes = 3;
+    flat.ndim = 3;
     flat.shape[1] = x->shape[1];
     flat.shape[2] = into->shape[2] * into->shape[3];
     flat.strides[2] = into->strides[3];
@@ -126,13 +124,12 @@ static void test_multihead(attn_dtype dtype, lcg *g)
     array weights = array_of(dtype, s.batch, s.heads, s.q_len, total, NULL);
     array same_weights = array_of(dtype, s.batch, s.heads, s.q_len, total, NULL);
     const ptrdiff_t from[] = {0, fq, fq + fk}, to[] = {fq, fq + fk, fq + fk + fv};
-    ptrdiff_t shapes[6][2];
-    attn_view part[3], part_bias[3];
+    attn_tensor part[3], part_bias[3];
     attn_error error = {""};
-    const attn_view none = {.data = NULL};
+    const attn_tensor none = {.data = NULL};
     for (int n = 0; n < 3; n++) {
-        part[n] = rows_of(&weight, from[n], to[n], shapes[n]);
-        part_bias[n] = rows_of(&bias, from[n], to[n], shapes[3 + n]);
+        part[n] = rows_of(&weight, from[n], to[n]);
+        part_bias[n] = rows_of(&bias, from[n], to[n]);
     }
     const array *inputs[] = {&x[0], s.self ? &x[0] : &x[1], s.self ? &x[0] : &x[2]};
 
@@ -166,7 +163,7 @@ static void test_multihead(attn_dtype dtype, lcg *g)
     CLAIM(attn_attention(&attention, view_of(&heads), view_of(&weights), none, &error) == ATTN_OK, "%s", error.message);
     if (s.projected) {
         array rows = heads;
-        rows.axes = 3;
+        rows.ndim = 3;
         rows.shape[2] = side;
         rows.strides[2] = heads.strides[3];
         const attn_linear_args last = {
@@ -220,12 +217,11 @@ static void test_multihead(attn_dtype dtype, lcg *g)
 }
 
 /* Rows [from, to) of every batch entry. */
-static attn_view part_of(const array *x, ptrdiff_t from, ptrdiff_t to, ptrdiff_t shape[3])
+static attn_tensor part_of(const array *x, ptrdiff_t from, ptrdiff_t to)
 {
-    attn_view view = view_of(x);
-    shape[0] = x->shape[0], shape[1] = to - from, shape[2] = x->shape[2];
+    attn_tensor view = view_of(x);
+    view.shape[1] = to - from;
     view.data = x->data + from * x->strides[1];
-    view.shape = shape;
     return view;
 }
 
@@ -241,16 +237,16 @@ static void test_in_parts(attn_dtype dtype, lcg *g)
     array inv_freq = array_of(ATTN_F64, -1, -1, -1, dim / 2, g);
     array expected = array_of(dtype, -1, s.batch, length, s.out_dim, NULL);
     array actual = array_of(dtype, -1, s.batch, length, s.out_dim, NULL);
-    ptrdiff_t shapes[3][2], starts[MOST_BATCHES], counts[MOST_BATCHES], x_shape[3], y_shape[3];
+    ptrdiff_t starts[MOST_BATCHES], counts[MOST_BATCHES];
     void *pages[MOST_BATCHES][MOST_PAGES], *const *tables[MOST_BATCHES];
-    const attn_view none = {.data = NULL};
+    const attn_tensor none = {.data = NULL};
     attn_error error = {""};
     attn_multihead_args args = {.query = view_of(&x),
                                 .key = view_of(&x),
                                 .value = view_of(&x),
-                                .q_weight = rows_of(&weight, 0, fq, shapes[0]),
-                                .k_weight = rows_of(&weight, fq, fq + fk, shapes[1]),
-                                .v_weight = rows_of(&weight, fq + fk, fq + fk + fv, shapes[2]),
+                                .q_weight = rows_of(&weight, 0, fq),
+                                .k_weight = rows_of(&weight, fq, fq + fk),
+                                .v_weight = rows_of(&weight, fq + fk, fq + fk + fv),
                                 .out_weight = view_of(&out_weight),
                                 .heads = s.heads,
                                 .kv_heads = s.kv_heads,
@@ -275,21 +271,21 @@ static void test_in_parts(attn_dtype dtype, lcg *g)
     for (ptrdiff_t from = 0, to; from < length; from = to) {
         to = from + 1 + draw_below(g, length - from);
         for (ptrdiff_t b = 0; b < s.batch; b++) starts[b] = from;
-        args.query = args.key = args.value = part_of(&x, from, to, x_shape);
+        args.query = args.key = args.value = part_of(&x, from, to);
         args.rotary.offset = from;
         args.attention.num_threads = 1 + (int)draw_below(g, 3);
         cache.length = to;
-        CLAIM(attn_multihead(&args, part_of(&actual, from, to, y_shape), none, &error) == ATTN_OK, "%s", error.message);
+        CLAIM(attn_multihead(&args, part_of(&actual, from, to), none, &error) == ATTN_OK, "%s", error.message);
     }
     CLAIM(memcmp(expected.data, actual.data, bytes_of(&expected)) == 0,
           "%s: %td rows in parts, %td/%td heads of %td and %td%s: other bits", attn_isa(), length, s.heads, s.kv_heads,
           dim, s.v_dim, s.given ? ", with RoPE" : "");
 
     /* attends to the cache without new keys */
-    args.query = part_of(&x, length - 1, length, x_shape);
+    args.query = part_of(&x, length - 1, length);
     args.rotary.offset = length - 1;
     args.key = args.value = args.k_weight = args.v_weight = none;
-    CLAIM(attn_multihead(&args, part_of(&actual, 0, 1, y_shape), none, &error) == ATTN_OK, "%s", error.message);
+    CLAIM(attn_multihead(&args, part_of(&actual, 0, 1), none, &error) == ATTN_OK, "%s", error.message);
     for (ptrdiff_t b = 0; b < s.batch; b++)
         CLAIM(memcmp(actual.data + b * actual.strides[0],
                      expected.data + b * expected.strides[0] + (length - 1) * expected.strides[1],
@@ -308,8 +304,7 @@ static void test_many_queries(attn_dtype dtype, lcg *g)
     array inv_freq = array_of(ATTN_F64, -1, -1, -1, 2, g), keys = array_of(dtype, -1, 1, PART, DIM, g);
     array y = array_of(dtype, -1, 1, LENGTH, DIM, NULL), mask = array_of(dtype, -1, -1, PART, LENGTH, g);
     array expected = array_of(dtype, -1, 1, LENGTH, DIM, NULL), weights = array_of(dtype, 1, 2, PART, LENGTH, NULL);
-    const attn_view none = {.data = NULL};
-    ptrdiff_t shape[3];
+    const attn_tensor none = {.data = NULL};
     attn_error error = {""};
     attn_multihead_args args = {
         .query = view_of(&x),
@@ -337,7 +332,7 @@ static void test_many_queries(attn_dtype dtype, lcg *g)
     wrong.key = wrong.value = view_of(&keys);
     CLAIM(attn_multihead(&wrong, view_of(&y), none, &error) == ATTN_INVALID, "a window without a corner");
     CLAIM(attn_multihead(&args, view_of(&y), view_of(&weights), &error) == ATTN_INVALID, "weights of a part");
-    CLAIM(attn_multihead(&args, part_of(&y, 0, PART, shape), none, &error) == ATTN_INVALID, "an output of a part");
+    CLAIM(attn_multihead(&args, part_of(&y, 0, PART), none, &error) == ATTN_INVALID, "an output of a part");
     for (size_t n = 0; n < bytes_of(&y); n++) CLAIM(y.data[n] == 0, "something was written, at byte %zu", n);
 
     /* 2. in query's place; residual is elsewhere */

@@ -36,9 +36,9 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
     const ptrdiff_t features[] = {HEAD_DIM * size, size}, columns[] = {V_DIM * size, size},
                     keys[] = {LENGTH * size, size};
     attn_args args = {
-        .query = {p->query + at.row * features[0], p->dtype, 2, LIST(at.rows, HEAD_DIM), features},
-        .key = {p->key + at.key * features[0], p->dtype, 2, LIST(at.keys, HEAD_DIM), features},
-        .value = {p->value + at.key * columns[0], p->dtype, 2, LIST(at.keys, V_DIM), columns},
+        .query = strided(p->query + at.row * features[0], p->dtype, 2, LIST(at.rows, HEAD_DIM), features),
+        .key = strided(p->key + at.key * features[0], p->dtype, 2, LIST(at.keys, HEAD_DIM), features),
+        .value = strided(p->value + at.key * columns[0], p->dtype, 2, LIST(at.keys, V_DIM), columns),
         .is_causal = 1,
         .align = ATTN_ALIGN_UPPER_LEFT,
         .window_left = p->window_left,
@@ -53,11 +53,11 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
         .dropout_seed = 77,
     };
     void *const score_weight = p->score == ATTN_SCORE_ADDITIVE ? p->value : NULL;
-    args.score_weight = (attn_view){score_weight, p->dtype, 1, LIST(HEAD_DIM), features + 1};
-    const attn_view output = {r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns};
-    const attn_view weights = {r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys),
-                               keys};
-    const attn_view lse = {r->lse + at.row * size, p->dtype, 1, LIST(at.rows), &size};
+    args.score_weight = strided(score_weight, p->dtype, 1, LIST(HEAD_DIM), features + 1);
+    const attn_tensor output = strided(r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns);
+    const attn_tensor weights =
+        strided(r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys), keys);
+    const attn_tensor lse = strided(r->lse + at.row * size, p->dtype, 1, LIST(at.rows), &size);
     return attn_attention(&args, output, weights, lse, error);
 }
 

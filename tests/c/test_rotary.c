@@ -49,8 +49,8 @@ static void draw_case(rotary_case *c, attn_dtype dtype, lcg *g)
     }
     for (ptrdiff_t n = 0; n < c->pairs; n++) c->inv_freq[n] = pow(10000, -(double)n / (double)c->pairs);
 
-    c->args = (attn_rotary_args){.x = {c->x, dtype, AXES, c->shape, c->strides},
-                                 .inv_freq = {c->inv_freq, ATTN_F64, 1, &c->pairs, one_stride},
+    c->args = (attn_rotary_args){.x = strided(c->x, dtype, AXES, c->shape, c->strides),
+                                 .inv_freq = strided(c->inv_freq, ATTN_F64, 1, &c->pairs, one_stride),
                                  .scale = draw_one_in(g, 2) ? 1 : 1.25,
                                  .offset = PICK(g, 0, 3, 700, -5),
                                  .interleaved = draw_one_in(g, 2),
@@ -62,7 +62,7 @@ static void draw_case(rotary_case *c, attn_dtype dtype, lcg *g)
     c->ids_strides[1] = sizeof(int64_t);
     c->ids = take((size_t)(c->ids_shape[0] * c->ids_strides[0]));
     for (ptrdiff_t n = 0; n < c->ids_shape[0] * c->length; n++) c->ids[n] = draw_below(g, 1000) - 100;
-    if (draw_one_in(g, 2)) c->args.position_ids = (attn_view){c->ids, ATTN_I64, 2, c->ids_shape, c->ids_strides};
+    if (draw_one_in(g, 2)) c->args.position_ids = strided(c->ids, ATTN_I64, 2, c->ids_shape, c->ids_strides);
 }
 
 static void free_case(rotary_case *c) { free(c->x), free(c->ids); }
@@ -115,7 +115,7 @@ static void test_rotary(attn_dtype dtype, lcg *g)
     attn_error error = {""};
     draw_case(&c, dtype, g);
     char *y = take(c.bytes);
-    attn_view result = c.args.x;
+    attn_tensor result = c.args.x;
     result.data = y;
     CLAIM(attn_rotary(&c.args, result, &error) == ATTN_OK, "%s", error.message);
     claim_close(&c, y);
@@ -128,15 +128,13 @@ static void test_rotary(attn_dtype dtype, lcg *g)
 }
 
 static double element;
-static const ptrdiff_t stay[ATTN_MAX_AXES];
 static const ptrdiff_t whole[] = {2, 3, 5, 8}, packed[] = {480, 160, 32, 4}, pairs[] = {4};
 static int64_t ids[] = {1, 2, (int64_t)1 << 60};
 
-#define VIEW(dtype, ...)                                                                                               \
-    ((attn_view){&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
-#define IDS(...) ((attn_view){ids, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), stay})
+#define VIEW(dtype, ...) strided(&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
+#define IDS(...)         strided(ids, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
 
-static void claim_refused(const attn_rotary_args *args, attn_view y, const char *sentence, int line)
+static void claim_refused(const attn_rotary_args *args, attn_tensor y, const char *sentence, int line)
 {
     attn_error error = {""};
     const attn_status status = attn_rotary(args, y, &error);
@@ -147,8 +145,8 @@ static void claim_refused(const attn_rotary_args *args, attn_view y, const char 
 /* Claims that a valid call, after some changes, is refused with this message. */
 #define REFUSED(sentence, ...)                                                                                         \
     do {                                                                                                               \
-        attn_view y = {&element, ATTN_F32, 4, whole, packed};                                                          \
-        attn_rotary_args args = {.x = y, .inv_freq = {&element, ATTN_F64, 1, pairs, one_stride}, .scale = 1};          \
+        attn_tensor y = strided(&element, ATTN_F32, 4, whole, packed);                                                 \
+        attn_rotary_args args = {.x = y, .inv_freq = strided(&element, ATTN_F64, 1, pairs, one_stride), .scale = 1};   \
         __VA_ARGS__;                                                                                                   \
         claim_refused(&args, y, sentence, __LINE__);                                                                   \
     } while (0)
@@ -158,7 +156,7 @@ static void test_mistakes(void)
     REFUSED("x has shape (8,), expected at least 2 axes: (..., length, dim)", args.x = VIEW(ATTN_F32, 8));
     REFUSED("x has shape (5, 8), expected at least 3 axes: (..., length, heads, dim)", args.x = VIEW(ATTN_F32, 5, 8);
             args.layout = ATTN_LAYOUT_BSHD);
-    REFUSED("x has 65 axes, expected at most 64", args.x.axes = ATTN_MAX_AXES + 1);
+    REFUSED("x has 9 axes, expected at most 8", args.x.ndim = ATTN_MAX_AXES + 1);
     REFUSED("x has shape (5, -8), expected sizes of 0 or more", args.x = VIEW(ATTN_F32, 5, -8));
     REFUSED("x must be float32 or float64", args.x.dtype = ATTN_F16);
     REFUSED("the result is too large for memory: x (2, 2305843009213693952, 8)",
@@ -167,7 +165,7 @@ static void test_mistakes(void)
     REFUSED("inv_freq has shape (2, 2), expected (pairs,), and must be float64", args.inv_freq = VIEW(ATTN_F64, 2, 2));
     REFUSED("inv_freq has 5 pairs, but x has dim 8: at most 4 pairs. Given: x (2, 3, 5, 8)",
             args.inv_freq = VIEW(ATTN_F64, 5));
-    REFUSED("inv_freq must be contiguous", args.inv_freq.strides = stay);
+    REFUSED("inv_freq must be contiguous", args.inv_freq.strides[0] = 0);
     REFUSED("offset is 9007199254740989 and x has length 5, expected positions from -2**53 to 2**53",
             args.offset = ((ptrdiff_t)1 << 53) - 3);
     REFUSED("position_ids has shape (3, 5), which does not broadcast to (2, 5): (..., length), one for each row of all "
@@ -179,10 +177,10 @@ static void test_mistakes(void)
     REFUSED("position_ids holds 1152921504606846976, expected positions from -2**53 to 2**53",
             args.position_ids = IDS(5);
             args.position_ids.data = ids + 2);
-    REFUSED("x must have a contiguous last axis", args.x.strides = stay);
-    REFUSED("y must have a contiguous last axis", y.strides = stay);
+    REFUSED("x must have a contiguous last axis", args.x.strides[3] = 0);
+    REFUSED("y must have a contiguous last axis", y.strides[3] = 0);
     REFUSED("y has another dtype than x", y.dtype = ATTN_F64);
-    REFUSED("y has shape (2, 3, 5), expected (2, 3, 5, 8)", y.axes = 3);
+    REFUSED("y has shape (2, 3, 5), expected (2, 3, 5, 8)", y.ndim = 3);
 }
 
 static void *no_memory(size_t bytes)

@@ -48,6 +48,30 @@ few, ones = x[:16], np.eye(16, dtype=np.float32)
 
 # Each line would read or write megabytes past the end of an array that has the shape of before.
 CHANGES = {
+    "attention, a mask of nine axes": """
+        mask = np.eye(16, dtype=np.float32)
+        def change(): mask.shape = 1, 1, 1, 1, 1, 1, 1, 16, 16
+        warnings.showwarning = warn
+        message = refused(lambda: pyattn.attention(ones, ones, ones, attn_mask=mask))
+        assert message == "an array that changed during the call has 9 axes, expected at most 8", message
+    """,
+    "rotary, the copy of the frequencies": """
+        class Watched(np.ndarray):
+            def __array_finalize__(self, other): seen.append(self)
+        class Positions:
+            def __array__(self, *arguments, **options):
+                for array in seen:
+                    if array.flags.owndata: array.resize(1, refcheck=False)
+                return np.array([1, 2])
+        seen = []
+        rotate = pyattn.functional.rotary_embedding
+        frequencies = pyattn.functional.rotary_frequencies(200_000)
+        watched = frequencies._replace(inv_freq=frequencies.inv_freq.view(Watched))
+        seen.clear()
+        wide = np.ones((2, 200_000), np.float32)
+        given = rotate(wide, frequencies=watched, position_ids=Positions())
+        assert (given == rotate(wide, frequencies=frequencies, position_ids=[1, 2])).all()
+    """,
     "attention, out": """
         out = np.empty_like(x)
         def change(): out.shape = 2, -1
