@@ -43,12 +43,10 @@ def _lies(array: FloatArray, order: MemoryOrder) -> bool:
 
 def _owns(array: FloatArray) -> bool:
     """Return whether nobody else has the memory. What pickle made lies in a bytes or bytearray of its own."""
-    if array.flags.owndata:
-        return True
-    base: Any = array
-    while isinstance(base, np.ndarray) and base.base is not None:
+    base: Any = array.base
+    if isinstance(base, np.ndarray) and base.nbytes == array.nbytes:  # protocol 5 reshapes a flat array
         base = base.base
-    return isinstance(base.obj if isinstance(base, memoryview) else base, (bytes, bytearray))
+    return array.flags.owndata or isinstance(getattr(base, "obj", base), (bytes, bytearray))
 
 
 def _is_viewed(array: FloatArray, others: list[FloatArray]) -> bool:

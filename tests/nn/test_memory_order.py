@@ -133,3 +133,12 @@ def test_mistakes_are_named():
         nn.Linear(2, 2).to_order("F")
     with pytest.raises(TypeError, match="copy"):
         nn.Linear(2, 2).to_order("in_out", copy=1)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_view_of_an_array_that_pickle_made_is_shared(protocol):
+    large = pickle.loads(pickle.dumps(np.ones((300, 40), np.float32), protocol))
+    linear = nn.Linear(40, 100)
+    linear.weight = large[:100]
+    with pytest.raises(ValueError, match=r"^weight shares memory"):
+        linear.to_order("in_out")
