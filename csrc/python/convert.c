@@ -4,32 +4,35 @@
 _Static_assert(sizeof(npy_intp) == sizeof(ptrdiff_t), "shapes and strides are passed to the core as they are");
 
 /* A view of an array with other dimensions and strides. New reference. */
-static PyArrayObject *view_of(PyArrayObject *array, const npy_intp *dims, const npy_intp *strides)
+static PyArrayObject *view_of(PyArrayObject *array, int axes, const npy_intp *dims, const npy_intp *strides)
 {
     PyArray_Descr *descr = PyArray_DESCR(array);
     Py_INCREF(descr);
-    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(array), dims,
-                                                                strides, PyArray_DATA(array), 0, NULL);
+    PyArrayObject *view = (PyArrayObject *)PyArray_NewFromDescr(&PyArray_Type, descr, axes, dims, strides,
+                                                                PyArray_DATA(array), 0, NULL);
     if (view != NULL && PyArray_SetBaseObject(view, Py_NewRef((PyObject *)array)) < 0) Py_CLEAR(view);
     return view;
 }
 
-/* Converts broadcast axes once and broadcasts the result, so that a small mask stays small. */
+/* Converts broadcast axes once and broadcasts the result, so that a small mask stays small. While NumPy converts, other
+ * threads may run, and a warning's hook: the shape is the one from before. */
 static PyArrayObject *converted(PyArrayObject *array, int typenum)
 {
-    npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    npy_intp shape[NPY_MAXDIMS], dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
     const int axes = PyArray_NDIM(array);
-    for (int n = 0; n < axes; n++)
-        dims[n] = PyArray_STRIDE(array, n) == 0 && PyArray_DIM(array, n) > 1 ? 1 : PyArray_DIM(array, n);
+    for (int n = 0; n < axes; n++) {
+        shape[n] = PyArray_DIM(array, n);
+        dims[n] = PyArray_STRIDE(array, n) == 0 && shape[n] > 1 ? 1 : shape[n];
+    }
 
-    PyArrayObject *narrow = view_of(array, dims, PyArray_STRIDES(array)), *wide = NULL;
+    PyArrayObject *narrow = view_of(array, axes, dims, PyArray_STRIDES(array)), *wide = NULL;
     if (narrow == NULL) return NULL;
     Py_SETREF(narrow,
               (PyArrayObject *)PyArray_FromArray(narrow, PyArray_DescrFromType(typenum),
                                                  NPY_ARRAY_ALIGNED | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_FORCECAST));
     if (narrow == NULL) return NULL;
-    for (int n = 0; n < axes; n++) strides[n] = dims[n] == PyArray_DIM(array, n) ? PyArray_STRIDE(narrow, n) : 0;
-    wide = view_of(narrow, PyArray_DIMS(array), strides);
+    for (int n = 0; n < axes; n++) strides[n] = dims[n] == shape[n] ? PyArray_STRIDE(narrow, n) : 0;
+    wide = view_of(narrow, axes, shape, strides);
     Py_DECREF(narrow);
     return wide;
 }

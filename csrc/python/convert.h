@@ -133,6 +133,7 @@ int pyattn_activation(PyObject *object, attn_activation *activation);
     pyattn_note_thread();                                                                                              \
     Py_BEGIN_ALLOW_THREADS
 void pyattn_note_thread(void);
+void pyattn_ask_no_signals(void); /* after that: for a call that cannot begin again in a child forked by a handler */
 int pyattn_find_main_thread(void); /* at import; -1 with an exception */
 int pyattn_is_main_thread(void);
 

@@ -42,4 +42,10 @@ void pyattn_note_thread(void)
     process = self;
 }
 
+void pyattn_ask_no_signals(void)
+{
+    is_main = 0;
+    process = 0; /* until the next call looks again */
+}
+
 int pyattn_is_main_thread(void) { return is_main; }

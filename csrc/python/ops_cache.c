@@ -66,12 +66,12 @@ static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t narg
     enum { LINE = 64 };
     Py_ssize_t elements;
     (void)self;
+    if (nargs > 0 && pyattn_size(args[0], "elements", &elements) < 0) return NULL; /* its code may change `like` */
     const int type = nargs == 2 && PyArray_Check(args[1]) ? PyArray_TYPE((PyArrayObject *)args[1]) : -1;
     if (type != NPY_FLOAT && type != NPY_DOUBLE) {
         PyErr_SetString(PyExc_TypeError, "new_page(elements: int, like: ndarray of float32 or float64)");
         return NULL;
     }
-    if (pyattn_size(args[0], "elements", &elements) < 0) return NULL;
     PyArray_Descr *const dtype = PyArray_DescrFromType(type);
     const npy_intp size = PyArray_ITEMSIZE((PyArrayObject *)args[1]), spare = LINE / size;
     const npy_intp all = elements < NPY_MAX_INTP - spare ? elements + spare : elements;

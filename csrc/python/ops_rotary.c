@@ -87,13 +87,14 @@ static int is_in_place(PyObject *out, PyArrayObject *x)
     return pyattn_has_contiguous_rows(y);
 }
 
-static attn_status compute(const attn_rotary_args *args, const owned *o, attn_error *error)
+static attn_status compute(const attn_rotary_args *args, const owned *o, int in_place, attn_error *error)
 {
     attn_rope rope;
     attn_status status = attn_layout_rotary(args, pyattn_tensor(o->y), &rope, error);
     if (status != ATTN_OK) return status;
     if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_apply_rope(&rope, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_apply_rope(&rope, args->num_threads, error);
+    PYATTN_BEGIN_ALLOW_THREADS if (in_place) pyattn_ask_no_signals();
+    status = attn_apply_rope(&rope, args->num_threads, error);
     Py_END_ALLOW_THREADS return status;
 }
 
@@ -121,9 +122,10 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
         pyattn_raise(status, &error);
         goto done;
     }
-    o.y = pyattn_result(values[OUT], args.x.ndim, args.x.shape, &o.x, is_in_place(values[OUT], o.x) ? 0 : 1);
+    const int in_place = is_in_place(values[OUT], o.x);
+    o.y = pyattn_result(values[OUT], args.x.ndim, args.x.shape, &o.x, in_place ? 0 : 1);
     if (o.y == NULL) goto done;
-    if ((status = compute(&args, &o, &error)) != ATTN_OK)
+    if ((status = compute(&args, &o, in_place, &error)) != ATTN_OK)
         pyattn_raise(status, &error);
     else
         result = pyattn_filled(values[OUT], o.y);

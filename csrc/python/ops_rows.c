@@ -50,9 +50,10 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     }
     PyArrayObject *x = (PyArrayObject *)args[0];
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
-    const int logarithm = PyObject_IsTrue(args[1]), axes = PyArray_NDIM(x);
+    const int logarithm = PyObject_IsTrue(args[1]); /* first, as its code may change the array */
     if (logarithm < 0) return NULL;
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int axes = PyArray_NDIM(x);
     if (axes == 0 || !PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
         PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
         return NULL;

@@ -38,7 +38,7 @@ static PyObject *argmax_rows(PyObject *self, PyObject *object)
 /* top_k_rows(x, k): the k largest elements along the last axis and their indices, two new arrays. */
 static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    PyArrayObject *x = nargs == 2 ? rows_argument(args[0]) : NULL, *values = NULL, *indices = NULL;
+    PyArrayObject *x, *values = NULL, *indices = NULL;
     PyObject *result = NULL;
     npy_intp shape[NPY_MAXDIMS];
     Py_ssize_t k;
@@ -46,7 +46,8 @@ static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t na
     attn_status status;
     (void)self;
     if (nargs != 2) PyErr_SetString(PyExc_TypeError, "top_k_rows(x: ndarray, k: int)");
-    if (x == NULL || pyattn_integer(args[1], "k", "an int", &k) < 0) return NULL;
+    if (nargs != 2 || pyattn_integer(args[1], "k", "an int", &k) < 0) return NULL;
+    if ((x = rows_argument(args[0])) == NULL) return NULL; /* last, as an int's own code may change the array */
 
     const int axes = PyArray_NDIM(x);
     const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));

@@ -122,6 +122,7 @@ layer = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval
 first = pyattn.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, norm_first=True, rng=0).eval()
 small = rng.standard_normal(({3 * LENGTH}, 16, 8), np.float32)  # most of the time goes to what is done in place
 rows, up = small.reshape(-1, 8), rng.standard_normal((1000, 64), np.float32)
+in_place = lambda x: functional.rotary_embedding(x, offset=3, num_threads=2, out=x)
 held = pyattn.KVCache(1, 4, 64)
 held.append(0, *[long[:, :, : {5 * LENGTH}]] * 2)
 pyattn.set_num_threads(2)
@@ -133,6 +134,7 @@ calls = {{
     "top_k": lambda: functional.topk(long[0, 0, :20000], 5).values,
     "dropout": lambda: functional.dropout(long[0, 0, :100000], 0.3, rng=0),
     "rotary": lambda: functional.rotary_embedding(long[:, :, : {20 * LENGTH}], offset=3, num_threads=2),
+    "rotary in place": lambda: in_place(long[:, :, : {20 * LENGTH}].copy()),
     "module": lambda: module(wide, wide, wide, rng=0, average_attn_weights=False)[0],
     "rotary in a module": lambda: turning(small, small, small, need_weights=False)[0],
     "parts of a module": lambda: turning(*[rows[None]] * 3, window=(2, 2), need_weights=False)[0],
