@@ -17,9 +17,9 @@ import pyattn._core as _core
 import pyattn.masks._lowering as lowering
 from pyattn._util.typing import Window
 from pyattn._util.warnings import MaskWarning, warn
-from pyattn.masks import Mask
+from pyattn.masks import Mask, from_blocked
 
-__all__ = ["Masking", "ScoreSizes", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
+__all__ = ["Masking", "ScoreSizes", "as_objects", "lengths_of", "read_padding_mask", "to_core", "with_batch_first"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -116,6 +116,18 @@ def to_core(
     return masking._replace(attn_mask=mask, key_padding_mask=over_queries, key_lengths=lengths)
 
 
+def as_objects(masking: Masking, read: Masking) -> Masking:
+    """Turn bare masks of bools, which `to_core` has read, into mask objects, so that no part warns of them again."""
+    mask, padding = masking.attn_mask, masking.key_padding_mask
+    if mask is not None and not isinstance(mask, Mask):
+        array = np.asarray(read.attn_mask)
+        mask = from_blocked(array) if array.dtype == np.bool_ else mask
+    if padding is not None and not isinstance(padding, Mask):
+        array = _core.as_array(padding, "key_padding_mask")
+        padding = from_blocked(array) if array.dtype == np.bool_ else array
+    return masking._replace(attn_mask=mask, key_padding_mask=padding)
+
+
 def _lower(masking: Masking, mask: Mask, sizes: ScoreSizes, name: str, cached: bool, has_window: bool) -> Masking:
     """Replace a mask object by equivalent arguments."""
     scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
@@ -209,8 +221,8 @@ def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
         blocked = blocked[..., 0, :]
     if blocked.ndim > 2 or lowering.has_pairs(x):
         raise ValueError(
-            f"{name} has shape {blocked.shape}; it takes pyattn.masks.padding(lengths, S) or a mask (N, S), and a mask "
-            "of pairs goes to attn_mask"
+            f"{name} is a mask of pairs of query and key, of shape {blocked.shape}; expected a mask of keys: "
+            "pyattn.masks.padding(lengths, S), or an array (N, S)"
         )
     return blocked
 

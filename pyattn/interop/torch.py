@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -143,7 +144,7 @@ def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
         The module is of another type, or has an activation that torch lacks.
     ValueError
         share is True, but torch cannot view an array because it is read-only, byte-swapped or has negative strides. Or
-        the module has a feature that torch's lacks: rotary positions, a gate, or sizes such as num_kv_heads.
+        the module has a feature that torch's lacks: rotary positions, a scale, a gate, or sizes such as num_kv_heads.
     ImportError
         PyTorch is not installed.
 
@@ -255,6 +256,11 @@ def _attention_to_torch(attention: nn.MultiheadAttention, share: bool) -> torch.
     dim = attention.embed_dim
     if attention.rotary is not None:
         raise ValueError("module has rotary positions, which torch.nn.MultiheadAttention does not have")
+    if attention.scale not in (None, 1 / math.sqrt(attention.head_dim)):
+        raise ValueError(
+            f"module has scale={attention.scale:g}, and torch.nn.MultiheadAttention always divides by sqrt(head_dim): "
+            "multiply the rows of q_proj_weight, and its bias, by scale * sqrt(head_dim), and set scale=None"
+        )
     usual = {"num_kv_heads": attention.num_heads, "head_dim": dim / attention.num_heads, "out_dim": dim}
     for name, size in {**usual, "v_head_dim": attention.head_dim}.items():
         if getattr(attention, name) != size:

@@ -222,7 +222,7 @@ def trace_heads(
     key_tokens = tokens if key_tokens is None and is_self_attention else key_tokens
     if key_tokens is not None:
         key_tokens = key_tokens + more_names
-    scale = float(reference.default_scale("dot", module.head_dim))
+    scale = float(reference.default_scale("dot", module.head_dim) if module.scale is None else module.scale)
     options = Options("dot", None, scale, "softmax", None, masks["empty_rows"], "row", tokens, key_tokens)
     heads = []
     for h in range(count):

@@ -290,6 +290,7 @@ SIZES_THAT_TORCH_LACKS = [
     ({"head_dim": 5}, "module has head_dim=5, .* always 2"),
     ({"v_head_dim": 5}, "module has v_head_dim=5, .* always 2"),
     ({"out_dim": 5}, "module has out_dim=5, .* always 4"),
+    ({"scale": 1}, r"module has scale=1, .* always divides by sqrt\(head_dim\): multiply the rows of q_proj_weight"),
 ]
 
 
@@ -297,6 +298,7 @@ def test_sizes_that_torch_lacks_are_refused(torch, interop):
     for options, message in SIZES_THAT_TORCH_LACKS:
         with pytest.raises(ValueError, match=message):
             interop.to_torch(nn.MultiheadAttention(4, 2, **options))
+    interop.to_torch(nn.MultiheadAttention(4, 2, scale=1 / np.sqrt(2)))  # as torch's
 
 
 def test_a_part_with_parametrizations_is_copied_and_not_shared(torch, interop):

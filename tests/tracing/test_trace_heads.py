@@ -43,7 +43,7 @@ BEYOND = {
         {"add_bias_kv": True},
         {"add_zero_attn": True},
         {"add_bias_kv": True, "add_zero_attn": True, "batch_first": True},
-        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "v_head_dim": 5, "out_dim": 7},
+        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "v_head_dim": 5, "out_dim": 7, "scale": 1},
     ],
 )
 @for_each("mask", ["none", "causal", "bool", "float", "3-D", "padding", "float padding", "both", *BEYOND])

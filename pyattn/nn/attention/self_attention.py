@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, Align, Convention, FloatArray, Window
+from pyattn._util.typing import RNG, Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
@@ -111,7 +111,7 @@ class SelfAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        if isinstance(embed_dim, (list, np.ndarray)):
+        if isinstance(embed_dim, (list, tuple)) or hasattr(embed_dim, "shape"):
             raise TypeError(
                 "embed_dim is an array, expected an int; nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a "
                 "module of arrays"
@@ -193,9 +193,10 @@ class SelfAttention(Module):
         biases = zip(_BIASES, (b_query, b_key, b_value), strict=True)
         given |= {name: x for name, x in biases if x is not None}
         arrays = {name: _core.as_real(x, name) for name, x in given.items()}
-        converted = [name for name, x in given.items() if arrays[name] is not x]  # integers and lists
-        dtype = next((x.dtype for name, x in arrays.items() if name not in converted), np.dtype(np.float64))
-        arrays |= {name: arrays[name].astype(dtype) for name in converted}
+        is_list = {name: isinstance(x, (list, tuple)) for name, x in given.items()}
+        floats = [name for name, x in given.items() if not is_list[name] and _core.as_array(x, name).dtype.kind == "f"]
+        dtype = arrays[floats[0]].dtype if floats else np.dtype(np.float64)
+        arrays |= {name: x.astype(dtype) for name, x in arrays.items() if name not in floats}  # lists and integers
         self = cls.__new__(cls)
         self.scale = as_scale(scale)
         self.convention = as_choice(convention, "convention", ("row", "column"))
@@ -250,7 +251,7 @@ class SelfAttention(Module):
         align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> FloatArray: ...
     @overload
     def forward(
@@ -264,7 +265,7 @@ class SelfAttention(Module):
         align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> AttentionResult: ...
     @overload
     def forward(
@@ -278,7 +279,7 @@ class SelfAttention(Module):
         align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> FloatArray | AttentionResult: ...
     def forward(
         self,
@@ -291,7 +292,7 @@ class SelfAttention(Module):
         align: Align | None = None,
         window: Window = None,
         key_lengths: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> FloatArray | AttentionResult:
         """Compute `pyattn.self_attention` of x with the module's weights.
 

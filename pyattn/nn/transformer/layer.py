@@ -14,7 +14,7 @@ from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._layer import LayerCaches, LayerOptions, LayerResult, LayerWeights, compute_layer
-from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
+from pyattn.functional._multihead_masks import Masking, ScoreSizes, as_objects, to_core, with_batch_first
 from pyattn.nn.attention.cached import check_cache, open_cache, rotation_of
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.attention.parameters import parameters_of
@@ -170,6 +170,9 @@ class TransformerLayer(Module):
             lengths = ScoreSizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
             read.append(to_core(masks, lengths, about[:2], has_window=n == 0))
         if not self._is_one_call():
+            own = [type(vars(self)[name]) is MultiheadAttention for name in self.attentions]  # others take arrays
+            pairs = zip(own, masking, read, strict=True)
+            masking = tuple(as_objects(masks, seen) if one else masks for one, masks, seen in pairs)
             return self._call_parts(given, masking, rng, need_weights)
         rotation = rotation_of(first.rotary, (0,), (x.shape[-2],), x.shape[-2])
         cross = memory if len(inputs) == 2 else None
@@ -424,6 +427,14 @@ class TransformerEncoderLayer(TransformerLayer):
     norm1, norm2 : LayerNorm or RMSNorm
         Norms of the attention and of the feed-forward part.
 
+    Raises
+    ------
+    TypeError
+        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A number is out of range, d_model is not a multiple of nhead, nhead is not a multiple of num_kv_heads,
+        activation is neither callable nor a known name, or the dim of rotary is not ``d_model / nhead``.
+
     Examples
     --------
     >>> import numpy as np
@@ -590,6 +601,14 @@ class TransformerDecoderLayer(TransformerLayer):
         The gate of the feed-forward part, if it has one.
     norm1, norm2, norm3 : LayerNorm or RMSNorm
         Norms of the two attentions and of the feed-forward part.
+
+    Raises
+    ------
+    TypeError
+        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A number is out of range, d_model is not a multiple of nhead, nhead is not a multiple of num_kv_heads,
+        activation is neither callable nor a known name, or the dim of rotary is not ``d_model / nhead``.
 
     Examples
     --------

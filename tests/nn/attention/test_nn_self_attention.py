@@ -224,6 +224,21 @@ def test_weights_in_another_byte_order_and_any_strides():
     assert_same_bits(nn.SelfAttention.from_arrays(*strange)(X), module(X))
 
 
+@pytest.mark.peers
+def test_weights_keep_their_dtype_and_lists_take_it(torch):
+    weights = [normal(5, 5).astype(np.float32) for _ in range(3)]
+    expected, x = nn.SelfAttention.from_arrays(*weights), normal(2, 5).astype(np.float32)
+    for given in (
+        [torch.from_numpy(w) for w in weights],
+        [w.astype(">f4") for w in weights],
+        [weights[0].tolist(), weights[1], weights[2].tolist()],
+    ):
+        module = nn.SelfAttention.from_arrays(*given)
+        assert module.w_query.dtype == np.float32
+        assert_same_bits(module(x), expected(x))
+    assert nn.SelfAttention.from_arrays(*[w.tolist() for w in weights]).w_query.dtype == np.float64
+
+
 def arrays(**change):
     state = {"w_query": normal(7, 5), "w_key": normal(6, 5), "w_value": normal(6, 3), "b_value": normal(3), **change}
     return {name: array for name, array in state.items() if array is not None}
