@@ -101,7 +101,6 @@ def filter_top_p(logits: FloatArray, p: float) -> FloatArray:
             break
         count = min(8 * count, vocab_size)
     is_kept = total - best < p  # more likely tokens alone do not reach p
-    is_kept[:, 0] = True
     result = np.full_like(logits, -np.inf)
     for row, (ids, kept) in enumerate(zip(tokens, is_kept, strict=True)):
         result[row, ids[kept]] = logits[row, ids[kept]]

@@ -93,6 +93,15 @@ def test_shapes_and_numbers(query, key, value, arguments, output, weights, level
     assert bounds.lse_ratio(result.lse, expected) <= 1
 
 
+@for_each("dtype", ["float32", "float64"])
+def test_rows_of_weights_that_share_sets_of_the_cache(dtype, level):
+    """Rows 4,096 bytes apart are written by themselves, a vector of queries after another."""
+    kv_len = 4096 // np.dtype(dtype).itemsize
+    query, key = make_arrays((70, 4), (kv_len, 4), dtype=dtype)
+    result = pyattn.attention(query, key, key, need_weights=True)
+    assert bounds.weights_ratio(result.weights, bounds.expect(query, key, key, dtype)) <= 1
+
+
 @for_each("shape", [(3, 5), (1, 5), (3, 1), (5,), (1,), (), (6, 3, 5), (2, 1, 1, 5), (2, 6, 3, 5), (1, 6, 1, 1)])
 @for_each("layout", ["bhsd", "bshd"])
 @for_each("kind", ["bool", "float16", "float32", "float64", "longdouble"])

@@ -130,6 +130,7 @@ def test_as_many_beams_as_there_are_sequences_find_the_best(penalty):
 def test_beams_find_what_greedy_search_misses():
     table = np.log(np.array([[1e-30, 0.55, 0.45], [0.34, 0.33, 0.33], [0.02, 0.97, 0.01]]))
     greedily = pyattn.generate(Markov(table), [[0]], max_new_tokens=2)
+    pyattn.generate(Markov(table), [[0]], max_new_tokens=2, num_beams=2, length_penalty=50)  # the largest
     beams = pyattn.generate(Markov(table), [[0]], max_new_tokens=2, num_beams=2, length_penalty=0.0)
     assert greedily.tokens.tolist() == [[1, 0]]
     assert beams.tokens.tolist() == [[2, 1]]

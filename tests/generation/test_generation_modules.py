@@ -248,7 +248,7 @@ MISTAKES = [
         ValueError,
         "^length_penalty=2.0 has no effect without num_beams=",
     ),
-    (LM, [[1]], {"num_beams": 2, "length_penalty": 700}, ValueError, "^length_penalty is 700, expected -50 to 50$"),
+    (LM, [[1]], {"num_beams": 2, "length_penalty": 50.5}, ValueError, "^length_penalty is 50.5, expected -50 to 50$"),
     (nn.TransformerLM, [[1]], {}, TypeError, "^model is the class TransformerLM; pass an instance of it"),
     (
         LM,

@@ -52,6 +52,18 @@ def test_numbers_stand_below_one_another(tokens, convention):
         assert all(row == points[0] for row in points), f"{name}\n" + "\n".join(lines)
 
 
+@pytest.mark.parametrize("convention", ["row", "column"])
+def test_every_row_and_column_has_its_token(convention):
+    trace = pyattn.trace_attention(
+        *(RNG.standard_normal((3, 3)) for _ in range(3)), tokens=list("abc"), convention=convention
+    )
+    for steps in (trace.steps, *(trace.for_query(i) for i in range(3))):
+        for step in steps:
+            for name, labels in step.labels.items():
+                for size, tokens in zip(step.arrays[name].shape, labels, strict=True):
+                    assert tokens is None or len(tokens) == size, (step.title, name)
+
+
 def test_a_step_is_a_block(article):
     blocks = re.split(r"^(?=Step )", str(example(article)), flags=re.MULTILINE)[1:]
     assert [block.split(":")[0] for block in blocks] == [f"Step {n}" for n in range(1, 9)]
