@@ -49,7 +49,7 @@ def skip_fields(app, what, name, member, skip, options):
 
 
 def set_table_apart(app, what, name, documented, options, lines):
-    """Put the table of mask polarities, which some docstrings open with, below their first sentence."""
+    """Put the table of mask polarities, with which the docstring of `attention` opens, below its first sentence."""
     if lines and lines[0].startswith("attention: "):
         end = lines.index("", 3)
         lines[:] = [*lines[3:end], "", "::", "", *(f"    {line}" for line in lines[:2]), *lines[end:]]

@@ -39,6 +39,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(prog="python -m pyattn", description="Attention for NumPy arrays.")
     parser.set_defaults(run=_demo)
+    parser.add_argument("--version", action="version", version=f"pyattn {pyattn.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain,embed}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> _Parser:

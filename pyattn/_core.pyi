@@ -3,7 +3,7 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.typing import RNG, Align, CacheUse, Layout, Score, Window
+from pyattn._util.typing import RNG, Align, CacheUse, EmptyRows, Layout, Score, Window
 from pyattn.functional._attention import AttentionResult
 
 __version__: str
@@ -33,7 +33,7 @@ def attention(
     enable_gqa: bool = False,
     need_weights: Literal[False] = False,
     need_lse: Literal[False] = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
@@ -59,7 +59,7 @@ def attention(
     enable_gqa: bool = False,
     need_weights: Literal[True],
     need_lse: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
@@ -85,7 +85,7 @@ def attention(
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: Literal[True],
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
@@ -111,7 +111,7 @@ def attention(
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,

@@ -51,6 +51,10 @@ int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
     if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
     const int wide = type == NPY_LONGDOUBLE || type == NPY_CDOUBLE || type == NPY_OBJECT;
     int numbers;
+    if (PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64", name, PyArray_DESCR(array));
+        return -1;
+    }
     PyObject *fix =
         pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "", wide ? "numpy.float64" : "numpy.float32");
     PyObject *came = fix == NULL ? NULL : pyattn_what_came(array, object, &numbers);
@@ -141,6 +145,11 @@ int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integ
 {
     if ((*integers = pyattn_as_array(object, name)) == NULL || check_largest(*integers, name) < 0) return -1;
     if (pyattn_check_axes(*integers, name) < 0) return -1;
+    if (PyArray_TYPE(*integers) == NPY_BOOL && strstr(name, "lengths") != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s has dtype bool, expected integers: numbers of rows; a mask goes to attn_mask",
+                     name);
+        return -1;
+    }
     if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*integers)) && PyArray_SIZE(*integers) > 0) { /* [] is an array of floats */
         PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
                      PyArray_DESCR(*integers), name);

@@ -59,7 +59,7 @@ static int refuse_other(PyObject *object, const char *name)
             name, name, name);
     else if (other == 1)
         PyErr_Format(PyExc_TypeError,
-                     "%s is a masked array, whose mask would be lost; pass %s.filled(x), with x for masked elements",
+                     "%s is a masked array, whose mask would be lost; pass %s.filled(0), or with another value than 0",
                      name, name);
     if (other == 2)
         PyErr_Format(PyExc_TypeError, "%s is a numpy.matrix, which changes the meaning of *; pass numpy.asarray(%s)",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Collection
-from typing import Any, SupportsFloat, SupportsIndex, TypeVar
+from collections.abc import Collection
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -26,39 +24,10 @@ __all__ = [
     "as_number",
     "as_probability",
     "as_scale",
-    "naming_keywords",
-    "refuse_keyword",
 ]
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 _NO_NUMBERS = "bcmMSU"  # kinds of NumPy scalars that float() accepts, but that are not numbers here
-
-
-def naming_keywords(function: _Function) -> _Function:
-    """Make a function's refusal of an unknown keyword list those it takes, as the core's functions do."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            refuse_keyword(error, function)
-            raise
-
-    return call  # type: ignore[return-value]
-
-
-def refuse_keyword(error: TypeError, function: Callable[..., Any]) -> None:
-    """Raise again what Python says of an unknown keyword, with the names of those that the function takes."""
-    inside = error.__traceback__ is None or error.__traceback__.tb_next is not None  # the function has begun
-    if not inside and "unexpected keyword argument" in str(error):
-        names = [name for name in inspect.signature(function).parameters if name != "self"]
-        keyword = str(error).rpartition("argument ")[2].strip("'")
-        meant = next((f"did you mean {name}? It" for name in names if keyword in name), "it")
-        raise TypeError(f"{error}; {meant} takes {', '.join(names)}") from None
 
 
 def as_index(x: SupportsIndex | None, name: str, expected: str = "an int") -> int:

@@ -46,6 +46,8 @@ def _require_integers(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, expe
         return array.astype(np.int64)
     if kind == "O" and any(isinstance(one, int) and not -(2**63) <= one < 2**63 for one in array.flat):
         raise ValueError(f"{name} holds an int outside the range of int64")
+    if kind == "b" and name.endswith("lengths"):
+        raise TypeError(f"{name} has dtype bool, expected integers, not a mask")
     fix = f"; pass {_core.cast(x, name, 'numpy.int64')}" if kind in "bfO" else ""
     raise TypeError(f"{name} has dtype {array.dtype}, expected {expected}{fix}")
 

@@ -14,19 +14,21 @@ import pyattn._core as _core
 import pyattn.io as io
 from pyattn._util.arguments import as_count, as_float_dtype
 from pyattn._util.ids import as_integers
-from pyattn._util.typing import RNG, CacheUse, FloatArray, Layout, Score, Window
+from pyattn._util.names import naming_keywords_of_class
+from pyattn._util.typing import RNG, CacheUse, EmptyRows, FloatArray, Layout, Score, Window
 from pyattn.cache import files, pages
 from pyattn.cache.inputs import as_counts, as_floats, as_query, as_rows
 from pyattn.cache.pages import Growth, Layer, Page, PageSizes
 from pyattn.functional._attention import AttentionResult
 from pyattn.masks import Mask
-from pyattn.masks._lowering import checked_array
+from pyattn.masks._lowering import checked_array, warn_if_inverted
 
 __all__ = ["KVCache"]
 
 SETTINGS = ("num_layers", "num_kv_heads", "head_dim", "v_head_dim", "window", "max_length")
 
 
+@naming_keywords_of_class
 class KVCache:
     """KV cache: keys and values of all tokens so far.
 
@@ -137,7 +139,10 @@ class KVCache:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Length of each batch entry, the minimum over layers, with positions freed by a window: (batch_size,)."""
+        """Length of each batch entry, (batch_size,): the minimum over layers.
+
+        Positions that a window has freed are counted, too.
+        """
         return np.array([min(each) for each in zip(*(x.lengths for x in self._layers), strict=True)], np.int64)
 
     @property
@@ -178,7 +183,7 @@ class KVCache:
         Returns
         -------
         list of ndarray, (num_kv_heads, n, head_dim)
-            One for each page, in order, read-only; n is 64 but for the last.
+            One for each page, in order, read-only; n is 64, or less in the last page.
         """
         return [key for key, _ in self._views(layer, batch)]
 
@@ -195,7 +200,7 @@ class KVCache:
         Returns
         -------
         list of ndarray, (num_kv_heads, n, v_head_dim)
-            One for each page, in order, read-only; n is 64 but for the last.
+            One for each page, in order, read-only; n is 64, or less in the last page.
         """
         return [value for _, value in self._views(layer, batch)]
 
@@ -234,7 +239,7 @@ class KVCache:
         keep_mask: npt.ArrayLike | None = None,
         need_weights: Literal[False] = False,
         need_lse: Literal[False] = False,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         layout: Layout = "bhsd",
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
@@ -257,7 +262,7 @@ class KVCache:
         keep_mask: npt.ArrayLike | None = None,
         need_weights: Literal[True],
         need_lse: bool = False,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         layout: Layout = "bhsd",
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
@@ -280,7 +285,7 @@ class KVCache:
         keep_mask: npt.ArrayLike | None = None,
         need_weights: bool = False,
         need_lse: Literal[True],
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         layout: Layout = "bhsd",
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
@@ -303,7 +308,7 @@ class KVCache:
         keep_mask: npt.ArrayLike | None = None,
         need_weights: bool = False,
         need_lse: bool = False,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         layout: Layout = "bhsd",
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
@@ -325,7 +330,7 @@ class KVCache:
         keep_mask: npt.ArrayLike | None = None,
         need_weights: bool = False,
         need_lse: bool = False,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         layout: Layout = "bhsd",
         num_threads: SupportsIndex | None = None,
         out: npt.NDArray[Any] | None = None,
@@ -395,6 +400,8 @@ class KVCache:
         if isinstance(attn_mask, Mask):
             heads = queries.shape[2 if layout == "bshd" else 1]
             attn_mask = checked_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
+        elif isinstance(attn_mask, np.ndarray) and attn_mask.dtype == np.bool_ and attn_mask.ndim == 2:
+            warn_if_inverted(attn_mask)
         if self.window is not None:
             if window is not None:
                 raise ValueError(f"window was given, but the cache has its own, window={self.window}: leave it out")

@@ -1,7 +1,7 @@
-"""Functions on arrays, without parameters of their own: `torch.nn.functional` for NumPy.
+"""Functions on arrays: `torch.nn.functional` for NumPy.
 
-`attention` is the C function itself; the others are thin wrappers of the C core. A row's result is bit-identical for
-any number of rows, batch entries and threads.
+They have no parameters of their own. `attention` is the C function itself; the others are thin wrappers of the C core.
+A row's result is bit-identical for any number of rows, batch entries and threads.
 """
 
 from typing import TYPE_CHECKING
@@ -50,4 +50,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__, __dir__ = showing(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__, hot=("argmax", "gelu", "layer_norm", "rms_norm", "silu", "topk"))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import linear
-from pyattn._util.typing import RNG, Align, FloatArray, Layout, Window
+from pyattn._util.typing import RNG, Align, EmptyRows, FloatArray, Layout, Window
 from pyattn.functional._attention import AttentionResult, attention
 from pyattn.functional._self_attention import check_inner, read_rows, read_weight
 
@@ -38,7 +38,7 @@ def additive_attention(
     enable_gqa: bool = False,
     need_weights: Literal[False] = False,
     need_lse: Literal[False] = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
@@ -66,7 +66,7 @@ def additive_attention(
     enable_gqa: bool = False,
     need_weights: Literal[True],
     need_lse: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
@@ -94,7 +94,7 @@ def additive_attention(
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: Literal[True],
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
@@ -122,7 +122,7 @@ def additive_attention(
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,
@@ -149,7 +149,7 @@ def additive_attention(
     enable_gqa: bool = False,
     need_weights: bool = False,
     need_lse: bool = False,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     layout: Layout = "bhsd",
     num_threads: SupportsIndex | None = None,
     out: FloatArray | None = None,

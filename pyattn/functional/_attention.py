@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import attention
-from pyattn._util.arguments import as_choice
+from pyattn._util.arguments import FLOATS, as_choice
 from pyattn._util.typing import RNG, FloatArray, Layout
 from pyattn.masks import Mask
 
@@ -23,7 +23,9 @@ __all__ = [
 
 
 class AttentionResult(tuple[FloatArray, ...]):
-    """Hold the output of attention and what else was requested: a tuple of these arrays, with a name for each.
+    """The output of attention, with the weights and lse if requested.
+
+    It is a tuple of the arrays that were requested. Each array also has a name.
 
     Attributes
     ----------
@@ -135,8 +137,8 @@ def scaled_dot_product_attention(
     arrays = [_core.as_array(x, name) for name, x in given.items()]
     dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
     for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
-        if own != dtype or dtype not in (np.float32, np.float64):
-            wanted = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float32)
+        if own != dtype or dtype not in FLOATS:
+            wanted = dtype if dtype in FLOATS else np.dtype(np.float32)
             fix = _core.cast(x, name, f"numpy.{wanted}")
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
     is_object = attn_mask is None or isinstance(attn_mask, Mask)

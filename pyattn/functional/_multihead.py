@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_count, as_flag, as_probability, naming_keywords
-from pyattn._util.typing import RNG, CacheUse, FloatArray, Rotation
+from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.typing import RNG, CacheUse, EmptyRows, FloatArray, Rotation
 from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 
-__all__ = ["NO_DROPOUT", "DropoutOptions", "EmptyRows", "Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["NO_DROPOUT", "DropoutOptions", "Parameters", "compute", "multi_head_attention_forward"]
 
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -119,7 +119,6 @@ def multi_head_attention_forward(
     keep_mask: npt.ArrayLike | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> tuple[FloatArray, FloatArray | None]: ...
-@naming_keywords
 def multi_head_attention_forward(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -151,11 +150,15 @@ def multi_head_attention_forward(
     keep_mask: npt.ArrayLike | None = None,
     empty_rows: EmptyRows = "zero",
 ) -> tuple[FloatArray, FloatArray | None]:
-    """attention:                    True = attend
-    MultiheadAttention, as torch: True = blocked
+    """Compute multi-head attention with torch's arguments.
 
-    `torch.nn.functional.multi_head_attention_forward` for NumPy: the same arguments, the same meaning. Project query,
-    key and value; attend with every head; project the concatenated heads. All arrays but the masks share one dtype.
+    `torch.nn.functional.multi_head_attention_forward` for NumPy. The meaning of a bool mask depends on the function::
+
+        attention:                    True = attend
+        MultiheadAttention, as torch: True = blocked
+
+    Project query, key and value; attend with every head; project the concatenated heads. All arrays but the masks share
+    one dtype.
 
     Intended differences from torch: `is_causal` works without `attn_mask` (torch raises) and is combined with it (torch
     replaces it in some cases); the keys of bias_k and add_zero_attn stay visible under it; a row with nothing to attend
@@ -244,7 +247,7 @@ def multi_head_attention_forward(
     >>> weights.round(4)
     array([[[1.    , 0.    ],
             [0.3302, 0.6698]]])
-    """  # noqa: D205, D400 (a table of two lines)
+    """
     training = as_flag(training, "training")
     dropped = as_probability(dropout_p, "dropout_p") if training else 0.0
     own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
@@ -356,9 +359,6 @@ def _static_input(static: Array, name: str, batch: tuple[int, ...], heads: int, 
         raise ValueError(f"{name} has shape {static.shape}, expected ({rows}, S, {dim}): (N * num_heads, S, head_dim)")
     by_head = static.reshape(*batch, heads, *static.shape[1:])
     return by_head.swapaxes(-3, -2).reshape(*batch, static.shape[1], heads * dim)
-
-
-EmptyRows: TypeAlias = Literal["zero", "nan"]
 
 
 class Parameters(NamedTuple):

@@ -60,6 +60,13 @@ class RotaryFrequencies(NamedTuple):
         Angle in radians by which each pair rotates from one position to the next.
     attention_factor : float
         Factor on sines and cosines: 1.0 except for YaRN and LongRoPE.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> frequencies = pyattn.functional.rotary_frequencies(4)
+    >>> frequencies.inv_freq, frequencies.attention_factor
+    (array([1.  , 0.01]), 1.0)
     """
 
     inv_freq: Array

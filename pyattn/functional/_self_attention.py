@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, naming_keywords
-from pyattn._util.typing import Align, Convention, FloatArray, Window
+from pyattn._util.arguments import as_choice
+from pyattn._util.typing import Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.masks import Mask
 from pyattn.masks._lowering import as_arguments, warn_if_inverted
@@ -37,7 +37,7 @@ def self_attention(
     align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> FloatArray: ...
 @overload
@@ -57,7 +57,7 @@ def self_attention(
     align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> AttentionResult: ...
 @overload
@@ -77,10 +77,9 @@ def self_attention(
     align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> FloatArray | AttentionResult: ...
-@naming_keywords
 def self_attention(
     x: npt.ArrayLike,
     w_query: npt.ArrayLike,
@@ -97,7 +96,7 @@ def self_attention(
     align: Align | None = None,
     window: Window = None,
     key_lengths: npt.ArrayLike | None = None,
-    empty_rows: Literal["zero", "nan"] = "zero",
+    empty_rows: EmptyRows = "zero",
     num_threads: SupportsIndex | None = None,
 ) -> FloatArray | AttentionResult:
     """Compute self-attention, ``softmax(scale * Q K^T) V``, from inputs and weights.

@@ -25,6 +25,13 @@ class TopK(NamedTuple):
         The largest first.
     indices : ndarray of int64, (..., k)
         Index of each value in its row.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> largest = pyattn.functional.topk([0.1, 0.7, 0.2], 2)
+    >>> largest.values, largest.indices
+    (array([0.7, 0.2]), array([1, 2]))
     """
 
     values: FloatArray

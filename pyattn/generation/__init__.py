@@ -1,4 +1,4 @@
-"""Text generation: greedy search, sampling and beam search with any model of tokens.
+"""Generate text by greedy search, sampling or beam search.
 
 `pyattn.generate` is the main function. It takes a module of `pyattn.nn` or `pyattn.models`, or any object with the
 `begin` method of `Decodable`. `CachedDecoding` runs modules with a KV cache, `UncachedDecoding` without one.

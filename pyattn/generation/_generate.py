@@ -7,7 +7,7 @@ from typing import SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_count, as_finite, as_flag, naming_keywords
+from pyattn._util.arguments import as_count, as_finite, as_flag
 from pyattn._util.random import draw_seed
 from pyattn._util.typing import RNG
 from pyattn.generation.arguments import (
@@ -33,7 +33,6 @@ from pyattn.nn.module import Module
 __all__ = ["generate"]
 
 
-@naming_keywords
 def generate(
     model: Decodable | Module,
     source: Source = None,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.ids import as_ids
+from pyattn._util.names import naming_keywords_of_class
 from pyattn._util.typing import FloatArray, IntArray
 from pyattn.cache import KVCache
 from pyattn.nn.module import Module
@@ -22,7 +23,10 @@ __all__ = ["CachedDecoding", "Decodable", "Decoding", "UncachedDecoding", "begin
 
 
 class Decoding(Protocol):
-    """The state of sequences that grow: returned by a model's `begin`, used by `pyattn.generate`."""
+    """The state of sequences that grow token by token.
+
+    A model's `begin` returns it, and `pyattn.generate` uses it.
+    """
 
     @property
     def lengths(self) -> IntArray:
@@ -93,6 +97,7 @@ class Decodable(Protocol):
         ...
 
 
+@naming_keywords_of_class
 class CachedDecoding:
     """Decode with a KV cache: each step runs the model on the new tokens alone.
 
@@ -223,6 +228,7 @@ class CachedDecoding:
         self._caches = (cache, memory)  # one assignment, so that an interrupt cannot change only one
 
 
+@naming_keywords_of_class
 class UncachedDecoding:
     """Decode without a cache: each step runs the whole model on all tokens.
 

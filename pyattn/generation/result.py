@@ -64,6 +64,16 @@ class GenerationStep(NamedTuple):
         tokens so far; None if the model returns none.
     cross_weights : ndarray, (layers, rows, heads, n, S_source), or None
         Weights of the same tokens over the source of an encoder-decoder.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> from pyattn import nn
+    >>> model = nn.TransformerLM(10, 8, 2, 1, 16, rng=0).eval()
+    >>> generation = pyattn.generate(model, [[3, 1, 4]], max_new_tokens=2, return_steps=True)
+    >>> step = generation.steps[0]
+    >>> step.number, step.decoder_inputs, step.tokens.shape, step.best.indices.shape
+    (0, [array([3, 1, 4])], (1,), (1, 6))
     """
 
     number: int

@@ -1,4 +1,7 @@
-"""Convert to and from other libraries, which are imported only when a function needs them."""
+"""Convert to and from other libraries.
+
+A library is imported only when a function needs it.
+"""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""Attention weights for bertviz, whose head_view and model_view show them in a notebook."""
+"""Convert attention weights for bertviz.
+
+Its head_view and model_view show them in a notebook.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read and write named arrays in .npz and .safetensors files, which cannot contain code."""
+"""Read and write named arrays in .npz and .safetensors files.
+
+Reading a file never runs code from it.
+"""
 
 from pyattn.io.arrays import load, save
 

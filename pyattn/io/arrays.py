@@ -108,6 +108,8 @@ def load(path: str | os.PathLike[str]) -> State:
 
 
 def _ending(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path is of type {type(path).__name__}, expected a str or a path")
     ending = os.path.splitext(os.fspath(path))[1]
     if ending not in (".npz", ".safetensors"):
         raise ValueError(f"path ends in {ending!r}, expected '.npz' or '.safetensors'")

@@ -1,4 +1,6 @@
-"""Mask objects: which query attends to which key. True = attend, in every function and module.
+"""Mask objects: which query attends to which key.
+
+In a mask object True = attend, in every function and module.
 
 >>> import pyattn
 >>> pyattn.masks.causal(4)
@@ -25,4 +27,4 @@ from pyattn.masks._mask import Mask, causal, document, from_array, from_blocked,
 __all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
-    __getattr__, __dir__ = showing(__name__, __all__)
+    __getattr__, __dir__ = showing(__name__, __all__, hot={*__all__} - {"padding"})

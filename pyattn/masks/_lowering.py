@@ -151,19 +151,14 @@ def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) ->
             )
         if isinstance(one, Lengths) and one.kv_len != scores[-1]:
             raise ValueError(f"{name} is {one._name()} for {one.kv_len} keys; the call has {scores[-1]}")
-    shape = mask.shape
-    sizes = zip(shape[::-1], scores[::-1], strict=False)
-    if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
-        offer = (
-            "; without a heads axis, make padding and document masks with heads=False"
-            if len(shape) > len(scores)
-            else ""
-        )
-        raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}{offer}")
     for one in made:
         if isinstance(one, (Lengths, Document)) and one.batch and one.heads != heads:
             which = "has a heads axis" if heads else "has no heads axis"
             raise ValueError(f"{name} is {one._name()}, and the call {which}; make it with heads={heads}")
+    shape = mask.shape
+    sizes = zip(shape[::-1], scores[::-1], strict=False)
+    if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
+        raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}")
 
 
 def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> BoolArray:

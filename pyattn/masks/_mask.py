@@ -24,11 +24,17 @@ _DRAWN = 12  # maximum number of rows and columns that a repr draws
 
 
 class Mask:
-    """A mask with a fixed meaning, True = attend; made by the functions of `pyattn.masks` and by ``&`` and ``|``.
+    """A mask with a fixed meaning, True = attend.
 
-    `numpy.asarray` converts it to a bool array, and it works wherever an array does: indexing, `numpy.where`,
-    matplotlib's imshow, `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array. ``~`` raises TypeError,
-    because it is ambiguous: `blocked` returns the array with True = blocked, `complement` the mask of all other pairs.
+    The functions of `pyattn.masks` make masks, and ``&`` and ``|`` combine them. `numpy.asarray` converts a mask to a
+    bool array, and a mask works wherever an array does: indexing, `numpy.where`, matplotlib's imshow,
+    `torch.as_tensor`. Either side of ``&`` and ``|`` may be a bool array. ``~`` raises TypeError, because it is
+    ambiguous: `blocked` returns the array with True = blocked, `complement` the mask of all other pairs.
+
+    Raises
+    ------
+    TypeError
+        `Mask` itself is called: it has no constructor.
 
     Examples
     --------
@@ -46,6 +52,10 @@ class Mask:
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # == compares elements, as an array's
+
+    def __init__(self) -> None:
+        if type(self) is Mask:
+            raise TypeError("pyattn.masks.Mask has no constructor; make masks with causal, padding or from_array")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -217,6 +227,38 @@ class Mask:
     def __or__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where either does."""
         return Either(self, _operand(other, "|"))
+
+    def __rand__(self, other: npt.ArrayLike) -> Mask:
+        """Attend where both do."""
+        return both(_operand(other, "&"), self)
+
+    def __ror__(self, other: npt.ArrayLike) -> Mask:
+        """Attend where either does."""
+        return Either(_operand(other, "|"), self)
+
+    def __add__(self, other: Any) -> Any:
+        """Add to the array, in which 1 = attend."""
+        return np.add(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        """Add the array, in which 1 = attend."""
+        return np.add(other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        """Subtract from the array, in which 1 = attend."""
+        return np.subtract(self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        """Subtract the array, in which 1 = attend."""
+        return np.subtract(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        """Multiply the array, in which 1 = attend."""
+        return np.multiply(self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        """Multiply by the array, in which 1 = attend."""
+        return np.multiply(other, self)
 
     def __invert__(self) -> Mask:
         """Raise, because most users of ``~`` mean a change of polarity."""

@@ -1,6 +1,6 @@
-"""Load published models from files on disk, config.json and .safetensors; nothing is downloaded.
+"""Load published models from config.json and .safetensors files on disk.
 
-`pyattn.models.examples` has a tiny model that is part of the package.
+Nothing is downloaded. `pyattn.models.examples` has a tiny model that is part of the package.
 """
 
 from typing import TYPE_CHECKING

@@ -77,6 +77,13 @@ class EncoderOutput(NamedTuple):
         The first layer's input and each layer's output; None unless requested.
     attentions : tuple of ndarray, (N, heads, L, L), or None
         Each layer's attention weights, whose rows sum to 1; None unless requested.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> output = pyattn.models.load("bert-base-uncased")([[101, 7592, 102]])  # doctest: +SKIP
+    >>> output.last_hidden_state.shape, output.pooler_output.shape  # doctest: +SKIP
+    ((1, 3, 768), (1, 768))
     """
 
     last_hidden_state: FloatArray
@@ -144,7 +151,10 @@ class Bert(Module):
 
     @property
     def padding_idx(self) -> int | None:
-        """The padding id in RoBERTa's families, where padding takes no position; None in other families."""
+        """The padding id in RoBERTa's families; None in other families.
+
+        In RoBERTa's families padding takes no position.
+        """
         found: int | None = self.embeddings.padding_idx
         return found
 

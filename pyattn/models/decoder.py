@@ -48,6 +48,15 @@ class CausalOutput(NamedTuple):
         unless requested.
     attentions : tuple of ndarray, (N, heads, L, L), or None
         Each layer's attention weights, whose rows sum to 1; None unless requested.
+
+    Examples
+    --------
+    >>> from pyattn import models, nn
+    >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    >>> parts = nn.Embedding(10, 8), nn.Embedding(32, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 10)
+    >>> output = models.GPT2(*parts).eval()([[3, 1, 4]], need_weights=True)
+    >>> output.logits.shape, output.last_hidden_state.shape, output.attentions[0].shape
+    ((1, 3, 10), (1, 3, 8), (1, 2, 3, 3))
     """
 
     logits: FloatArray | None

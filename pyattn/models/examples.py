@@ -1,4 +1,7 @@
-"""A tiny model that is part of the package: it translates fifteen sentences, to show decoding step by step."""
+"""A tiny model that is part of the package.
+
+It translates fifteen sentences, to show decoding step by step.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pyattn._util.arguments import as_choice, as_count, as_flag
 from pyattn._util.messages import short_repr
+from pyattn._util.names import naming_keywords_of_class
 from pyattn._util.typing import FloatArray
 from pyattn.generation.sequences import pad_sequences
 from pyattn.io.config import Config
@@ -32,6 +33,7 @@ POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "cls"}
 OLDER_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
+@naming_keywords_of_class
 class SentenceEncoder:
     """Compute vectors of sentences, whose dot products measure similarity.
 
@@ -191,6 +193,12 @@ def find_minilm() -> Path:
     ------
     ImportError
         The package is missing.
+
+    Examples
+    --------
+    >>> from pyattn import models
+    >>> folder = models.find_minilm()  # doctest: +SKIP
+    >>> encoder = models.SentenceEncoder.load(folder)  # doctest: +SKIP
     """
     spec = importlib.util.find_spec(MINILM)
     for place in [] if spec is None else spec.submodule_search_locations or []:

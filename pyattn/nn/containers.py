@@ -19,6 +19,13 @@ class ModuleList(Module):
     modules : iterable of Module, optional
         Their names are '0', '1' and so on. Default: none.
 
+    Raises
+    ------
+    TypeError
+        modules is not an iterable of modules, or an index is not an integer.
+    IndexError
+        An index is out of range.
+
     Examples
     --------
     >>> from pyattn import nn

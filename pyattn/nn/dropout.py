@@ -70,7 +70,7 @@ class Dropout(Module):
         return dropout(x, self.p, self.training, rng=rng)
 
     def extra_repr(self) -> str:
-        """Tell the probability, as torch does.
+        """Return the probability and torch's ``inplace=False``, as in torch's repr.
 
         Returns
         -------

@@ -44,8 +44,10 @@ class Embedding(Module):
 
     Raises
     ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
     ValueError
-        padding_idx is out of range, or a size is negative.
+        padding_idx is out of range, or a size or rng is negative.
 
     Examples
     --------
@@ -157,7 +159,7 @@ class Embedding(Module):
         return functional.embedding(input, self.weight)
 
     def extra_repr(self) -> str:
-        """Tell the sizes, as torch does.
+        """Return the sizes, as in torch's repr.
 
         Returns
         -------

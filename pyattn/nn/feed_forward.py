@@ -75,6 +75,14 @@ class FeedForward(Module):
     gate : Linear or None
         embed_dim to dim_feedforward; the activation is applied to its output.
 
+    Raises
+    ------
+    TypeError
+        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A size is below 1, dropout is not a probability, activation is neither callable nor a known name, or rng is
+        negative.
+
     Examples
     --------
     >>> import numpy as np, pyattn

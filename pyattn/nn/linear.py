@@ -45,6 +45,13 @@ class Linear(Module):
     bias : ndarray, (out_features,), or None
         Initialised like weight.
 
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A size or rng is negative.
+
     Examples
     --------
     >>> import numpy as np
@@ -163,7 +170,7 @@ class Linear(Module):
         return check_dtype(functional.linear(rows, self.weight, self.bias), self, self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Tell the sizes, as torch does.
+        """Return the sizes, as in torch's repr.
 
         Returns
         -------

@@ -26,7 +26,7 @@ def reordered(
     keep, everything = {id(array) for array in others}, [*weights.values(), *others]
     replaced: dict[int, FloatArray] = {}
     for name, array in weights.items():
-        if id(array) in replaced or id(array) in keep or _lies(array, order):
+        if id(array) in replaced or id(array) in keep or _has_order(array, order):
             continue
         if not copy and (not _owns(array) or _is_viewed(array, everything)):
             raise ValueError(
@@ -37,12 +37,12 @@ def reordered(
     return replaced
 
 
-def _lies(array: FloatArray, order: MemoryOrder) -> bool:
+def _has_order(array: FloatArray, order: MemoryOrder) -> bool:
     return array.flags.f_contiguous if order == "in_out" else array.flags.c_contiguous
 
 
 def _owns(array: FloatArray) -> bool:
-    """Return whether nobody else has the memory. What pickle made lies in a bytes or bytearray of its own."""
+    """Return whether no other object uses the memory. An unpickled array has its own bytes or bytearray."""
     base: Any = array.base
     if isinstance(base, np.ndarray) and base.nbytes == array.nbytes:  # protocol 5 reshapes a flat array
         base = base.base

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_choice, as_flag, as_float_dtype, naming_keywords, refuse_keyword
+from pyattn._util.arguments import as_choice, as_flag, as_float_dtype
+from pyattn._util.names import naming_keywords_of_class, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.memory_order import MemoryOrder, reordered
@@ -65,6 +66,16 @@ class Module:
     training : bool
         Set by `train` and `eval`. Initially True, as in torch.
 
+    Raises
+    ------
+    NotImplementedError
+        The module is called, but its class does not define `forward`.
+    TypeError
+        An array of another float dtype is assigned, or a parameter or part is replaced by a value of another type. None
+        is allowed.
+    KeyError
+        The name of a new parameter or part is empty, has a dot, or is already another attribute.
+
     Examples
     --------
     >>> import numpy as np
@@ -101,8 +112,8 @@ class Module:
             """Call `forward`."""
             try:
                 return self.forward(*args, **kwargs)
-            except TypeError as error:
-                refuse_keyword(error, self.forward)
+            except TypeError:
+                refuse_keyword(kwargs, self.forward, f"{type(self).__name__}.forward")
                 raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,10 +121,9 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make the constructor's refusal of an unknown keyword list those it takes."""
+        """Make the refusal of an unknown keyword say which one was meant."""
         super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = naming_keywords(cls.__init__)  # type: ignore[method-assign]
+        naming_keywords_of_class(cls)
 
     # Registration
 
@@ -121,6 +131,8 @@ class Module:
 
         def __getattr__(self, name):
             """Refuse an unknown name; those that other libraries have say what to do here."""
+            if hasattr(type(self), name):  # a property that raised AttributeError: once more, for its own message
+                return object.__getattribute__(self, name)
             hint = _ELSEWHERE.get(name)
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}{f'; {hint}' if hint else ''}",
@@ -375,7 +387,7 @@ class Module:
         return self
 
     def eval(self: _Self) -> _Self:
-        """Do as ``train(False)`` does.
+        """Set ``training`` to False in the module and all of its parts.
 
         Returns
         -------
@@ -447,7 +459,7 @@ class Module:
         ValueError
             order is neither of the two, or a weight shares memory and copy is False. Nothing is replaced then.
         TypeError
-            order is not a str, or copy is not a bool.
+            copy is not a bool.
 
         Examples
         --------
@@ -482,7 +494,7 @@ class Module:
         """Convert what is not a parameter: `to` calls this for each module."""
 
     def float(self: _Self) -> _Self:
-        """Do as ``to(numpy.float32)`` does.
+        """Convert all parameters to float32, as ``to(numpy.float32)`` does.
 
         Returns
         -------
@@ -492,7 +504,7 @@ class Module:
         return self.to(np.float32)
 
     def double(self: _Self) -> _Self:
-        """Do as ``to(numpy.float64)`` does.
+        """Convert all parameters to float64, as ``to(numpy.float64)`` does.
 
         Returns
         -------

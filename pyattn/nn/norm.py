@@ -42,6 +42,13 @@ class LayerNorm(Module):
     bias : ndarray, normalized_shape, or None
         Initially 0.
 
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        normalized_shape is empty or has a size below 1, or eps is negative or not finite.
+
     Examples
     --------
     >>> import numpy as np
@@ -75,7 +82,7 @@ class LayerNorm(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set weight to 1 and bias to 0, in the arrays that are there."""
+        """Set weight to 1 and bias to 0, in place."""
         if self.weight is not None:
             init.ones_(self.weight)
         if self.bias is not None:
@@ -107,7 +114,7 @@ class LayerNorm(Module):
         return check_dtype(y, self, self.weight.dtype)
 
     def extra_repr(self) -> str:
-        """Tell the sizes, as torch does.
+        """Return the sizes, as in torch's repr.
 
         Returns
         -------
@@ -136,6 +143,13 @@ class RMSNorm(Module):
     ----------
     weight : ndarray, normalized_shape, or None
         Initially 1.
+
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        normalized_shape is empty or has a size below 1, or eps is negative or not finite.
 
     Examples
     --------
@@ -167,7 +181,7 @@ class RMSNorm(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set weight to 1, in the array that is there."""
+        """Set weight to 1, in place."""
         if self.weight is not None:
             init.ones_(self.weight)
 
@@ -195,7 +209,7 @@ class RMSNorm(Module):
         return rms_norm(given, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Tell the sizes, as torch does.
+        """Return the sizes, as in torch's repr.
 
         Returns
         -------

@@ -57,6 +57,13 @@ class PositionalEncoding(Module):
         The learned encoding, initially from the normal distribution of mean 0 and standard deviation 0.02, as in BERT
         and GPT-2. None for sinusoids, which are not in the `Module.state_dict`.
 
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A size or rng is negative, dropout is not a probability, or base is not a finite number above 0.
+
     Examples
     --------
     >>> import numpy as np
@@ -229,8 +236,7 @@ def _sinusoids(max_length: int, embed_dim: int, base: float, dtype: str) -> Floa
 class RotaryEmbedding(Module):
     """Rotate queries and keys by their positions (RoPE).
 
-    It is `pyattn.functional.rotary_embedding` as a module. It has no parameters, so it adds nothing to
-    `Module.state_dict`.
+    The module calls `pyattn.functional.rotary_embedding`. It has no parameters and adds nothing to `Module.state_dict`.
 
     Parameters
     ----------
@@ -336,7 +342,7 @@ class RotaryEmbedding(Module):
         position_ids : array_like of int, optional
             Position of each row; broadcasts to (..., length). Default: None, offset and so on.
         seq_len : int, optional
-            Sequence length, on which dynamic and longrope depend. Default: None, the largest position and 1.
+            Sequence length, on which dynamic and longrope depend. Default: None, the largest position plus 1.
         out : ndarray, optional
             Array for the result, which may be x. Default: None, a new one.
 

@@ -16,7 +16,9 @@ __all__ = ["IncompatibleKeys", "check_arrays", "write_state"]
 
 
 class IncompatibleKeys(NamedTuple):
-    """Keys that `Module.load_state_dict` missed or did not expect; both empty when it is strict.
+    """Keys that `Module.load_state_dict` missed or did not expect.
+
+    Both lists are empty with ``strict=True``, because missing or unexpected keys then raise ValueError.
 
     Attributes
     ----------
@@ -24,6 +26,12 @@ class IncompatibleKeys(NamedTuple):
         Parameters of the module without a value in the state.
     unexpected_keys : list of str
         Values in the state without a parameter in the module.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> nn.Linear(2, 1).load_state_dict({"weight": [[1, 2]], "scale": 1}, strict=False)
+    IncompatibleKeys(missing_keys=['bias'], unexpected_keys=['scale'])
     """
 
     missing_keys: list[str]

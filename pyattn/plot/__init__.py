@@ -1,4 +1,6 @@
-"""Plot attention with matplotlib: weights, masks, positions, the eight steps, and animations of steps and decoding.
+"""Plot attention with matplotlib.
+
+There are pictures of weights, masks, positions and the eight steps, and animations of the steps and of decoding.
 
 Each function draws on the axes or figure that it is given, or else on a new figure of a fitting size, and returns it.
 Nothing is shown, and neither pyplot's state nor matplotlib's settings change. Save an axes with
@@ -14,7 +16,7 @@ Nothing is shown, and neither pyplot's state nor matplotlib's settings change. S
 import importlib
 from typing import TYPE_CHECKING
 
-from pyattn._util.names import unknown_name
+from pyattn._util.names import publish, unknown_name
 
 __all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
 
@@ -38,8 +40,8 @@ else:
             found = getattr(importlib.import_module(f"pyattn.plot.{_FILES[name]}"), name)
         except ModuleNotFoundError as missing:
             raise ImportError(f"pyattn.plot.{name} draws with matplotlib: pip install 'pyattn[plot]'") from missing
-        globals()[name] = found
-        return found
+        globals()[name] = publish(found, __name__)
+        return globals()[name]
 
     def __dir__():
         return sorted(__all__)

@@ -235,7 +235,7 @@ def mask(
         raise TypeError(f"mask has dtype {array.dtype}, expected bool (True = attend) or float (added){fix}")
     with np.errstate(over="ignore"):  # a long double may become infinite
         added = np.where(array, 0, -np.inf) if array.dtype.kind == "b" else array.astype(np.float64)
-    added = read_matrix(added, "mask", "(L, S)", "choose one, mask[0]")
+    added = read_matrix(added, "mask", "(L, S)", f"choose one, mask[{', '.join('0' * max(1, added.ndim - 2))}]")
     for i, j in np.argwhere(~(added < np.inf))[:1]:
         raise ValueError(f"mask[{i}, {j}] is {added[i, j]}, which makes all weights of a row NaN; -inf blocks a key")
     rows, columns = _read_axis_tokens(added.shape, queries, keys)

@@ -1,4 +1,4 @@
-"""Reference implementation: every operation of pyattn in plain NumPy, short and slow.
+"""Reference implementation of every operation in plain NumPy, short and slow.
 
 The code follows the formulas. Tests compare the C core with it; pyattn never falls back on it. `dtype` is the type of
 all arithmetic. Inputs must be valid: only the core checks shapes and dtypes.

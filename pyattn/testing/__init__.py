@@ -1,4 +1,6 @@
-"""Test your attention: `check` runs a function on test cases, `pyattn.compare` finds where two differ, and why.
+"""Test your attention with `check` and `pyattn.compare`.
+
+`check` runs a function on test cases. `pyattn.compare` finds where two functions or modules differ, and why.
 
 >>> import pyattn
 >>> pyattn.testing.check(pyattn.attention).passed
@@ -21,6 +23,9 @@ True
 #
 # command.py        python -m pyattn check            demo.py    python -m pyattn compare
 
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import showing
 from pyattn.testing._assert_close import assert_attention_close
 from pyattn.testing._check import check
 from pyattn.testing._compare import compare
@@ -37,3 +42,6 @@ __all__ = [
     "check",
     "compare",
 ]
+
+if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+    __getattr__, __dir__ = showing(__name__, __all__)

@@ -32,6 +32,15 @@ class Stage(NamedTuple):
         The numbers at that place: of ours, of theirs, and exact.
     only : str or None
         'ours' or 'theirs' if only that side returns this stage; it is then compared with the formula in float64.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(3)
+    >>> rounded = pyattn.attention(x, x, x).astype(np.float32)
+    >>> (stage,) = pyattn.compare(pyattn.attention, rounded, x, x, x).stages
+    >>> stage.name, stage.shape, stage.equal
+    ('output', (3, 3), True)
     """
 
     name: str
@@ -69,6 +78,17 @@ class Cause(NamedTuple):
         How to correct it.
     documented : bool
         Whether this is an intended difference between libraries.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> x = np.eye(3)
+    >>> unscaled = pyattn.attention(x, x, x, scale=1.0)
+    >>> cause = pyattn.compare(pyattn.attention, unscaled, x, x, x).cause
+    >>> cause.name, cause.side, cause.stage
+    ('scale missing', 'theirs', 'scores')
+    >>> print(cause)
+    theirs does not scale the scores
     """
 
     name: str
@@ -126,7 +146,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether rounding explains every difference, and a cast every difference between parameters."""
+        """Whether rounding, or a cast of parameters, explains every difference."""
         return not self.parameters and all(stage.equal for stage in self.stages)
 
     @property
@@ -136,7 +156,10 @@ class Comparison:
 
     @property
     def stage(self) -> str | None:
-        """The stage of the first cause, or without one the first that differs; None where the sides are equal."""
+        """The stage of the first cause; None where the sides are equal.
+
+        Without a cause, it is the first stage that differs.
+        """
         if self.equal:
             return None
         return self.cause.stage if self.cause else next(stage.name for stage in self.stages if not stage.equal)
@@ -299,6 +322,15 @@ class CheckResult:
         The mistake that explains the first failure, with its fix; None where no known mistake does.
     remarks : tuple of str
         Notes that are not mistakes: conventions in which libraries differ, and cases that were not taken.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> result = pyattn.testing.check(pyattn.attention)
+    >>> result.passed, bool(result), result.first_failure
+    (True, True, None)
+    >>> result.groups[0]
+    GroupResult(name='plain', cases=14, passed=14, failed=0, not_taken=0)
     """
 
     name: str

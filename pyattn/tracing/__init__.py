@@ -1,4 +1,4 @@
-"""Trace attention: all eight steps as data, text, Markdown and an interactive page.
+"""Trace attention: eight steps as data, text, Markdown and an interactive page.
 
 >>> import pyattn
 >>> trace = pyattn.trace([[1, 0], [0, 1]], [[1, 0], [0, 1]], [[1, 0], [0, 1]], [[2, 0], [0, 2]])
@@ -6,8 +6,14 @@
 ['Prepare inputs', 'Initialise weights', 'Derive keys, queries and values']
 """
 
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import showing
 from pyattn.tracing._trace import Trace, trace, trace_attention
 from pyattn.tracing.heads import HeadTraces
 from pyattn.tracing.render.steps import TraceStep
 
 __all__ = ["HeadTraces", "Trace", "TraceStep", "trace", "trace_attention"]
+
+if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+    __getattr__, __dir__ = showing(__name__, __all__)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import naming_keywords
 from pyattn._util.typing import Align, Convention, Score
 from pyattn.tracing.compute import GIVEN, Intermediates, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
@@ -287,7 +286,6 @@ class Trace(Intermediates):
         return f"Trace({sizes}, score={self.score!r}, convention={self.convention!r})"
 
 
-@naming_keywords
 def trace(
     x: npt.ArrayLike,
     w_query: npt.ArrayLike,
@@ -479,7 +477,6 @@ def trace(
     return Trace(**compute(given, queries, keys, values, visible, attn_bias, options))
 
 
-@naming_keywords
 def trace_attention(
     query: npt.ArrayLike,
     key: npt.ArrayLike,

@@ -75,9 +75,10 @@ class Intermediates:
 
     @property
     def weighted_values(self) -> Array:
-        """Each value times its weights, (S, L, v_dim): the sum over S is outputs. Computed on each access.
+        """Each value times its weights, (S, L, v_dim): the sum over S is outputs.
 
-        With ``convention="column"`` it is (v_dim, L, S). Above 256 MiB it raises ValueError: use `for_query`.
+        It is computed on each access. With ``convention="column"`` it is (v_dim, L, S). Above 256 MiB it raises
+        ValueError: use `for_query`.
         """
         (queries, keys), v_dim = self.in_rows("weights").shape, self.in_rows("values").shape[1]
         size = 8 * keys * queries * v_dim

@@ -29,7 +29,9 @@ def _spell(x: Any) -> Any:
 
 
 def check_entries(entries: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise ValueError if a field is missing."""
+    """Raise TypeError if entries is not a mapping, ValueError if a field is missing."""
+    if not isinstance(entries, Mapping):
+        raise TypeError(f"entries is of type {type(entries).__name__}, expected what to_dict() returned")
     missing = [name for name in names if name not in entries]
     if missing:
         raise ValueError(f"entries lacks {', '.join(missing)}: pass what to_dict() returned")

@@ -146,7 +146,7 @@ def test_a_list_that_is_too_deep_has_rows_of_one_length():
 
 def test_masked_arrays_would_lose_their_mask():
     masked = np.ma.array(QUERY, mask=QUERY > 1)
-    filled = "is a masked array, whose mask would be lost; pass {}.filled(x), with x for masked elements"
+    filled = "is a masked array, whose mask would be lost; pass {}.filled(0), or with another value than 0"
     refuse(TypeError, "query " + filled.format("query"), masked, KEY, VALUE)
     refuse(TypeError, "attn_mask " + filled.format("attn_mask"), attn_mask=np.ma.array(np.ones((3, 5), bool)))
     refuse(TypeError, "key_lengths " + filled.format("key_lengths"), *BATCH, key_lengths=np.ma.array([1, 2]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pickle
 import re
 
 import numpy as np
@@ -17,6 +20,12 @@ TRIANGLE = np.tri(3, dtype=int)
 
 def language_model():
     return nn.TransformerLM(11, 8, 2, 1, rng=0).eval()
+
+
+class Mistaken(nn.Module):
+    @property
+    def size(self):
+        return self.wieght.shape
 
 
 CALLS = {
@@ -91,6 +100,18 @@ CALLS = {
     "generate": (lambda: language_model().generate([1]), AttributeError, "pyattn.generate(model, source)"),
     "max_length": (lambda: pyattn.generate(language_model(), [1], max_length=3), TypeError, "max_new_tokens"),
     "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
+    "mask's word": (lambda: pyattn.attention(X, X, X, attn_mask="causal"), TypeError, "such as pyattn.masks.causal(L)"),
+    "padding as lengths": (
+        lambda: pyattn.attention(X, X, X, key_lengths=pyattn.masks.padding([3, 1], 3)),
+        TypeError,
+        "a mask goes to attn_mask",
+    ),
+    "masked array": (lambda: pyattn.softmax(np.ma.masked_array(X)), TypeError, "pass x.filled(0), or with another"),
+    "save": (lambda: nn.save("a.npz", nn.Linear(2, 3)), TypeError, "path is of type Linear"),
+    "from_dict": (lambda: pyattn.tracing.Trace.from_dict(None), TypeError, "expected what to_dict() returned"),
+    "mask's class": (lambda: pyattn.masks.Mask(), TypeError, "make masks with causal, padding or from_array"),
+    "a property's own mistake": (lambda: Mistaken().size, AttributeError, "no attribute 'wieght'"),
+    "module of tensors": (lambda: nn.SelfAttention(W, W), TypeError, "nn.SelfAttention.from_arrays"),
     "text": (lambda: language_model()(["a sentence"]), TypeError, "token ids, which a tokenizer makes of text"),
 }
 
@@ -112,6 +133,74 @@ def test_the_message_names_the_mend(name):
     with pytest.raises(error) as caught:
         call()
     assert mend in str(caught.value)
+
+
+def multihead_attention(**options):
+    return nn.MultiheadAttention(3, 1)(X, X, X, **options)
+
+
+class Encoder(nn.TransformerEncoderLayer):
+    def __init__(self):
+        super().__init__(8, 2, norm_frist=True)
+
+
+# Call, the name of what was called, and the keyword that was meant.
+KEYWORDS = {
+    "mask": (lambda: multihead_attention(mask=1), "MultiheadAttention.forward", "attn_mask"),
+    "mask of a layer": (lambda: Encoder.from_parts({}, mask=1), "Encoder.from_parts", None),
+    "letters swapped": (lambda: multihead_attention(is_casual=True), "MultiheadAttention.forward", "is_causal"),
+    "another case": (lambda: multihead_attention(Is_Causal=True), "MultiheadAttention.forward", "is_causal"),
+    "one letter": (lambda: multihead_attention(a=1), "MultiheadAttention.forward", None),
+    "one letter of a layer": (lambda: nn.Linear(3, 2, n=1), "Linear", None),
+    "part of two names": (lambda: nn.TransformerEncoderLayer(8, 2, norm="x"), "TransformerEncoderLayer", None),
+    "part of one name": (
+        lambda: nn.TransformerEncoderLayer(8, 2, norm_eps=1),
+        "TransformerEncoderLayer",
+        "layer_norm_eps",
+    ),
+    "base class": (Encoder, "TransformerEncoderLayer", "norm_first"),
+    "heads of a layer": (lambda: nn.TransformerEncoderLayer(8, num_heads=2), "TransformerEncoderLayer", "nhead"),
+    "size": (lambda: nn.MultiheadAttention(dim=8, num_heads=2), "MultiheadAttention", "embed_dim"),
+    "causal": (
+        lambda: pyattn.scaled_dot_product_attention(X, X, X, causal=1),
+        "scaled_dot_product_attention",
+        "is_causal",
+    ),
+    "causal, additive": (
+        lambda: pyattn.additive_attention(X, X, X, W, W, W, causal=1),
+        "additive_attention",
+        "is_causal",
+    ),
+    "dim": (lambda: pyattn.softmax(X, dim=-1), "softmax", "axis"),
+    "base": (lambda: pyattn.functional.rotary_embedding(X, base=10), "rotary_embedding", "theta"),
+    "kv_len": (lambda: pyattn.masks.padding(lengths=[3], kv_len=4), "padding", "S"),
+    "cache": (lambda: pyattn.KVCache(num_heads=8), "KVCache", "num_kv_heads"),
+    "cache, causal": (lambda: pyattn.KVCache(1, 1, 3).attend(0, X, causal=True), "KVCache.attend", "is_causal"),
+    "device": (lambda: pyattn.models.load("gpt2", device="cpu"), "load", None),
+    "max_length": (lambda: pyattn.generate(language_model(), [1], max_length=3), "generate", "max_new_tokens"),
+    "trace": (lambda: pyattn.trace(X, W, W, W, mask=1), "trace", "attn_mask"),
+    "C": (lambda: pyattn.attention(X, X, X, is_casual=True), "attention", "is_causal"),
+    "C, one letter": (lambda: pyattn.functional.linear(X, W, a=1), "linear", None),
+}
+
+
+@for_each("name", KEYWORDS)
+def test_an_unknown_keyword_is_refused_with_those_there_are(name):
+    call, called, meant = KEYWORDS[name]
+    with pytest.raises(TypeError) as caught:
+        call()
+    message = str(caught.value)
+    assert re.match(rf"{called}\(\) got an unexpected keyword argument '\w+'; .*\b[Ii]t takes \w+, ", message)
+    assert re.findall(r"did you mean (\w+)\?", message) == ([meant] if meant else [])
+
+
+def test_public_functions_are_pickled_by_name():
+    functions = []
+    for module in ("functional", "generation", "masks", "models", "nn", "plot", "testing", "tracing"):
+        home = importlib.import_module(f"pyattn.{module}")
+        functions += filter(inspect.isfunction, (getattr(home, name) for name in home.__all__))
+    assert {pyattn.softmax, pyattn.generate, pyattn.models.load} <= {*functions}
+    assert pickle.loads(pickle.dumps(functions)) == functions
 
 
 def test_integers_make_a_module_of_arrays():

@@ -346,8 +346,10 @@ def test_bare_masks_that_look_inverted_warn_where_true_attends(mask, expected):
     q, k, attend = normal(len(mask), E), normal(mask.shape[1], E), ~mask if mask.dtype == bool else mask
     # Exactly this one warns: random masks of few rows often let queries attend to later keys alone.
     expected = expected and np.array_equal(attend, np.triu(np.ones(mask.shape), 1))
-    w = np.eye(E, dtype="f4")
+    w, cache = np.eye(E, dtype="f4"), pyattn.KVCache(1, 1, E)
+    cache.append(0, k[None, None], k[None, None])
     for call in (
+        lambda mask: cache.attend(0, q[None, None], attn_mask=mask),
         lambda mask: pyattn.attention(q, k, k, attn_mask=mask),
         lambda mask: pyattn.scaled_dot_product_attention(q, k, k, mask),
         lambda mask: pyattn.self_attention(q, w, w, w, context=k, attn_mask=mask),
@@ -536,7 +538,7 @@ def test_a_mask_is_drawn():
         ),
         (
             lambda: pyattn.attention(Q, K, K, attn_mask=masks.padding(LENGTHS, S)),
-            "make padding and document masks with heads=False",
+            "and the call has no heads axis; make it with heads=False",
         ),
         (
             lambda: pyattn.attention(Q4, K4, K4, attn_mask=masks.padding(LENGTHS, S, heads=False)),
@@ -554,8 +556,8 @@ def test_a_mask_is_drawn():
             lambda: mha()(Q, K, K, key_padding_mask=masks.padding([4], S)),
             "key_padding_mask has shape (1, 9), expected (2, 9)",
         ),
-        (lambda: mha()(Q, K, K, key_padding_mask=masks.document([[0] * S] * 2)), "a mask of pairs goes to attn_mask"),
-        (lambda: mha()(*[normal(S, S, E)] * 3, key_padding_mask=masks.causal(S)), "a mask of pairs goes to attn_mask"),
+        (lambda: mha()(Q, K, K, key_padding_mask=masks.document([[0] * S] * 2)), "is a mask of pairs of query"),
+        (lambda: mha()(*[normal(S, S, E)] * 3, key_padding_mask=masks.causal(S)), "is a mask of pairs of query"),
         (lambda: pyattn.attention(K, K, K, attn_mask=masks.causal(S), align="corner"), "align is 'corner'"),
         (lambda: cached(masks.causal(L)), "is causal(6) for 6 queries and 6 keys; the call has 6 and 9"),
     ],

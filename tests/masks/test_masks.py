@@ -172,7 +172,7 @@ def test_masks_are_made_of_bools_alone(make, most):
         (lambda: masks.padding([3, 5], 4), ValueError, "lengths go from 3 to 5; they must lie between 0 and S, 4"),
         (lambda: masks.padding([-1, 2], 2), ValueError, "lengths go from -1 to 2; they must lie between 0 and S, 2"),
         (lambda: masks.padding([1.0, 2.0], 2), TypeError, "lengths has dtype float64, expected integers; pass numpy"),
-        (lambda: masks.padding([True], 2), TypeError, "lengths has dtype bool, expected integers; pass numpy"),
+        (lambda: masks.padding([True], 2), TypeError, "lengths has dtype bool, expected integers, not a mask"),
         (
             lambda: masks.padding(np.array([2**64 - 1, 2], "u8"), 5),
             ValueError,

@@ -12,7 +12,7 @@ import pyattn.functional as functional
 from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability, as_scale
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, FloatArray, Window
+from pyattn._util.typing import RNG, EmptyRows, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead import NO_DROPOUT, DropoutOptions, compute
 from pyattn.functional._multihead_masks import Masking, with_batch_first
@@ -34,12 +34,15 @@ _Self = TypeVar("_Self", bound="MultiheadAttention")
 
 
 class MultiheadAttention(Module):
-    """attention:                    True = attend
-    MultiheadAttention, as torch: True = blocked
+    """Multi-head attention: `torch.nn.MultiheadAttention` for NumPy.
 
-    `torch.nn.MultiheadAttention` for NumPy: the same arguments, parameters and initialisation. ``head_h =
-    softmax(scale * q_h k_h^T + mask) v_h`` with q, k and v the projections of query, key and value, split into heads;
-    the output is a projection of the concatenated heads.
+    Arguments, parameters and initialisation are torch's. The meaning of a bool mask depends on the function::
+
+        attention:                    True = attend
+        MultiheadAttention, as torch: True = blocked
+
+    ``head_h = softmax(scale * q_h k_h^T + mask) v_h`` with q, k and v the projections of query, key and value, split
+    into heads; the output is a projection of the concatenated heads.
 
     Parameters
     ----------
@@ -98,6 +101,14 @@ class MultiheadAttention(Module):
     out_proj : Linear
         ``num_heads * v_head_dim`` to out_dim. Initialised as any Linear, but its bias is 0.
 
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A number is out of range, embed_dim is not a multiple of num_heads and head_dim is not given, num_heads is not a
+        multiple of num_kv_heads, or the dim of rotary is not head_dim.
+
     Examples
     --------
     >>> import numpy as np
@@ -111,7 +122,7 @@ class MultiheadAttention(Module):
     array([[1.    , 0.    , 0.    ],
            [0.5   , 0.5   , 0.    ],
            [0.3333, 0.3333, 0.3333]], dtype=float32)
-    """  # noqa: D205, D400 (a table of two lines)
+    """
 
     embed_dim: int
     num_heads: int
@@ -306,7 +317,7 @@ class MultiheadAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
         keep_mask: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> tuple[FloatArray, FloatArray]: ...
     @overload
     def forward(
@@ -324,7 +335,7 @@ class MultiheadAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
         keep_mask: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> tuple[FloatArray, None]: ...
     @overload
     def forward(
@@ -342,7 +353,7 @@ class MultiheadAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
         keep_mask: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> tuple[FloatArray, FloatArray | None]: ...
     def forward(
         self,
@@ -359,7 +370,7 @@ class MultiheadAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
         rng: RNG = None,
         keep_mask: npt.ArrayLike | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
     ) -> tuple[FloatArray, FloatArray | None]:
         """Compute the attention of every head and the output projection.
 
@@ -749,7 +760,7 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
         window: Window = None,
         key_lengths: SupportsIndex | None = None,
-        empty_rows: Literal["zero", "nan"] = "zero",
+        empty_rows: EmptyRows = "zero",
         tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> HeadTraces:

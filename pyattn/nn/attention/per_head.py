@@ -24,7 +24,9 @@ Arrays: TypeAlias = list[npt.NDArray[Any]]
 
 
 class Heads(NamedTuple):
-    """Result of `to_heads` and arguments of `from_heads`: entry i of a list belongs to head i.
+    """Weights per head: the result of `to_heads` and arguments of `from_heads`.
+
+    Entry i of a list belongs to head i.
 
     Attributes
     ----------
@@ -44,6 +46,13 @@ class Heads(NamedTuple):
         Biases of values.
     b_out : ndarray, (d_out,), or None
         Bias of the output.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> heads = nn.to_heads(nn.MultiheadAttention(8, 2))
+    >>> len(heads.w_query), heads.w_query[0].shape, heads.w_out.shape
+    (2, (8, 4), (8, 8))
     """
 
     w_query: list[FloatArray]

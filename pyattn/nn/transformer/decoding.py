@@ -30,7 +30,7 @@ __all__ = ["ModelStep", "TokenModel", "as_stack", "embed_next", "read_counts", "
 
 
 class ModelStep(NamedTuple):
-    """Scores for the next token of each row and, on request, the attention weights of the new tokens.
+    """Scores for the next token of each row, and attention weights if requested.
 
     Attributes
     ----------
@@ -40,6 +40,14 @@ class ModelStep(NamedTuple):
         Weights of the L new tokens over the S tokens so far; None unless requested. Padded rows are unspecified.
     cross_weights : ndarray, (layers, N, heads, L, S_source), or None
         Weights of the new tokens over the source of an encoder-decoder; None unless requested.
+
+    Examples
+    --------
+    >>> from pyattn import nn
+    >>> model = nn.TransformerLM(10, 8, 2, 1, 16, rng=0).eval()
+    >>> step = model.decode_step([[3, 1, 4]], model.new_cache(), need_weights=True)
+    >>> step.logits.shape, step.self_weights.shape
+    ((1, 10), (1, 1, 2, 3, 3))
     """
 
     logits: FloatArray

@@ -89,6 +89,14 @@ class TransformerLM(TokenModel):
     generator : Linear
         d_model to vocab_size; its bias is initially 0.
 
+    Raises
+    ------
+    TypeError
+        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A number is out of range, d_model is not a multiple of nhead, or activation is neither callable nor a known
+        name.
+
     Examples
     --------
     >>> from pyattn import nn

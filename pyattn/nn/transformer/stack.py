@@ -90,7 +90,10 @@ class Stack(Module):
 
     @property
     def batch_first(self) -> bool | None:
-        """Whether inputs of three axes are (batch, length, features): the first layer's, None where it has none."""
+        """Whether inputs of three axes are (batch, length, features).
+
+        It is the batch_first of the first layer; None if that layer has none.
+        """
         return getattr(self.layers[0], "batch_first", None)
 
     def new_cache(
@@ -253,6 +256,13 @@ class TransformerEncoder(Stack):
         As given.
     use_nested_tensor : bool
         Whether padded rows at the end become 0 in eval mode.
+
+    Raises
+    ------
+    TypeError
+        encoder_layer or norm is not a module, num_layers is not an integer, or enable_nested_tensor is not a bool.
+    ValueError
+        num_layers is below 1.
 
     Examples
     --------
@@ -429,6 +439,13 @@ class TransformerDecoder(Stack):
         The layers.
     norm : Module or None
         As given.
+
+    Raises
+    ------
+    TypeError
+        decoder_layer or norm is not a module, or num_layers is not an integer.
+    ValueError
+        num_layers is below 1.
 
     Examples
     --------

@@ -68,6 +68,14 @@ class Transformer(Module):
     decoder : TransformerDecoder
         As the encoder.
 
+    Raises
+    ------
+    TypeError
+        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+    ValueError
+        A number is out of range, d_model is not a multiple of nhead, activation is neither callable nor a known name,
+        or custom_encoder or custom_decoder has another batch_first.
+
     Examples
     --------
     >>> import numpy as np
