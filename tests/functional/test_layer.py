@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from support.helpers import assert_same_bits, for_each
@@ -151,6 +153,18 @@ def test_weights_are_those_of_its_attentions(dtype):
     averaged = drawn.whole(None, need_weights=True, average_weights=True)
     assert averaged[1].shape == (3, 11, 11)
     assert averaged[2] is None
+
+
+def test_weights_that_nobody_asked_for_take_no_memory():
+    layer, x = (
+        pyattn.nn.TransformerEncoderLayer(E, HEADS, HIDDEN, batch_first=True, rng=0).eval(),
+        np.ones((700, E), "f"),
+    )
+    tracemalloc.start()
+    layer(x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < HEADS * 700 * 700
 
 
 def test_threads_batches_and_strides_give_the_same_bits(dtype, level):
