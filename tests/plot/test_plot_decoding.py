@@ -129,8 +129,9 @@ def test_all_maps_have_one_scale(animate):
     largest = max(step.cross_weights.max() for step in generation.row_steps())
     largest = max(largest, *(step.self_weights.max() for step in generation.row_steps()))
     *_, figure = frames_of(animate(generation))
-    *maps, _ = figure.axes[0].get_images()
+    *maps, scale = figure.axes[0].get_images()
     assert {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, largest)}
+    assert (scale.norm.vmin, scale.norm.vmax) == (scale.get_array().min(), scale.get_array().max()) == (0, 1)
     assert f"weights from 0 to {largest:.2g}" in [text for text, _ in texts_of(figure)]
 
 

@@ -167,10 +167,11 @@ def test_what_is_not_finite_is_left_empty():
     plot.heatmap([[np.nan]]).figure.draw_without_rendering()
 
 
-def test_heads_are_drawn_in_order_with_one_scale():
-    weights = draw_weights(5, 6, 8)
+@pytest.mark.parametrize("count", [1, 5])
+def test_heads_are_drawn_in_order_with_one_scale(count):
+    weights = draw_weights(count, 6, 8)
     images = [image for ax in plot.heads(weights).axes for image in ax.get_images()]
-    assert len(images) == 5
+    assert len(images) == count
     for image, head in zip(images, weights, strict=True):
         np.testing.assert_array_equal(image.get_array(), head)
         assert image.get_clim() == (0, weights.max())

@@ -71,6 +71,8 @@ def test_long_titles_formulas_and_notes_are_wrapped(example):
     long = {"title": "title " * 30, "formula": "formula_" * 40, "note": "a note that goes on " * 60}
     found = assert_legible(plot.steps(changed(example, {4: long, 5: long})))
     assert "…" in found
+    lines = [changed(example, {4: {"note": "\n".join(["a line"] * count)}}) for count in (10, 11)]
+    assert [sum(text == "a line" for text in assert_legible(plot.steps(trace))) for trace in lines] == [10, 9]
 
 
 def test_all_numbers_of_the_example_are_written(example, article):
