@@ -32,6 +32,5 @@ attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_
     if (dtype != ATTN_F32 && dtype != ATTN_F64) return attn_fail(error, ATTN_INVALID, "x must be float32 or float64");
     activate_job job = {attn_kernels_for(dtype), (attn_activation_kind)activation, n, x, y};
     const ptrdiff_t tasks = attn_ceil_div(n, PART);
-    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), one_part, &job);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), one_part, &job);
 }

@@ -29,15 +29,10 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
     plan.partials = arena.scratch + (size_t)plan.workers * plan.worker_bytes;
 
     const ptrdiff_t tasks = problem->batches * plan.groups / plan.heads_per_task * plan.tasks_per_group;
-    attn_status status;
-    int forks;
-    do { /* folding overwrites chunk states, so a forked child starts over from the first chunk */
-        forks = attn_forks();
-        status = plan.kv_splits == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
-                                     : attn_attend_spans(&plan, tasks);
-    } while (status == ATTN_OK && attn_forks() != forks);
+    const attn_status status = plan.kv_splits == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
+                                                   : attn_attend_spans(&plan, tasks);
     attn_arena_give(&arena);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return status;
 }
 
 attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,

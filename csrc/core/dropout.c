@@ -81,8 +81,7 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     k.kernels = attn_kernels_for(ATTN_F32);
     k.pieces = attn_ceil_div(kv_len, PIECE_KEYS);
     k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_min(kv_len, PIECE_KEYS));
-    status = attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
 }
 
 /* Dropout of rows, which are cut into the same pieces. */
@@ -126,6 +125,5 @@ attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features,
     }
     d.pieces = attn_ceil_div(features, PIECE_KEYS);
     d.cut = attn_cut_rows(rows * d.pieces, (size_t)attn_min(features, PIECE_KEYS));
-    const attn_status status = attn_parallel_for(d.cut.tasks, attn_workers(num_threads, d.cut.tasks), drop_pieces, &d);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(d.cut.tasks, attn_workers(num_threads, d.cut.tasks), drop_pieces, &d);
 }

@@ -157,18 +157,17 @@ static void look_up_rows(void *context, ptrdiff_t task, int worker, attn_job *jo
         look_up_row(j, row);
 }
 
-attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error)
+attn_status attn_look_up(const attn_lookup *lookup, int num_threads)
 {
     if (lookup->rows == 0 || lookup->dim == 0) return ATTN_OK;
     lookup_job job = {lookup, attn_kernels_for(lookup->dtype), attn_cut_rows(lookup->rows, (size_t)lookup->dim)};
     const ptrdiff_t tasks = job.cut.tasks;
-    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), look_up_rows, &job);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), look_up_rows, &job);
 }
 
 attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error)
 {
     attn_lookup lookup;
     const attn_status status = attn_layout_embedding(args, y, &lookup, error);
-    return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads, error) : status;
+    return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads) : status;
 }

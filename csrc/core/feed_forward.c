@@ -151,17 +151,12 @@ attn_status attn_feed_forward_normed(const attn_feed_forward_args *args, const a
     const int axis = axis_of(&args->x), axes = args->x.ndim - axis;
     const ptrdiff_t entries = axes > 1 ? args->x.shape[axis] : 1;
     const ptrdiff_t cuts = attn_count_cuts(attn_count_rows(&args->x, 1), entries, 1, args->num_threads);
-    const int in_place = y.data == args->x.data || y.data == args->residual.data; /* then the layer restarts */
     const size_t bytes = take_part(args, y, axes, attn_cut_of(entries, cuts, 0), norm != NULL, NULL, &part);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "the feed-forward part needs %zu bytes for its hidden rows", bytes);
     for (ptrdiff_t n = 0; status == ATTN_OK && n < cuts; n++) {
-        int forks;
-        do { /* the gate multiplies in place, so a forked child starts over from the products */
-            forks = attn_forks();
-            take_part(args, y, axes, attn_cut_of(entries, cuts, n), norm != NULL, arena.scratch, &part);
-            status = run(&part, norm, error);
-        } while (status == ATTN_OK && attn_forks() != forks && !in_place);
+        take_part(args, y, axes, attn_cut_of(entries, cuts, n), norm != NULL, arena.scratch, &part);
+        status = run(&part, norm, error);
     }
     attn_arena_give(&arena);
     return status;

@@ -143,15 +143,9 @@ static attn_status run(const attn_layer_args *args, attn_tensor y, attn_tensor s
                        attn_error *error)
 {
     static const attn_tensor none = {.data = NULL};
-    attn_status status;
-    int forks;
-    do { /* y is updated in place, so a forked child starts over from the first part */
-        forks = attn_forks();
-        status = add_part(args, SELF, args->x, y, self_weights, error);
-        if (status == ATTN_OK && has_cross(args)) status = add_part(args, CROSS, y, y, cross_weights, error);
-        if (status == ATTN_OK) status = add_part(args, FEED, y, y, none, error);
-    } while (status == ATTN_OK && attn_forks() != forks);
-    return status;
+    attn_status status = add_part(args, SELF, args->x, y, self_weights, error);
+    if (status == ATTN_OK && has_cross(args)) status = add_part(args, CROSS, y, y, cross_weights, error);
+    return status == ATTN_OK ? add_part(args, FEED, y, y, none, error) : status;
 }
 
 /* All rules on the inputs and on the results, for the whole batch: a group sees only its part of the results. */

@@ -304,13 +304,7 @@ attn_status attn_multihead(const attn_multihead_args *args, attn_tensor output, 
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "multi-head attention needs %zu bytes of scratch memory", bytes);
     layout_scratch(&m, arena.scratch);
-    /* the inputs were overwritten then, so the layer restarts instead, from its own inputs */
-    const int in_place = output.data == args->residual.data || output.data == args->query.data;
-    int forks;
-    do { /* RoPE works in place, so a forked child starts over from the projections */
-        forks = attn_forks();
-        status = run(&m, output, weights, error);
-    } while (status == ATTN_OK && attn_forks() != forks && !in_place);
+    status = run(&m, output, weights, error);
     attn_arena_give(&arena);
     return status;
 }

@@ -29,13 +29,12 @@ static void some_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
     }
 }
 
-attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error)
+attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads)
 {
     if (norm->rows == 0 || norm->columns == 0) return ATTN_OK;
     norm_job job = {attn_kernels_for(norm->dtype), norm, attn_cut_rows(norm->rows, (size_t)norm->columns)};
     const ptrdiff_t tasks = job.cut.tasks;
-    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), some_rows, &job);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), some_rows, &job);
 }
 
 /* Rules ------------------------------------------------------------------------------------------------------------ */
@@ -97,5 +96,5 @@ attn_status attn_normalize(const attn_norm_args *args, attn_tensor sum, attn_ten
 {
     attn_normalization norm;
     const attn_status status = attn_layout_norm(args, sum, y, &norm, error);
-    return status == ATTN_OK ? attn_normalize_rows(&norm, args->num_threads, error) : status;
+    return status == ATTN_OK ? attn_normalize_rows(&norm, args->num_threads) : status;
 }

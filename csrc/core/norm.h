@@ -19,6 +19,6 @@ attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
 attn_status attn_layout_norm(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_normalization *norm,
                              attn_error *error);
 
-attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error);
+attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads);
 
 #endif

@@ -23,7 +23,8 @@ struct attn_job {
     attn_body body;
     void *context;
     ptrdiff_t tasks, next;    /* next: atomic */
-    int stop;                 /* atomic */
+    int stop;                 /* atomic; an attn_status: why to stop */
+    int forks;                /* of the pool when the loop began */
     int alone;                /* one worker, so the counter need not be atomic */
     attn_float_state outside; /* worker 0's floating-point state, restored for the host */
 };
@@ -175,11 +176,17 @@ static int time_to_ask(void)
     return 1;
 }
 
+/* Whether this is a child that was forked during the loop, by a poll: then its other workers and their tasks are gone.
+ * A thread that works alone just goes on. */
+static int is_forked(const attn_job *job) { return !job->alone && pool.forks != job->forks; }
+
 int attn_should_stop(attn_job *job, int worker)
 {
     if (worker == 0 && attn_host.interrupted != NULL && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED) &&
-        time_to_ask() && ask_host(job))
-        __atomic_store_n(&job->stop, 1, __ATOMIC_RELAXED);
+        time_to_ask()) {
+        const int stop = ask_host(job) ? ATTN_INTERRUPTED : is_forked(job) ? ATTN_FORKED : ATTN_OK;
+        __atomic_store_n(&job->stop, stop, __ATOMIC_RELAXED);
+    }
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
 }
 
@@ -284,13 +291,10 @@ static void wait_for_workers(attn_job *job)
     pthread_mutex_unlock(&pool.lock);
 }
 
-int attn_forks(void) { return pool.forks; }
-
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
-    attn_job job = {.body = body, .context = context, .tasks = tasks};
+    attn_job job = {.body = body, .context = context, .tasks = tasks, .forks = pool.forks};
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const int forks = pool.forks;
 
     if (workers > 1) pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
@@ -304,15 +308,13 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
         for (int n = 0; n < open; n++) pthread_cond_signal(&pool.wake);
         work(&job, 0);
         wait_for_workers(&job);
-        if (pool.forks == forks) {
+        if (!is_forked(&job))
             pthread_mutex_unlock(&pool.busy);
-        } else { /* the host forked during a poll and this is the child: its workers and their tasks are gone */
-            job.next = 0;
-            work(&job, 0);
-        }
+        else if (job.stop == ATTN_OK) /* at the last poll */
+            job.stop = ATTN_FORKED;
     } else {
         job.alone = 1;
         work(&job, 0);
     }
-    return job.stop ? ATTN_INTERRUPTED : ATTN_OK;
+    return (attn_status)job.stop;
 }

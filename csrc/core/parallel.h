@@ -13,12 +13,9 @@ typedef void (*attn_body)(void *context, ptrdiff_t task, int worker, attn_job *j
 int attn_workers(int num_threads, ptrdiff_t tasks);
 
 /* Runs tasks 0, 1, 2 ... on up to `workers` threads, including the calling one. One loop at a time has the pool: a
- * second caller finds it busy and runs its tasks itself. Returns ATTN_OK, or ATTN_INTERRUPTED if the host asked to
- * stop. A task may run twice: a child that is forked during a loop starts the loop over. */
+ * second caller finds it busy and runs its tasks itself. Returns ATTN_OK; ATTN_INTERRUPTED if the host asked to stop;
+ * ATTN_FORKED in a child that was forked in the midst, whose other workers are gone. */
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
-
-/* Number of forks so far. It changes in a forked child, whose loops must then restart if they overwrote their input. */
-int attn_forks(void);
 
 /* Multiply-adds (some microseconds of work) below which a second thread costs more than it saves. */
 enum { ATTN_WORTH_THREADS = 1000000 };

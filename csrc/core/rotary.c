@@ -170,5 +170,5 @@ attn_status attn_apply_rope(const attn_rope *t, int num_threads, attn_error *err
     }
     const attn_status status = attn_parallel_for(plan.cut.tasks, workers, some_units, &plan);
     attn_arena_give(&arena);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return status;
 }

@@ -29,6 +29,5 @@ attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const vo
 
     row_job job = {attn_kernels_for(dtype), attn_cut_rows(rows, (size_t)n), n, x, y, logarithm};
     const ptrdiff_t tasks = job.cut.tasks;
-    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), some_rows, &job);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), some_rows, &job);
 }

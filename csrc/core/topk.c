@@ -46,8 +46,7 @@ static attn_status topk(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const voi
 
     topk_job job = {attn_kernels_for(dtype), attn_cut_rows(rows, (size_t)n), n, k, x, values, indices};
     const ptrdiff_t tasks = job.cut.tasks;
-    const attn_status status = attn_parallel_for(tasks, attn_workers(num_threads, tasks), topk_rows, &job);
-    return status == ATTN_INTERRUPTED ? attn_fail(error, status, "interrupted") : status;
+    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), topk_rows, &job);
 }
 
 attn_status attn_argmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, int64_t *indices, int num_threads,

@@ -4,7 +4,7 @@
  *
  * Arrays are tensors: up to ATTN_MAX_AXES axes of any strides (in bytes: negative, zero and broadcast ones too).
  * Elements must be aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After
- * ATTN_INTERRUPTED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by
+ * ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by
  * attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished some.
  */
 #ifndef ATTN_H
@@ -21,9 +21,11 @@ extern "C" {
 
 enum { ATTN_MAX_AXES = 8 };
 
-typedef enum { ATTN_OK, ATTN_INVALID, ATTN_NO_MEMORY, ATTN_INTERRUPTED } attn_status;
+/* ATTN_FORKED comes back in a child that was forked while the call worked on several threads, which a child does not
+ * have: call again. */
+typedef enum { ATTN_OK, ATTN_INVALID, ATTN_NO_MEMORY, ATTN_INTERRUPTED, ATTN_FORKED } attn_status;
 
-/* Why a call did not return ATTN_OK, as one sentence. */
+/* Why a call returned ATTN_INVALID or ATTN_NO_MEMORY, as one sentence. */
 typedef struct {
     char message[512];
 } attn_error;
@@ -355,8 +357,7 @@ ATTN_API double attn_measure_fma(double seconds);
 ATTN_API double attn_measure_read(const float *data, ptrdiff_t count, int num_threads);
 
 /* Hooks into the host program. NULL members keep the defaults: malloc, free, never interrupted. `interrupted` is polled
- * by the calling thread only; nonzero stops the call with ATTN_INTERRUPTED. It may fork: the child restarts the call,
- * which is correct unless the call writes into its own input. */
+ * by the calling thread only; nonzero stops the call with ATTN_INTERRUPTED. It may fork: see ATTN_FORKED. */
 typedef struct {
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory);

@@ -372,6 +372,7 @@ PyObject *pyattn_raise(attn_status status, const attn_error *error)
     PyObject *type = status == ATTN_NO_MEMORY     ? PyExc_MemoryError
                      : status == ATTN_INTERRUPTED ? PyExc_KeyboardInterrupt
                                                   : PyExc_ValueError;
-    PyErr_Format(type, "%s", error->message); /* %s replaces a character that was cut in half */
+    const char *message = status == ATTN_INTERRUPTED ? "interrupted" : error->message;
+    PyErr_Format(type, "%s", message); /* %s replaces a character that was cut in half */
     return NULL;
 }

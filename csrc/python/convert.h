@@ -127,15 +127,24 @@ int pyattn_num_threads(PyObject *object);
 /* Converts None or the name of an activation. Returns -1 with an exception. */
 int pyattn_activation(PyObject *object, attn_activation *activation);
 
-/* gil.c: Py_BEGIN_ALLOW_THREADS for interruptible calls; and whether this is the main thread, which polls for
- * Ctrl-C. */
-#define PYATTN_BEGIN_ALLOW_THREADS                                                                                     \
-    pyattn_note_thread();                                                                                              \
-    Py_BEGIN_ALLOW_THREADS
-void pyattn_note_thread(void);
-void pyattn_ask_no_signals(void); /* after that: for a call that cannot begin again in a child forked by a handler */
+/* gil.c: runs a call of the core, without the GIL if `releases`: worth it for long calls alone. In a child that was
+ * forked during the call, it begins anew. */
+#define PYATTN_RUN(status, releases, call)                                                                             \
+    do {                                                                                                               \
+        PyThreadState *const released = pyattn_release_gil(releases);                                                  \
+        do (status) = (call);                                                                                          \
+        while ((status) == ATTN_FORKED);                                                                               \
+        pyattn_acquire_gil(released);                                                                                  \
+    } while (0)
+PyThreadState *pyattn_release_gil(int releases);
+void pyattn_acquire_gil(PyThreadState *released);
+
+/* Whether calls of this thread handle signals. Not while one works in place: a handler may fork, and it cannot begin
+ * anew. */
+void pyattn_ask_for_signals(int asks);
+
 int pyattn_find_main_thread(void); /* at import; -1 with an exception */
-int pyattn_is_main_thread(void);
+int pyattn_interrupted(void);      /* handles signals if this is the main thread; 1 with an exception */
 
 /* ops_*.c: the methods that module.c lists */
 extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_cache_methods[],

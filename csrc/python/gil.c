@@ -6,7 +6,7 @@
 
 /* Per thread: whether it is the main thread, and the process in which that was determined. After a fork, the forking
  * thread is the main one. */
-static _Thread_local int is_main;
+static _Thread_local int is_main, is_quiet;
 static _Thread_local pid_t process;
 
 /* Per process: its main thread, looked up at import. A lookup during a call might run a signal handler, whose exception
@@ -29,7 +29,8 @@ int pyattn_find_main_thread(void)
     return 0;
 }
 
-void pyattn_note_thread(void)
+/* Notes whether this is the main thread, which costs a system call, so only for calls that take longer. */
+static void note_thread(void)
 {
     const pid_t self = getpid();
     if (process == self) return;
@@ -42,10 +43,25 @@ void pyattn_note_thread(void)
     process = self;
 }
 
-void pyattn_ask_no_signals(void)
+PyThreadState *pyattn_release_gil(int releases)
 {
-    is_main = 0;
-    process = 0; /* until the next call looks again */
+    if (!releases) return NULL;
+    note_thread();
+    return PyEval_SaveThread();
 }
 
-int pyattn_is_main_thread(void) { return is_main; }
+void pyattn_acquire_gil(PyThreadState *released)
+{
+    if (released != NULL) PyEval_RestoreThread(released);
+}
+
+void pyattn_ask_for_signals(int asks) { is_quiet = !asks; }
+
+int pyattn_interrupted(void)
+{
+    if (!is_main || is_quiet) return 0;
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const int raised = PyErr_CheckSignals() < 0;
+    PyGILState_Release(state);
+    return raised;
+}

@@ -4,18 +4,9 @@
 
 /* The core polls for Ctrl-C without the GIL. Only the main thread may: at interpreter exit, Python ends a daemon thread
  * that requests the GIL, and the thread's workers would go on with the stack of a dead thread. */
-static int interrupted(void)
-{
-    if (!pyattn_is_main_thread()) return 0;
-    const PyGILState_STATE state = PyGILState_Ensure();
-    const int raised = PyErr_CheckSignals() < 0;
-    PyGILState_Release(state);
-    return raised;
-}
-
 static int execute(PyObject *module)
 {
-    static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, interrupted};
+    static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, pyattn_interrupted};
     PyMethodDef *const tables[] = {
         pyattn_activation_methods,   /* element-wise activations */
         pyattn_attention_methods,    /* attention */

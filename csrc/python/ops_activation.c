@@ -50,9 +50,10 @@ static PyObject *activate(PyObject *self, PyObject *const *args, Py_ssize_t narg
     PyArrayObject *y = pyattn_new_array(PyArray_NDIM(x), (const ptrdiff_t *)PyArray_DIMS(x), dtype);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_SIZE(x);
-    PYATTN_BEGIN_ALLOW_THREADS status =
-        attn_activate(dtype, activation, n, PyArray_DATA(x), PyArray_DATA(y), 0, &error);
-    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
+    const void *const from = PyArray_DATA(x);
+    void *const to = PyArray_DATA(y);
+    PYATTN_RUN(status, 1, attn_activate(dtype, activation, n, from, to, 0, &error));
+    if (status == ATTN_OK) return (PyObject *)y;
     Py_DECREF(y);
     return pyattn_raise(status, &error);
 }

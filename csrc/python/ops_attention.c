@@ -175,9 +175,8 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
                                       (size_t)product->features));
 
     if (status != ATTN_OK) return status;
-    if (work < PYATTN_WORTH_THE_GIL) return run(args, problem, o, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = run(args, problem, o, error);
-    Py_END_ALLOW_THREADS return status;
+    PYATTN_RUN(status, work >= PYATTN_WORTH_THE_GIL, run(args, problem, o, error));
+    return status;
 }
 
 /* The output alone, or an AttentionResult with the weights, the logsumexp or both. */

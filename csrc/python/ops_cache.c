@@ -30,10 +30,9 @@ static attn_status append(const owned *o, attn_layout layout, attn_error *error)
     attn_status status;
     const attn_cache *cache = &o->use.pages.cache;
     const ptrdiff_t *first = o->use.positions, *count = first + cache->batches;
-    if (PyArray_SIZE(o->rows[0]) < WORTH_THE_GIL && PyArray_SIZE(o->rows[1]) < WORTH_THE_GIL)
-        return attn_cache_append(cache, first, count, rows[0], rows[1], layout, error);
-    Py_BEGIN_ALLOW_THREADS status = attn_cache_append(cache, first, count, rows[0], rows[1], layout, error);
-    Py_END_ALLOW_THREADS return status;
+    const int is_long = PyArray_SIZE(o->rows[0]) >= WORTH_THE_GIL || PyArray_SIZE(o->rows[1]) >= WORTH_THE_GIL;
+    PYATTN_RUN(status, is_long, attn_cache_append(cache, first, count, rows[0], rows[1], layout, error));
+    return status;
 }
 
 static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)

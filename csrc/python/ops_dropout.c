@@ -17,8 +17,8 @@ static PyObject *fill_keep_mask(PyObject *self, PyObject *args)
     }
     const ptrdiff_t units = PyArray_DIM(keep, 0), q_len = PyArray_DIM(keep, 1), kv_len = PyArray_DIM(keep, 2);
     unsigned char *const data = PyArray_DATA(keep);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_dropout_keep(dropout_p, seed, units, q_len, kv_len, data, 0, &error);
-    Py_END_ALLOW_THREADS if (status != ATTN_OK) return pyattn_raise(status, &error);
+    PYATTN_RUN(status, 1, attn_dropout_keep(dropout_p, seed, units, q_len, kv_len, data, 0, &error));
+    if (status != ATTN_OK) return pyattn_raise(status, &error);
     Py_RETURN_NONE;
 }
 
@@ -42,9 +42,10 @@ static PyObject *drop_rows(PyObject *self, PyObject *args)
     PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
     if (y == NULL) return NULL;
     const npy_intp features = PyArray_DIM(x, axes - 1), rows = features > 0 ? PyArray_SIZE(x) / features : 0;
-    PYATTN_BEGIN_ALLOW_THREADS status =
-        attn_drop_rows(dtype, rows, features, PyArray_DATA(x), PyArray_DATA(y), dropout_p, seed, 0, &error);
-    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
+    const void *const from = PyArray_DATA(x);
+    void *const to = PyArray_DATA(y);
+    PYATTN_RUN(status, 1, attn_drop_rows(dtype, rows, features, from, to, dropout_p, seed, 0, &error));
+    if (status == ATTN_OK) return (PyObject *)y;
     Py_DECREF(y);
     return pyattn_raise(status, &error);
 }

@@ -69,9 +69,8 @@ static attn_status compute(const attn_embedding_args *args, const owned *o, attn
     attn_lookup lookup;
     attn_status status = attn_layout_embedding(args, pyattn_tensor(o->y), &lookup, error);
     if (status != ATTN_OK) return status;
-    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_look_up(&lookup, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_look_up(&lookup, args->num_threads, error);
-    Py_END_ALLOW_THREADS return status;
+    PYATTN_RUN(status, PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL, attn_look_up(&lookup, args->num_threads));
+    return status;
 }
 
 static PyObject *embedding(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)

@@ -94,12 +94,8 @@ static PyObject *compute(PyObject *const *values, feed_forward_call *c)
     if (status != ATTN_OK) return pyattn_raise(status, &error);
     if (make_result(values, &c->args, &c->owned) < 0) return NULL;
     const attn_tensor y = pyattn_tensor(c->owned.y);
-    if (attn_feed_forward_work(&c->args) < PYATTN_WORTH_THE_GIL) {
-        status = attn_feed_forward(&c->args, y, &error);
-    } else {
-        PYATTN_BEGIN_ALLOW_THREADS status = attn_feed_forward(&c->args, y, &error);
-        Py_END_ALLOW_THREADS
-    }
+    const size_t work = attn_feed_forward_work(&c->args);
+    PYATTN_RUN(status, work >= PYATTN_WORTH_THE_GIL, attn_feed_forward(&c->args, y, &error));
     return status == ATTN_OK ? pyattn_filled(values[OUT], c->owned.y) : pyattn_raise(status, &error);
 }
 

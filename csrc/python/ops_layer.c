@@ -305,12 +305,8 @@ static PyObject *compute(const attn_layer_args *args, const attn_shapes *shapes,
     }
     if ((o->y = pyattn_new_array(args->x.ndim, args->x.shape, args->x.dtype)) == NULL) return NULL;
     const attn_tensor y = pyattn_tensor(o->y);
-    if (shapes[SELF].work < PYATTN_WORTH_THE_GIL) {
-        status = attn_layer(args, y, weights[SELF], weights[CROSS], &error);
-    } else {
-        PYATTN_BEGIN_ALLOW_THREADS status = attn_layer(args, y, weights[SELF], weights[CROSS], &error);
-        Py_END_ALLOW_THREADS
-    }
+    const int is_long = shapes[SELF].work >= PYATTN_WORTH_THE_GIL;
+    PYATTN_RUN(status, is_long, attn_layer(args, y, weights[SELF], weights[CROSS], &error));
     if (status != ATTN_OK) return pyattn_raise(status, &error);
     if (!need_weights) return Py_NewRef((PyObject *)o->y);
     return PyTuple_Pack(3, (PyObject *)o->y, (PyObject *)o->weights[SELF],

@@ -52,9 +52,8 @@ static attn_status compute(const attn_linear_args *args, const owned *o, attn_er
     attn_product product;
     attn_status status = attn_layout_linear(args, &y, &product, error);
     if (status != ATTN_OK) return status;
-    if (work < PYATTN_WORTH_THE_GIL) return attn_multiply(&product, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_multiply(&product, args->num_threads, error);
-    Py_END_ALLOW_THREADS return status;
+    PYATTN_RUN(status, work >= PYATTN_WORTH_THE_GIL, attn_multiply(&product, args->num_threads, error));
+    return status;
 }
 
 static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)

@@ -173,12 +173,7 @@ static PyObject *compute(const attn_multihead_args *args, const attn_shapes *sha
         weights = pyattn_tensor(o->weights);
     }
     const attn_tensor output = pyattn_tensor(o->output);
-    if (shapes->work < PYATTN_WORTH_THE_GIL) {
-        status = attn_multihead(args, output, weights, &error);
-    } else {
-        PYATTN_BEGIN_ALLOW_THREADS status = attn_multihead(args, output, weights, &error);
-        Py_END_ALLOW_THREADS
-    }
+    PYATTN_RUN(status, shapes->work >= PYATTN_WORTH_THE_GIL, attn_multihead(args, output, weights, &error));
     if (status != ATTN_OK) return pyattn_raise(status, &error);
     return PyTuple_Pack(2, (PyObject *)o->output, o->weights ? (PyObject *)o->weights : Py_None);
 }

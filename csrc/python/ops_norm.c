@@ -46,9 +46,9 @@ static attn_status compute(const attn_norm_args *args, const owned *o, attn_erro
     attn_normalization norm;
     attn_status status = attn_layout_norm(args, pyattn_tensor(o->sum), pyattn_tensor(o->y), &norm, error);
     if (status != ATTN_OK) return status;
-    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL / 4) return attn_normalize_rows(&norm, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_normalize_rows(&norm, args->num_threads, error);
-    Py_END_ALLOW_THREADS return status;
+    const int is_long = PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL / 4;
+    PYATTN_RUN(status, is_long, attn_normalize_rows(&norm, args->num_threads));
+    return status;
 }
 
 /* y, or (y, x + residual). */

@@ -92,10 +92,10 @@ static attn_status compute(const attn_rotary_args *args, const owned *o, int in_
     attn_rope rope;
     attn_status status = attn_layout_rotary(args, pyattn_tensor(o->y), &rope, error);
     if (status != ATTN_OK) return status;
-    if (PyArray_SIZE(o->y) < PYATTN_WORTH_THE_GIL) return attn_apply_rope(&rope, args->num_threads, error);
-    PYATTN_BEGIN_ALLOW_THREADS if (in_place) pyattn_ask_no_signals();
-    status = attn_apply_rope(&rope, args->num_threads, error);
-    Py_END_ALLOW_THREADS return status;
+    pyattn_ask_for_signals(!in_place);
+    PYATTN_RUN(status, PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL, attn_apply_rope(&rope, args->num_threads, error));
+    pyattn_ask_for_signals(1);
+    return status;
 }
 
 static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)

@@ -62,9 +62,10 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_DIM(x, axes - 1), rows = n > 0 ? PyArray_SIZE(x) / n : 0;
-    PYATTN_BEGIN_ALLOW_THREADS status =
-        attn_softmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(y), logarithm, 0, &error);
-    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)y;
+    const void *const from = PyArray_DATA(x);
+    void *const to = PyArray_DATA(y);
+    PYATTN_RUN(status, 1, attn_softmax(dtype, rows, n, from, to, logarithm, 0, &error));
+    if (status == ATTN_OK) return (PyObject *)y;
     Py_DECREF(y);
     return pyattn_raise(status, &error);
 }
@@ -111,9 +112,10 @@ static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t 
     const void **lses = NULL, **outputs = data_of(args[0], parts, PyArray_TYPE(output), size);
     PyObject *result = NULL;
     if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
-    PYATTN_BEGIN_ALLOW_THREADS status = attn_merge_states(pyattn_dtype(PyArray_TYPE(output)), parts, rows, dim, outputs,
-                                                          lses, PyArray_DATA(output), PyArray_DATA(lse), &error);
-    Py_END_ALLOW_THREADS result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
+    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(output));
+    void *const merged = PyArray_DATA(output), *const sums = PyArray_DATA(lse);
+    PYATTN_RUN(status, 1, attn_merge_states(dtype, parts, rows, dim, outputs, lses, merged, sums, &error));
+    result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 done:
     PyMem_Free(outputs);
     PyMem_Free(lses);

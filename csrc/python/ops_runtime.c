@@ -85,7 +85,7 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
     }
     const float *data = PyArray_DATA((PyArrayObject *)array);
     const npy_intp count = PyArray_SIZE((PyArrayObject *)array);
-    PYATTN_BEGIN_ALLOW_THREADS speed = attn_measure_read(data, count, n);
+    Py_BEGIN_ALLOW_THREADS speed = attn_measure_read(data, count, n);
     Py_END_ALLOW_THREADS return PyErr_Occurred() ? NULL : PyFloat_FromDouble(speed * 1e-9); /* a signal handler's */
 }
 

@@ -28,9 +28,10 @@ static PyObject *argmax_rows(PyObject *self, PyObject *object)
     if (indices == NULL) return NULL;
     const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
     const ptrdiff_t rows = count_rows(x), n = PyArray_DIM(x, last);
-    PYATTN_BEGIN_ALLOW_THREADS status =
-        attn_argmax(dtype, rows, n, PyArray_DATA(x), PyArray_DATA(indices), 0, &error);
-    Py_END_ALLOW_THREADS if (status == ATTN_OK) return (PyObject *)indices;
+    const void *const from = PyArray_DATA(x);
+    int64_t *const found = PyArray_DATA(indices);
+    PYATTN_RUN(status, 1, attn_argmax(dtype, rows, n, from, found, 0, &error));
+    if (status == ATTN_OK) return (PyObject *)indices;
     Py_DECREF(indices);
     return pyattn_raise(status, &error);
 }
@@ -57,9 +58,11 @@ static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t na
     values = pyattn_new_array(axes, (const ptrdiff_t *)shape, dtype);
     indices = (PyArrayObject *)PyArray_SimpleNew(axes, shape, NPY_INT64);
     if (values == NULL || indices == NULL) goto done;
-    PYATTN_BEGIN_ALLOW_THREADS status =
-        attn_top_k(dtype, rows, n, PyArray_DATA(x), k, PyArray_DATA(values), PyArray_DATA(indices), 0, &error);
-    Py_END_ALLOW_THREADS if (status == ATTN_OK)
+    const void *const from = PyArray_DATA(x);
+    void *const largest = PyArray_DATA(values);
+    int64_t *const found = PyArray_DATA(indices);
+    PYATTN_RUN(status, 1, attn_top_k(dtype, rows, n, from, k, largest, found, 0, &error));
+    if (status == ATTN_OK)
         result = PyTuple_Pack(2, values, indices);
     else
         pyattn_raise(status, &error);

