@@ -31,14 +31,11 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     return ATTN_OK;
 }
 
-attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *y, attn_product *product,
-                               attn_error *error)
+attn_status attn_setup_linear(const attn_linear_args *args, attn_product *product, attn_error *error)
 {
     const attn_tensor *x = &args->x, *weight = &args->weight;
-    attn_status status = attn_check_linear(args, error);
-    if (status == ATTN_OK) status = attn_check_rows("y", y, x, weight->shape[0], error);
+    const attn_status status = attn_check_linear(args, error);
     if (status != ATTN_OK) return status;
-
     product->dtype = x->dtype;
     product->rows = attn_count_rows(x, weight->shape[0]);
     product->inner = attn_last_size(x);
@@ -46,13 +43,21 @@ attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *
     attn_rows_of(x, &product->x);
     attn_rows_of(&args->gate, &product->gate);
     attn_rows_of(&args->residual, &product->residual);
-    attn_rows_of(y, &product->y);
     product->weight = weight->data;
     product->bias = args->bias.data;
     product->weight_row = weight->strides[0];
     product->weight_column = weight->strides[1];
     product->activation = args->activation;
     return ATTN_OK;
+}
+
+attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *y, attn_product *product,
+                               attn_error *error)
+{
+    attn_status status = attn_setup_linear(args, product, error);
+    if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, product->features, error);
+    if (status == ATTN_OK) attn_rows_of(y, &product->y);
+    return status;
 }
 
 attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error)

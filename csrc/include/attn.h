@@ -170,9 +170,6 @@ typedef struct {
     int num_threads;
 } attn_linear_args;
 
-/* Checks every rule on the arguments; computes nothing. */
-ATTN_API attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
-
 /* Computes a linear layer. y (..., features) has a contiguous last axis, and may be gate or residual. */
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error);
 

@@ -45,14 +45,13 @@ static int make_result(PyObject *const *values, const attn_linear_args *args, ow
     return o->y == NULL ? -1 : 0;
 }
 
-static attn_status compute(const attn_linear_args *args, const owned *o, attn_error *error)
+static attn_status compute(attn_product *product, int num_threads, PyArrayObject *result, attn_error *error)
 {
-    const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(o->y), (size_t)args->weight.shape[1]);
-    const attn_tensor y = pyattn_tensor(o->y);
-    attn_product product;
-    attn_status status = attn_layout_linear(args, &y, &product, error);
-    if (status != ATTN_OK) return status;
-    PYATTN_RUN(status, work >= PYATTN_WORTH_THE_GIL, attn_multiply(&product, args->num_threads, error));
+    const size_t work = attn_saturating_mul((size_t)PyArray_SIZE(result), (size_t)product->inner);
+    const attn_tensor y = pyattn_tensor(result);
+    attn_status status;
+    attn_rows_of(&y, &product->y);
+    PYATTN_RUN(status, work >= PYATTN_WORTH_THE_GIL, attn_multiply(product, num_threads, error));
     return status;
 }
 
@@ -61,6 +60,7 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
     PyObject *values[ARGUMENTS], *result = NULL;
     owned o = {.y = NULL};
     attn_linear_args args; /* not zeroed, as all of it is set: a small call would notice */
+    attn_product product;
     attn_error error;
     attn_status status;
     (void)self;
@@ -77,12 +77,12 @@ static PyObject *linear(PyObject *self, PyObject *const *positional, Py_ssize_t 
     pyattn_fill(&args.residual, o.arrays[RESIDUAL]);
     if (PyErr_Occurred()) goto done;
 
-    if ((status = attn_check_linear(&args, &error)) != ATTN_OK) {
+    if ((status = attn_setup_linear(&args, &product, &error)) != ATTN_OK) {
         pyattn_raise(status, &error);
         goto done;
     }
     if (make_result(values, &args, &o) < 0) goto done;
-    if ((status = compute(&args, &o, &error)) != ATTN_OK)
+    if ((status = compute(&product, args.num_threads, o.y, &error)) != ATTN_OK)
         pyattn_raise(status, &error);
     else
         result = pyattn_filled(values[OUT], o.y);
