@@ -5,9 +5,10 @@
  *                         kernels instead.
  *     (inner, features)   gemm.inc.h: lanes hold features and x is read in place.
  *
- * Either reads the weight in place; one that is neither is copied, a block of features at a time. Rows are cut into
- * chunks of blocks. Many chunks are shared out among the workers; otherwise the workers pack a chunk together and share
- * out its features. So each chunk is packed once, whatever the number of workers. A cut never changes an element's sum.
+ * Either reads the weight in place; one that is neither is copied, a block of features at a time. Each has a form for
+ * few rows and one for many. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
+ * otherwise the workers pack a chunk together and share out its features. So each chunk is packed once, whatever the
+ * number of workers. A cut never changes an element's sum.
  */
 #include "linear.h"
 
@@ -24,6 +25,7 @@ enum {
     CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
     TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
     NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
+    CACHED_BYTES = 1 << 24, /* of a weight that is probably in the cache, about: then gemm pays for fewer rows */
     NR = 8,                 /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
     WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
@@ -32,26 +34,34 @@ enum {
 };
 _Static_assert((int)FEATURES == (int)ATTN_TILE_FEATURES, "both orders are cut into the same blocks of features");
 
+typedef enum {
+    DECODE, /* (features, inner), a few rows: rows are queries of the decode layout */
+    LANES,  /* (features, inner): rows are packed into lanes */
+    STREAM, /* (inner, features), a few rows: a stream over the weight */
+    TILES   /* (inner, features): tiles of the weight are packed */
+} product_form;
+
 typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
-    int in_out;   /* the weight lies as (inner, features) */
-    int gemv;     /* few rows, which are a stream over the weight */
-    int nr;       /* features processed together */
-    ptrdiff_t kc; /* inner elements per pass over them */
+    product_form form;
+    ptrdiff_t step; /* features multiplied at a time, and stored */
+    int nr;         /* LANES: features processed together */
+    ptrdiff_t kc;   /* inner elements per pass over them */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
-    int copy_x, copy_weight;
+    int packs_x, copy_x, copy_weight;
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
-    ptrdiff_t panel_row;         /* in_out: row stride of a panel, in reals */
+    ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
-    ptrdiff_t chunk; /* the current one, unless by_chunks */
+    ptrdiff_t chunk;         /* the current one, unless by_chunks */
+    ptrdiff_t packed_blocks; /* of it; atomic */
     char *packed, *scratch;
 } linear_plan;
 
-/* A block of rows. */
+/* A block of rows, in so many vectors of lanes if lanes hold rows. */
 typedef struct {
     int rows, vectors;
     ptrdiff_t row;
@@ -106,48 +116,54 @@ static void cut_out_in(linear_plan *plan)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
-    const size_t size = (size_t)k->size, lanes = plan->gemv ? (size_t)p->rows : (size_t)k->width;
-    plan->blocks = plan->gemv ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
-    plan->block_bytes = attn_saturating_mul(lanes, plan->gemv ? (size_t)plan->x_row : (size_t)p->inner * size);
+    const int few = p->rows <= k->decode_rows;
+    const size_t size = (size_t)k->size, rows = few ? (size_t)p->rows : (size_t)k->width;
+    plan->form = few ? DECODE : LANES;
+    plan->step = FEATURES;
+    plan->packs_x = 1;
     plan->copy_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size);
-    plan->row_bytes = plan->copy_x ? attn_saturating_mul(lanes, (size_t)plan->x_row) : 0;
+    plan->row_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->copy_weight = !unit_stride(p->weight_column, p->inner, k->size);
+    plan->blocks = few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
+    plan->block_bytes = attn_saturating_mul(rows, few ? (size_t)plan->x_row : (size_t)p->inner * size);
 
     /* a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order. For
      * 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
     const size_t used = attn_saturating_mul(attn_padded(attn_saturating_mul((size_t)p->rows, size)), (size_t)p->inner);
-    const int alone = !plan->gemv && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
+    const int alone = !few && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
     plan->nr = alone ? NR : FEATURES;
-    plan->kc = alone || plan->gemv ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
+    plan->kc = alone || few ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
 
     plan->weight_row = copied_row(plan->kc, k->size);
     plan->weight_bytes = plan->copy_weight ? attn_saturating_mul((size_t)plan->weight_row, FEATURES) : 0;
-    plan->panel_bytes = FEATURES * (plan->gemv ? (size_t)k->decode_rows : (size_t)k->width) * size;
+    plan->panel_row = few ? FEATURES : 0;
+    plan->panel_bytes = FEATURES * (few ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
 static void cut_in_out(linear_plan *plan)
 {
     const attn_product *p = plan->product;
-    const size_t size = (size_t)plan->kernels->size;
-    plan->blocks = plan->gemv ? 1 : attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
+    const attn_kernels *k = plan->kernels;
+    const size_t size = (size_t)k->size;
+    const size_t weight = attn_saturating_mul(attn_saturating_mul((size_t)p->features, size), (size_t)p->inner);
+    const int few = p->rows <= (weight > CACHED_BYTES ? k->gemv_rows : k->gemv_rows * 2 / 3);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
-    plan->copy_x = !unit_stride(attn_last_stride(&p->x), p->inner, plan->kernels->size) || p->x.ndim > 2;
-    plan->block_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
-    plan->panel_row = plan->gemv ? STREAM_FEATURES + ATTN_ALIGNMENT / plan->kernels->size : FEATURES;
-    plan->panel_bytes = rows * (size_t)plan->panel_row * size * (plan->gemv ? 2 : 1); /* unfinished sums, too */
-    plan->skew = plan->gemv ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
-    plan->weight_bytes = plan->gemv ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
+    plan->form = few ? STREAM : TILES;
+    plan->step = few ? STREAM_FEATURES : FEATURES;
+    plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
+    plan->packs_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size) || p->x.ndim > 2;
+    plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
+    plan->panel_row = few ? STREAM_FEATURES + ATTN_ALIGNMENT / k->size : FEATURES;
+    plan->panel_bytes = rows * (size_t)plan->panel_row * size * (few ? 2 : 1); /* unfinished sums, too */
+    plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
+    plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
 }
 
 static void cut_rows(const attn_product *p, linear_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
-    *plan = (linear_plan){.product = p, .kernels = k};
-    plan->in_out =
-        !unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size);
-    plan->gemv = p->rows <= (plan->in_out ? k->gemv_rows : k->decode_rows);
-    plan->x_row = copied_row(p->inner, k->size);
-    if (plan->in_out)
+    *plan = (linear_plan){.product = p, .kernels = k, .x_row = copied_row(p->inner, k->size)};
+    if (!unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size))
         cut_in_out(plan);
     else
         cut_out_in(plan);
@@ -161,7 +177,8 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
 static int cut_tasks(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
-    const size_t rows = plan->gemv ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows; /* reading counts */
+    const int few = plan->form == DECODE || plan->form == STREAM; /* then reading the weight counts */
+    const size_t rows = few ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows;
     const size_t work = attn_saturating_mul(attn_saturating_mul(rows, (size_t)p->inner), (size_t)p->features);
     const int workers = attn_workers(num_threads, work > ATTN_WORTH_THREADS ? (ptrdiff_t)(work / WORKER_WORK) : 1);
     plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
@@ -174,7 +191,7 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
 
     /* fewer, longer tasks: the hardware prefetcher follows long streams */
-    const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->in_out && plan->gemv ? 2 : TASKS_PER_WORKER) * workers;
+    const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
     return attn_workers(workers, plan->tasks);
@@ -182,12 +199,11 @@ static int cut_tasks(linear_plan *plan, int num_threads)
 
 /* Rows ------------------------------------------------------------------------------------------------------------- */
 
-/* Lanes are spread evenly over the blocks, as in attention; without lanes, blocks are full. */
+/* Lanes are spread evenly over the blocks, as in attention; otherwise blocks are full. */
 static row_block block_of(const linear_plan *plan, ptrdiff_t number)
 {
     const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
-    if (plan->gemv) return (row_block){(int)rows, 1, 0};
-    if (plan->in_out) {
+    if (plan->form != LANES) {
         const ptrdiff_t row = number * ATTN_MAX_WIDTH;
         return (row_block){(int)attn_min(rows - row, ATTN_MAX_WIDTH), 0, row};
     }
@@ -206,8 +222,6 @@ static char *packed_block(const linear_plan *plan, const row_chunk *chunk, ptrdi
     return chunk->packed + (size_t)(number - chunk->first) * plan->block_bytes;
 }
 
-static int packs_x(const linear_plan *plan) { return plan->block_bytes > 0; }
-
 static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t number, const row_chunk *chunk)
 {
     const attn_product *p = plan->product;
@@ -217,7 +231,7 @@ static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t numb
     void *row[ATTN_MAX_WIDTH];
 
     addresses_of(&p->x, block.row, block.rows, 0, row);
-    if (plan->gemv || plan->in_out) {
+    if (plan->form != LANES) {
         for (int i = 0; i < block.rows; i++)
             attn_copy_row(packed + i * plan->x_row, row[i], attn_last_stride(&p->x), p->inner, p->inner, size);
         return;
@@ -261,7 +275,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
             const char *packed = packed_block(plan, chunk, n);
             char *panel =
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
-            if (plan->gemv)
+            if (plan->form == DECODE)
                 k->decode_scores(block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
                                  weight + FEATURES * stride * k->size, panel);
             else
@@ -296,10 +310,10 @@ static void store_block(const linear_plan *plan, const row_block *block, const c
     addresses_of(&p->y, block->row, block->rows, feature * k->size, y);
     if (epilogue.gate) addresses_of(&p->gate, block->row, block->rows, feature * k->size, gate);
     if (epilogue.residual) addresses_of(&p->residual, block->row, block->rows, feature * k->size, residual);
-    if (plan->gemv || plan->in_out)
-        k->linear_rows(block->rows, features, product, plan->in_out ? plan->panel_row : ATTN_BLOCK_KEYS, &epilogue, y);
-    else
+    if (plan->form == LANES)
         k->linear_block(block->vectors, block->rows, (int)features, product, &epilogue, y);
+    else
+        k->linear_rows(block->rows, features, product, plan->panel_row, &epilogue, y);
 }
 
 static void store_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
@@ -318,8 +332,8 @@ static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrd
 {
     const attn_product *p = plan->product;
     const int size = plan->kernels->size;
-    *stride = plan->copy_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
-    const char *rows = plan->copy_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
+    *stride = plan->packs_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
+    const char *rows = plan->packs_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
     return rows + from * size;
 }
 
@@ -381,15 +395,14 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
 static void multiply(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t from,
                      ptrdiff_t to, int worker, attn_job *job)
 {
-    if (plan->in_out && !plan->gemv) {
+    if (plan->form == TILES) {
         multiply_tiles(plan, w, chunk, from, to, worker, job);
         return;
     }
-    const ptrdiff_t step = plan->in_out ? STREAM_FEATURES : FEATURES;
-    for (ptrdiff_t feature = from; feature < to; feature += step) {
-        const ptrdiff_t features = attn_min(to - feature, step);
+    for (ptrdiff_t feature = from; feature < to; feature += plan->step) {
+        const ptrdiff_t features = attn_min(to - feature, plan->step);
         if (attn_should_stop(job, worker)) return;
-        if (plan->in_out)
+        if (plan->form == STREAM)
             stream_features(plan, w, chunk, feature, features);
         else
             multiply_panels(plan, w, chunk, feature, (int)features);
@@ -404,24 +417,27 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* Packs a block of the current chunk. Tasks beyond the last block only wake workers for the product. */
-static void pack_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+/* The blocks of the current chunk that are packed: the first tasks of its loop. */
+static ptrdiff_t blocks_to_pack(const linear_plan *plan, const row_chunk *chunk)
 {
-    const linear_plan *plan = context;
-    const worker_memory w = memory_of(plan, worker);
-    const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-    if (chunk.first + number < chunk.last && !attn_should_stop(job, worker))
-        pack(plan, &w, chunk.first + number, &chunk);
+    return plan->packs_x ? chunk->last - chunk->first : 0;
 }
 
-/* Multiplies some features with the current chunk. */
-static void features_task(void *context, ptrdiff_t number, int worker, attn_job *job)
+/* Packs a block of the current chunk, or multiplies some features with it once all are packed. */
+static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
-    const linear_plan *plan = context;
+    linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number * step;
-    multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
+    const ptrdiff_t blocks = blocks_to_pack(plan, &chunk);
+    if (attn_should_stop(job, worker)) return;
+    if (number < blocks) {
+        pack(plan, &w, chunk.first + number, &chunk);
+        __atomic_add_fetch(&plan->packed_blocks, 1, __ATOMIC_RELEASE);
+    } else if (attn_wait_for(&plan->packed_blocks, blocks, worker, job)) {
+        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - blocks) * step;
+        multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
+    }
 }
 
 /* Packs a chunk and multiplies it with all features. */
@@ -430,7 +446,7 @@ static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *jo
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, number, w.packed);
-    for (ptrdiff_t n = chunk.first; packs_x(plan) && n < chunk.last; n++) {
+    for (ptrdiff_t n = chunk.first; plan->packs_x && n < chunk.last; n++) {
         if (attn_should_stop(job, worker)) return;
         pack(plan, &w, n, &chunk);
     }
@@ -443,9 +459,8 @@ static attn_status run(linear_plan *plan, int workers)
     if (plan->by_chunks) return attn_parallel_for(plan->chunks, workers, chunk_task, plan);
     for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
         const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-        const ptrdiff_t blocks = chunk.last - chunk.first;
-        if (packs_x(plan)) status = attn_parallel_for(blocks < workers ? workers : blocks, workers, pack_task, plan);
-        if (status == ATTN_OK) status = attn_parallel_for(plan->tasks, workers, features_task, plan);
+        plan->packed_blocks = 0;
+        status = attn_parallel_for(blocks_to_pack(plan, &chunk) + plan->tasks, workers, part_task, plan);
     }
     return status;
 }

@@ -8,6 +8,7 @@
 #include "parallel.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,6 +189,15 @@ int attn_should_stop(attn_job *job, int worker)
         __atomic_store_n(&job->stop, stop, __ATOMIC_RELAXED);
     }
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
+}
+
+int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
+{
+    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
+        if (attn_should_stop(job, worker)) return 0;
+        sched_yield(); /* to the worker that is at it */
+    }
+    return 1;
 }
 
 static void work(attn_job *job, int worker)

@@ -31,6 +31,10 @@ ptrdiff_t attn_first_row(const attn_row_cut *cut, ptrdiff_t task);
 /* For long tasks: nonzero when the task must stop early. Worker 0 polls the host from time to time. */
 int attn_should_stop(attn_job *job, int worker);
 
+/* Waits until a counter, which earlier tasks of the loop increase, has reached `least`. Returns 0 if the task must stop
+ * instead. */
+int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job);
+
 /* cpus.c: CPUs that affinity and cgroup allow this process, at least 1. */
 int attn_usable_cpus(void);
 
