@@ -19,9 +19,11 @@ version = runpy.run_path("pyattn/_version.py")["__version__"]
 sanitize = SANITIZERS[os.environ.get("PYATTN_SANITIZE", "")]
 
 # No flag here depends on the instruction set: csrc/kernels/target.h chooses it file by file. Contraction is off because
-# every fused multiply-add is written as one, so that all compilers give the same bits. -g0 undoes the -g that most
-# interpreters hand on, and which makes up most of the file.
-compile_args = ["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+# every fused multiply-add is written as one, so that all compilers give the same bits. Without -fno-trapping-math, as
+# is clang's default, gcc makes no vectors of a loop that compares floats; the flags of the caller's floating-point state
+# are kept anyway. -g0 undoes the -g that most interpreters hand on, and which makes up most of the file.
+compile_args = ["-std=gnu11", "-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
+compile_args += ["-Wall", "-Wextra"]
 link_args = ["-pthread"]
 if sanitize:  # -fno-wrapv undoes another flag that is handed on, and that would hide overflows
     compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv"]

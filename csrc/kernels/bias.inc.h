@@ -1,35 +1,37 @@
 /* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is multiplied by log2(e) or by 1. A
- * finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see no key. */
+ * finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see no key.
+ *
+ * Rows of any dtype are converted one after another into contiguous reals; these loops have no branches, so that the
+ * compiler makes vectors of them. */
 
 static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
 static inline real K(bias_of_blocked)(const char *p) { return *p ? -INFINITY : 0; }
 
 static inline real K(bias_of_double)(double x, double times)
 {
-    double y = x * times;
-    if (y < -(double)REAL_MAX && x > (double)-INFINITY) y = -(double)REAL_MAX;
-    if (y > (double)REAL_MAX && x < (double)INFINITY) y = (double)REAL_MAX;
-    return (real)y;
+    const double most = (double)REAL_MAX, y = x * times, low = y < -most ? -most : y, near = low > most ? most : low;
+    return (real)(fabs(x) > DBL_MAX ? y : near);
 }
 
+/* float16: a whole number times a power of two, both exact. */
 static inline real K(bias_of_f16)(const char *p, double times)
 {
     uint16_t half;
     memcpy(&half, p, sizeof half);
-    int exponent = half >> 10 & 31, fraction = half & 1023;
-    double x = exponent == 31  ? (fraction ? (double)NAN : (double)INFINITY)
-               : exponent == 0 ? fraction * 0x1p-24
-                               : (double)(1024 + fraction) * (double)(1u << exponent) * 0x1p-25;
-    return K(bias_of_double)(half & 0x8000 ? -x : x, times);
+    const uint32_t exponent = half >> 10 & 31, fraction = half & 1023, normal = exponent != 0;
+    const uint64_t bits = (uint64_t)(998 + exponent + !normal) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    const double finite = (double)(int32_t)(1024 * normal + fraction) * power;
+    const double special = fraction != 0 ? (double)NAN : (double)INFINITY, sign = half & 0x8000 ? -1 : 1;
+    return K(bias_of_double)(sign * (exponent == 31 ? special : finite), times);
 }
 
 /* A mask of the kernel's own dtype: one rounding in that dtype, as in bias_squares. */
 static inline real K(bias_of_real)(real x, real times)
 {
-    real y = x * times;
-    if (y == -INFINITY && x != -INFINITY) y = -REAL_MAX;
-    if (y == INFINITY && x != INFINITY) y = REAL_MAX;
-    return y;
+    const real y = x * times, low = y < -REAL_MAX ? -REAL_MAX : y, near = low > REAL_MAX ? REAL_MAX : low;
+    return fabs((double)x) > (double)REAL_MAX ? y : near;
 }
 
 static inline real K(bias_of_f32)(const char *p, double times)
@@ -55,36 +57,55 @@ static inline real K(bias_of_long)(const char *p, double times)
     return K(bias_of_double)(y, times);
 }
 
-/* One row of any dtype. Every caller passes dtype as a constant. */
-ATTN_TEMPLATE void K(bias_row)(attn_mask_dtype dtype, int keys, const char *mask, ptrdiff_t step, double times,
-                               real *bias, ptrdiff_t key_out)
+/* Elements `step` bytes apart, as contiguous reals. Every caller passes dtype as a constant. */
+ATTN_TEMPLATE void K(bias_elements)(const attn_mask_dtype dtype, int count, const char *restrict mask, ptrdiff_t step,
+                                    double times, real *restrict bias)
 {
-    for (int n = 0; n < keys; n++) {
+    for (int n = 0; n < count; n++) {
         const char *at = mask + n * step;
-        bias[n * key_out] = dtype == ATTN_MASK_BOOL      ? K(bias_of_bool)(at)
-                            : dtype == ATTN_MASK_BLOCKED ? K(bias_of_blocked)(at)
-                            : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at, times)
-                            : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at, times)
-                            : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at, times)
-                                                         : K(bias_of_long)(at, times);
+        bias[n] = dtype == ATTN_MASK_BOOL      ? K(bias_of_bool)(at)
+                  : dtype == ATTN_MASK_BLOCKED ? K(bias_of_blocked)(at)
+                  : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at, times)
+                  : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at, times)
+                  : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at, times)
+                                               : K(bias_of_long)(at, times);
     }
 }
 
-static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                         double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
+static inline ptrdiff_t K(mask_size)(attn_mask_dtype dtype)
 {
-    for (int i = 0; i < rows; i++) {
-        real *out = bias + i * row_out;
-        switch (dtype) {
-        case ATTN_MASK_BOOL: K(bias_row)(ATTN_MASK_BOOL, keys, mask[i], step, times, out, key_out); break;
-        case ATTN_MASK_BLOCKED: K(bias_row)(ATTN_MASK_BLOCKED, keys, mask[i], step, times, out, key_out); break;
-        case ATTN_MASK_F16: K(bias_row)(ATTN_MASK_F16, keys, mask[i], step, times, out, key_out); break;
-        case ATTN_MASK_F32: K(bias_row)(ATTN_MASK_F32, keys, mask[i], step, times, out, key_out); break;
-        case ATTN_MASK_F64: K(bias_row)(ATTN_MASK_F64, keys, mask[i], step, times, out, key_out); break;
-        case ATTN_MASK_LONG: K(bias_row)(ATTN_MASK_LONG, keys, mask[i], step, times, out, key_out); break;
-        }
+    switch (dtype) {
+    case ATTN_MASK_BOOL:
+    case ATTN_MASK_BLOCKED: return 1;
+    case ATTN_MASK_F16: return 2;
+    case ATTN_MASK_F32: return 4;
+    case ATTN_MASK_F64: return 8;
+    case ATTN_MASK_LONG: break;
+    }
+    return (ptrdiff_t)sizeof(long double);
+}
+
+#define ELEMENTS(dtype)                                                                                                \
+    case dtype:                                                                                                        \
+        if (step == K(mask_size)(dtype))                                                                               \
+            K(bias_elements)(dtype, count, mask, K(mask_size)(dtype), times, bias);                                    \
+        else                                                                                                           \
+            K(bias_elements)(dtype, count, mask, step, times, bias);                                                   \
+        break;
+
+/* A row of a mask, or a column of one, of any dtype. */
+static void K(bias_line)(attn_mask_dtype dtype, int count, const char *mask, ptrdiff_t step, double times, real *bias)
+{
+    switch (dtype) {
+        ELEMENTS(ATTN_MASK_BOOL)
+        ELEMENTS(ATTN_MASK_BLOCKED)
+        ELEMENTS(ATTN_MASK_F16)
+        ELEMENTS(ATTN_MASK_F32)
+        ELEMENTS(ATTN_MASK_F64)
+        ELEMENTS(ATTN_MASK_LONG)
     }
 }
+#undef ELEMENTS
 
 /* bias_of_real for LANES at a time: corrects y = x * log2(e) where a finite x overflowed. */
 static inline vec K(bias_at_the_edge)(vec x, vec y)
@@ -128,12 +149,65 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
     }
 }
 
+/* Columns whose rows follow one another, as in the prefill layout. */
+static void K(bias_columns)(attn_mask_dtype dtype, int rows, int keys, const char *mask, ptrdiff_t step, double times,
+                            real *bias, ptrdiff_t key_out)
+{
+    const int whole = dtype == ATTN_MASK_BOOL ? rows / LANES * LANES : 0;
+    for (int n = 0; n < keys; n++) {
+        const char *column = mask + n * step;
+        for (int i = 0; i < whole; i += LANES) V(store)(bias + n * key_out + i, V(load_bool)(column + i));
+        K(bias_line)(dtype, rows - whole, column + whole * K(mask_size)(dtype), K(mask_size)(dtype), times,
+                     bias + n * key_out + whole);
+    }
+}
+
+/* Rows of bools of any strides into the prefill layout: gathered as bytes, then as in bias_squares. */
+static void K(bool_lines)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                          real *bias, ptrdiff_t key_out)
+{
+    for (int i = 0; i < rows; i += LANES) {
+        char line[LANES][ATTN_BLOCK_KEYS];
+        const int lanes = rows - i < LANES ? rows - i : LANES;
+        for (int l = 0; l < lanes; l++) {
+            const char *from = mask[i + l];
+            if (dtype == ATTN_MASK_BOOL)
+                for (int n = 0; n < keys; n++) line[l][n] = from[n * step];
+            else
+                for (int n = 0; n < keys; n++) line[l][n] = !from[n * step];
+        }
+        for (int n = 0; n < keys; n += LANES) {
+            vec r[LANES];
+            for (int l = 0; l < LANES; l++) r[l] = l < lanes ? V(load_bool)(line[l] + n) : V(splat)(0);
+            K(transpose)(r);
+            for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
+        }
+    }
+}
+
+/* Rows of any strides into the prefill layout, LANES of them at a time: as lines, then transposed in registers. */
+static void K(bias_lines)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                          double times, real *bias, ptrdiff_t key_out)
+{
+    for (int i = 0; i < rows; i += LANES) {
+        real line[LANES][ATTN_BLOCK_KEYS];
+        const int lanes = rows - i < LANES ? rows - i : LANES;
+        for (int l = 0; l < lanes; l++) K(bias_line)(dtype, keys, mask[i + l], step, times, line[l]);
+        for (int n = 0; n < keys; n += LANES) {
+            vec r[LANES];
+            for (int l = 0; l < LANES; l++) r[l] = l < lanes ? V(load)(line[l] + n) : V(splat)(0);
+            K(transpose)(r);
+            for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
+        }
+    }
+}
+
 /* One row that all queries share: read once. */
 static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
                               double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
     real row[ATTN_BLOCK_KEYS];
-    K(bias_rows)(dtype, 1, keys, mask, step, times, row, 0, 1);
+    K(bias_line)(dtype, keys, mask[0], step, times, row);
     if (row_out == 1) /* prefill: lanes past `rows` may be written */
         for (int n = 0; n < keys; n++)
             for (int i = 0; i < rows; i += LANES) V(store)(bias + n * key_out + i, V(splat)(row[n]));
@@ -164,37 +238,55 @@ static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, co
     return (any != 0) == (dtype == ATTN_MASK_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_MASKED;
 }
 
+/* The bytes from row to row, if they are the same for all rows, else 0. */
+static ptrdiff_t K(row_step)(int rows, const char *const *mask)
+{
+    const ptrdiff_t step = rows > 1 ? mask[1] - mask[0] : 0;
+    for (int i = 2; i < rows; i++)
+        if (mask[i] - mask[i - 1] != step) return 0;
+    return step;
+}
+
 static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
                                    ptrdiff_t key_stride_bytes, double times, void *bias, ptrdiff_t row_out,
                                    ptrdiff_t key_out)
 {
-    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
+    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED, prefill = row_out == 1;
     const int own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
+    const ptrdiff_t size = K(mask_size)(dtype);
+    const int contiguous = key_stride_bytes == size, transposed = !contiguous && K(row_step)(rows, mask) == size;
     int done = 0, same = rows > 1;
 
-    if (is_bool && key_stride_bytes == 1) {
-        attn_tile_kind kind = K(bool_kind)(dtype, rows, keys, mask);
+    if (is_bool && (contiguous || transposed)) {
+        const char *column[ATTN_BLOCK_KEYS];
+        for (int n = 0; transposed && n < keys; n++) column[n] = mask[0] + n * key_stride_bytes;
+        const attn_tile_kind kind =
+            transposed ? K(bool_kind)(dtype, keys, rows, column) : K(bool_kind)(dtype, rows, keys, mask);
         if (kind != ATTN_TILE_MIXED) return kind;
     }
     for (int i = 1; same && i < rows; i++) same = mask[i] == mask[0];
     if (same) {
         K(bias_broadcast)(dtype, rows, keys, mask, key_stride_bytes, times, bias, row_out, key_out);
-        return ATTN_TILE_MIXED;
-    }
-    if (row_out == 1 && key_stride_bytes == (is_bool ? 1 : (ptrdiff_t)sizeof(real))) {
-        done = is_bool || own ? keys / LANES * LANES : 0;
+    } else if (!prefill) {
+        for (int i = 0; i < rows; i++)
+            K(bias_line)(dtype, keys, mask[i], key_stride_bytes, times, (real *)bias + i * row_out);
+    } else if (transposed) {
+        K(bias_columns)(dtype, rows, keys, mask[0], key_stride_bytes, times, bias, key_out);
+    } else {
+        done = contiguous && (is_bool || own) ? keys / LANES * LANES : 0;
         if (dtype == ATTN_MASK_BOOL)
             K(bias_squares)(ATTN_MASK_BOOL, rows, done, mask, times, bias, key_out);
         else if (is_bool)
             K(bias_squares)(ATTN_MASK_BLOCKED, rows, done, mask, times, bias, key_out);
         else if (own)
             K(bias_squares)(REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64, rows, done, mask, times, bias, key_out);
-    }
-    if (done < keys) {
+        const int left = keys - done;
         const char *rest[ATTN_MAX_WIDTH];
-        for (int i = 0; i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
-        K(bias_rows)(dtype, rows, keys - done, rest, key_stride_bytes, times, (real *)bias + done * key_out, row_out,
-                     key_out);
+        for (int i = 0; left > 0 && i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
+        if (left > 0 && is_bool)
+            K(bool_lines)(dtype, rows, left, rest, key_stride_bytes, (real *)bias + done * key_out, key_out);
+        else if (left > 0)
+            K(bias_lines)(dtype, rows, left, rest, key_stride_bytes, times, (real *)bias + done * key_out, key_out);
     }
     return ATTN_TILE_MIXED;
 }

@@ -117,6 +117,39 @@ def test_masks_broadcast_to_heads_queries_keys(shape, layout, kind):
     assert bounds.weights_ratio(result.weights, expected) <= 1
 
 
+MASK_LAYOUTS = {
+    "columns": np.asfortranarray,
+    "every second key": lambda mask: np.repeat(mask, 2, 1)[:, ::2],
+    "every second row of columns": lambda mask: np.repeat(mask.T, 2, 1)[:, ::2].T,
+    "backwards": lambda mask: mask[::-1, ::-1].copy()[::-1, ::-1],
+    "one row": lambda mask: np.broadcast_to(mask[:1], mask.shape),
+    "one column": lambda mask: np.broadcast_to(mask[:, :1], mask.shape),
+}
+
+
+LIMITS = {kind: [np.finfo(kind).min, np.finfo(kind).max, 6e-8] for kind in ("float16", "float32", "float64")}
+
+
+@pytest.mark.parametrize("kind", ["bool", "float16", "float32", "float64", "longdouble"])
+@for_each("layout", MASK_LAYOUTS)
+@for_each("q_len", [1, 3, 70])
+def test_masks_of_any_strides_have_the_bits_of_contiguous_ones(kind, layout, q_len, level, dtype):
+    """Tiles of whole vectors and of parts of one; columns that are visible or masked altogether, too."""
+    query, key = make_arrays((q_len, 8), (150, 8), dtype=dtype)
+    numbers = np.random.default_rng(2).standard_normal((q_len, 150))
+    numbers[:, 64:128] = 1
+    numbers[numbers < -0.5] = -np.inf
+    numbers[:, 3:6] = LIMITS.get(kind, 1)
+    mask = MASK_LAYOUTS[layout](np.asarray(numbers > -0.5 if kind == "bool" else numbers).astype(kind))
+    result = pyattn.attention(query, key, key, attn_mask=mask, need_weights=True)
+    expected = pyattn.attention(query, key, key, attn_mask=np.ascontiguousarray(mask), need_weights=True)
+    for one, other in zip(result, expected, strict=True):
+        assert_same_bits(one, other)
+    if kind in ("float16", "bool"):  # what float64 holds exactly
+        wide = np.where(mask, 0, -np.inf) if kind == "bool" else mask.astype(np.float64)
+        assert_same_bits(pyattn.attention(query, key, key, attn_mask=wide), result.output)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (7, 1), (7, 2)], ids=str)
 def test_lengths_broadcast_to_the_batch_axes(shape, dtype):
     arrays = make_arrays((7, 2, 6, 3, 4), (7, 2, 6, 5, 4), (7, 2, 6, 5, 2), dtype=dtype)
