@@ -75,6 +75,7 @@ typedef struct {
     int worker, count;
     int exact_masked; /* pair by pair: masked values are not read, the others are scaled by `factor` */
     double factor;    /* 1 unless exact_masked */
+    ptrdiff_t nan_key; /* where a NaN was last found among the values */
     double keep_prob; /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
@@ -101,7 +102,8 @@ double attn_factor_of(const attn_problem *problem); /* of scores, in units of lo
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
-uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows); /* returns nonfinite rows as bits */
+/* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone. */
+uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows);
 void attn_finish_weights(attn_task *task, const attn_block *block);
 
 /* mask.c */
@@ -115,6 +117,8 @@ int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, c
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
 
 /* attention.c */
+/* Address of row `from`, a multiple of ATTN_BLOCK_KEYS. Clamped to the last page, as prefetches may run past it. */
+const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from);
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* task number of part `part` */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);

@@ -20,8 +20,7 @@ typedef struct {
     double largest;          /* distances: the largest factor |k|^2 of the block */
 } key_block;
 
-/* Address of row `from`, a multiple of ATTN_BLOCK_KEYS. Clamped to the last page, as prefetches may run past it. */
-static const char *rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
+const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
 {
     if (source->pages == NULL) return source->first + from * operand->row;
     const ptrdiff_t page = attn_min(from / ATTN_PAGE_KEYS, source->page_count - 1);
@@ -31,8 +30,8 @@ static const char *rows_at(const attn_source *source, const attn_operand *operan
 static key_block block_of(const attn_source *source, const attn_operand *operand, ptrdiff_t from, int keys,
                           ptrdiff_t columns, ptrdiff_t padded, int size, void *copy)
 {
-    const char *at = rows_at(source, operand, from);
-    if (copy == NULL) return (key_block){at, rows_at(source, operand, from + ATTN_BLOCK_KEYS), operand->row / size, 0};
+    const char *at = attn_rows_at(source, operand, from), *next = attn_rows_at(source, operand, from + ATTN_BLOCK_KEYS);
+    if (copy == NULL) return (key_block){at, next, operand->row / size, 0};
     for (int n = 0; n < keys; n++)
         attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
     return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * size, padded, 0};
@@ -309,9 +308,9 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
-/* Writes a block and redoes its rows that are NaN or infinite. First with exact masking: a masked pair may have added
- * 0 * NaN. Then with values scaled down: a sum of finite values may have overflowed. A row that is still not finite has
- * seen a NaN or an infinity in its visible inputs. */
+/* Writes a block and redoes its rows that are infinite, or NaN for another reason than a NaN that they see. First with
+ * exact masking: a masked pair may have added 0 * NaN. Then with values scaled down: a sum of finite values may have
+ * overflowed. A row that is still not finite has seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;
@@ -353,6 +352,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->job = job;
     task->worker = worker;
     task->exact_masked = 0;
+    task->nan_key = 0;
     task->factor = 1;
     task->keep_prob =
         p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */

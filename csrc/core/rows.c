@@ -210,6 +210,47 @@ static void store_lse(const attn_problem *p, const attn_block *block, int r, voi
         *(double *)lse = y;
 }
 
+static double real_at(const void *reals, ptrdiff_t n, int size)
+{
+    return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
+}
+
+static int is_nan_value(const attn_task *task, ptrdiff_t key, ptrdiff_t column)
+{
+    const attn_operand *value = &task->plan->problem->value;
+    const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
+    const char *row = attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
+    return isnan(real_at(row + column * value->column, 0, task->plan->kernels->size));
+}
+
+/* Whether a key that row r sees has a NaN in this column of its value. Looks first where one was found before. */
+static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column)
+{
+    const ptrdiff_t first = block->first[r], last = block->last[r];
+    if (first <= task->nan_key && task->nan_key < last && is_nan_value(task, task->nan_key, column)) return 1;
+    for (ptrdiff_t key = first; key < last; key++) {
+        if (!is_nan_value(task, key, column)) continue;
+        task->nan_key = key;
+        return 1;
+    }
+    return 0;
+}
+
+/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. Which pairs a mask
+ * leaves visible is not looked at. */
+static int stays_nan(attn_task *task, const attn_block *block, int r, const void *output)
+{
+    const attn_problem *p = task->plan->problem;
+    const int size = task->plan->kernels->size;
+    if (isnan(real_at(block->total.sum, r, size))) return 1;
+    if (p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data) return 0;
+    for (ptrdiff_t d = 0; d < p->v_dim; d++) {
+        const double y = real_at(output, d, size);
+        if (!isfinite(y) && !(isnan(y) && sees_nan(task, block, r, d))) return 0;
+    }
+    return 1;
+}
+
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
 {
     const attn_plan *plan = task->plan;
@@ -226,8 +267,11 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
         if (!(rows >> r & 1)) output[r] = NULL;
     const int is_mean =
         task->factor != 1 && task->keep_prob == 1; /* of values that were made small, and nothing dropped */
-    return plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
-                                      task->factor * task->keep_prob, is_mean, p->empty, output);
+    uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
+                                                    task->factor * task->keep_prob, is_mean, p->empty, output);
+    for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++)
+        if ((nonfinite >> r & 1) && stays_nan(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+    return nonfinite;
 }
 
 /* Writes the rows' weights, one key block at a time. Advances `row`. */

@@ -198,6 +198,20 @@ def test_nan_in_a_key_reaches_the_rows_that_attend(masked, rows, arrays, level):
         np.testing.assert_array_equal(np.isnan(array), np.broadcast_to(visible[:, key, np.newaxis], array.shape))
 
 
+@for_each("arguments", [{}, {"is_causal": True, "align": "lower_right"}, {"window": (90, 0), "align": "lower_right"}])
+def test_a_row_with_a_nan_is_redone_for_its_other_columns(arguments, arrays, level):
+    """Values whose sum overflows, beside a NaN: only where every column is lost is there nothing to redo."""
+    query, key, value = arrays
+    largest = np.finfo(value.dtype).max
+    value[..., 0] = largest
+    value[:, :, 580, 1] = np.nan
+    output = pyattn.attention(query, key, value, **arguments)
+    visible = visible_of(arguments)[:, 580] if arguments else np.ones(Q_LEN, bool)
+    np.testing.assert_array_equal(np.isnan(output[..., 1]), np.broadcast_to(visible, (2, HEADS, Q_LEN)))
+    np.testing.assert_allclose(output[..., 0], largest, rtol=1e-5)
+    assert np.isfinite(np.delete(output, 1, -1)).all()
+
+
 def test_nan_in_a_query_reaches_its_own_row(arrays, level):
     arrays[0][1, 0, 17, 4] = np.nan
     result = attend(arrays, {})
