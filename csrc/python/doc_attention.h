@@ -93,7 +93,7 @@
     "    A float mask holds zeros and ones only, which masks nothing; or a bool mask (L, S) is a causal one with True =\n" \
     "    blocked, and lets each query attend only to later keys.\n" \
     "ShapeWarning\n" \
-    "    The heads and length axes look swapped: hundreds of heads, and few queries and keys.\n" \
+    "    The heads and length axes look swapped: more than 512 heads, and few queries and keys.\n" \
     "\n" \
     "Notes\n" \
     "-----\n" \
