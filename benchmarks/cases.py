@@ -146,24 +146,39 @@ class AttentionCase(Case):
             return np.arange(kv_len) < lengths
         if self.mask == "float":
             return rng.standard_normal((heads, q_len, kv_len), np.float32)
-        return None
+        if not self.mask:
+            return None
+        keep = rng.random((q_len, kv_len)) < 0.8
+        if self.mask == "every second bool":
+            return np.repeat(keep, 2, axis=1)[:, ::2]
+        dtype, _, columns = self.mask.partition(" ")
+        mask = keep if dtype == "bool" else np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(dtype)
+        return np.asfortranarray(mask) if columns else mask
 
     def read_once(self, inputs: AttentionInputs) -> tuple[np.ndarray, ...]:
         return (inputs.key, inputs.value) if self.family == "decode" else ()
 
 
-def denormal(inputs: AttentionInputs, kind: str) -> AttentionInputs:
-    """The same sizes with numbers that make denormals on the way.
+def unusual(inputs: AttentionInputs, family: str) -> AttentionInputs:
+    """The same sizes with numbers that a fast loop may trip over.
 
     Parameters
     ----------
     inputs : AttentionInputs
         Of a case without a mask.
-    kind : {"scores", "values"}
-        "scores": one key is 95 nats above all others, whose weights are then near 1e-41; "values": values near 1e-40.
+    family : {"denormal scores", "denormal values", "NaN values", "NaN queries"}
+        Denormals on the way: one key is 95 nats above all others, whose weights are then near 1e-41, or values are near
+        1e-40. Or NaN in one column of the values, or in every seventh query.
     """
-    if kind == "values":
+    if family == "denormal values":
         return replace(inputs, value=inputs.value * np.float32(1e-40))
+    if family.startswith("NaN"):
+        query, value = inputs.query.copy(), inputs.value.copy()
+        if family == "NaN values":
+            value[..., 3] = np.nan
+        else:
+            query[:, :, ::7] = np.nan
+        return replace(inputs, query=query, value=value)
     query, key = 0.1 * inputs.query, 0.1 * inputs.key
     query[..., 0] = np.sqrt(query.shape[-1])
     key[..., 0] = 0.0

@@ -125,3 +125,9 @@ def _attention() -> Iterator[AttentionCase]:
         )
     for kind in ("scores", "values"):
         yield AttentionCase(f"denormal {kind}", (1, 12, 512, 512, 64), own=(Bar("cost", 1.5, at_least=False),))
+    read = Bar("cost", 1.3, at_least=False)
+    for mask in ("float32", "float64", "float16", "float32 columns", "bool", "bool columns", "every second bool"):
+        for shape in ((1, 12, 2048, 2048, 64), (1, 1, 128, 128, 64)):
+            yield AttentionCase(f"mask of {mask}", shape, mask=mask, own=(read,), quick=mask == "float64")
+    for kind in ("values", "queries"):
+        yield AttentionCase(f"NaN {kind}", (1, 12, 2048, 2048, 64), own=(read,))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import AttentionCase, AttentionInputs, Bar, Case, denormal
+from benchmarks.cases import AttentionCase, AttentionInputs, Bar, Case, unusual
 from benchmarks.measure import Effort, Sample, Times, fma_peak, measure, pure_read, repeated
 from benchmarks.peers import PEERS, Peer, PeerMissingError, Pyattn, UnsupportedError, enter
 
@@ -114,20 +114,20 @@ def _enter(
 
 
 def measure_cost(case: AttentionCase, inputs: AttentionInputs, threads: int, result: Result, effort: Effort) -> None:
-    """Compare pyattn with itself: what do weights, pages, another score or denormals cost beside the plain call?"""
-    plain = Pyattn.attention(replace(case, score="dot"), inputs).sample
+    """Compare pyattn with itself: what do weights, pages, masks, scores or odd numbers cost beside the plain call?"""
+    plain = Pyattn.attention(replace(case, score="dot"), replace(inputs, mask=None)).sample
     if case.family == "weights":
         asked = Pyattn.attention(case, inputs, need_weights=True).sample
         shape = case.shape[:4]
         write = repeated(lambda: np.empty(shape, np.float32).fill(1.0))  # fresh memory, as the caller gets weights in
         result.times = measure({OURS: asked, "plain": plain, "write": write}, threads, effort)
         writing = result.times["write"].minimum
-    elif case.score != "dot" or case.family == "cache":
+    elif case.score != "dot" or case.mask or case.family == "cache":
         ours = Pyattn.cached(case, inputs) if case.family == "cache" else Pyattn.attention(case, inputs)
         result.times = measure({OURS: ours.sample, "plain": plain}, threads, effort)
         writing = 0.0
     else:
-        asked = Pyattn.attention(case, denormal(inputs, case.family.split()[1])).sample
+        asked = Pyattn.attention(case, unusual(inputs, case.family)).sample
         result.times = measure({OURS: asked, "plain": plain}, threads, effort)
         writing = 0.0
     result.figures["cost"] = (result.times[OURS].minimum - writing) / result.times["plain"].minimum
