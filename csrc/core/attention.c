@@ -308,7 +308,7 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
-/* Writes a block and redoes its rows that are infinite, or NaN for another reason than a NaN that they see. First with
+/* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nan in rows.c). First with
  * exact masking: a masked pair may have added 0 * NaN. Then with values scaled down: a sum of finite values may have
  * overflowed. A row that is still not finite has seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
@@ -352,7 +352,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->job = job;
     task->worker = worker;
     task->exact_masked = 0;
-    task->nan_key = 0;
+    task->has_nan_keys = 0;
     task->factor = 1;
     task->keep_prob =
         p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */

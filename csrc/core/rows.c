@@ -215,35 +215,51 @@ static double real_at(const void *reals, ptrdiff_t n, int size)
     return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
 }
 
-static int is_nan_value(const attn_task *task, ptrdiff_t key, ptrdiff_t column)
+/* Whether a row of `columns` reals, `step` bytes apart, has a NaN. */
+static int has_nan(const char *row, ptrdiff_t columns, ptrdiff_t step, int size)
 {
-    const attn_operand *value = &task->plan->problem->value;
-    const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
-    const char *row = attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
-    return isnan(real_at(row + column * value->column, 0, task->plan->kernels->size));
+    int any = 0;
+    for (ptrdiff_t d = 0; d < columns; d++) any |= isnan(real_at(row + d * step, 0, size)) != 0;
+    return any;
 }
 
-/* Whether a key that row r sees has a NaN in this column of its value. Looks first where one was found before. */
-static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column)
+static void find_nans(attn_task *task)
 {
-    const ptrdiff_t first = block->first[r], last = block->last[r];
-    if (first <= task->nan_key && task->nan_key < last && is_nan_value(task, task->nan_key, column)) return 1;
-    for (ptrdiff_t key = first; key < last; key++) {
-        if (!is_nan_value(task, key, column)) continue;
-        task->nan_key = key;
-        return 1;
+    const attn_problem *p = task->plan->problem;
+    const attn_operand *value = &p->value;
+    const int size = task->plan->kernels->size;
+    ptrdiff_t *first = task->nan_keys, *last = first + p->v_dim;
+    for (ptrdiff_t d = 0; d < p->v_dim; d++) first[d] = last[d] = -1;
+    for (ptrdiff_t key = 0; key < task->key_length; key++) {
+        const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
+        const char *row = attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
+        if (!has_nan(row, p->v_dim, value->column, size)) continue;
+        for (ptrdiff_t d = 0; d < p->v_dim; d++) {
+            if (!isnan(real_at(row + d * value->column, 0, size))) continue;
+            if (first[d] < 0) first[d] = key;
+            last[d] = key;
+        }
     }
-    return 0;
+    task->has_nan_keys = 1;
 }
 
-/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. Which pairs a mask
- * leaves visible is not looked at. */
+/* Whether a key that row r sees has a NaN in this column of its value; 0, too, where only one between the first and the
+ * last is seen. */
+static int sees_nan(const attn_task *task, const attn_block *block, int r, ptrdiff_t column)
+{
+    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + task->plan->problem->v_dim];
+    return (block->first[r] <= first && first < block->last[r]) || (block->first[r] <= last && last < block->last[r]);
+}
+
+/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. With a mask array,
+ * which decides what a row sees, only the sum is looked at. */
 static int stays_nan(attn_task *task, const attn_block *block, int r, const void *output)
 {
     const attn_problem *p = task->plan->problem;
     const int size = task->plan->kernels->size;
     if (isnan(real_at(block->total.sum, r, size))) return 1;
     if (p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data) return 0;
+    if (!task->has_nan_keys) find_nans(task);
     for (ptrdiff_t d = 0; d < p->v_dim; d++) {
         const double y = real_at(output, d, size);
         if (!isfinite(y) && !(isnan(y) && sees_nan(task, block, r, d))) return 0;
