@@ -19,9 +19,9 @@ version = runpy.run_path("pyattn/_version.py")["__version__"]
 sanitize = SANITIZERS[os.environ.get("PYATTN_SANITIZE", "")]
 
 # No flag here depends on the instruction set: csrc/kernels/target.h chooses it file by file. Contraction is off because
-# every fused multiply-add is written as one, so that all compilers give the same bits. Without -fno-trapping-math, as
-# is clang's default, gcc makes no vectors of a loop that compares floats; the flags of the caller's floating-point state
-# are kept anyway. -g0 undoes the -g that most interpreters hand on, and which makes up most of the file.
+# every fused multiply-add is written as one, so that all compilers give the same bits. gcc makes vectors of loops that
+# compare floats only with -fno-trapping-math, clang's default; the caller's floating-point flags are kept anyway. -g0
+# undoes the -g that most interpreters hand on, and which makes up most of the file.
 compile_args = ["-std=gnu11", "-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
 compile_args += ["-Wall", "-Wextra"]
 link_args = ["-pthread"]

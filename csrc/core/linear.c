@@ -46,12 +46,13 @@ typedef struct {
     const attn_kernels *kernels;
     product_form form;
     ptrdiff_t step; /* features multiplied at a time, and stored */
-    int nr;         /* LANES: features processed together */
+    int nr;         /* (features, inner): features processed together */
     ptrdiff_t kc;   /* inner elements per pass over them */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
-    int packs_x, copy_x, copy_weight;
+    int packs_x;             /* rows are packed or copied before they are multiplied */
+    int copy_x, copy_weight; /* LANES: each row is copied before it is packed; the weight is neither order */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */

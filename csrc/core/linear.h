@@ -13,7 +13,8 @@ typedef struct {
     attn_activation activation;
 } attn_product;
 
-/* check_linear.c: checks the arguments; attn_setup_linear fills `product` but for y, attn_layout_linear checks y, too. */
+/* check_linear.c: checks the arguments. attn_setup_linear fills all of `product` except y; attn_layout_linear checks y,
+ * too. */
 attn_status attn_check_linear(const attn_linear_args *args, attn_error *error);
 attn_status attn_setup_linear(const attn_linear_args *args, attn_product *product, attn_error *error);
 attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *y, attn_product *product,

@@ -49,7 +49,7 @@ double attn_measure_read(const float *data, ptrdiff_t count, int num_threads)
     read_job job = {attn_kernels_for(ATTN_F32), data, count};
     const ptrdiff_t tasks = count / READ_PIECE + 1;
     const double before = seconds_now();
-    attn_parallel_for(tasks, attn_workers(num_threads, tasks), read_piece, &job);
+    if (attn_parallel_for(tasks, attn_workers(num_threads, tasks), read_piece, &job) != ATTN_OK) return 0;
     const double after = seconds_now();
     return after > before ? (double)count * sizeof(float) / (after - before) : 0;
 }

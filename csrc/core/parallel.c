@@ -177,25 +177,30 @@ static int time_to_ask(void)
     return 1;
 }
 
-/* Whether this is a child that was forked during the loop, by a poll: then its other workers and their tasks are gone.
+/* Whether this is a child that was forked during the loop: then its other workers and their tasks are gone.
  * A thread that works alone just goes on. */
 static int is_forked(const attn_job *job) { return !job->alone && pool.forks != job->forks; }
 
 int attn_should_stop(attn_job *job, int worker)
 {
-    if (worker == 0 && attn_host.interrupted != NULL && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED) &&
-        time_to_ask()) {
-        const int stop = ask_host(job) ? ATTN_INTERRUPTED : is_forked(job) ? ATTN_FORKED : ATTN_OK;
-        __atomic_store_n(&job->stop, stop, __ATOMIC_RELAXED);
+    if (worker == 0 && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED)) {
+        int stop = attn_host.interrupted != NULL && time_to_ask() && ask_host(job) ? ATTN_INTERRUPTED : ATTN_OK;
+        if (stop == ATTN_OK && is_forked(job)) stop = ATTN_FORKED;
+        if (stop != ATTN_OK) __atomic_store_n(&job->stop, stop, __ATOMIC_RELAXED);
     }
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
 }
 
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
 {
+    const struct timespec pause = {0, 50000};
+    const int64_t until = now() + SPIN_NS;
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
         if (attn_should_stop(job, worker)) return 0;
-        sched_yield(); /* to the worker that is at it */
+        if (now() < until)
+            sched_yield();
+        else
+            nanosleep(&pause, NULL);
     }
     return 1;
 }
@@ -320,7 +325,7 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
         wait_for_workers(&job);
         if (!is_forked(&job))
             pthread_mutex_unlock(&pool.busy);
-        else if (job.stop == ATTN_OK) /* at the last poll */
+        else if (job.stop == ATTN_OK) /* forked after the last poll */
             job.stop = ATTN_FORKED;
     } else {
         job.alone = 1;

@@ -14,7 +14,7 @@ int attn_workers(int num_threads, ptrdiff_t tasks);
 
 /* Runs tasks 0, 1, 2 ... on up to `workers` threads, including the calling one. One loop at a time has the pool: a
  * second caller finds it busy and runs its tasks itself. Returns ATTN_OK; ATTN_INTERRUPTED if the host asked to stop;
- * ATTN_FORKED in a child that was forked in the midst, whose other workers are gone. */
+ * ATTN_FORKED in a child that was forked during the loop, whose other workers are gone. */
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context);
 
 /* Multiply-adds (some microseconds of work) below which a second thread costs more than it saves. */

@@ -4,8 +4,9 @@
  *
  * Arrays are tensors: up to ATTN_MAX_AXES axes of any strides (in bytes: negative, zero and broadcast ones too).
  * Elements must be aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After
- * ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written, except by
- * attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished some.
+ * ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written,
+ * except by attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished
+ * some.
  */
 #ifndef ATTN_H
 #define ATTN_H
@@ -22,7 +23,7 @@ extern "C" {
 enum { ATTN_MAX_AXES = 8 };
 
 /* ATTN_FORKED comes back in a child that was forked while the call worked on several threads, which a child does not
- * have: call again. */
+ * have: call again, unless the output is also an input, which is partly overwritten then. */
 typedef enum { ATTN_OK, ATTN_INVALID, ATTN_NO_MEMORY, ATTN_INTERRUPTED, ATTN_FORKED } attn_status;
 
 /* Why a call returned ATTN_INVALID or ATTN_NO_MEMORY, as one sentence. */

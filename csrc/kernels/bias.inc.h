@@ -149,7 +149,7 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
     }
 }
 
-/* Columns whose rows follow one another, as in the prefill layout. */
+/* A transposed mask: the rows of a column follow one another, as in the prefill layout. */
 static void K(bias_columns)(attn_mask_dtype dtype, int rows, int keys, const char *mask, ptrdiff_t step, double times,
                             real *bias, ptrdiff_t key_out)
 {

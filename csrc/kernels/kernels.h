@@ -90,7 +90,7 @@ typedef struct {
     int width;       /* lanes * ATTN_VECTORS */
     int size;        /* bytes of a real */
     int decode_rows; /* most rows for which the decode layout is faster */
-    int gemv_rows;   /* most rows for which gemv is faster than gemm */
+    int gemv_rows;   /* most rows for which gemv is faster than gemm, on a weight from memory */
 
     /* packed (head_dim, vectors * lanes) = query[i][d] * factor, transposed; lanes past `rows` are zero. */
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,

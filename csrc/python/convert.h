@@ -127,8 +127,8 @@ int pyattn_num_threads(PyObject *object);
 /* Converts None or the name of an activation. Returns -1 with an exception. */
 int pyattn_activation(PyObject *object, attn_activation *activation);
 
-/* gil.c: runs a call of the core, without the GIL if `releases`: worth it for long calls alone. In a child that was
- * forked during the call, it begins anew. */
+/* gil.c: runs a call of the core, without the GIL if `releases`, which pays for long calls only. A child that was
+ * forked during the call restarts it. */
 #define PYATTN_RUN(status, releases, call)                                                                             \
     do {                                                                                                               \
         PyThreadState *const released = pyattn_release_gil(releases);                                                  \
@@ -139,8 +139,8 @@ int pyattn_activation(PyObject *object, attn_activation *activation);
 PyThreadState *pyattn_release_gil(int releases);
 void pyattn_acquire_gil(PyThreadState *released);
 
-/* Whether calls of this thread handle signals. Not while one works in place: a handler may fork, and it cannot begin
- * anew. */
+/* Whether calls of this thread handle signals. A call that works in place must not: a handler may fork, and the child
+ * could not restart the call. */
 void pyattn_ask_for_signals(int asks);
 
 int pyattn_find_main_thread(void); /* at import; -1 with an exception */

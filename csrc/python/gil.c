@@ -1,11 +1,11 @@
-/* Finds the thread that handles Ctrl-C: Python delivers signals to its main thread only, which needs the GIL to
+/* The GIL, and the thread that handles Ctrl-C: Python delivers signals to its main thread only, which needs the GIL to
  * check. */
 #include <unistd.h>
 
 #include "convert.h"
 
-/* Per thread: whether it is the main thread, and the process in which that was determined. After a fork, the forking
- * thread is the main one. */
+/* Per thread: whether it is the main thread, and the process in which that was determined; whether its calls ignore
+ * signals. After a fork, the forking thread is the main one. */
 static _Thread_local int is_main, is_quiet;
 static _Thread_local pid_t process;
 
@@ -57,6 +57,8 @@ void pyattn_acquire_gil(PyThreadState *released)
 
 void pyattn_ask_for_signals(int asks) { is_quiet = !asks; }
 
+/* The core polls for Ctrl-C without the GIL. Only the main thread may: at interpreter exit, Python ends a daemon thread
+ * that requests the GIL, and the thread's workers would go on with the stack of a dead thread. */
 int pyattn_interrupted(void)
 {
     if (!is_main || is_quiet) return 0;

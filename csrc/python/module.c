@@ -2,8 +2,6 @@
 #define PYATTN_IMPORTS_NUMPY
 #include "convert.h"
 
-/* The core polls for Ctrl-C without the GIL. Only the main thread may: at interpreter exit, Python ends a daemon thread
- * that requests the GIL, and the thread's workers would go on with the stack of a dead thread. */
 static int execute(PyObject *module)
 {
     static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, pyattn_interrupted};

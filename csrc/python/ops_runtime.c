@@ -85,8 +85,10 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
     }
     const float *data = PyArray_DATA((PyArrayObject *)array);
     const npy_intp count = PyArray_SIZE((PyArrayObject *)array);
-    Py_BEGIN_ALLOW_THREADS speed = attn_measure_read(data, count, n);
-    Py_END_ALLOW_THREADS return PyErr_Occurred() ? NULL : PyFloat_FromDouble(speed * 1e-9); /* a signal handler's */
+    PyThreadState *const released = pyattn_release_gil(1);
+    speed = attn_measure_read(data, count, n);
+    pyattn_acquire_gil(released);
+    return PyErr_Occurred() ? NULL : PyFloat_FromDouble(speed * 1e-9); /* a signal handler's */
 }
 
 PyMethodDef pyattn_runtime_methods[] = {
