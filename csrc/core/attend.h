@@ -73,11 +73,11 @@ typedef struct {
     const attn_plan *plan;
     attn_job *job;
     int worker, count;
-    int exact_masked; /* pair by pair: masked values are not read, the others are scaled by `factor` */
-    double factor;    /* 1 unless exact_masked */
+    int exact_masked;    /* pair by pair: masked values are not read, the others are scaled by `factor` */
+    double factor;       /* 1 unless exact_masked */
     int has_nan_keys;    /* nan_keys has been filled: only where a result is not finite */
     ptrdiff_t *nan_keys; /* without mask arrays: the first key, and the last, with a NaN in each column of its value */
-    double keep_prob; /* 1 - dropout_p, which divides the weights; infinite for 0 */
+    double keep_prob;    /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */

@@ -93,9 +93,15 @@ static inline ptrdiff_t K(mask_size)(attn_mask_dtype dtype)
             K(bias_elements)(dtype, count, mask, step, times, bias);                                                   \
         break;
 
-/* A row of a mask, or a column of one, of any dtype. */
+/* A row of a mask, or a column of one, of any dtype; at most ATTN_BLOCK_KEYS elements. */
 static void K(bias_line)(attn_mask_dtype dtype, int count, const char *mask, ptrdiff_t step, double times, real *bias)
 {
+    char bytes[ATTN_BLOCK_KEYS];
+    if (K(mask_size)(dtype) == 1 && step != 1) { /* bools are gathered first: bytes are moved faster than converted */
+        for (int n = 0; n < count; n++) bytes[n] = mask[n * step];
+        mask = bytes;
+        step = 1;
+    }
     switch (dtype) {
         ELEMENTS(ATTN_MASK_BOOL)
         ELEMENTS(ATTN_MASK_BLOCKED)
@@ -159,29 +165,6 @@ static void K(bias_columns)(attn_mask_dtype dtype, int rows, int keys, const cha
         for (int i = 0; i < whole; i += LANES) V(store)(bias + n * key_out + i, V(load_bool)(column + i));
         K(bias_line)(dtype, rows - whole, column + whole * K(mask_size)(dtype), K(mask_size)(dtype), times,
                      bias + n * key_out + whole);
-    }
-}
-
-/* Rows of bools of any strides into the prefill layout: gathered as bytes, then as in bias_squares. */
-static void K(bool_lines)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                          real *bias, ptrdiff_t key_out)
-{
-    for (int i = 0; i < rows; i += LANES) {
-        char line[LANES][ATTN_BLOCK_KEYS];
-        const int lanes = rows - i < LANES ? rows - i : LANES;
-        for (int l = 0; l < lanes; l++) {
-            const char *from = mask[i + l];
-            if (dtype == ATTN_MASK_BOOL)
-                for (int n = 0; n < keys; n++) line[l][n] = from[n * step];
-            else
-                for (int n = 0; n < keys; n++) line[l][n] = !from[n * step];
-        }
-        for (int n = 0; n < keys; n += LANES) {
-            vec r[LANES];
-            for (int l = 0; l < LANES; l++) r[l] = l < lanes ? V(load_bool)(line[l] + n) : V(splat)(0);
-            K(transpose)(r);
-            for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
-        }
     }
 }
 
@@ -283,9 +266,7 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
         const int left = keys - done;
         const char *rest[ATTN_MAX_WIDTH];
         for (int i = 0; left > 0 && i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
-        if (left > 0 && is_bool)
-            K(bool_lines)(dtype, rows, left, rest, key_stride_bytes, (real *)bias + done * key_out, key_out);
-        else if (left > 0)
+        if (left > 0)
             K(bias_lines)(dtype, rows, left, rest, key_stride_bytes, times, (real *)bias + done * key_out, key_out);
     }
     return ATTN_TILE_MIXED;
