@@ -400,7 +400,7 @@ class KVCache:
         if isinstance(attn_mask, Mask):
             heads = queries.shape[2 if layout == "bshd" else 1]
             attn_mask = checked_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
-        elif isinstance(attn_mask, np.ndarray) and attn_mask.dtype == np.bool_ and attn_mask.ndim == 2:
+        elif isinstance(attn_mask, np.ndarray):
             warn_if_inverted(attn_mask)
         if self.window is not None:
             if window is not None:

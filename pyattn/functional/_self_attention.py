@@ -269,7 +269,7 @@ def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...], bare: bool) -> np
     axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
     if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
         raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
-    if bare and mask.ndim == 2 and mask.dtype == np.bool_:
+    if bare:
         warn_if_inverted(mask)
     if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, with a fix that depends on the original
         return attn_mask

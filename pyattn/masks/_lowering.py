@@ -171,9 +171,11 @@ def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
     return mask.lengths if isinstance(mask, Lengths) else None
 
 
-def warn_if_inverted(attend: BoolArray) -> None:
-    """Warn of a bare attn_mask, (L, S) with True = attend, that is a causal one with True = blocked."""
-    if min(attend.shape) < 2 or attend[0, 0] or not attend[0, 1]:  # rules out most masks early
+def warn_if_inverted(attend: npt.NDArray[Any]) -> None:
+    """Warn of a bare attn_mask that is causal with True = blocked: of bools, (L, S), where True = attend."""
+    if attend.ndim != 2 or attend.dtype != np.bool_ or min(attend.shape) < 2:
+        return
+    if attend[0, 0] or not attend[0, 1]:  # rules out most masks early
         return
     keys = np.arange(attend.shape[1])
     if all(np.array_equal(row, keys > i) for i, row in enumerate(attend)):
