@@ -28,6 +28,7 @@ enum {
     CACHED_BYTES = 1 << 24, /* of a weight that is probably in the cache, about: then gemm pays for fewer rows */
     NR = 8,                 /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
+    LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */
     WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
@@ -51,14 +52,15 @@ typedef struct {
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
+    ptrdiff_t pack_parts;    /* of a block, by its inner axis, when workers pack together */
     int packs_x;             /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* LANES: each row is copied before it is packed; the weight is neither order */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
-    ptrdiff_t chunk;         /* the current one, unless by_chunks */
-    ptrdiff_t packed_blocks; /* of it; atomic */
+    ptrdiff_t chunk;        /* the current one, unless by_chunks */
+    ptrdiff_t packed_parts; /* of it; atomic */
     char *packed, *scratch;
 } linear_plan;
 
@@ -190,6 +192,8 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
+    const ptrdiff_t parts = attn_min(workers / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    plan->pack_parts = parts > 1 ? parts : 1;
 
     /* fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
@@ -223,25 +227,29 @@ static char *packed_block(const linear_plan *plan, const row_chunk *chunk, ptrdi
     return chunk->packed + (size_t)(number - chunk->first) * plan->block_bytes;
 }
 
-static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t number, const row_chunk *chunk)
+/* Packs `inner` elements of a block's rows, from element `from` on. */
+static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t number, const row_chunk *chunk,
+                 ptrdiff_t from, ptrdiff_t inner)
 {
-    const attn_product *p = plan->product;
+    const attn_tensor *x = &plan->product->x;
+    const attn_kernels *k = plan->kernels;
     const row_block block = block_of(plan, number);
-    const int size = plan->kernels->size;
+    const ptrdiff_t stride = attn_last_stride(x);
     char *packed = packed_block(plan, chunk, number);
     void *row[ATTN_MAX_WIDTH];
 
-    addresses_of(&p->x, block.row, block.rows, 0, row);
+    addresses_of(x, block.row, block.rows, from * stride, row);
     if (plan->form != LANES) {
         for (int i = 0; i < block.rows; i++)
-            attn_copy_row(packed + i * plan->x_row, row[i], attn_last_stride(&p->x), p->inner, p->inner, size);
+            attn_copy_row(packed + i * plan->x_row + from * k->size, row[i], stride, inner, inner, k->size);
         return;
     }
     for (int i = 0; plan->copy_x && i < block.rows; i++) {
-        attn_copy_row(w->rows + i * plan->x_row, row[i], attn_last_stride(&p->x), p->inner, p->inner, size);
+        attn_copy_row(w->rows + i * plan->x_row, row[i], stride, inner, inner, k->size);
         row[i] = w->rows + i * plan->x_row;
     }
-    plan->kernels->pack_queries(block.rows, block.vectors, p->inner, (const void *const *)row, 1, packed);
+    packed += from * block.vectors * k->lanes * k->size;
+    k->pack_queries(block.rows, block.vectors, inner, (const void *const *)row, 1, packed);
 }
 
 /* The weight as (features, inner) ---------------------------------------------------------------------------------- */
@@ -418,25 +426,33 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* The blocks of the current chunk that are packed: the first tasks of its loop. */
-static ptrdiff_t blocks_to_pack(const linear_plan *plan, const row_chunk *chunk)
+/* The parts of the current chunk that are packed: the first tasks of its loop. A lone block is shared by its inner
+ * axis, so that no worker waits while another one packs. */
+static ptrdiff_t parts_to_pack(const linear_plan *plan, const row_chunk *chunk)
 {
-    return plan->packs_x ? chunk->last - chunk->first : 0;
+    return plan->packs_x ? (chunk->last - chunk->first) * plan->pack_parts : 0;
 }
 
-/* Packs a block of the current chunk, or multiplies some features with it once all are packed. */
+static void pack_part(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t number)
+{
+    const ptrdiff_t inner = plan->product->inner, step = attn_ceil_div(inner, plan->pack_parts);
+    const ptrdiff_t from = attn_min(inner, number % plan->pack_parts * step);
+    pack(plan, w, chunk->first + number / plan->pack_parts, chunk, from, attn_min(inner - from, step));
+}
+
+/* Packs a part of the current chunk, or multiplies some features with it once all are packed. */
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-    const ptrdiff_t blocks = blocks_to_pack(plan, &chunk);
+    const ptrdiff_t parts = parts_to_pack(plan, &chunk);
     if (attn_should_stop(job, worker)) return;
-    if (number < blocks) {
-        pack(plan, &w, chunk.first + number, &chunk);
-        __atomic_add_fetch(&plan->packed_blocks, 1, __ATOMIC_RELEASE);
-    } else if (attn_wait_for(&plan->packed_blocks, blocks, worker, job)) {
-        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - blocks) * step;
+    if (number < parts) {
+        pack_part(plan, &w, &chunk, number);
+        __atomic_add_fetch(&plan->packed_parts, 1, __ATOMIC_RELEASE);
+    } else if (attn_wait_for(&plan->packed_parts, parts, worker, job)) {
+        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - parts) * step;
         multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
     }
 }
@@ -449,7 +465,7 @@ static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *jo
     const row_chunk chunk = chunk_of(plan, number, w.packed);
     for (ptrdiff_t n = chunk.first; plan->packs_x && n < chunk.last; n++) {
         if (attn_should_stop(job, worker)) return;
-        pack(plan, &w, n, &chunk);
+        pack(plan, &w, n, &chunk, 0, plan->product->inner);
     }
     multiply(plan, &w, &chunk, 0, plan->product->features, worker, job);
 }
@@ -460,8 +476,8 @@ static attn_status run(linear_plan *plan, int workers)
     if (plan->by_chunks) return attn_parallel_for(plan->chunks, workers, chunk_task, plan);
     for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
         const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-        plan->packed_blocks = 0;
-        status = attn_parallel_for(blocks_to_pack(plan, &chunk) + plan->tasks, workers, part_task, plan);
+        plan->packed_parts = 0;
+        status = attn_parallel_for(parts_to_pack(plan, &chunk) + plan->tasks, workers, part_task, plan);
     }
     return status;
 }
