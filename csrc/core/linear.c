@@ -193,7 +193,7 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
     const ptrdiff_t parts = attn_min(workers / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
-    plan->pack_parts = parts > 1 ? parts : 1;
+    plan->pack_parts = parts > 1 && !plan->by_chunks ? parts : 1;
 
     /* fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
@@ -227,14 +227,21 @@ static char *packed_block(const linear_plan *plan, const row_chunk *chunk, ptrdi
     return chunk->packed + (size_t)(number - chunk->first) * plan->block_bytes;
 }
 
-/* Packs `inner` elements of a block's rows, from element `from` on. */
-static void pack(const linear_plan *plan, const worker_memory *w, ptrdiff_t number, const row_chunk *chunk,
-                 ptrdiff_t from, ptrdiff_t inner)
+/* The parts in which a chunk is packed. Workers share a lone block by its inner axis, so that none waits while another
+ * one packs. */
+static ptrdiff_t parts_to_pack(const linear_plan *plan, const row_chunk *chunk)
+{
+    return plan->packs_x ? (chunk->last - chunk->first) * plan->pack_parts : 0;
+}
+
+static void pack(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t part)
 {
     const attn_tensor *x = &plan->product->x;
     const attn_kernels *k = plan->kernels;
+    const ptrdiff_t number = chunk->first + part / plan->pack_parts, stride = attn_last_stride(x);
+    const ptrdiff_t all = plan->product->inner, step = attn_ceil_div(all, plan->pack_parts);
+    const ptrdiff_t from = attn_min(all, part % plan->pack_parts * step), inner = attn_min(all - from, step);
     const row_block block = block_of(plan, number);
-    const ptrdiff_t stride = attn_last_stride(x);
     char *packed = packed_block(plan, chunk, number);
     void *row[ATTN_MAX_WIDTH];
 
@@ -426,20 +433,6 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* The parts of the current chunk that are packed: the first tasks of its loop. A lone block is shared by its inner
- * axis, so that no worker waits while another one packs. */
-static ptrdiff_t parts_to_pack(const linear_plan *plan, const row_chunk *chunk)
-{
-    return plan->packs_x ? (chunk->last - chunk->first) * plan->pack_parts : 0;
-}
-
-static void pack_part(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t number)
-{
-    const ptrdiff_t inner = plan->product->inner, step = attn_ceil_div(inner, plan->pack_parts);
-    const ptrdiff_t from = attn_min(inner, number % plan->pack_parts * step);
-    pack(plan, w, chunk->first + number / plan->pack_parts, chunk, from, attn_min(inner - from, step));
-}
-
 /* Packs a part of the current chunk, or multiplies some features with it once all are packed. */
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
@@ -449,7 +442,7 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
     const ptrdiff_t parts = parts_to_pack(plan, &chunk);
     if (attn_should_stop(job, worker)) return;
     if (number < parts) {
-        pack_part(plan, &w, &chunk, number);
+        pack(plan, &w, &chunk, number);
         __atomic_add_fetch(&plan->packed_parts, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->packed_parts, parts, worker, job)) {
         const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - parts) * step;
@@ -463,9 +456,9 @@ static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *jo
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, number, w.packed);
-    for (ptrdiff_t n = chunk.first; plan->packs_x && n < chunk.last; n++) {
+    for (ptrdiff_t n = 0; n < parts_to_pack(plan, &chunk); n++) {
         if (attn_should_stop(job, worker)) return;
-        pack(plan, &w, n, &chunk, 0, plan->product->inner);
+        pack(plan, &w, &chunk, n);
     }
     multiply(plan, &w, &chunk, 0, plan->product->features, worker, job);
 }
