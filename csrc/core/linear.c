@@ -25,7 +25,7 @@ enum {
     CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
     TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
     NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
-    CACHED_BYTES = 1 << 24, /* of a weight that is probably in the cache, about: then gemm pays for fewer rows */
+    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: then gemm pays for fewer rows */
     NR = 8,                 /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
     LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */
@@ -53,6 +53,7 @@ typedef struct {
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
     ptrdiff_t pack_parts;    /* of a block, by its inner axis, when workers pack together */
+    int far;                 /* STREAM: the weight is probably not in the cache */
     int packs_x;             /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* LANES: each row is copied before it is packed; the weight is neither order */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
@@ -149,7 +150,8 @@ static void cut_in_out(linear_plan *plan)
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
     const size_t weight = attn_saturating_mul(attn_saturating_mul((size_t)p->features, size), (size_t)p->inner);
-    const int few = p->rows <= (weight > CACHED_BYTES ? k->gemv_rows : k->gemv_rows * 2 / 3);
+    plan->far = weight > NEAR_WEIGHT;
+    const int few = p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
     plan->form = few ? STREAM : TILES;
     plan->step = few ? STREAM_FEATURES : FEATURES;
@@ -364,8 +366,8 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
         const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
         const char *x = rows_of(plan, chunk, from, &stride);
         k->gemv((int)p->rows, (int)inner, features, x, stride,
-                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / k->size, from == 0,
-                part, sums, plan->panel_row);
+                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / k->size, plan->far,
+                from == 0, part, sums, plan->panel_row);
     }
 }
 

@@ -203,10 +203,11 @@ typedef struct {
     /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
      * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
      *
-     * gemv reads the weight in place, in memory's order. `part` is scratch memory of out's size.
+     * gemv reads the weight in place, in memory's order; `fetch`: it is probably not in the cache. `part` is scratch
+     * memory of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
     void (*gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride, const void *weight,
-                 ptrdiff_t weight_stride, int begins, void *part, void *out, ptrdiff_t out_stride);
+                 ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out, ptrdiff_t out_stride);
     void (*pack_tile)(const attn_tile *tile);
     void (*gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_stride, const attn_tile *next, int begins,
                  void *out, ptrdiff_t out_stride);

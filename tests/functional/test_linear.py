@@ -160,6 +160,16 @@ def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
         assert_close(y, x, weight, bias)
 
 
+def test_every_few_rows_times_a_weight_out_of_the_cache(dtype, level):
+    """Their number decides how many of them read the weight at a time, and what is prefetched meanwhile."""
+    x, weight, bias, _ = draw(np.random.default_rng(8), 24, 1030, 1100, dtype)
+    plain = pyattn.functional.linear(x, weight, bias)
+    assert_close(plain, x, weight, bias)
+    weight = laid_out(weight, "in_out")
+    for rows in range(1, 25):
+        assert_same_bits(pyattn.functional.linear(x[:rows], weight, bias), plain[:rows], rows)
+
+
 def test_leading_axes(dtype):
     rng = np.random.default_rng(4)
     x, weight, bias, _ = draw(rng, 24, 20, 9, dtype)
