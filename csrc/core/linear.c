@@ -52,10 +52,10 @@ typedef struct {
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
-    ptrdiff_t pack_parts;    /* of a block, by its inner axis, when workers pack together */
-    int far;                 /* STREAM: the weight is probably not in the cache */
-    int packs_x;             /* rows are packed or copied before they are multiplied */
-    int copy_x, copy_weight; /* LANES: each row is copied before it is packed; the weight is neither order */
+    ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
+    int far;                                            /* STREAM: the weight is probably not in the cache */
+    int packs_x;                                        /* rows are packed or copied before they are multiplied */
+    int copy_x, copy_weight;     /* LANES: each row is copied before it is packed; the weight is neither order */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
@@ -194,14 +194,18 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
-    const ptrdiff_t parts = attn_min(workers / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
-    plan->pack_parts = parts > 1 && !plan->by_chunks ? parts : 1;
-
     /* fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
-    return attn_workers(workers, plan->tasks);
+    const int used = attn_workers(workers, plan->tasks);
+
+    /* workers that pack together share a lone block, so that none waits while another one packs */
+    const ptrdiff_t parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    const ptrdiff_t line = ATTN_ALIGNMENT / plan->kernels->size;
+    plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(p->inner, parts), line) * line : p->inner;
+    plan->pack_parts = parts > 1 ? attn_ceil_div(p->inner, plan->pack_inner) : 1;
+    return used;
 }
 
 /* Rows ------------------------------------------------------------------------------------------------------------- */
@@ -229,8 +233,7 @@ static char *packed_block(const linear_plan *plan, const row_chunk *chunk, ptrdi
     return chunk->packed + (size_t)(number - chunk->first) * plan->block_bytes;
 }
 
-/* The parts in which a chunk is packed. Workers share a lone block by its inner axis, so that none waits while another
- * one packs. */
+/* The parts in which a chunk is packed. */
 static ptrdiff_t parts_to_pack(const linear_plan *plan, const row_chunk *chunk)
 {
     return plan->packs_x ? (chunk->last - chunk->first) * plan->pack_parts : 0;
@@ -241,8 +244,8 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
     const attn_tensor *x = &plan->product->x;
     const attn_kernels *k = plan->kernels;
     const ptrdiff_t number = chunk->first + part / plan->pack_parts, stride = attn_last_stride(x);
-    const ptrdiff_t all = plan->product->inner, step = attn_ceil_div(all, plan->pack_parts);
-    const ptrdiff_t from = attn_min(all, part % plan->pack_parts * step), inner = attn_min(all - from, step);
+    const ptrdiff_t from = part % plan->pack_parts * plan->pack_inner;
+    const ptrdiff_t inner = attn_min(plan->product->inner - from, plan->pack_inner);
     const row_block block = block_of(plan, number);
     char *packed = packed_block(plan, chunk, number);
     void *row[ATTN_MAX_WIDTH];

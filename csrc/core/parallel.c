@@ -194,6 +194,7 @@ int attn_should_stop(attn_job *job, int worker)
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
 {
     const struct timespec pause = {0, 50000};
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= least) return 1;
     const int64_t until = now() + SPIN_NS;
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
         if (attn_should_stop(job, worker)) return 0;

@@ -158,6 +158,8 @@ def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
         y = pyattn.functional.linear(x, laid_out(weight, order), bias, num_threads=threads)
         assert_same_bits(y[:1], few, threads)
         assert_close(y, x, weight, bias)
+        copied = pyattn.functional.linear(laid_out(x, "neither"), laid_out(weight, order), bias, num_threads=threads)
+        assert_same_bits(copied, y, threads)
 
 
 def test_every_few_rows_times_a_weight_out_of_the_cache(dtype, level):
