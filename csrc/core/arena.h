@@ -45,5 +45,6 @@ static inline void *attn_next_part(char *memory, size_t *used, size_t bytes)
 static inline ptrdiff_t attn_fast_div(ptrdiff_t a, ptrdiff_t b) { return a < b ? 0 : b == 1 ? a : a / b; }
 static inline ptrdiff_t attn_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a == 0 ? 0 : attn_fast_div(a - 1, b) + 1; }
 static inline ptrdiff_t attn_min(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
+static inline ptrdiff_t attn_max(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
 #endif

@@ -75,8 +75,8 @@ typedef struct {
     int worker, count;
     int exact_masked;    /* pair by pair: masked values are not read, the others are scaled by `factor` */
     double factor;       /* 1 unless exact_masked */
-    int has_nan_keys;    /* nan_keys has been filled: only where a result is not finite */
-    ptrdiff_t *nan_keys; /* without mask arrays: the first key, and the last, with a NaN in each column of its value */
+    int knows_nans;      /* nan_keys has been filled: only where a result is not finite */
+    ptrdiff_t *nan_keys; /* (2, v_dim): first and last key whose value has a NaN in that column, or -1 */
     double keep_prob;    /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
@@ -112,6 +112,7 @@ void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t 
 void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
                         int32_t *last, int adds);
 int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
+int attn_is_masked(const attn_task *task, const attn_block *block, int r, ptrdiff_t key); /* by an array */
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
                      const int32_t *last, const void *bias);
@@ -122,6 +123,7 @@ void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, i
 const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from);
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* task number of part `part` */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
+void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to); /* keys that some row of it sees */
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
 int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when interrupted */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block);

@@ -270,8 +270,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     }
 }
 
-/* The keys that some row of the task sees. */
-static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
+void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
 {
     *from = PTRDIFF_MAX;
     *to = 0;
@@ -286,7 +285,7 @@ static void visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
 int attn_walk_keys(attn_task *task)
 {
     ptrdiff_t from, to;
-    visible_span(task, &from, &to);
+    attn_visible_span(task, &from, &to);
     for (ptrdiff_t key = 0, end; key < to; key = end) {
         end = attn_chunk_end(task->plan->problem, key);
         if (end <= from) continue;
@@ -352,7 +351,7 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->job = job;
     task->worker = worker;
     task->exact_masked = 0;
-    task->has_nan_keys = 0;
+    task->knows_nans = 0;
     task->factor = 1;
     task->keep_prob =
         p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */

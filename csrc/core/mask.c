@@ -66,18 +66,22 @@ void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_
     }
 }
 
+static int is_cut(const attn_plan *plan, const void *bias, ptrdiff_t at)
+{
+    return plan->kernels->size == 4 ? ((const float *)bias)[at] == -INFINITY
+                                    : ((const double *)bias)[at] == (double)-INFINITY;
+}
+
 /* Marks masked pairs in task->is_masked. Returns whether there are any. */
 int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
                      const int32_t *last, const void *bias)
 {
     const tile_steps step = steps_of(task->plan, block);
-    const int single = task->plan->kernels->size == 4;
     int any = 0;
     for (int r = 0; r < block->rows; r++)
         for (int n = 0; n < keys; n++) {
             const ptrdiff_t at = r * step.row + n * step.key;
-            const int cut = bias && (single ? ((const float *)bias)[at] == -INFINITY
-                                            : ((const double *)bias)[at] == (double)-INFINITY);
+            const int cut = bias && is_cut(task->plan, bias, at);
             task->is_masked[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
             any |= task->is_masked[at];
         }
@@ -124,6 +128,21 @@ int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_
         if (p->masks[which].data && is_bool(p->mask_dtypes[which]) &&
             read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_MASKED)
             return 1;
+    return 0;
+}
+
+int attn_is_masked(const attn_task *task, const attn_block *block, int r, ptrdiff_t key)
+{
+    const attn_problem *p = task->plan->problem;
+    for (int which = ATTN_MASK; which <= ATTN_PADDING; which++) {
+        if (p->masks[which].data == NULL || key >= p->maskable_len) continue;
+        const ptrdiff_t column = p->masks[which].column;
+        const char *at = (const char *)block->mask[which][r] + key * column;
+        const attn_tile_kind kind =
+            task->plan->kernels->bias_tile(p->mask_dtypes[which], 1, 1, &at, column, 1, task->bias, ATTN_BLOCK_KEYS, 1);
+        if (kind == ATTN_TILE_MASKED) return 1;
+        if (kind == ATTN_TILE_MIXED && is_cut(task->plan, task->bias, 0)) return 1;
+    }
     return 0;
 }
 

@@ -143,8 +143,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     const size_t size = (size_t)plan->kernels->size;
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const attn_problem *p = plan->problem;
-    const int has_mask = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data;
-    const int masked = has_mask || p->maskable_len < p->kv_len;
+    const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->maskable_len < p->kv_len;
     const int distances = p->score == ATTN_SCORE_DISTANCE;
     size_t used = 0;
 
@@ -158,7 +157,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
     task->nan_keys =
-        attn_next_part(memory, &used, has_mask ? 0 : attn_saturating_mul((size_t)p->v_dim, 2 * sizeof(ptrdiff_t)));
+        attn_next_part(memory, &used, plan->decode ? 0 : attn_saturating_mul((size_t)p->v_dim, 2 * sizeof(ptrdiff_t)));
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);

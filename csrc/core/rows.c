@@ -218,49 +218,71 @@ static double real_at(const void *reals, ptrdiff_t n, int size)
 /* Whether a row of `columns` reals, `step` bytes apart, has a NaN. */
 static int has_nan(const char *row, ptrdiff_t columns, ptrdiff_t step, int size)
 {
+    const float *single = (const float *)row;
+    const double *wide = (const double *)row;
     int any = 0;
-    for (ptrdiff_t d = 0; d < columns; d++) any |= isnan(real_at(row + d * step, 0, size)) != 0;
+    if (step != size)
+        for (ptrdiff_t d = 0; d < columns; d++) any |= isnan(real_at(row + d * step, 0, size)) != 0;
+    else if (size == 4)
+        for (ptrdiff_t d = 0; d < columns; d++) any |= single[d] != single[d];
+    else
+        for (ptrdiff_t d = 0; d < columns; d++) any |= wide[d] != wide[d];
     return any;
 }
 
+static const char *value_at(const attn_task *task, ptrdiff_t key)
+{
+    const attn_operand *value = &task->plan->problem->value;
+    const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
+    return attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
+}
+
+/* Fills nan_keys, from the keys that some row of the task sees. */
 static void find_nans(attn_task *task)
 {
     const attn_problem *p = task->plan->problem;
-    const attn_operand *value = &p->value;
     const int size = task->plan->kernels->size;
-    ptrdiff_t *first = task->nan_keys, *last = first + p->v_dim;
+    ptrdiff_t *first = task->nan_keys, *last = first + p->v_dim, from, to;
+    attn_visible_span(task, &from, &to);
     for (ptrdiff_t d = 0; d < p->v_dim; d++) first[d] = last[d] = -1;
-    for (ptrdiff_t key = 0; key < task->key_length; key++) {
-        const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
-        const char *row = attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
-        if (!has_nan(row, p->v_dim, value->column, size)) continue;
+    for (ptrdiff_t key = from; key < attn_min(to, task->key_length); key++) {
+        const char *row = value_at(task, key);
+        if (!has_nan(row, p->v_dim, p->value.column, size)) continue;
         for (ptrdiff_t d = 0; d < p->v_dim; d++) {
-            if (!isnan(real_at(row + d * value->column, 0, size))) continue;
+            if (!isnan(real_at(row + d * p->value.column, 0, size))) continue;
             if (first[d] < 0) first[d] = key;
             last[d] = key;
         }
     }
-    task->has_nan_keys = 1;
+    task->knows_nans = 1;
 }
 
-/* Whether a key that row r sees has a NaN in this column of its value; 0, too, where only one between the first and the
- * last is seen. */
-static int sees_nan(const attn_task *task, const attn_block *block, int r, ptrdiff_t column)
+/* Whether a key that row r sees has a NaN in this column of its value. Looks at the last one, and at a few from the
+ * first one on: may be 0, too, where only others are seen. */
+static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column)
 {
-    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + task->plan->problem->v_dim];
-    return (block->first[r] <= first && first < block->last[r]) || (block->first[r] <= last && last < block->last[r]);
+    enum { FEW = 32 };
+    const attn_problem *p = task->plan->problem;
+    if (!task->knows_nans) find_nans(task);
+    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + p->v_dim];
+    const ptrdiff_t from = attn_max(first, block->first[r]), to = attn_min(last + 1, block->last[r]);
+    if (first < 0 || from >= to) return 0;
+    if (last < to && !attn_is_masked(task, block, r, last)) return 1;
+    for (ptrdiff_t key = from; key < attn_min(to, from + FEW); key++) {
+        const char *at = value_at(task, key) + column * p->value.column;
+        if (isnan(real_at(at, 0, task->plan->kernels->size)) && !attn_is_masked(task, block, r, key)) return 1;
+    }
+    return 0;
 }
 
-/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. With a mask array,
- * which decides what a row sees, only the sum is looked at. */
+/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. The few rows of
+ * decode are redone sooner than looked at. */
 static int stays_nan(attn_task *task, const attn_block *block, int r, const void *output)
 {
-    const attn_problem *p = task->plan->problem;
     const int size = task->plan->kernels->size;
     if (isnan(real_at(block->total.sum, r, size))) return 1;
-    if (p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data) return 0;
-    if (!task->has_nan_keys) find_nans(task);
-    for (ptrdiff_t d = 0; d < p->v_dim; d++) {
+    if (task->plan->decode) return 0;
+    for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
         const double y = real_at(output, d, size);
         if (!isfinite(y) && !(isnan(y) && sees_nan(task, block, r, d))) return 0;
     }

@@ -101,6 +101,20 @@ def test_nan_stays_in_the_rows_that_see_it(masked, poison, need_weights, arrays,
             assert_same_bits(rows_of(dirty, unaffected), rows_of(clean, unaffected), f"{which}, key {key}")
 
 
+@for_each("masked", MASKED)
+def test_nan_in_some_columns_of_the_values(masked, arrays, level):
+    """From none to all of a column: exactly the rows that see one are NaN there, and nothing else changes."""
+    visible = visible_of(MASKED[masked])
+    is_nan = np.random.default_rng(4).random((KV_LEN, V_DIM)) < [0, 1, 0.5, 0.02, 0.004, 0.002, 0]
+    value = arrays[2].copy()
+    value[:, :, is_nan] = np.nan
+    seen = (visible[:, :, np.newaxis] & is_nan).any(axis=1)
+    clean = attend(arrays, MASKED[masked]).output
+    dirty = attend([*arrays[:2], value], MASKED[masked]).output
+    assert (np.isnan(dirty) == (seen | np.isnan(clean))).all()
+    assert_same_bits(np.where(seen, 0, dirty), np.where(seen, 0, clean))
+
+
 @for_each("poison", POISONS)
 @for_each("masked", ["bool", "-inf", "window"])
 @for_each("rows", [slice(5, 6), slice(0, 3), slice(20, 36)])
