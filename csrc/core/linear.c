@@ -33,7 +33,6 @@ enum {
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
 };
-_Static_assert((int)FEATURES == (int)ATTN_TILE_FEATURES, "both orders are cut into the same blocks of features");
 
 typedef enum {
     DECODE, /* (features, inner), a few rows: rows are queries of the decode layout */
@@ -158,7 +157,7 @@ static void cut_in_out(linear_plan *plan)
     plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
     plan->packs_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size) || p->x.ndim > 2;
     plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
-    plan->panel_row = few ? STREAM_FEATURES + ATTN_ALIGNMENT / k->size : FEATURES;
+    plan->panel_row = few ? STREAM_FEATURES + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
     plan->panel_bytes = rows * (size_t)plan->panel_row * size * (few ? 2 : 1); /* unfinished sums, too */
     plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
     plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
@@ -379,11 +378,11 @@ static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdif
 {
     const attn_product *p = plan->product;
     const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
-    const ptrdiff_t inner = n % folds * ATTN_FOLD_FEATURES, feature = from + n / folds * FEATURES;
+    const ptrdiff_t inner = n % folds * ATTN_FOLD_FEATURES, feature = from + n / folds * ATTN_TILE_FEATURES;
     return (attn_tile){.weight = p->weight + inner * p->weight_column + feature * p->weight_row,
                        .stride = p->weight_column / plan->kernels->size,
                        .inner = (int)attn_min(p->inner - inner, ATTN_FOLD_FEATURES),
-                       .features = (int)attn_min(to - feature, FEATURES),
+                       .features = (int)attn_min(to - feature, ATTN_TILE_FEATURES),
                        .packed = w->weight + n % 2 * TILE_REALS * plan->kernels->size};
 }
 
@@ -392,7 +391,7 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
                            ptrdiff_t to, int worker, attn_job *job)
 {
     const ptrdiff_t folds = attn_ceil_div(plan->product->inner, ATTN_FOLD_FEATURES);
-    const ptrdiff_t tiles = folds * attn_ceil_div(to - from, FEATURES);
+    const ptrdiff_t tiles = folds * attn_ceil_div(to - from, ATTN_TILE_FEATURES);
     const row_block first = block_of(plan, chunk->first), last = block_of(plan, chunk->last - 1);
     const int rows = (int)(last.row + last.rows - first.row);
     attn_tile tile = tile_of(plan, w, from, to, 0);
@@ -401,10 +400,11 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
         const attn_tile next = n + 1 < tiles ? tile_of(plan, w, from, to, n + 1) : (attn_tile){.weight = NULL};
         ptrdiff_t stride;
         const char *x = rows_of(plan, chunk, n % folds * ATTN_FOLD_FEATURES, &stride);
-        plan->kernels->gemm(rows, &tile, x, stride, n + 1 < tiles ? &next : NULL, n % folds == 0, w->panels, FEATURES);
+        plan->kernels->gemm(rows, &tile, x, stride, n + 1 < tiles ? &next : NULL, n % folds == 0, w->panels,
+                            plan->panel_row);
         if (n % folds == folds - 1) {
             if (attn_should_stop(job, worker)) return;
-            store_features(plan, w, chunk, from + n / folds * FEATURES, tile.features);
+            store_features(plan, w, chunk, from + n / folds * ATTN_TILE_FEATURES, tile.features);
         }
         tile = next;
     }

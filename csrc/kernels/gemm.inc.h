@@ -119,13 +119,13 @@ static void K(gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_
     K(packer) packer = K(begin_packing)(next);
     const ptrdiff_t steps = (ptrdiff_t)(rows / R) * panels * tile->inner; /* of whole register tiles */
     const int packs = packer.left <= steps ? 1 : 2;
-    int i = 0;
 #define TILE(N, PACKS)                                                                                                 \
     K(value_tile)((N), J, tile->inner, 0, (const real *)x + i * x_stride, x_stride, 1,                                 \
                   (const real *)tile->packed + (ptrdiff_t)c * K(panel) * tile->inner, K(panel), ones, begins,          \
                   (real *)out + i * out_stride + c * K(panel), out_stride, (PACKS), &packer)
-    for (; i + R <= rows; i += R)
-        for (int c = 0; c < panels; c++) {
+    for (int c = 0; c < panels; c++) {
+        int i = 0;
+        for (; i + R <= rows; i += R) {
             if (packer.left < packs * tile->inner)
                 TILE(R, 0);
             else if (packs == 1)
@@ -133,13 +133,11 @@ static void K(gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_
             else
                 TILE(R, 2);
         }
-    if (R > 4)
-        for (; i + 4 <= rows; i += 4)
-            for (int c = 0; c < panels; c++) TILE(4, 0);
-    for (; i + 2 <= rows; i += 2)
-        for (int c = 0; c < panels; c++) TILE(2, 0);
-    for (; i < rows; i++)
-        for (int c = 0; c < panels; c++) TILE(1, 0);
+        if (R > 4)
+            for (; i + 4 <= rows; i += 4) TILE(4, 0);
+        for (; i + 2 <= rows; i += 2) TILE(2, 0);
+        for (; i < rows; i++) TILE(1, 0);
+    }
 #undef TILE
     K(finish_packing)(next, &packer);
 }

@@ -22,7 +22,7 @@ enum {
     ATTN_BLOCK_KEYS = 64,
     ATTN_CHUNK_KEYS = 512,
     ATTN_FOLD_FEATURES = 128, /* dot products are summed in parts of this length */
-    ATTN_TILE_FEATURES = 64,  /* features of a packed tile of a weight */
+    ATTN_TILE_FEATURES = 128, /* features of a packed tile of a weight */
     ATTN_PRODUCT_LIMIT = 32,  /* distances: pairs with larger norms take the direct form (distance.inc.h) */
     ATTN_VECTORS = 3,         /* vectors of queries in a full query block */
     ATTN_MAX_WIDTH = 48,      /* lanes of a full query block, at most */
