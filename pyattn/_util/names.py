@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
     "naming_keywords",
@@ -19,7 +19,8 @@ __all__ = [
     "unknown_name",
 ]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _Class = TypeVar("_Class", bound=type)
 
 # Other libraries' words -> ours; the first that the function has is meant.
@@ -66,20 +67,20 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 # Keywords
 
 
-def naming_keywords(function: _Function) -> _Function:
+def naming_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a function's refusal of an unknown keyword say which one was meant. A call takes 0.1 to 0.2 us more."""
     if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
         return function
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except TypeError:
             refuse_keyword(kwargs, function, _called(call, args))
             raise
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def naming_keywords_of_class(cls: _Class) -> _Class:
