@@ -51,7 +51,6 @@ class Mask:
     """
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]  # == compares elements, as an array's
 
     def __init__(self) -> None:
         if type(self) is Mask:
@@ -354,15 +353,13 @@ class Interval(Mask):
         far = self.q_len + self.kv_len  # effectively unbounded
         keys, rows = np.arange(self.kv_len), np.arange(self.q_len)
         first, last = (side and max(-far, min(side, far)) for side in (self.first, self.last))
-        if first is None and last is None:
-            return np.ones(self.shape, np.bool_)
         # Compare to bools at once; an array of distances would take 8 bytes per pair.
-        before = None if last is None else np.asarray(np.greater_equal.outer(rows + last, keys))
-        after = None if first is None else np.asarray(np.less_equal.outer(rows + first, keys))
-        if before is None or after is None:
-            return after if before is None else before  # type: ignore[return-value]
-        before &= after
-        return before
+        if last is None:
+            return np.ones(self.shape, bool) if first is None else np.asarray(np.less_equal.outer(rows + first, keys))
+        visible = np.asarray(np.greater_equal.outer(rows + last, keys))
+        if first is not None:
+            visible &= np.less_equal.outer(rows + first, keys)
+        return visible
 
 
 class Lengths(Mask):
@@ -538,8 +535,8 @@ def both(left: Mask, right: Mask) -> Mask:
 def intersect(
     one: tuple[int | None, int | None], other: tuple[int | None, int | None]
 ) -> tuple[int | None, int | None]:
-    firsts, lasts = ([pair[n] for pair in (one, other) if pair[n] is not None] for n in (0, 1))
-    return max(firsts, default=None), min(lasts, default=None)  # type: ignore[type-var]
+    firsts, lasts = ([side for side in sides if side is not None] for sides in zip(one, other, strict=True))
+    return max(firsts, default=None), min(lasts, default=None)
 
 
 # Constructors

@@ -460,6 +460,12 @@ def test_a_mask_computes_as_its_array_does():
         np.invert(mask)
 
 
+@for_each("mask", MASKS.values())
+def test_no_mask_is_hashable(mask):
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(mask)
+
+
 def test_a_mask_object_is_not_inverted_as_an_array():
     with pytest.raises(TypeError, match=r"^array is a mask object.*complement"):
         masks.from_blocked(masks.causal(3))
