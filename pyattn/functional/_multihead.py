@@ -281,8 +281,8 @@ def multi_head_attention_forward(
 
 def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]:
     """Read the given arrays, which must all have the dtype of the first."""
-    read: Any = _core.as_array  # its message names an argument that is None
-    arrays: dict[str, Array] = {name: read(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
+    # as_array's message names a required argument that is None.
+    arrays = {name: _core.as_array(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
     kinds = [array.dtype.newbyteorder("=") for array in arrays.values()]
     wanted = kinds[0] if kinds[0] in (np.float32, np.float64) else np.dtype(np.float32)
     for name, own in zip(arrays, kinds, strict=True):

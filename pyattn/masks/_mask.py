@@ -514,7 +514,7 @@ def _operand(other: object, sign: str) -> Mask:
     """Read the other operand of & and |: a mask, or a bool array with True = attend."""
     if isinstance(other, Mask):
         return other
-    array = _core.as_array(other, f"the other side of {sign}")  # type: ignore[arg-type]
+    array = _core.as_array(other, f"the other side of {sign}")
     if array.dtype != np.bool_:
         raise TypeError(
             f"the other side of {sign} has dtype {array.dtype}; it must be a mask or a bool array with True = attend"
