@@ -334,7 +334,7 @@ def _project(arrays: Mapping[str, Array], embed_dim: int, heads: int) -> tuple[t
         for x, b in zip("qkv", blocks, strict=True)
     ]
     bias = arrays.get("in_proj_bias")
-    biases: list[Any] = [None if bias is None else bias[block] for block in blocks]
+    biases = [None if bias is None else bias[block] for block in blocks]
     features = [weight.shape[1] for weight in weights]
     inputs = [*with_batch_first(arrays["query"], arrays["key"], arrays["value"], features, batch_first=False)]
     names = ["query", "key", "value"]
@@ -408,12 +408,13 @@ def compute(
 ) -> tuple[FloatArray, FloatArray | None]:
     """Call the core with torch's masks."""
     if masking.attn_mask is not None or masking.key_padding_mask is not None:
-        kv_len = key.shape[-2] if cache is None and key is not None else cache.length  # type: ignore[union-attr]
+        # key is None only with a cache.
+        kv_len = cache.length if cache is not None else 0 if key is None else key.shape[-2]
         sizes = ScoreSizes(query.shape[:-2], heads, query.shape[-2], kv_len)
         masking = to_core(masking, sizes, cached=cache is not None)
     # Arguments are passed one by one, because a starred call would build a tuple and a dict each time.
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
-    result: tuple[FloatArray, FloatArray | None] = _core.multi_head(
+    return _core.multi_head(
         query,
         key,
         value,
@@ -448,4 +449,3 @@ def compute(
         need_weights=need_weights,
         empty_rows=empty_rows,
     )
-    return result

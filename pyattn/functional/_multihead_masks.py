@@ -245,4 +245,5 @@ def lengths_of(padding: Array) -> Array | None:
     """Return the lengths equivalent to a padding mask; None unless it blocks only the ends of rows."""
     if padding.dtype != np.bool_ or (padding[..., :-1] & ~padding[..., 1:]).any():
         return None
-    return padding.shape[-1] - np.count_nonzero(padding, axis=-1)  # type: ignore[no-any-return]
+    lengths: Array = padding.shape[-1] - np.count_nonzero(padding, axis=-1)
+    return lengths
