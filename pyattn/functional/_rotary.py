@@ -103,21 +103,29 @@ def rotary_embedding(
     >>> bool(np.allclose(near, far))
     True
     """
-    given = {
-        "theta": theta,
-        "rotary_dim": rotary_dim,
-        "scaling": scaling,
-        "max_position_embeddings": max_position_embeddings,
-        "seq_len": seq_len,
-    }
     array = _core.as_real(x, "x")
     if frequencies is None:
         if seq_len is None:
-            given["seq_len"] = sequence_length(scaling, array, offset, position_ids, layout)
-        frequencies = rotary_frequencies(array.shape[-1] if array.ndim else 0, **given)  # type: ignore[arg-type]
-    elif any(option is not None for option in given.values()):
-        name = next(name for name, option in given.items() if option is not None)
-        raise ValueError(f"frequencies and {name} are both given; pass one of them")
+            seq_len = sequence_length(scaling, array, offset, position_ids, layout)
+        frequencies = rotary_frequencies(
+            array.shape[-1] if array.ndim else 0,
+            theta=theta,
+            rotary_dim=rotary_dim,
+            scaling=scaling,
+            max_position_embeddings=max_position_embeddings,
+            seq_len=seq_len,
+        )
+    else:
+        others = {
+            "theta": theta,
+            "rotary_dim": rotary_dim,
+            "scaling": scaling,
+            "max_position_embeddings": max_position_embeddings,
+            "seq_len": seq_len,
+        }
+        for name, option in others.items():
+            if option is not None:
+                raise ValueError(f"frequencies and {name} are both given; pass one of them")
     return _core.rotary(
         array,
         frequencies.inv_freq,
