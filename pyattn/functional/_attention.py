@@ -141,14 +141,13 @@ def scaled_dot_product_attention(
             wanted = dtype if dtype in FLOATS else np.dtype(np.float32)
             fix = _core.cast(x, name, f"numpy.{wanted}")
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
-    is_object = attn_mask is None or isinstance(attn_mask, Mask)
-    bare: Any = attn_mask
-    mask = bare if is_object else _core.as_array(bare, "attn_mask")
-    if not is_object and mask.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
-        flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
-        raise TypeError(
-            f"attn_mask has dtype {mask.dtype}, expected bool or {dtype}; pass {flags} (True = attend) or {numbers}"
-        )
+    mask = attn_mask
+    if attn_mask is not None and not isinstance(attn_mask, Mask):
+        mask = array = _core.as_array(attn_mask, "attn_mask")
+        if array.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
+            flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
+            wrong = f"attn_mask has dtype {array.dtype}, expected bool or {dtype}"
+            raise TypeError(f"{wrong}; pass {flags} (True = attend) or {numbers}")
     if not enable_gqa:
         _require_equal_heads(arrays)
     return attention(
