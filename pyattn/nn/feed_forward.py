@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, cast, get_args
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -195,11 +195,23 @@ def feed(
 ) -> FloatArray:
     """Compute ``linear2(dropped(act(linear1(x))))``, or ``linear2(dropped(act(gate(x)) * linear1(x)))``."""
     name = core_activation(activation)
-    parts = (linear1, linear2) if gate is None else (linear1, linear2, gate)
-    if name is not None and dropout == 0 and all(type(part) is Linear for part in parts):
-        one, two, three = (cast(Linear, part) for part in (linear1, linear2, gate))
-        gating = {} if gate is None else {"gate_weight": three.weight, "gate_bias": three.bias}
-        return functional.feed_forward(x, one.weight, one.bias, two.weight, two.bias, activation=name, **gating)
+    if (
+        name is not None
+        and dropout == 0
+        and type(linear1) is Linear
+        and type(linear2) is Linear
+        and (gate is None or type(gate) is Linear)
+    ):
+        return functional.feed_forward(
+            x,
+            linear1.weight,
+            linear1.bias,
+            linear2.weight,
+            linear2.bias,
+            activation=name,
+            gate_weight=None if gate is None else gate.weight,
+            gate_bias=None if gate is None else gate.bias,
+        )
     hidden: FloatArray = linear1(x)
     hidden = _apply(activation, hidden) if gate is None else _apply(activation, gate(x)) * hidden
     result: FloatArray = linear2(drop(hidden, dropout, rng))
