@@ -66,7 +66,7 @@ def _font_size(ax: Axes, shape: tuple[int, ...], letters: int) -> float:
     return float(min(0.5 * height, 0.85 * width / (0.65 * letters), _MAX_SIZE))
 
 
-class _Number(Text):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
+class _Number(Text):
     """A number that fits its size to the cell each time it is drawn: the axes may have been resized since."""
 
     def __init__(

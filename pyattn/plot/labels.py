@@ -17,7 +17,7 @@ MAX_TOKEN_WIDTH = 18
 """Longer tokens are shortened; a Chinese character counts as two letters."""
 
 
-class TokenLocator(Locator):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
+class TokenLocator(Locator):
     """Place ticks at every token, or every second, fifth, tenth ..., so that labels do not touch."""
 
     def __init__(self, count: int, label_size: float) -> None:

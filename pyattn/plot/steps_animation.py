@@ -21,7 +21,7 @@ _PNG_QUALITIES = ((None, 64), (72, 64), (50, 64), (50, 16), (36, 16), (24, 8))
 """(dots per inch, colours), tried in this order until a page is small enough; None: the figure's own dpi."""
 
 
-class StepsAnimation(FuncAnimation):  # type: ignore[misc] # matplotlib is skipped, pyproject.toml
+class StepsAnimation(FuncAnimation):
     """An animation of the steps of attention or decoding, made by `animate`.
 
     Parameters
