@@ -134,7 +134,7 @@ def linear(
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
 def embedding(
-    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    input: npt.ArrayLike,
     weight: npt.ArrayLike,
     padding_idx: SupportsIndex | None = None,
     *,

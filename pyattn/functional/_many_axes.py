@@ -61,7 +61,7 @@ def feed_forward(x: npt.ArrayLike, *weights: Any, **options: Any) -> _Array:
 
 
 def embedding(
-    input: npt.ArrayLike,  # noqa: A002 (torch's name)
+    input: npt.ArrayLike,
     weight: npt.ArrayLike,
     padding_idx: Any = None,
     **options: Any,

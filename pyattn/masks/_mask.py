@@ -91,7 +91,7 @@ class Mask:
         return np.dtype(np.bool_)
 
     @property
-    def T(self) -> BoolArray:  # noqa: N802 (NumPy's name)
+    def T(self) -> BoolArray:
         """The array with its axes reversed."""
         return self._attend().T
 
@@ -542,7 +542,7 @@ def intersect(
 # Constructors
 
 
-def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | None = None) -> Mask:  # noqa: N803
+def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | None = None) -> Mask:
     """Make a causal mask: no query attends to a key after its own position.
 
     Parameters
@@ -580,8 +580,8 @@ def causal(L: SupportsIndex, S: SupportsIndex | None = None, *, align: Align | N
 
 
 def window(
-    L: SupportsIndex,  # noqa: N803
-    S: SupportsIndex | None = None,  # noqa: N803
+    L: SupportsIndex,
+    S: SupportsIndex | None = None,
     *,
     left: SupportsIndex | None,
     right: SupportsIndex | None,
@@ -633,7 +633,7 @@ def window(
     return Interval(q_len, kv_len, first, last, f"window({text}, left={sides[0]}, right={sides[1]})")
 
 
-def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> Mask:  # noqa: N803
+def padding(lengths: npt.ArrayLike, S: SupportsIndex, *, heads: bool = True) -> Mask:
     """Make a padding mask from the number of keys of each batch entry.
 
     Key j of batch entry b is attended to when ``j < lengths[b]``.
@@ -721,8 +721,8 @@ def document(q_ids: npt.ArrayLike, kv_ids: npt.ArrayLike | None = None, *, heads
 
 def prefix(
     n: SupportsIndex,
-    L: SupportsIndex,  # noqa: N803
-    S: SupportsIndex | None = None,  # noqa: N803
+    L: SupportsIndex,
+    S: SupportsIndex | None = None,
     *,
     align: Align | None = None,
 ) -> Mask:
@@ -860,8 +860,8 @@ def _ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 
 def _sizes(
-    L: SupportsIndex,  # noqa: N803
-    S: SupportsIndex | None,  # noqa: N803
+    L: SupportsIndex,
+    S: SupportsIndex | None,
     align: Align | None,
     what: str,
 ) -> tuple[int, int, int, str]:

@@ -136,7 +136,7 @@ class Embedding(Module):
         if self.padding_idx is not None:
             self.weight[self.padding_idx] = 0
 
-    def forward(self, input: npt.ArrayLike) -> FloatArray:  # noqa: A002 (torch's name)
+    def forward(self, input: npt.ArrayLike) -> FloatArray:
         """Look up ``weight[input]``.
 
         Parameters

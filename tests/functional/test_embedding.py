@@ -266,7 +266,7 @@ LARGE = np.array([2**64 - 1], np.uint64)
         ([0], {"bogus": 1}, TypeError, "unexpected keyword argument 'bogus'"),
     ],
 )
-def test_mistakes_are_named(input, arguments, kind, message):  # noqa: A002 (the argument's name)
+def test_mistakes_are_named(input, arguments, kind, message):
     with pytest.raises(kind, match=message):
         pyattn.functional.embedding(input, **{"weight": WEIGHT, **arguments})
 

@@ -111,7 +111,7 @@ class TokenModel(Module):
 
     def decode_step(
         self,
-        input: npt.ArrayLike,  # noqa: A002 (as forward's)
+        input: npt.ArrayLike,
         cache: KVCache,
         *,
         memory_cache: KVCache | None = None,

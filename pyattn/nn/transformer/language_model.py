@@ -254,7 +254,7 @@ class TransformerLM(TokenModel):
     ) -> FloatArray | tuple[FloatArray, FloatArray, None]: ...
     def forward(
         self,
-        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        input: npt.ArrayLike,
         mask: npt.ArrayLike | None = None,
         key_padding_mask: npt.ArrayLike | None = None,
         is_causal: bool = True,
@@ -307,7 +307,7 @@ class TransformerLM(TokenModel):
 
     def decode(
         self,
-        input: npt.ArrayLike,  # noqa: A002 (torch's name)
+        input: npt.ArrayLike,
         mask: npt.ArrayLike | None = None,
         key_padding_mask: npt.ArrayLike | None = None,
         is_causal: bool = True,

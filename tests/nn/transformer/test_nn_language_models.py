@@ -263,7 +263,7 @@ def test_parts_may_be_others(kind):
     """Anything but an Embedding is called, and then scaled: the same numbers but for one rounding."""
 
     class Table(nn.Embedding):
-        def forward(self, input):  # noqa: A002
+        def forward(self, input):
             return self.weight[input]
 
     model = make(kind)
