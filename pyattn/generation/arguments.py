@@ -74,7 +74,7 @@ def as_token_ids(x: TokenIds, name: str) -> tuple[int, ...]:
     """Read a token id, a sequence of token ids, or None, as a tuple."""
     if x is None:
         return ()
-    if isinstance(x, (list, tuple, np.ndarray)) and np.ndim(x) == 1:
+    if isinstance(x, (list, tuple, range, np.ndarray)) and np.ndim(x) == 1:
         return tuple(as_count(one, f"{name}[{n}]", least=0) for n, one in enumerate(x))
     return (as_count(x, name, least=0),)  # type: ignore[arg-type]
 

@@ -42,8 +42,9 @@ def test_each_row_stops_at_its_own_end_symbol():
     assert model.steps == 5
 
 
-def test_several_end_symbols():
-    generation = pyattn.generate(Markov(CHAIN), [[0], [3]], max_new_tokens=9, eos_token_id=[END, 2])
+@pytest.mark.parametrize("ends", [[END, 2], (END, 2), np.array([END, 2]), range(2, END + 1, END - 2)])
+def test_several_end_symbols(ends):
+    generation = pyattn.generate(Markov(CHAIN), [[0], [3]], max_new_tokens=9, eos_token_id=ends)
     assert generation.tokens.tolist() == [[1, 2], [4, 5]]
 
 
