@@ -390,7 +390,7 @@ def begin_decoding(
 ) -> Decoding:
     """Use the model's own `begin`, or else `CachedDecoding` if it has a cache, or else `UncachedDecoding`."""
     if hasattr(model, "begin") and (use_cache or not _has_forward(model)):
-        return cast(Decodable, model).begin(source, source_lengths, need_weights=need_weights)
+        return model.begin(source, source_lengths, need_weights=need_weights)
     if use_cache and hasattr(model, "new_cache") and hasattr(model, "decode_step"):
         return CachedDecoding(cast(TokenModel, model), source, source_lengths, need_weights=need_weights)
     return UncachedDecoding(cast(Module, model), source, source_lengths, need_weights=need_weights)
