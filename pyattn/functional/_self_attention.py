@@ -170,34 +170,23 @@ def self_attention(
     """
     columns = as_choice(convention, "convention", ("row", "column")) == "column"
     own, other = _inputs_of(x, context, columns)
-    query = read_weight(w_query, "w_query", columns)
-    key = read_weight(w_key, "w_key", columns)
-    value = read_weight(w_value, "w_value", columns)
     source = "x" if context is None else "context"
-    check_inner("w_query", query, "x", own, columns)
-    check_inner("w_key", key, source, other, columns)
-    check_inner("w_value", value, source, other, columns)
-    if len(query) != len(key):
-        raise ValueError(f"w_query gives {len(query)} features per query, but w_key gives {len(key)} per key")
-    biases = _biases_of(bias, {"w_query": query, "w_key": key, "w_value": value})
-    pairs = (*own.shape[:-1], other.shape[-2])
-    bare = not isinstance(attn_mask, Mask)
-    if isinstance(attn_mask, Mask):
-        options = (is_causal, align, window, key_lengths)
-        attn_mask, *lowered = as_arguments(attn_mask, pairs, False, *options)
-        is_causal, align, window, key_lengths = lowered
+    weights = _weights_of(w_query, w_key, w_value, own, other, source, columns)
+    q_bias, k_bias, v_bias = _biases_of(bias, weights)
     if attn_mask is not None:
-        attn_mask = _mask_of(attn_mask, pairs, bare)
+        pairs = (*own.shape[:-1], other.shape[-2])
+        lowered = _lower_mask(attn_mask, pairs, is_causal, align, window, key_lengths)
+        attn_mask, is_causal, align, window, key_lengths = lowered
     output, attended = _core.multi_head(
         own,
         other,
         other,
-        query,
-        key,
-        value,
-        q_bias=biases[0],
-        k_bias=biases[1],
-        v_bias=biases[2],
+        weights["w_query"],
+        weights["w_key"],
+        weights["w_value"],
+        q_bias=q_bias,
+        k_bias=k_bias,
+        v_bias=v_bias,
         average_weights=True,  # the mean over one head drops its axis
         scale=scale,
         attn_mask=attn_mask,
@@ -263,17 +252,51 @@ def check_inner(name: str, weight: Array, source: str, rows: Array, columns: boo
     )
 
 
-def _mask_of(attn_mask: npt.ArrayLike, pairs: tuple[int, ...], bare: bool) -> npt.ArrayLike:
-    """Insert the heads axis that the core expects before (L, S); warn of a bare mask that is inverted."""
-    mask = _core.as_array(attn_mask, "attn_mask")
-    axes = list(zip(mask.shape[::-1], pairs[::-1], strict=False))
-    if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in axes):
-        raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
-    if bare:
+def _weights_of(
+    w_query: npt.ArrayLike,
+    w_key: npt.ArrayLike,
+    w_value: npt.ArrayLike,
+    own: Array,
+    other: Array,
+    source: str,
+    columns: bool,
+) -> dict[str, Array]:
+    """Read the weights, and check that they fit the inputs and each other; `source` is the name of `other`."""
+    query = read_weight(w_query, "w_query", columns)
+    key = read_weight(w_key, "w_key", columns)
+    value = read_weight(w_value, "w_value", columns)
+    check_inner("w_query", query, "x", own, columns)
+    check_inner("w_key", key, source, other, columns)
+    check_inner("w_value", value, source, other, columns)
+    if len(query) != len(key):
+        raise ValueError(f"w_query gives {len(query)} features per query, but w_key gives {len(key)} per key")
+    return {"w_query": query, "w_key": key, "w_value": value}
+
+
+def _lower_mask(
+    attn_mask: npt.ArrayLike,
+    pairs: tuple[int, ...],
+    is_causal: bool,
+    align: Align | None,
+    window: Window,
+    key_lengths: npt.ArrayLike | None,
+) -> tuple[npt.ArrayLike | None, bool, Align | None, Window, npt.ArrayLike | None]:
+    """Return the mask, with the core's heads axis before (L, S), is_causal, align, window and key_lengths."""
+    mask: Array | None
+    if isinstance(attn_mask, Mask):
+        lowered = as_arguments(attn_mask, pairs, False, is_causal, align, window, key_lengths)
+        mask, is_causal, align, window, key_lengths = lowered
+        given: npt.ArrayLike | None = mask
+    else:
+        given, mask = attn_mask, _core.as_array(attn_mask, "attn_mask")
+        sizes = zip(mask.shape[::-1], pairs[::-1], strict=False)
+        if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in sizes):
+            raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
         warn_if_inverted(mask)
-    if mask.ndim <= 2 or mask.dtype.kind in "iu":  # the core refuses integers, with a fix that depends on the original
-        return attn_mask
-    return mask[..., np.newaxis, :, :]
+    # The core refuses integers, with a fix that depends on what was given.
+    if mask is not None and mask.ndim > 2 and mask.dtype.kind not in "iu":
+        given = mask[..., np.newaxis, :, :]
+    return given, is_causal, align, window, key_lengths
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:
