@@ -97,16 +97,7 @@ def beam_search(
         inputs = [beam.sequence for beam in beams] if needs_inputs else []
         log_probs = log_probabilities(step.logits, options, number)
         scores = apply_penalties(log_probs, inputs, options, number)
-
-        going_on: list[tuple[int, _Candidate]] = []
-        chosen: list[_Candidate] = []  # may stay empty
-        first_row = 0
-        for n in active:
-            rows = slice(first_row, first_row + len(entries[n].running))
-            ending, others = entries[n].advance(entries[n].candidates(scores[rows], first_row, number))
-            going_on += [(n, one) for one in others]
-            chosen += [*ending, *others]
-            first_row = rows.stop
+        going_on, chosen = _advance(entries, active, scores, number)
         tokens = np.array([one.hypothesis.tokens[-1] for one in chosen], np.int64)
         parents = np.array([one.row for one in chosen], np.int64)
         if recorder.record(number, step, log_probs, batch_indices, inputs, tokens, parents):
@@ -127,3 +118,19 @@ def beam_search(
         for entry, prompt in zip(entries, prompts, strict=True)
         for one in [*entry.finished, *missing][: options.num_return_sequences]
     ]
+
+
+def _advance(
+    entries: list[_Entry], active: list[int], scores: FloatArray, number: int
+) -> tuple[list[tuple[int, _Candidate]], list[_Candidate]]:
+    """Advance the active entries; return the candidates that go on, with their entries, and all that were chosen."""
+    going_on: list[tuple[int, _Candidate]] = []
+    chosen: list[_Candidate] = []  # may stay empty
+    first_row = 0
+    for n in active:
+        rows = slice(first_row, first_row + len(entries[n].running))
+        ending, others = entries[n].advance(entries[n].candidates(scores[rows], first_row, number))
+        going_on += [(n, one) for one in others]
+        chosen += [*ending, *others]
+        first_row = rows.stop
+    return going_on, chosen
