@@ -199,19 +199,7 @@ class Trace(Intermediates):
         convention = read_convention(entries["convention"])
         names = ("keys", "queries", "values", "score_weight", "visible", "attn_bias")
         numbers = {name: read_numbers(entries, name) for name in (*GIVEN, *names)}
-        keys, queries, values = (
-            read_matrix(numbers[name], name, ("length", dim), convention)
-            for name, dim in (("keys", "key_dim"), ("queries", "key_dim"), ("values", "v_dim"))
-        )
-        given: dict[str, Array] = {}
-        if numbers["x"] is not None:
-            weights = {name: numbers[f"w_{name}"] for name in _NAMES}
-            bias = [None if vector is None else vector.ravel() for vector in (numbers[f"b_{name}"] for name in _NAMES)]
-            given = read_given(numbers["x"], weights, bias, convention)
-            given_keys = len(queries)  # MultiheadAttention may add keys and values that come from no input
-            queries, new_keys, new_values = project([given["x"]] * 3, given)
-            keys = np.concatenate([new_keys, keys[given_keys:]])
-            values = np.concatenate([new_values, values[given_keys:]])
+        given, queries, keys, values = _read_projected(numbers, convention)
         check_pairs(keys, values, ("keys", "values"), convention)
         options = read_options(
             queries,
@@ -223,12 +211,7 @@ class Trace(Intermediates):
             tokens=read_tokens(entries["tokens"], "tokens", len(queries)),
             key_tokens=read_tokens(entries["key_tokens"], "key_tokens", len(keys)),
         )
-        shape = (len(queries), len(keys)) if convention == "row" else (len(keys), len(queries))
-        for name in ("visible", "attn_bias"):
-            if numbers[name] is not None and numbers[name].shape != shape:
-                raise ValueError(f"{name} has shape {numbers[name].shape}; it must be {shape}")
-        visible = None if numbers["visible"] is None else as_rows(numbers["visible"] != 0, convention)
-        attn_bias = None if numbers["attn_bias"] is None else as_rows(numbers["attn_bias"], convention)
+        visible, attn_bias = _read_pairs(numbers, len(queries), len(keys), convention)
         return cls(**compute(given, queries, keys, values, visible, attn_bias, options))
 
     def to_markdown(self) -> str:
@@ -583,3 +566,37 @@ def trace_attention(
     )
     visible, attn_bias = read_mask(len(queries), len(keys), attn_mask, is_causal, align)
     return Trace(**compute({}, queries, keys, values, visible, attn_bias, options))
+
+
+# Fields of a dict
+
+
+def _read_projected(numbers: Mapping[str, Any], convention: Convention) -> tuple[dict[str, Array], Array, Array, Array]:
+    """Read x, weights and biases, and queries, keys and values, which are projected again if x is given."""
+    keys, queries, values = (
+        read_matrix(numbers[name], name, ("length", dim), convention)
+        for name, dim in (("keys", "key_dim"), ("queries", "key_dim"), ("values", "v_dim"))
+    )
+    if numbers["x"] is None:
+        return {}, queries, keys, values
+    weights = {name: numbers[f"w_{name}"] for name in _NAMES}
+    bias = [None if vector is None else vector.ravel() for vector in (numbers[f"b_{name}"] for name in _NAMES)]
+    given = read_given(numbers["x"], weights, bias, convention)
+    given_keys = len(queries)  # MultiheadAttention may add keys and values that come from no input
+    queries, new_keys, new_values = project([given["x"]] * 3, given)
+    keys = np.concatenate([new_keys, keys[given_keys:]])
+    values = np.concatenate([new_values, values[given_keys:]])
+    return given, queries, keys, values
+
+
+def _read_pairs(
+    numbers: Mapping[str, Any], q_len: int, kv_len: int, convention: Convention
+) -> tuple[npt.NDArray[np.bool_] | None, Array | None]:
+    """Read the two arrays of pairs, visible and attn_bias, as (L, S); both may be None."""
+    shape = (q_len, kv_len) if convention == "row" else (kv_len, q_len)
+    for name in ("visible", "attn_bias"):
+        if numbers[name] is not None and numbers[name].shape != shape:
+            raise ValueError(f"{name} has shape {numbers[name].shape}; it must be {shape}")
+    visible = None if numbers["visible"] is None else as_rows(numbers["visible"] != 0, convention)
+    attn_bias = None if numbers["attn_bias"] is None else as_rows(numbers["attn_bias"], convention)
+    return visible, attn_bias
