@@ -40,8 +40,9 @@ class Linear(Module):
     Attributes
     ----------
     weight : ndarray, (out_features, in_features)
-        Initially from the uniform distribution within ``1 / sqrt(in_features)`` of 0. Either memory order is fast, and
-        gives the same bits: see `Module.to_order`.
+        Initially from the uniform distribution within ``1 / sqrt(in_features)`` of 0. Stored as (in_features,
+        out_features), like the W of ``x @ W``. Either memory order is fast, and gives the same bits: see
+        `Module.to_order`.
     bias : ndarray, (out_features,), or None
         Initialised like weight.
 
@@ -81,7 +82,7 @@ class Linear(Module):
         self.in_features = as_count(in_features, "in_features", least=0)
         self.out_features = as_count(out_features, "out_features", least=0)
         kind = as_float_dtype(dtype)
-        self.weight = np.empty((self.out_features, self.in_features), kind)
+        self.weight = np.empty((self.out_features, self.in_features), kind, order="F")
         self.register_parameter("bias", np.empty(self.out_features, kind) if as_flag(bias, "bias") else None)
         self.reset_parameters(rng)
 

@@ -181,7 +181,7 @@ def write_by_view(linear, value):
 
 
 def write_by_raw_memory(linear, value):
-    memoryview(linear.weight).cast("B")[:] = value.tobytes()
+    memoryview(linear.weight.T).cast("B")[:] = value.T.tobytes()
 
 
 def write_by_state(linear, value):

@@ -85,7 +85,7 @@ class MultiheadAttention(Module):
     ----------
     in_proj_weight : ndarray, (3 * embed_dim, embed_dim), or None
         Weights of query, key and value, stacked. Initialised by `init.xavier_uniform_`. None if a size differs from
-        torch's default; the next three then replace it.
+        torch's default; the next three then replace it. New weights are stored transposed: see `Module.to_order`.
     q_proj_weight : ndarray, (num_heads * head_dim, embed_dim), or None
         Initialised by `init.xavier_uniform_`, like the next two.
     k_proj_weight : ndarray, (num_kv_heads * head_dim, kdim), or None
@@ -183,7 +183,7 @@ class MultiheadAttention(Module):
         flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
         shapes = shapes_of(self, out, *flags, is_packable(self, out))
         kind = as_float_dtype(dtype)
-        self._set_parameters({name: np.empty(shape, kind) for name, shape in shapes.items()})
+        self._set_parameters({name: np.empty(shape, kind, order="F") for name, shape in shapes.items()})
         self.reset_parameters(rng)
 
     @classmethod

@@ -125,7 +125,7 @@ def make_embedding(
 
 def make_generator(embedding: Embedding, bias: bool, tie_weights: bool) -> Linear:
     """Make the output layer, from vectors to logits, with uninitialised parameters."""
-    weight = embedding.weight if as_flag(tie_weights, "tie_weights") else np.empty_like(embedding.weight)
+    weight = embedding.weight if as_flag(tie_weights, "tie_weights") else np.empty_like(embedding.weight, order="F")
     return Linear.from_arrays(weight, np.empty(len(weight), weight.dtype) if as_flag(bias, "bias") else None)
 
 
