@@ -104,14 +104,13 @@ static size_t take_part(const attn_feed_forward_args *args, attn_tensor y, int a
 
 static attn_status run(rows_part *part, const attn_norm_args *norm, attn_error *error)
 {
-    static const attn_tensor none = {.data = NULL};
     attn_feed_forward_args *args = &part->args;
     attn_tensor hidden = part->hidden;
     attn_status status;
     if (norm != NULL) {
         attn_norm_args rows = *norm;
         rows.x = args->x;
-        if ((status = attn_normalize(&rows, none, part->normed, error)) != ATTN_OK) return status;
+        if ((status = attn_normalize(&rows, attn_none, part->normed, error)) != ATTN_OK) return status;
         args->x = part->normed;
     }
     attn_linear_args linear = first_of(args);

@@ -90,12 +90,11 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
 static attn_status attend(const attn_layer_args *args, int part, attn_tensor sum, attn_tensor normed, attn_tensor y,
                           attn_tensor weights, attn_error *error)
 {
-    static const attn_tensor none = {.data = NULL};
     attn_tensor x = sum;
     attn_status status;
     if (args->norm_first) {
         const attn_norm_args norm = norm_of(args, part, sum);
-        if ((status = attn_normalize(&norm, none, normed, error)) != ATTN_OK) return status;
+        if ((status = attn_normalize(&norm, attn_none, normed, error)) != ATTN_OK) return status;
         x = normed;
     }
     attn_multihead_args attention;
@@ -122,7 +121,6 @@ static attn_status attend_to_memory(const attn_layer_args *args, attn_tensor y, 
 static attn_status add_part(const attn_layer_args *args, int part, attn_tensor sum, attn_tensor y, attn_tensor weights,
                             attn_error *error)
 {
-    static const attn_tensor none = {.data = NULL};
     attn_status status;
     if (part == FEED) {
         const attn_feed_forward_args feed = feed_of(args, sum, sum);
@@ -135,17 +133,16 @@ static attn_status add_part(const attn_layer_args *args, int part, attn_tensor s
     }
     if (status != ATTN_OK || args->norm_first) return status;
     const attn_norm_args norm = norm_of(args, part, y);
-    return attn_normalize(&norm, none, y, error);
+    return attn_normalize(&norm, attn_none, y, error);
 }
 
 /* The layer for one group. */
 static attn_status run(const attn_layer_args *args, attn_tensor y, attn_tensor self_weights, attn_tensor cross_weights,
                        attn_error *error)
 {
-    static const attn_tensor none = {.data = NULL};
     attn_status status = add_part(args, SELF, args->x, y, self_weights, error);
     if (status == ATTN_OK && has_cross(args)) status = add_part(args, CROSS, y, y, cross_weights, error);
-    return status == ATTN_OK ? add_part(args, FEED, y, y, none, error) : status;
+    return status == ATTN_OK ? add_part(args, FEED, y, y, attn_none, error) : status;
 }
 
 /* All rules on the inputs and on the results, for the whole batch: a group sees only its part of the results. */

@@ -254,7 +254,6 @@ static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
 static attn_status attend_heads(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights,
                                 attn_error *error)
 {
-    static const attn_tensor none = {.data = NULL};
     attn_status status;
     const attn_args middle = middle_of(m);
     if (stores(m) && (status = attn_cache_append(middle.cache, m->args->cache_first, m->args->cache_count, middle.key,
@@ -262,7 +261,7 @@ static attn_status attend_heads(const attn_multihead_plan *m, attn_tensor output
         return status;
     const attn_projection into = m->args->out_weight.data ? m->heads : heads_in(m, output);
     const attn_tensor heads = tensor_of(m, &into, into.length, into.features, m->args->heads);
-    return attn_attention(&middle, heads, weights, none, error);
+    return attn_attention(&middle, heads, weights, attn_none, error);
 }
 
 /* Inner attention and the output projection. */

@@ -1,8 +1,10 @@
-/* The rows of tensors. */
+/* Tensors and their rows. */
 #ifndef ATTN_CORE_WALK_H
 #define ATTN_CORE_WALK_H
 
 #include "attn.h"
+
+static const attn_tensor attn_none = {.data = NULL}; /* no tensor */
 
 /* Describes a contiguous array of x's dtype and axes, but with `columns` columns; its data is set later. Returns its
  * size in bytes, at most SIZE_MAX. */

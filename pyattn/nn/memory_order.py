@@ -1,7 +1,7 @@
 """Memory order of the weights of linear layers, which `Module.to_order` changes.
 
-Weights have torch's shape, (out, in). New ones are stored as (in, out), like the W of ``x @ W``, which is multiplied with
-a single row without a transpose. The order changes no bit of a result.
+Weights have torch's shape, (out, in). New ones are stored as (in, out), like the W of ``x @ W``, which is multiplied
+with a single row without a transpose. The order changes no bit of a result.
 """
 
 from __future__ import annotations
