@@ -76,7 +76,7 @@ typedef struct {
     int exact_masked;    /* pair by pair: masked values are not read, the others are scaled by `factor` */
     double factor;       /* 1 unless exact_masked */
     int knows_nans;      /* nan_keys has been filled: only where a result is not finite */
-    ptrdiff_t *nan_keys; /* (2, v_dim): first and last key whose value has a NaN in that column, or -1 */
+    ptrdiff_t *nan_keys; /* (2, v_dim): first and last visible key whose value has a NaN in that column, or -1 */
     double keep_prob;    /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
@@ -112,7 +112,10 @@ void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t 
 void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
                         int32_t *last, int adds);
 int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
-int attn_is_masked(const attn_task *task, const attn_block *block, int r, ptrdiff_t key); /* by an array */
+/* Marks those of up to ATTN_BLOCK_KEYS keys that mask arrays hide from row r; returns how many they do not. Overwrites
+ * task->bias. */
+int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdiff_t from, int keys,
+                   unsigned char *hidden);
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
                      const int32_t *last, const void *bias);

@@ -153,7 +153,7 @@ static void cut_in_out(linear_plan *plan)
     const int few = p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
     plan->form = few ? STREAM : TILES;
-    plan->step = few ? STREAM_FEATURES : FEATURES;
+    plan->step = few ? STREAM_FEATURES : ATTN_TILE_FEATURES;
     plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
     plan->packs_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size) || p->x.ndim > 2;
     plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
@@ -196,6 +196,7 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     /* fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
+    if (plan->form == TILES) plan->features_per_task += plan->features_per_task % 2; /* whole tiles */
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
     const int used = attn_workers(workers, plan->tasks);
 

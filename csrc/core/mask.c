@@ -131,19 +131,24 @@ int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_
     return 0;
 }
 
-int attn_is_masked(const attn_task *task, const attn_block *block, int r, ptrdiff_t key)
+int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdiff_t from, int keys,
+                   unsigned char *hidden)
 {
     const attn_problem *p = task->plan->problem;
+    int visible = 0;
+    memset(hidden, 0, (size_t)keys);
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++) {
-        if (p->masks[which].data == NULL || key >= p->maskable_len) continue;
-        const ptrdiff_t column = p->masks[which].column;
-        const char *at = (const char *)block->mask[which][r] + key * column;
-        const attn_tile_kind kind =
-            task->plan->kernels->bias_tile(p->mask_dtypes[which], 1, 1, &at, column, 1, task->bias, ATTN_BLOCK_KEYS, 1);
-        if (kind == ATTN_TILE_MASKED) return 1;
-        if (kind == ATTN_TILE_MIXED && is_cut(task->plan, task->bias, 0)) return 1;
+        const int columns = (int)attn_min(keys, p->maskable_len - from);
+        if (p->masks[which].data == NULL || columns <= 0) continue;
+        const ptrdiff_t step = p->masks[which].column;
+        const char *at = (const char *)block->mask[which][r] + from * step;
+        const attn_tile_kind kind = task->plan->kernels->bias_tile(p->mask_dtypes[which], 1, columns, &at, step, 1,
+                                                                   task->bias, ATTN_BLOCK_KEYS, 1);
+        for (int n = 0; n < columns; n++)
+            hidden[n] |= kind == ATTN_TILE_MASKED || (kind == ATTN_TILE_MIXED && is_cut(task->plan, task->bias, n));
     }
-    return 0;
+    for (int n = 0; n < keys; n++) visible += !hidden[n];
+    return visible;
 }
 
 /* Reads both masks into one tile, task->bias; task->drop_mask, unused until dropout, holds the second one. Two float

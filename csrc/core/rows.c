@@ -257,20 +257,29 @@ static void find_nans(attn_task *task)
     task->knows_nans = 1;
 }
 
-/* Whether a key that row r sees has a NaN in this column of its value. Looks at the last one, and at a few from the
- * first one on: may be 0, too, where only others are seen. */
-static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column)
+static int is_nan_at(const attn_task *task, ptrdiff_t key, ptrdiff_t column)
+{
+    const char *at = value_at(task, key) + column * task->plan->problem->value.column;
+    return isnan(real_at(at, 0, task->plan->kernels->size));
+}
+
+/* Whether a key that row r sees has a NaN in this column of its value. Looks at the last one, and at a few visible keys
+ * from the first one on: may be 0, too, where only others are seen. No mask array shows a key before `shown`. */
+static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column, ptrdiff_t *shown)
 {
     enum { FEW = 32 };
-    const attn_problem *p = task->plan->problem;
-    if (!task->knows_nans) find_nans(task);
-    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + p->v_dim];
-    const ptrdiff_t from = attn_max(first, block->first[r]), to = attn_min(last + 1, block->last[r]);
-    if (first < 0 || from >= to) return 0;
-    if (last < to && !attn_is_masked(task, block, r, last)) return 1;
-    for (ptrdiff_t key = from; key < attn_min(to, from + FEW); key++) {
-        const char *at = value_at(task, key) + column * p->value.column;
-        if (isnan(real_at(at, 0, task->plan->kernels->size)) && !attn_is_masked(task, block, r, key)) return 1;
+    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + task->plan->problem->v_dim];
+    const ptrdiff_t to = attn_min(last + 1, block->last[r]);
+    unsigned char hidden[ATTN_BLOCK_KEYS];
+    int looked_at = 0;
+    if (first < 0) return 0;
+    if (block->first[r] <= last && last < to && attn_hide_keys(task, block, r, last, 1, hidden)) return 1;
+    for (ptrdiff_t key = attn_max(first, *shown), end; key < to && looked_at < FEW; key = end) {
+        end = attn_min(to, key + ATTN_BLOCK_KEYS - key % ATTN_BLOCK_KEYS);
+        const int visible = attn_hide_keys(task, block, r, key, (int)(end - key), hidden);
+        if (visible == 0 && key == *shown) *shown = end;
+        for (int n = 0; visible > 0 && n < end - key; n++)
+            if (!hidden[n] && looked_at++ < FEW && is_nan_at(task, key + n, column)) return 1;
     }
     return 0;
 }
@@ -280,11 +289,15 @@ static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t c
 static int stays_nan(attn_task *task, const attn_block *block, int r, const void *output)
 {
     const int size = task->plan->kernels->size;
+    ptrdiff_t shown = block->first[r];
     if (isnan(real_at(block->total.sum, r, size))) return 1;
     if (task->plan->decode) return 0;
     for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
         const double y = real_at(output, d, size);
-        if (!isfinite(y) && !(isnan(y) && sees_nan(task, block, r, d))) return 0;
+        if (isfinite(y)) continue;
+        if (!isnan(y)) return 0;
+        if (!task->knows_nans) find_nans(task);
+        if (!sees_nan(task, block, r, d, &shown)) return 0;
     }
     return 1;
 }

@@ -85,7 +85,7 @@ static void K(gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrd
     static K(gemv_rows) *const read[] = {K(gemv_read_3), K(gemv_read_4), K(gemv_read_5),
                                          K(gemv_read_6), K(gemv_read_7), K(gemv_read_8)};
     const int fetches = fetch && rows > 2, reads = VEC_ACCUMULATORS >= 24 && fetches && rows <= 8;
-    const int groups = reads ? 1 : (rows + 3) / 4, lines = fetches ? (8 + groups - 1) / groups : 0;
+    const int groups = reads ? 1 : (rows + 3) / 4, lines = fetches ? (8 * LANES / K(line) + groups - 1) / groups : 0;
     real near[8][8]; /* rows of x that are read again and again would be in each other's way in the L1 cache */
     for (int n = 0; n < inner; n += 8) {
         const int streams = inner - n < 8 ? inner - n : 8;

@@ -131,7 +131,9 @@ def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
         layer or stack of a `Transformer`.
     share : bool
         Share the arrays' memory instead of copying it: changes of a parameter on either side, such as an optimiser's
-        steps, show on the other. Default: False.
+        steps, show on the other. Weights of new pyattn modules are then not contiguous tensors, as they lie as
+        (in, out): before ``view``, `parameters_to_vector` or safetensors call ``module.to_order("out_in")``. Default:
+        False.
 
     Returns
     -------

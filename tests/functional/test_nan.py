@@ -34,7 +34,8 @@ def visible_of(arguments):
     """Which pairs a call attends to, (Q_LEN, KV_LEN); the same for both batch entries."""
     i, j = np.ogrid[:Q_LEN, :KV_LEN]
     if "attn_mask" in arguments:
-        return visible_pairs()
+        mask = arguments["attn_mask"]
+        return mask if mask.dtype == bool else mask == 0
     if "key_lengths" in arguments:
         return np.broadcast_to(j < 321, (Q_LEN, KV_LEN))
     left, right = arguments.get("window", (KV_LEN, 0))
@@ -45,6 +46,7 @@ MASKED = {
     "bool": {"attn_mask": visible_pairs()},
     "-inf": {"attn_mask": np.where(visible_pairs(), 0, -np.inf).astype(np.float32)},
     "-inf, float16": {"attn_mask": np.where(visible_pairs(), 0, -np.inf).astype(np.float16)},
+    "documents": {"attn_mask": np.arange(Q_LEN)[:, np.newaxis] // 12 == np.arange(KV_LEN) // 100},
     "lengths": {"key_lengths": [321, 321]},
     "causal": {"is_causal": True, "align": "lower_right"},
     "window": {"window": (40, 5), "align": "lower_right"},

@@ -124,6 +124,9 @@ def test_memory_of_torch_stays_where_it_is(torch):
     theirs = torch.nn.Linear(4, 3)
     shared, own = (pyattn.interop.torch.from_torch(theirs, share=share) for share in (True, False))
     assert orders(own.to_order("in_out")) == {"in_out"}
+    for order in ("in_out", "out_in"):
+        tensors = pyattn.interop.torch.to_torch(own.to_order(order), share=True)
+        assert tensors.weight.is_contiguous() == (order == "out_in")
     with pytest.raises(ValueError, match="shares memory"):
         shared.to_order("in_out")
 

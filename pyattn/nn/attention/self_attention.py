@@ -125,7 +125,8 @@ class SelfAttention(Module):
         biases = _BIASES if as_flag(bias, "bias") else ()
         kind = as_float_dtype(dtype)
         shapes = self._shapes()
-        self._set_parameters({name: np.empty(shapes[name], kind) for name in (*_WEIGHTS, *biases)})
+        order: Literal["C", "F"] = "C" if self.convention == "row" else "F"  # (in, out) in memory
+        self._set_parameters({name: np.empty(shapes[name], kind, order=order) for name in (*_WEIGHTS, *biases)})
         self.reset_parameters(rng)
 
     @classmethod
