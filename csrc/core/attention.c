@@ -225,7 +225,7 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
         return;
     }
     plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, plan->features, key.data, key.stride,
-                                 key.next, scores);
+                                 key.next, plan->far, scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
     for (int r = 0; r < block->rows; r++) /* distance_block reads unused lanes, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));

@@ -52,7 +52,7 @@ typedef struct {
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
     ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
-    int far;                                            /* STREAM: the weight is probably not in the cache */
+    int far;                                            /* the weight is probably not in the cache */
     int packs_x;                                        /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight;     /* LANES: each row is copied before it is packed; the weight is neither order */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
@@ -148,8 +148,6 @@ static void cut_in_out(linear_plan *plan)
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
-    const size_t weight = attn_saturating_mul(attn_saturating_mul((size_t)p->features, size), (size_t)p->inner);
-    plan->far = weight > NEAR_WEIGHT;
     const int few = p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
     plan->form = few ? STREAM : TILES;
@@ -166,7 +164,10 @@ static void cut_in_out(linear_plan *plan)
 static void cut_rows(const attn_product *p, linear_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
-    *plan = (linear_plan){.product = p, .kernels = k, .x_row = copied_row(p->inner, k->size)};
+    const size_t weight =
+        attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)k->size), (size_t)p->inner);
+    *plan =
+        (linear_plan){.product = p, .kernels = k, .far = weight > NEAR_WEIGHT, .x_row = copied_row(p->inner, k->size)};
     if (!unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size))
         cut_in_out(plan);
     else
@@ -298,7 +299,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->form == DECODE)
                 k->decode_scores(block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
-                                 weight + FEATURES * stride * k->size, panel);
+                                 weight + FEATURES * stride * k->size, plan->far, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);
