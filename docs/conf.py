@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 project = "pyattn"
 author = "the pyattn authors"
-copyright = author  # noqa: A001 (Sphinx's name)
+copyright = author
 release = version = runpy.run_path(str(ROOT / "pyattn" / "_version.py"))["__version__"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]

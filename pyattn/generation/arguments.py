@@ -76,7 +76,7 @@ def as_token_ids(x: TokenIds, name: str) -> tuple[int, ...]:
         return ()
     if isinstance(x, (list, tuple, range, np.ndarray)) and np.ndim(x) == 1:
         return tuple(as_count(one, f"{name}[{n}]", least=0) for n, one in enumerate(x))
-    return (as_count(x, name, least=0),)  # type: ignore[arg-type]
+    return (as_count(x, name, least=0),)  # type: ignore[arg-type] # another sequence: refused
 
 
 def as_top_p(x: SupportsFloat | None) -> float | None:
