@@ -41,6 +41,6 @@ attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tenso
     attn_problem problem;
     attn_status status = attn_check_inputs(args, &problem, error); /* the rules: check*.c */
     if (status == ATTN_OK) status = attn_check_results(args, &problem, &output, &weights, &lse, error);
-    if (status == ATTN_OK) status = attn_check_outputs(args, output, weights, lse, &problem, error);
+    if (status == ATTN_OK) status = attn_check_outputs(args, &output, &weights, &lse, &problem, error);
     return status == ATTN_OK ? attn_attend(&problem, args->num_threads, error) : status;
 }

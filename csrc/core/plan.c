@@ -12,16 +12,20 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
     return attn_min(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
 }
 
+static size_t key_bytes_of(const attn_problem *p, const attn_plan *plan)
+{
+    const size_t row = attn_saturating_mul((size_t)p->head_dim, (size_t)plan->kernels->size);
+    const size_t rows = attn_saturating_mul((size_t)(p->batches * plan->groups), (size_t)p->kv_len);
+    return attn_saturating_mul(row, rows);
+}
+
 static void cut_rows(const attn_problem *p, attn_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
     plan->groups = attn_fast_div(p->heads, p->group);
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
-    const size_t row = attn_saturating_mul((size_t)p->head_dim, (size_t)k->size);
-    const size_t key_heads = attn_saturating_mul((size_t)p->batches, (size_t)plan->groups);
-    const size_t head_bytes = attn_saturating_mul(row, (size_t)p->kv_len);
-    plan->far = attn_saturating_mul(key_heads, head_bytes) > NEAR_KEYS;
+    plan->far = plan->decode && key_bytes_of(p, plan) > NEAR_KEYS;
     plan->row_segment = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_segment =
         plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->row_segment, k->lanes), ATTN_VECTORS);

@@ -72,8 +72,8 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *proble
                                const attn_tensor *weights, const attn_tensor *lse, attn_error *error);
 
 /* Fills output, weights and lse of a problem whose inputs have been checked. */
-attn_status attn_check_outputs(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
-                               attn_problem *problem, attn_error *error);
+attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output, const attn_tensor *weights,
+                               const attn_tensor *lse, attn_problem *problem, attn_error *error);
 
 /* attend.c: computes a fully checked problem. */
 attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error *error);

@@ -114,22 +114,22 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *p, con
     return status != ATTN_OK ? status : attn_check_result("lse", lse, want.lse_ndim, want.lse, p->dtype, error);
 }
 
-attn_status attn_check_outputs(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
-                               attn_problem *p, attn_error *error)
+attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output, const attn_tensor *weights,
+                               const attn_tensor *lse, attn_problem *p, attn_error *error)
 {
     const attn_axis_places at = attn_places_of(args->layout, p->has_heads);
     const attn_axis_places weights_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads && !p->average);
     const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
     const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
 
-    if (output.data == NULL || output.dtype != p->dtype) FAIL("output must be given, in query's dtype");
+    if (output->data == NULL || output->dtype != p->dtype) FAIL("output must be given, in query's dtype");
     const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
-    if (written && p->v_dim > 1 && attn_stride_of(&output, 1) != size) FAIL("output's last axis must be contiguous");
-    if (written && weights.data != NULL && p->kv_len > 1 && attn_stride_of(&weights, 1) != size)
+    if (written && p->v_dim > 1 && attn_stride_of(output, 1) != size) FAIL("output's last axis must be contiguous");
+    if (written && weights->data != NULL && p->kv_len > 1 && attn_stride_of(weights, 1) != size)
         FAIL("the last axis of weights must be contiguous");
-    attn_resolve(&output, &at, p, &p->output);
+    attn_resolve(output, &at, p, &p->output);
     p->weights.data = p->lse.data = NULL;
-    if (weights.data != NULL) attn_resolve(&weights, &weights_at, p, &p->weights);
-    if (lse.data != NULL) attn_resolve(&lse, &lse_at, p, &p->lse);
+    if (weights->data != NULL) attn_resolve(weights, &weights_at, p, &p->weights);
+    if (lse->data != NULL) attn_resolve(lse, &lse_at, p, &p->lse);
     return ATTN_OK;
 }

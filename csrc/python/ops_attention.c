@@ -167,7 +167,7 @@ static attn_status compute(const attn_args *args, attn_problem *problem, const o
     const attn_tensor output = pyattn_tensor(o->output), weights = pyattn_tensor(o->weights);
     const attn_tensor lse = pyattn_tensor(o->lse);
     const attn_product *product = o->queries ? o->product : NULL;
-    attn_status status = attn_check_outputs(args, output, weights, lse, problem, error);
+    attn_status status = attn_check_outputs(args, &output, &weights, &lse, problem, error);
     size_t work = attn_work(problem);
     if (product)
         work = attn_saturating_add(
