@@ -39,6 +39,17 @@ _Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (i
                    (int)ATTN_MASK_LONG == (int)ATTN_LONG_DOUBLE,
                "the kernels' numbers for dtypes are attn.h's");
 
+/* Fills the shape that masks broadcast to, (..., heads, q_len, last), and returns its number of axes. */
+static int shape_of_pairs(const attn_problem *p, ptrdiff_t last, ptrdiff_t *shape)
+{
+    const int axes = p->batch_axes + p->has_heads + 2;
+    memcpy(shape, p->batch_shape, (size_t)p->batch_axes * sizeof *shape);
+    if (p->has_heads) shape[axes - 3] = p->heads;
+    shape[axes - 2] = p->q_len;
+    shape[axes - 1] = last;
+    return axes;
+}
+
 static attn_status check_mask(const attn_args *args, int which, attn_problem *p, attn_error *error)
 {
     static const char *const names[] = {"attn_mask", "key_padding_mask", "keep_mask"};
@@ -51,11 +62,7 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
     if (mask->data == NULL) return ATTN_OK;
 
     ptrdiff_t expected[ATTN_MAX_AXES + 2];
-    const int rank = p->batch_axes + p->has_heads + 2;
-    memcpy(expected, p->batch_shape, (size_t)p->batch_axes * sizeof *expected);
-    if (p->has_heads) expected[rank - 3] = p->heads;
-    expected[rank - 2] = p->q_len;
-    expected[rank - 1] = which == ATTN_KEEP ? p->kv_len : p->maskable_len;
+    const int rank = shape_of_pairs(p, which == ATTN_KEEP ? p->kv_len : p->maskable_len, expected);
     if (!broadcasts_to(mask->ndim, mask->shape, -1, rank, expected))
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
              attn_shape_text(mask->ndim, mask->shape), attn_shape_text(rank, expected),
@@ -76,6 +83,22 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
     if (args->keep_mask.data != NULL) return attn_check_dropout(args->dropout_p, 0, 0, 0, error); /* not drawn */
     return attn_check_dropout(args->dropout_p, p->batches * p->heads, args->query_start + p->q_len,
                               args->key_start + p->kv_len, error);
+}
+
+/* Their values are not checked: a block clamps what it reads. */
+static attn_status check_limits(const attn_tensor *limits, attn_problem *p, attn_error *error)
+{
+    const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
+    ptrdiff_t expected[ATTN_MAX_AXES + 2];
+    const int rank = shape_of_pairs(p, 2, expected);
+    p->key_limits.data = NULL;
+    if (limits->data == NULL) return ATTN_OK;
+    if (limits->dtype != ATTN_I64 || attn_size_of(limits, 1) != 2 ||
+        !broadcasts_to(limits->ndim, limits->shape, -1, rank, expected))
+        FAIL("key_limits has shape %s, which does not broadcast to %s: two int64 for each query",
+             attn_shape_text(limits->ndim, limits->shape), attn_shape_text(rank, expected));
+    attn_resolve(limits, &at, p, &p->key_limits);
+    return ATTN_OK;
 }
 
 /* Reads each stored element once: broadcasting may repeat it for a great many batch entries. */
@@ -168,6 +191,7 @@ attn_status attn_check_masks(const attn_args *args, attn_problem *p, attn_error 
     p->maskable_len = p->kv_len - args->extra_keys;
     for (int which = 0; which < ATTN_MASKS; which++)
         if ((status = check_mask(args, which, p, error)) != ATTN_OK) return status;
+    if ((status = check_limits(&args->key_limits, p, error)) != ATTN_OK) return status;
     if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
     if ((status = check_dropout(args, p, error)) != ATTN_OK) return status;
     status = check_lengths(&args->key_lengths, "key_lengths", "the length of key", p->maskable_len, p, &p->key_lengths,

@@ -38,6 +38,8 @@ void attn_take_group(const attn_layer_args *args, attn_tensor y, attn_tensor sel
         {&cross->attention.mask, batch + 3},
         {&self->attention.padding_mask, batch + 3},
         {&cross->attention.padding_mask, batch + 3},
+        {&self->attention.key_limits, batch + 3},
+        {&cross->attention.key_limits, batch + 3},
         {&self->attention.key_lengths, batch},
         {&cross->attention.key_lengths, batch},
         {&self->attention.query_lengths, batch},

@@ -37,7 +37,7 @@ typedef struct {
     attn_mask_dtype mask_dtypes[ATTN_MASKS];
     attn_operand masks[ATTN_MASKS];
     const attn_cache *cache; /* NULL, or the cache; key.data and value.data then point to its page tables */
-    attn_operand query, key, value, key_lengths, query_lengths, output, weights, lse;
+    attn_operand query, key, value, key_limits, key_lengths, query_lengths, output, weights, lse;
 } attn_problem;
 
 /* Checks all rules on the inputs, and fills `problem` up to query_lengths. */

@@ -58,10 +58,9 @@ void attn_take_queries(const attn_multihead_plan *m, attn_tensor output, attn_te
         attn_tensor *tensor;
         int axis; /* the query axis, counted from the last one */
     } tensors[] = {
-        {&args->query, 2},          {&args->residual, 2},
-        {&part->output, 2},         {&part->weights, 2},
-        {&attention->mask, 2},      {&attention->padding_mask, 2},
-        {&attention->keep_mask, 2}, {&args->rotary.position_ids, 1},
+        {&args->query, 2},          {&args->residual, 2},        {&part->output, 2},
+        {&part->weights, 2},        {&attention->mask, 2},       {&attention->padding_mask, 2},
+        {&attention->keep_mask, 2}, {&attention->key_limits, 2}, {&args->rotary.position_ids, 1},
     };
     for (size_t n = 0; n < sizeof tensors / sizeof *tensors; n++)
         attn_cut_tensor(tensors[n].tensor, tensors[n].axis, cut);

@@ -52,15 +52,28 @@ static void row_addresses(const attn_task *task, const attn_operand *operand, co
     }
 }
 
+/* Narrows the visible keys of a row by its pair of limits. */
+static void limit_row(const attn_operand *limits, const void *pair, ptrdiff_t *first, ptrdiff_t *last)
+{
+    const int64_t from = *(const int64_t *)pair;
+    const int64_t to = *(const int64_t *)(const void *)((const char *)pair + limits->column);
+    if (from > *first) *first = (ptrdiff_t)from;
+    if (to < *last) *last = (ptrdiff_t)to;
+    if (*first >= *last) *first = *last = 0;
+}
+
 static void limit_block(attn_task *task, attn_block *block)
 {
     const attn_problem *p = task->plan->problem;
     ptrdiff_t i = place_of(task, block->row).i;
+    void *limits[ATTN_MAX_WIDTH];
+    if (p->key_limits.data) row_addresses(task, &p->key_limits, block, limits);
     block->min_first = block->min_last = PTRDIFF_MAX;
     block->max_first = block->max_last = 0;
     for (int r = 0; r < block->rows; r++) {
         ptrdiff_t first, last;
         visible_keys(task, i, &first, &last);
+        if (p->key_limits.data) limit_row(&p->key_limits, limits[r], &first, &last);
         block->first[r] = first;
         block->last[r] = last;
         if (first < block->min_first) block->min_first = first;

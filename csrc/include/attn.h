@@ -78,7 +78,8 @@ typedef struct {
  * q_len, kv_len). mask and padding_mask are bool (nonzero = attend, or the opposite with mask_blocked or
  * padding_blocked) or a float type, added after scaling. A pair must pass both. Key j is visible to query i when
  *
- *     0 <= j < key_length,  i < query_length,  and  i + offset - window_left <= j <= i + offset + window_right
+ *     0 <= j < key_length,  i < query_length,  i + offset - window_left <= j <= i + offset + window_right,
+ *     and  key_limits[i][0] <= j < key_limits[i][1]
  *
  * where is_causal means a window_right of 0, and offset = query_start - key_start, plus key_length - query_length for
  * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place the call as a part of a longer problem;
@@ -95,6 +96,7 @@ typedef struct {
     attn_tensor mask, padding_mask;
     ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, window or length covers them */
     int mask_blocked, padding_blocked; /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
+    attn_tensor key_limits;            /* ATTN_I64, (..., heads, q_len, 2); broadcasts, but for the last axis */
     attn_tensor key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale;

@@ -199,37 +199,39 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
 static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString((PyObject *)array, "shape"); }
 
-/* Replaces a mask object, in `values`, by equivalent arguments; an array stays. Returns -1 with an exception. */
+/* Calls pyattn.masks._lowering.for_attention(mask, the shapes of query, key and value, layout, enable_gqa). */
+static PyObject *lowered(PyObject *module, PyObject *const *values, const owned *o)
+{
+    PyObject *const layout = values[OPTIONS + PYATTN_LAYOUT], *const gqa = values[OPTIONS + PYATTN_ENABLE_GQA];
+    PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]), *value = shape_of(o->inputs[VALUE]);
+    PyObject *function = query && key && value ? PyObject_GetAttrString(module, "for_attention") : NULL;
+    PyObject *const given[] = {
+        values[OPTIONS + PYATTN_ATTN_MASK], query, key, value, layout ? layout : Py_None, gqa ? gqa : Py_None};
+    PyObject *result = function ? PyObject_Vectorcall(function, given, sizeof given / sizeof *given, NULL) : NULL;
+    Py_XDECREF(function);
+    Py_XDECREF(query);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return result;
+}
+
+/* Replaces a mask object, in `values`, by limits, an array or both; an array stays. Returns -1 with an exception. */
 static int lower_mask(PyObject **values, owned *o)
 {
-    static const int replaced[] = {PYATTN_ATTN_MASK, PYATTN_IS_CAUSAL, PYATTN_ALIGN, PYATTN_WINDOW, PYATTN_KEY_LENGTHS};
-    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK], *given[10] = {NULL};
+    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK];
     if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
     PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
     const int is_object = class ? PyObject_IsInstance(mask, class) : -1;
+    if (is_object > 0) o->lowered = lowered(module, values, o);
     Py_XDECREF(class);
-    if (is_object > 0) {
-        static const int options[] = {PYATTN_LAYOUT, PYATTN_ENABLE_GQA, PYATTN_IS_CAUSAL,
-                                      PYATTN_ALIGN,  PYATTN_WINDOW,     PYATTN_KEY_LENGTHS};
-        PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]);
-        PyObject *value = shape_of(o->inputs[VALUE]);
-        given[0] = mask, given[1] = query, given[2] = key, given[3] = value;
-        for (int n = 0; n < 6; n++)
-            given[4 + n] = values[OPTIONS + options[n]] ? values[OPTIONS + options[n]] : Py_None;
-        if (given[6] == Py_None) given[6] = Py_False; /* is_causal */
-        PyObject *function = query && key && value ? PyObject_GetAttrString(module, "for_attention") : NULL;
-        o->lowered = function ? PyObject_Vectorcall(function, given, 10, NULL) : NULL;
-        Py_XDECREF(function);
-        Py_XDECREF(query);
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
     Py_XDECREF(module);
     if (is_object <= 0) return is_object;
     if (o->lowered == NULL) return -1;
-    for (int n = 0; n < 5; n++) values[OPTIONS + replaced[n]] = PyTuple_GetItem(o->lowered, n);
-    return PyErr_Occurred() ? -1 : 0;
+    PyObject *limits = PyTuple_GetItem(o->lowered, 1);
+    if (limits == NULL) return -1;
+    values[OPTIONS + PYATTN_ATTN_MASK] = PyTuple_GetItem(o->lowered, 0);
+    return pyattn_given(limits) ? pyattn_as_integers(limits, "key_limits", &o->options.key_limits) : 0;
 }
 
 /* The last conversions: after them, only a warning and a seed run Python code. */

@@ -24,6 +24,7 @@ enum {
     BLOCKED, /* True in a bool mask means blocked */
     ATTN_MASK,
     KEY_PADDING_MASK,
+    KEY_LIMITS,
     KEY_LENGTHS,
     IS_CAUSAL,
     QUERY_LENGTHS,
@@ -32,6 +33,7 @@ enum {
     ROTARY,
     MEMORY_MASK,
     MEMORY_KEY_PADDING_MASK,
+    MEMORY_KEY_LIMITS,
     MEMORY_KEY_LENGTHS,
     MEMORY_IS_CAUSAL,
     MEMORY_CACHE,
@@ -57,6 +59,7 @@ static const char *const argument_names[ARGUMENTS] = {"x",
                                                       "blocked",
                                                       "attn_mask",
                                                       "key_padding_mask",
+                                                      "key_limits",
                                                       "key_lengths",
                                                       "is_causal",
                                                       "query_lengths",
@@ -65,6 +68,7 @@ static const char *const argument_names[ARGUMENTS] = {"x",
                                                       "rotary",
                                                       "memory_mask",
                                                       "memory_key_padding_mask",
+                                                      "memory_key_limits",
                                                       "memory_key_lengths",
                                                       "memory_is_causal",
                                                       "memory_cache",
@@ -163,6 +167,7 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
 {
     static const int masks[] = {ATTN_MASK, MEMORY_MASK}, paddings[] = {KEY_PADDING_MASK, MEMORY_KEY_PADDING_MASK};
     static const int causal[] = {IS_CAUSAL, MEMORY_IS_CAUSAL}, lengths[] = {KEY_LENGTHS, MEMORY_KEY_LENGTHS};
+    static const int limits[] = {KEY_LIMITS, MEMORY_KEY_LIMITS};
     PyObject *options[PYATTN_OPTIONS] = {NULL};
     const int blocked = pyattn_flag(values[BLOCKED], "blocked");
     if (blocked < 0) return -1;
@@ -177,6 +182,9 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     args->attention.mask_blocked = args->attention.padding_blocked = blocked;
     if (pyattn_convert_mask(values[paddings[which]], argument_names[paddings[which]], blocked ? "blocked" : "attend",
                             &o->padding[which]) < 0)
+        return -1;
+    if (pyattn_given(values[limits[which]]) &&
+        pyattn_as_integers(values[limits[which]], "key_limits", &o->options[which].key_limits) < 0)
         return -1;
     if (pyattn_convert_options(options, &args->attention, &o->options[which]) < 0) return -1;
     /* the last row of x is at the last position of the cache */

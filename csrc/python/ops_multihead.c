@@ -25,6 +25,7 @@ enum {
     ADD_ZERO,
     AVERAGE_WEIGHTS,
     KEY_PADDING_MASK,
+    KEY_LIMITS,
     BLOCKED, /* True in a bool mask means blocked */
     CACHE,
     ROTARY,
@@ -32,10 +33,10 @@ enum {
     ARGUMENTS = OPTIONS + PYATTN_OPTIONS
 };
 static const char *const argument_names[ARGUMENTS] = {
-    "query",       "key",    "value",    "q_weight",         "k_weight",        "v_weight",
-    "out_weight",  "q_bias", "k_bias",   "v_bias",           "out_bias",        "extra_key",
-    "extra_value", "heads",  "kv_heads", "add_zero",         "average_weights", "key_padding_mask",
-    "blocked",     "cache",  "rotary",   PYATTN_OPTION_NAMES};
+    "query",       "key",     "value",    "q_weight", "k_weight",         "v_weight",
+    "out_weight",  "q_bias",  "k_bias",   "v_bias",   "out_bias",         "extra_key",
+    "extra_value", "heads",   "kv_heads", "add_zero", "average_weights",  "key_padding_mask",
+    "key_limits",  "blocked", "cache",    "rotary",   PYATTN_OPTION_NAMES};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"multi_head", ARGUMENTS, ARRAYS, REQUIRED, argument_names, interned_names};
 
@@ -118,7 +119,7 @@ static int convert_numbers(PyObject *const *values, attn_multihead_args *args)
     return args->attention.average_weights < 0 ? -1 : 0;
 }
 
-/* Converts both masks; True means blocked if `blocked`, else attend. */
+/* Converts masks and limits; True means blocked if `blocked`, else attend. */
 static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
 {
     const int blocked = pyattn_flag(values[BLOCKED], "blocked");
@@ -126,6 +127,9 @@ static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
     args->mask_blocked = args->padding_blocked = blocked;
     if (pyattn_convert_mask(values[KEY_PADDING_MASK], "key_padding_mask", blocked ? "blocked" : "attend", &o->padding) <
         0)
+        return -1;
+    if (pyattn_given(values[KEY_LIMITS]) &&
+        pyattn_as_integers(values[KEY_LIMITS], "key_limits", &o->options.key_limits) < 0)
         return -1;
     return pyattn_convert_options(values + OPTIONS, args, &o->options);
 }

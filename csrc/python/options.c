@@ -252,6 +252,7 @@ void pyattn_fill_options(const pyattn_option_arrays *arrays, attn_args *args)
 {
     pyattn_fill(&args->mask, arrays->mask);
     pyattn_fill(&args->keep_mask, arrays->keep_mask);
+    pyattn_fill(&args->key_limits, arrays->key_limits);
     pyattn_fill(&args->key_lengths, arrays->key_lengths);
     pyattn_fill(&args->query_lengths, arrays->query_lengths);
 }
@@ -260,6 +261,7 @@ void pyattn_release_options(pyattn_option_arrays *arrays)
 {
     Py_XDECREF(arrays->mask);
     Py_XDECREF(arrays->keep_mask);
+    Py_XDECREF(arrays->key_limits);
     Py_XDECREF(arrays->key_lengths);
     Py_XDECREF(arrays->query_lengths);
 }

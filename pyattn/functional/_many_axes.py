@@ -16,8 +16,15 @@ __all__ = ["attention", "embedding", "feed_forward", "linear", "multi_head", "ro
 _Array = npt.NDArray[Any]
 _Shape = tuple[int, ...]
 _MOST = 5  # batch axes after merging: heads, length and dim come after them
-_MASKS = {"attn_mask": 3, "key_padding_mask": 3, "keep_mask": 3, "key_lengths": 0, "query_lengths": 0}
-"""Number of axes that follow the batch axes: (..., heads, L, S), and (...)."""
+_MASKS = {
+    "attn_mask": 3,
+    "key_padding_mask": 3,
+    "keep_mask": 3,
+    "key_limits": 3,
+    "key_lengths": 0,
+    "query_lengths": 0,
+}
+"""Number of axes that follow the batch axes: (..., heads, L, S), (..., heads, L, 2), and (...)."""
 
 
 def attention(query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, **options: Any) -> Any:

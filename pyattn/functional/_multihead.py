@@ -411,7 +411,7 @@ def compute(
         # key is None only with a cache.
         kv_len = cache.length if cache is not None else 0 if key is None else key.shape[-2]
         sizes = ScoreSizes(query.shape[:-2], heads, query.shape[-2], kv_len)
-        masking = to_core(masking, sizes, cached=cache is not None)
+        masking = to_core(masking, sizes)
     # Arguments are passed one by one, because a starred call would build a tuple and a dict each time.
     q_weight, k_weight, v_weight, out_weight, q_bias, k_bias, v_bias, out_bias, extra_key, extra_value = parameters
     return _core.multi_head(
@@ -434,6 +434,7 @@ def compute(
         add_zero=as_flag(add_zero, "add_zero_attn"),
         average_weights=as_flag(average_weights, "average_attn_weights"),
         key_padding_mask=masking.key_padding_mask,
+        key_limits=masking.key_limits,
         blocked=True,
         cache=cache,
         rotary=rotation,

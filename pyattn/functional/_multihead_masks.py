@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Masking(NamedTuple):
-    """Masks of one attention: torch's, in which True = blocked, and pyattn's window and lengths."""
+    """Masks of one attention: torch's, in which True = blocked, and pyattn's window, limits and lengths."""
 
     attn_mask: npt.ArrayLike | None = None
     key_padding_mask: npt.ArrayLike | None = None
@@ -34,6 +34,8 @@ class Masking(NamedTuple):
     key_lengths: npt.ArrayLike | None = None
     query_lengths: npt.ArrayLike | None = None
     """Only with a cache, if some queries are padding."""
+    key_limits: npt.NDArray[np.int64] | None = None
+    """Of a mask object: see `pyattn.masks._lowering.Lowered`."""
 
 
 class ScoreSizes(NamedTuple):
@@ -97,14 +99,14 @@ def to_core(
     masking: Masking,
     sizes: ScoreSizes,
     names: tuple[str, str] = ("attn_mask", "key_padding_mask"),
-    *,
-    cached: bool = False,
-    has_window: bool = True,
 ) -> Masking:
-    """Bring masks to shapes that the core broadcasts; mask objects become intervals, lengths or an array."""
+    """Bring masks to shapes that the core broadcasts; mask objects become limits, an array or both."""
     if isinstance(masking.attn_mask, Mask):
-        masking = _lower(masking, masking.attn_mask, sizes, names[0], cached, has_window)
-        mask = masking.attn_mask
+        attend, limits = lowering.lower(
+            masking.attn_mask, (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len), True, names[0]
+        )
+        masking = masking._replace(key_limits=limits)
+        mask = None if attend is None else ~attend
     else:
         mask = _read_mask(masking.attn_mask, sizes, names[0])
     padding = _read_padding(masking.key_padding_mask, sizes, names[1])
@@ -126,31 +128,6 @@ def as_objects(masking: Masking, read: Masking) -> Masking:
         array = _core.as_array(padding, "key_padding_mask")
         padding = from_blocked(array) if array.dtype == np.bool_ else array
     return masking._replace(attn_mask=mask, key_padding_mask=padding)
-
-
-def _lower(masking: Masking, mask: Mask, sizes: ScoreSizes, name: str, cached: bool, has_window: bool) -> Masking:
-    """Replace a mask object by equivalent arguments."""
-    scores = (*sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
-    # With a cache, the position of query 0 differs by batch entry, so intervals do not apply.
-    if cached:
-        return masking._replace(attn_mask=~lowering.checked_array(mask, scores, True, name))
-    parts = lowering.parts_of(mask, scores, True, name)
-    attend, first, last = parts.attend, parts.first, parts.last
-    if (first, last) != (None, None):
-        causal = first is None and last == 0
-        around_own = (first is None or first <= 0) and (last is None or last >= 0)
-        if causal:
-            masking = masking._replace(is_causal=True)
-        # The core has no window for attention to a memory (has_window=False): the interval becomes an array.
-        elif around_own and has_window and masking.window is None:
-            masking = masking._replace(window=(None if first is None else -first, last))
-        else:
-            band = lowering.interval(sizes.q_len, sizes.kv_len, first, last)
-            attend = band if attend is None else attend & band
-    lengths = masking.key_lengths
-    if parts.lengths is not None:
-        lengths = lowering.shorter_lengths(lengths, parts.lengths)
-    return masking._replace(attn_mask=None if attend is None else ~attend, key_lengths=lengths)
 
 
 def _read_mask(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Array | None:

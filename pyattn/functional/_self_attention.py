@@ -13,7 +13,7 @@ from pyattn._util.arguments import as_choice
 from pyattn._util.typing import Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.masks import Mask
-from pyattn.masks._lowering import as_arguments, warn_if_inverted
+from pyattn.masks._lowering import lower, warn_if_inverted
 
 __all__ = ["check_inner", "read_rows", "read_weight", "self_attention"]
 
@@ -173,10 +173,10 @@ def self_attention(
     source = "x" if context is None else "context"
     weights = _weights_of(w_query, w_key, w_value, own, other, source, columns)
     q_bias, k_bias, v_bias = _biases_of(bias, weights)
+    key_limits = None
     if attn_mask is not None:
         pairs = (*own.shape[:-1], other.shape[-2])
-        lowered = _lower_mask(attn_mask, pairs, is_causal, align, window, key_lengths)
-        attn_mask, is_causal, align, window, key_lengths = lowered
+        attn_mask, key_limits = _read_mask(attn_mask, pairs)
     output, attended = _core.multi_head(
         own,
         other,
@@ -190,6 +190,7 @@ def self_attention(
         average_weights=True,  # the mean over one head drops its axis
         scale=scale,
         attn_mask=attn_mask,
+        key_limits=key_limits,
         is_causal=is_causal,
         align=align,
         window=window,
@@ -273,30 +274,23 @@ def _weights_of(
     return {"w_query": query, "w_key": key, "w_value": value}
 
 
-def _lower_mask(
-    attn_mask: npt.ArrayLike,
-    pairs: tuple[int, ...],
-    is_causal: bool,
-    align: Align | None,
-    window: Window,
-    key_lengths: npt.ArrayLike | None,
-) -> tuple[npt.ArrayLike | None, bool, Align | None, Window, npt.ArrayLike | None]:
-    """Return the mask, with the core's heads axis before (L, S), is_causal, align, window and key_lengths."""
-    mask: Array | None
+def _read_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> tuple[npt.ArrayLike | None, Array | None]:
+    """Return the mask, with the core's heads axis before (L, S), and limits of a mask object."""
     if isinstance(attn_mask, Mask):
-        lowered = as_arguments(attn_mask, pairs, False, is_causal, align, window, key_lengths)
-        mask, is_causal, align, window, key_lengths = lowered
-        given: npt.ArrayLike | None = mask
-    else:
-        given, mask = attn_mask, _core.as_array(attn_mask, "attn_mask")
-        sizes = zip(mask.shape[::-1], pairs[::-1], strict=False)
-        if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in sizes):
-            raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
-        warn_if_inverted(mask)
+        attend, limits = lower(attn_mask, pairs, False)
+        return _with_heads_axis(attend), _with_heads_axis(limits)
+    mask = _core.as_array(attn_mask, "attn_mask")
+    sizes = zip(mask.shape[::-1], pairs[::-1], strict=False)
+    if mask.ndim > len(pairs) or any(size not in (1, wanted) for size, wanted in sizes):
+        raise ValueError(f"attn_mask has shape {mask.shape}, which does not broadcast to {pairs}: (..., L, S)")
+    warn_if_inverted(mask)
     # The core refuses integers, with a fix that depends on what was given.
-    if mask is not None and mask.ndim > 2 and mask.dtype.kind not in "iu":
-        given = mask[..., np.newaxis, :, :]
-    return given, is_causal, align, window, key_lengths
+    return attn_mask if mask.dtype.kind in "iu" else _with_heads_axis(mask), None
+
+
+def _with_heads_axis(x: Array | None) -> Array | None:
+    """Insert the core's heads axis before the last two of an array with a batch."""
+    return x if x is None or x.ndim < 3 else x[..., np.newaxis, :, :]
 
 
 def _biases_of(bias: Sequence[npt.ArrayLike | None] | None, weights: Mapping[str, Array]) -> list[Array | None]:

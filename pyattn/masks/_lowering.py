@@ -1,4 +1,4 @@
-"""Lowering of masks to the core, which takes one interval, one length for each batch entry and one array."""
+"""Lowering of masks to the core, which takes limits of each query's keys, and one array."""
 
 from __future__ import annotations
 
@@ -9,75 +9,38 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-import pyattn._core as _core
-from pyattn._util.arguments import as_flag
 from pyattn._util.warnings import MaskWarning, warn
-from pyattn.masks._mask import BoolArray, Both, Document, Interval, Lengths, Mask, intersect, offset_of
+from pyattn.masks._mask import BoolArray, Both, Document, Interval, Lengths, Limits, Mask, intersect
 
 
-class Parts(NamedTuple):
-    """A mask as the core's arguments: keys i + first to i + last, lengths, and an array for the rest."""
+class Lowered(NamedTuple):
+    """A mask as the core's arguments; a pair must pass both."""
 
-    first: int | None
-    last: int | None
-    lengths: npt.NDArray[np.int64] | None
-    attend: BoolArray | None
+    attend: npt.NDArray[Any] | None
+    key_limits: npt.NDArray[np.int64] | None
+    """(..., L, 2): the first key of each query, and the one after its last."""
 
 
-def parts_of(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> Parts:
-    """Split a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S)."""
+def lower(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> Lowered:
+    """Check a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S), and lower it."""
     _check_shape(mask, scores, heads, name)
-    bounds: tuple[int | None, int | None] = (None, None)
-    lengths: npt.NDArray[np.int64] | None = None
+    known: list[Limits] = []
     rest: list[Mask] = []
-    batch = scores[: -3 if heads else -2]
     for leaf in _leaves(mask, Both):
-        if type(leaf) is Interval and leaf.shape == scores[-2:]:
-            bounds = intersect(bounds, (leaf.first, leaf.last))
-        elif isinstance(leaf, Lengths) and leaf.kv_len == scores[-1] and leaf.lengths.ndim <= len(batch):
-            lengths = leaf.lengths if lengths is None else np.minimum(lengths, leaf.lengths)
-        else:
+        limits = leaf._limits()
+        if limits is None:
             rest.append(leaf)
+        else:
+            known.append(limits)
     attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
-    return Parts(*bounds, lengths, attend)
+    key_limits = np.stack(np.broadcast_arrays(*functools.reduce(intersect, known)), axis=-1) if known else None
+    return Lowered(attend, key_limits)
 
 
 def checked_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
     """Check a mask and compute it as one array, for calls with a cache and for compare."""
     _check_shape(mask, scores, heads, name)
     return mask._attend()
-
-
-def as_arguments(
-    mask: Mask,
-    scores: tuple[int, ...],
-    heads: bool,
-    is_causal: bool,
-    align: Any,
-    window: Any,
-    key_lengths: Any,
-) -> tuple[BoolArray | None, bool, Any, Any, Any]:
-    """Lower a mask to attn_mask, is_causal, align, window and key_lengths, combined with those of the call."""
-    is_causal = is_causal if isinstance(is_causal, int) else as_flag(is_causal, "is_causal")
-    offset_of(align, scores[-2], scores[-1])  # raises if it is not an alignment
-    parts = parts_of(mask, scores, heads, "attn_mask")
-    attend, lengths, bounds = parts.attend, parts.lengths, (parts.first, parts.last)
-    own = bool(is_causal) or window is not None
-    if lengths is not None:
-        if own and align == "lower_right":  # as key_lengths they would move the lower right corner
-            attend = _and(attend, Lengths(lengths, scores[-1], heads)._attend())
-        else:
-            key_lengths = shorter_lengths(key_lengths, lengths)
-    if bounds == (None, None):
-        return attend, is_causal, align, window, key_lengths
-    if own or (bounds[0] is not None and bounds[1] is not None and bounds[0] > bounds[1]):
-        attend = _and(attend, interval(scores[-2], scores[-1], *bounds))
-        return attend, is_causal, align, window, key_lengths
-    far = sum(scores[-2:])
-    first, last = (side and max(-far, min(side, far)) for side in bounds)
-    if last is None:
-        return attend, False, first, (0, None), key_lengths
-    return attend, True, last, None if first is None else (last - first, 0), key_lengths
 
 
 def for_attention(
@@ -87,40 +50,22 @@ def for_attention(
     value: tuple[int, ...],
     layout: str | None,
     enable_gqa: bool | None,
-    *options: Any,
-) -> tuple[Any, ...]:
+) -> Lowered:
     """Lower a mask for `pyattn.attention`; the core reports shapes that disagree."""
     length, head = (-3, -2) if layout == "bshd" else (-2, -3)
     axes = max(len(query), len(key), len(value))
     heads = axes > 3 or (axes == 3 and bool(enable_gqa))
     least = 3 if heads else 2
     if min(len(query), len(key), len(value)) < (least if layout == "bshd" else 2):
-        return (np.asarray(mask), *options)
+        return Lowered(np.asarray(mask), None)
     query, key, value = ((1,) * (axes - len(shape)) + shape for shape in (query, key, value))
     length = length if heads else -2
     try:
         batch = np.broadcast_shapes(query[:-least], key[:-least], value[:-least])
     except ValueError:
-        return (np.asarray(mask), *options)
+        return Lowered(np.asarray(mask), None)
     scores = (*batch, *((max(query[head], key[head]),) if heads else ()), query[length], key[length])
-    return as_arguments(mask, scores, heads, *options)
-
-
-def shorter_lengths(given: npt.ArrayLike | None, lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Combine key_lengths of a call with those of its mask; if they do not fit, the core's message will name them."""
-    if given is None:
-        return lengths
-    array = _core.as_array(given, "key_lengths")
-    try:
-        np.broadcast_shapes(array.shape, lengths.shape)
-    except ValueError:
-        return array
-    fits = array.dtype.kind in "iu" and (array.dtype != np.uint64 or not array.size or array.max() < 2**63)
-    return np.minimum(array.astype(np.int64), lengths) if fits else array
-
-
-def _and(one: BoolArray | None, other: BoolArray) -> BoolArray:
-    return other if one is None else one & other
+    return lower(mask, scores, heads)
 
 
 def _leaves(mask: Mask, opened: type[Mask]) -> Iterator[Mask]:
@@ -159,11 +104,6 @@ def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) ->
     sizes = zip(shape[::-1], scores[::-1], strict=False)
     if len(shape) > len(scores) or any(size not in (1, wanted) for size, wanted in sizes):
         raise ValueError(f"{name} has shape {shape}, which does not broadcast to {scores}")
-
-
-def interval(q_len: int, kv_len: int, first: int | None, last: int | None) -> BoolArray:
-    """Compute which keys i + first to i + last each query i attends to."""
-    return Interval(q_len, kv_len, first, last, "")._attend()
 
 
 def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:

@@ -17,6 +17,8 @@ from pyattn._util.ids import as_integers
 from pyattn._util.typing import Align, Corner
 
 BoolArray = npt.NDArray[np.bool_]
+Limits = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""First key of each query and the one after its last, (..., L) each; a query without keys has an end <= its start."""
 
 _MOST = 2**62
 """Upper limit of sizes; numpy.arange(2**63 - 1) would be empty."""
@@ -65,6 +67,10 @@ class Mask:
         """Compute the array."""
         raise NotImplementedError
 
+    def _limits(self) -> Limits | None:
+        """Compute the limits; None unless the keys of each query are neighbours."""
+        return None
+
     def _name(self) -> str:
         """Return the call that makes the mask, as text."""
         raise NotImplementedError
@@ -106,7 +112,7 @@ class Mask:
         if ufunc in (np.bitwise_and, np.bitwise_or) and method == "__call__" and not options:
             sign = "&" if ufunc is np.bitwise_and else "|"
             left, right = (_operand(x, sign) for x in inputs)
-            return both(left, right) if sign == "&" else Either(left, right)
+            return Both(left, right) if sign == "&" else Either(left, right)
         if ufunc is np.invert:
             return ~self
         arrays = [x._attend() if isinstance(x, Mask) else x for x in inputs]
@@ -221,7 +227,7 @@ class Mask:
 
     def __and__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where both do."""
-        return both(self, _operand(other, "&"))
+        return Both(self, _operand(other, "&"))
 
     def __or__(self, other: Mask | npt.NDArray[np.bool_]) -> Mask:
         """Attend where either does."""
@@ -229,7 +235,7 @@ class Mask:
 
     def __rand__(self, other: npt.ArrayLike) -> Mask:
         """Attend where both do."""
-        return both(_operand(other, "&"), self)
+        return Both(_operand(other, "&"), self)
 
     def __ror__(self, other: npt.ArrayLike) -> Mask:
         """Attend where either does."""
@@ -334,10 +340,28 @@ class Mask:
         return "\n".join([self._name(), *("  " + " ".join(".x"[int(seen)] for seen in row) for row in self._attend())])
 
 
-class Interval(Mask):
+class Limited(Mask):
+    """A mask in which the keys of each query are neighbours."""
+
+    __slots__ = ("kv_len",)
+    kv_len: int
+
+    def _limits(self) -> Limits:
+        raise NotImplementedError
+
+    def _attend(self) -> BoolArray:
+        firsts, ends = self._limits()
+        keys = np.arange(self.kv_len)
+        attend: BoolArray = keys < ends[..., np.newaxis]
+        if firsts.any():
+            attend &= keys >= firsts[..., np.newaxis]
+        return attend
+
+
+class Interval(Limited):
     """Query i attends to keys i + first to i + last; None is unbounded."""
 
-    __slots__ = ("first", "kv_len", "last", "name", "q_len")
+    __slots__ = ("first", "last", "name", "q_len")
 
     def __init__(self, q_len: int, kv_len: int, first: int | None, last: int | None, name: str) -> None:
         self.q_len, self.kv_len, self.first, self.last, self.name = q_len, kv_len, first, last, name
@@ -349,23 +373,18 @@ class Interval(Mask):
     def _name(self) -> str:
         return self.name
 
-    def _attend(self) -> BoolArray:
+    def _limits(self) -> Limits:
         far = self.q_len + self.kv_len  # effectively unbounded
-        keys, rows = np.arange(self.kv_len), np.arange(self.q_len)
-        first, last = (side and max(-far, min(side, far)) for side in (self.first, self.last))
-        # Compare to bools at once; an array of distances would take 8 bytes per pair.
-        if last is None:
-            return np.ones(self.shape, bool) if first is None else np.asarray(np.less_equal.outer(rows + first, keys))
-        visible = np.asarray(np.greater_equal.outer(rows + last, keys))
-        if first is not None:
-            visible &= np.less_equal.outer(rows + first, keys)
-        return visible
+        first, last = (-far if self.first is None else self.first, far if self.last is None else self.last)
+        rows = np.arange(self.q_len)
+        firsts, ends = (np.clip(rows + max(-far, min(side, far)), 0, self.kv_len) for side in (first, last + 1))
+        return firsts, ends
 
 
-class Lengths(Mask):
+class Lengths(Limited):
     """Key j of batch entry b is attended to when j < lengths[b]."""
 
-    __slots__ = ("heads", "kv_len", "lengths")
+    __slots__ = ("heads", "lengths")
 
     def __init__(self, lengths: npt.NDArray[np.int64], kv_len: int, heads: bool) -> None:
         self.lengths, self.kv_len, self.heads = lengths, kv_len, heads
@@ -383,8 +402,9 @@ class Lengths(Mask):
         text = str(self.lengths.tolist()) if self.lengths.size <= _DRAWN else f"{self.lengths.size} lengths"
         return f"padding({text}, {self.kv_len}{'' if self.heads else ', heads=False'})"
 
-    def _attend(self) -> BoolArray:
-        return (np.arange(self.kv_len) < self.lengths[..., np.newaxis]).reshape(self.shape)
+    def _limits(self) -> Limits:
+        ends = self.lengths.reshape(self.shape[:-1])
+        return np.zeros_like(ends), ends
 
 
 class Document(Mask):
@@ -413,6 +433,16 @@ class Document(Mask):
         same: BoolArray = self.q_ids[..., :, np.newaxis] == self.kv_ids[..., np.newaxis, :]
         return same.reshape(self.shape)
 
+    def _limits(self) -> Limits | None:
+        if self.q_ids.dtype != self.kv_ids.dtype:
+            return None
+        q_ids, kv_ids = (np.broadcast_to(ids, (*self.batch, ids.shape[-1])) for ids in (self.q_ids, self.kv_ids))
+        found = [_limits_of_ids(q_ids[entry], kv_ids[entry]) for entry in np.ndindex(*self.batch)]
+        if any(limits is None for limits in found):
+            return None
+        limits = np.asarray(found, np.int64).reshape(*self.batch, 2, self.shape[-2])
+        return limits[..., 0, :].reshape(self.shape[:-1]), limits[..., 1, :].reshape(self.shape[:-1])
+
 
 class Prefix(Interval):
     """Causal, and all queries attend to the first n keys."""
@@ -423,10 +453,9 @@ class Prefix(Interval):
         super().__init__(q_len, kv_len, None, last, name)
         self.n = n
 
-    def _attend(self) -> BoolArray:
-        visible = super()._attend()
-        visible[:, : self.n] = True
-        return visible
+    def _limits(self) -> Limits:
+        firsts, ends = super()._limits()
+        return firsts, np.maximum(ends, min(self.n, self.kv_len))
 
 
 class Given(Mask):
@@ -484,10 +513,19 @@ class Both(Combined):
     __slots__ = ()
     sign, combine = "&", np.logical_and
 
+    def _limits(self) -> Limits | None:
+        limits = [one._limits() for one in self.operands]
+        known = [one for one in limits if one is not None]
+        return functools.reduce(intersect, known) if len(known) == len(limits) else None
+
 
 class Either(Combined):
     __slots__ = ()
     sign, combine = "|", np.logical_or
+
+    def _limits(self) -> Limits | None:
+        limits = [one._limits() for one in self.operands]
+        return functools.reduce(_unite, limits)
 
 
 class Complement(Mask):
@@ -522,21 +560,31 @@ def _operand(other: object, sign: str) -> Mask:
     return Given(array, "from_array")
 
 
-def both(left: Mask, right: Mask) -> Mask:
-    """Intersect two masks; intervals of equal size and lengths of equal batch are merged."""
-    if type(left) is Interval and type(right) is Interval and left.shape == right.shape:
-        first, last = intersect((left.first, left.last), (right.first, right.last))
-        return Interval(left.q_len, left.kv_len, first, last, f"{left.name} & {right.name}")
-    if isinstance(left, Lengths) and isinstance(right, Lengths) and left.shape == right.shape:
-        return Lengths(np.minimum(left.lengths, right.lengths), left.kv_len, left.heads)
-    return Both(left, right)
+def intersect(one: Limits, other: Limits) -> Limits:
+    """Return the limits of the keys that are inside both."""
+    return np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
 
 
-def intersect(
-    one: tuple[int | None, int | None], other: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
-    firsts, lasts = ([side for side in sides if side is not None] for sides in zip(one, other, strict=True))
-    return max(firsts, default=None), min(lasts, default=None)
+def _unite(one: Limits | None, other: Limits | None) -> Limits | None:
+    """Return the limits of the keys that are inside either; None if other keys lie between them."""
+    if one is None or other is None:
+        return None
+    has_keys = [firsts < ends for firsts, ends in (one, other)]
+    firsts = [np.where(any_key, side[0], _MOST) for any_key, side in zip(has_keys, (one, other), strict=True)]
+    ends = [np.where(any_key, side[1], 0) for any_key, side in zip(has_keys, (one, other), strict=True)]
+    apart = has_keys[0] & has_keys[1] & (np.maximum(*firsts) > np.minimum(*ends))
+    return None if apart.any() else (np.minimum(*firsts), np.maximum(*ends))
+
+
+def _limits_of_ids(q_ids: npt.NDArray[Any], kv_ids: npt.NDArray[Any]) -> Limits | None:
+    """Find the keys of each query's id; None if some id's keys are not neighbours."""
+    order = np.argsort(kv_ids, kind="stable")
+    ids = kv_ids[order]
+    if (np.diff(order)[ids[1:] == ids[:-1]] != 1).any():
+        return None
+    before, upto = (np.searchsorted(ids, q_ids, side) for side in ("left", "right"))
+    firsts = np.append(order, 0)[before]  # an id without keys may lie after all others
+    return firsts, firsts + (upto - before)
 
 
 # Constructors

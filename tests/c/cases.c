@@ -170,6 +170,23 @@ static void draw_lengths_of_batches(test_case *c, lcg *g, tensor *t, ptrdiff_t m
     }
 }
 
+/* Limits that leave a query many keys, few or none; some lie outside the keys. */
+static void draw_limits_of_queries(test_case *c, lcg *g)
+{
+    static const int with_heads[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, no_heads[] = {OUTER, BATCH, ROW, COLUMN};
+    const unsigned each = ANY_ROLE & ~(1u << COLUMN);
+    const wish pairs = {ATTN_I64, c->has_heads ? with_heads : no_heads, c->has_heads ? 5 : 4, c->rank, 1, each, each,
+                        0};
+    draw_tensor(&c->key_limits, g, &pairs, LIST(c->outer, c->batch, c->heads, c->q_len, 2));
+    for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(&c->key_limits); left > 0; left--) {
+        const ptrdiff_t in_order = draw_below(g, c->kv_len / 2 + 1) + (at[COLUMN] ? c->kv_len / 2 : 0);
+        const double any = (double)PICK(g, -(1L << 60), -1, 0, 63, 64, 65, 200, 1L << 60);
+        tensor_set(&c->key_limits, at, draw_one_in(g, 4) ? any : (double)in_order);
+        tensor_next(&c->key_limits, at);
+    }
+    c->args.key_limits = tensor_view(&c->key_limits);
+}
+
 /* Numbers ------------------------------------------------------------------------------------------------------- */
 
 static void fill(tensor *t, lcg *g, double factor, double offset)
@@ -245,12 +262,12 @@ static void describe(test_case *c)
     snprintf(
         c->text, sizeof c->text,
         "case %d: %s, %s, %td x %td batches, %td heads, %td queries, %td keys, dims %td %td, mask %s, %s (%td, %td), "
-        "starts %td %td, %td extra keys%s%s%s%s, offset %g, %d threads",
+        "starts %td %td, %td extra keys%s%s%s%s%s, offset %g, %d threads",
         c->number, c->dtype == ATTN_F32 ? "float32" : "float64", scores[a->score], c->outer, c->batch, c->heads,
         c->q_len, c->kv_len, c->head_dim, c->v_dim, masks[c->mask_kind], forms[c->form], a->window_left,
         a->window_right, a->query_start, a->key_start, a->extra_keys, c->padding.data ? ", padding" : "",
-        a->key_lengths.data ? ", key_lengths" : "", a->query_lengths.data ? ", query_lengths" : "",
-        c->wants_weights ? ", weights" : "", c->offset, a->num_threads);
+        a->key_limits.data ? ", key_limits" : "", a->key_lengths.data ? ", key_lengths" : "",
+        a->query_lengths.data ? ", query_lengths" : "", c->wants_weights ? ", weights" : "", c->offset, a->num_threads);
 }
 
 void case_make(test_case *c, int number)
@@ -311,15 +328,16 @@ void case_make(test_case *c, int number)
     if (a->score == ATTN_SCORE_ADDITIVE) draw_score_weight(c, &g);
     a->empty = draw_one_in(&g, 8) ? (double)NAN : 0;
     a->num_threads = 1 + number % 3;
+    if (draw_one_in(&g, 4)) draw_limits_of_queries(c, &g);
     describe(c);
 }
 
 void case_free(test_case *c)
 {
-    tensor *inputs[] = {&c->query,   &c->key,         &c->value,         &c->mask,
-                        &c->padding, &c->key_lengths, &c->query_lengths, &c->score_weight};
+    tensor *inputs[] = {&c->query,      &c->key,         &c->value,         &c->mask,        &c->padding,
+                        &c->key_limits, &c->key_lengths, &c->query_lengths, &c->score_weight};
     tensor *results[] = {&c->output, &c->weights, &c->lse};
-    for (int n = 0; n < 8; n++) tensor_free(inputs[n]);
+    for (int n = 0; n < 9; n++) tensor_free(inputs[n]);
     for (int n = 0; n < 3; n++) tensor_free(results[n]);
 }
 

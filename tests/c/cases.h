@@ -16,11 +16,12 @@ typedef struct {
     int has_heads, rank;
     ptrdiff_t outer, batch, heads, q_len, kv_len, head_dim, v_dim;
     attn_args args; /* views point into the tensors, so a case must not be moved */
-    tensor query, key, value, mask, padding, key_lengths, query_lengths, score_weight; /* data == NULL: not given */
+    tensor query, key, value, mask, padding, key_limits, key_lengths, query_lengths; /* data == NULL: not given */
+    tensor score_weight;
     tensor output, weights, lse;
     int wants_weights, wants_lse;
     double offset; /* of queries and keys */
-    char text[280];
+    char text[300];
 } test_case;
 
 void case_make(test_case *c, int number);

@@ -23,6 +23,14 @@ static int lets_through(const tensor *mask, int blocked, const ptrdiff_t *pair, 
     return m != -(double)INFINITY;
 }
 
+/* Whether key j is inside a query's limits. */
+static int inside(const tensor *limits, const ptrdiff_t *at, ptrdiff_t j)
+{
+    const ptrdiff_t first[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], 0};
+    const ptrdiff_t end[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], 1};
+    return limits->data == NULL || ((double)j >= tensor_get(limits, first) && (double)j < tensor_get(limits, end));
+}
+
 /* Whether query at[ROW] attends to key j, and the masks' bias: a direct transcription of the rule in attn.h. */
 static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, ptrdiff_t query_length, ptrdiff_t j,
                 double *bias)
@@ -37,6 +45,7 @@ static int sees(const test_case *c, const ptrdiff_t *at, ptrdiff_t key_length, p
     if (a->window_left != ATTN_UNBOUNDED && j < centre - a->window_left) return 0;
     if (a->window_right != ATTN_UNBOUNDED && j > centre + a->window_right) return 0;
     if (a->is_causal && j > centre) return 0;
+    if (!inside(&c->key_limits, at, j)) return 0;
 
     const ptrdiff_t pair[ROLES] = {at[OUTER], at[BATCH], at[HEAD], at[ROW], j};
     return lets_through(&c->mask, a->mask_blocked, pair, bias) &&

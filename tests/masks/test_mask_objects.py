@@ -11,6 +11,7 @@ from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import functional, masks, nn
+from pyattn.masks._lowering import lower
 
 N, H, L, S, E = 2, 2, 6, 9, 8
 Q, K = normal(N, L, E), normal(N, S, E, seed=1)
@@ -30,6 +31,8 @@ MASKS = {
     "padding": masks.padding(LENGTHS, S),
     "document": masks.document([0, 0, 1, 1, 2, 2], [0, 1, 1, 2, 2, 2, 0, 0, 1]),
     "documents of a batch": masks.document(np.arange(12).reshape(2, 6) % 3, np.arange(18).reshape(2, 9) % 3),
+    "documents in order": masks.document([2, 0, 0, 7, 7, 7], [2, 2, 0, 0, 7, 9, 9, 9, 9]),
+    "documents in order of a batch": masks.document([[1, 1, 2, 2, 2, 3], [3, 3, 3, 3, 3, 1]], [[1] * 5 + [2] * 4] * 2),
     "prefix": masks.prefix(3, L, S, align="upper_left"),
     "array": masks.from_array(RANDOM),
     "blocked": masks.from_blocked(RANDOM),
@@ -139,6 +142,46 @@ def test_modules_read_a_mask_as_its_array_blocked(call, mask):
     assert_same(call(mask), expected)
 
 
+LIMITED = {
+    "causal", "causal, lower right", "causal, offset", "window", "window, one side", "window beside", "padding",
+    "documents in order", "documents in order of a batch", "prefix", "and", "intervals", "two windows", "nothing",
+}  # fmt: skip
+
+
+def test_only_masks_of_scattered_keys_need_an_array():
+    for name, mask in MASKS.items():
+        attend, key_limits = lower(mask, (N, H, L, S), True)
+        assert (attend is None) == (name in LIMITED), name
+        limits = np.array([0, S]) if key_limits is None else key_limits
+        inside = (limits[..., :1] <= np.arange(S)) & (np.arange(S) < limits[..., 1:])
+        np.testing.assert_array_equal(four_axes(inside if attend is None else inside & attend), four_axes(mask), name)
+
+
+@for_each("seed", range(200))
+def test_limits_of_united_masks_leave_no_key_between(seed):
+    rng = np.random.default_rng(seed)
+    one, other = (
+        masks.window(L, S, left=int(rng.integers(3)), right=int(rng.integers(3)), align=int(rng.integers(-8, 9)))
+        for _ in range(2)
+    )
+    united = one | other
+    rows = [np.flatnonzero(row) for row in np.asarray(united)]
+    gaps = any(len(keys) and keys[-1] - keys[0] + 1 > len(keys) for keys in rows)
+    assert (lower(united, (L, S), False).attend is not None) == gaps
+    assert_same_bits(pyattn.attention(Q, K, K, attn_mask=united), pyattn.attention(Q, K, K, attn_mask=[*united]))
+
+
+@pytest.mark.parametrize("ids", [np.repeat([3, 1, 2, 0], 500), np.tile([0, 1], 1000)], ids=["limits", "array"])
+def test_long_inputs_are_cut_with_their_masks(ids):
+    """Queries, and entries of a batch, go through the core in parts."""
+    x, several = normal(1, 2000, E), normal(8, 250, E, seed=1)
+    mask = masks.document(ids) & masks.causal(2000)
+    each = masks.document(ids.reshape(8, 250)) & masks.padding(np.arange(243, 251), 250)
+    module, layer = mha(), nn.TransformerEncoderLayer(E, H, 16, **OPTIONS).eval()
+    assert_same(module(x, x, x, attn_mask=mask), module(x, x, x, attn_mask=mask.blocked()))
+    assert_same(layer(several, each), layer(several, np.repeat(each.blocked()[:, 0], H, axis=0)))
+
+
 def drawn_mask(rng, batch, heads, has_heads):
     """Up to three of the masks that fit scores of (*batch, heads, L, S), combined."""
     size = int(np.prod(batch))
@@ -148,6 +191,8 @@ def drawn_mask(rng, batch, heads, has_heads):
         lambda: masks.window(L, S, left=int(rng.integers(4)), right=None, align="lower_right"),
         lambda: masks.padding(rng.integers(1, S + 1, size).reshape(batch), S, heads=has_heads),
         lambda: masks.document(ids[0, ..., :L], ids[1], heads=has_heads),
+        lambda: masks.document(ids[0, ..., :L], np.sort(ids[1]), heads=has_heads),
+        lambda: masks.prefix(int(rng.integers(S)), L, S, align=int(rng.integers(-2, 3))),
         lambda: masks.from_array(rng.random((heads, L, S) if has_heads else (L, S)) < 0.8),
     ]
     chosen = [makers[n]() for n in rng.choice(len(makers), rng.integers(1, 4), replace=False)]

@@ -165,10 +165,10 @@ class TransformerLayer(Module):
         sizes = (first.embed_dim,) * 3
         x, memory, _ = with_batch_first(x, memory, memory, sizes, batch_first=self.batch_first, names=who)
         read = []
-        for n, (masks, about, source) in enumerate(zip(masking, names, (x, memory), strict=False)):
+        for masks, about, source in zip(masking, names, (x, memory), strict=False):
             as_flag(masks.is_causal, about[2])
             lengths = ScoreSizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
-            read.append(to_core(masks, lengths, about[:2], has_window=n == 0))
+            read.append(to_core(masks, lengths, about[:2]))
         if not self._is_one_call():
             own = [type(vars(self)[name]) is MultiheadAttention for name in self.attentions]  # others take arrays
             pairs = zip(own, masking, read, strict=True)
