@@ -73,10 +73,10 @@ typedef struct {
     const attn_plan *plan;
     attn_job *job;
     int worker, count;
-    int exact_masked;    /* pair by pair: masked values are not read, the others are scaled by `factor` */
-    double factor;       /* 1 unless exact_masked */
-    int knows_nans;      /* nan_keys has been filled: only where a result is not finite */
-    ptrdiff_t *nan_keys; /* (2, v_dim): first and last visible key whose value has a NaN in that column, or -1 */
+    int redoes;          /* values that are not finite reach only rows that see them; others are scaled by `factor` */
+    double factor;       /* 1 unless it redoes */
+    int knows_nonfinite; /* nonfinite_keys has been filled: only where a result is not finite */
+    ptrdiff_t *nonfinite_keys; /* (2, v_dim): first and last visible key with no finite value in that column, or -1 */
     double keep_prob;    /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
@@ -84,7 +84,6 @@ typedef struct {
     attn_source key, value;
     void *scores, *bias, *drop_mask, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
         *transposed_keys;
-    unsigned char *is_masked;
     char *weights;      /* average_weights: one head's weights of a block's rows */
     attn_block *blocks; /* in scratch: too large for the stack of a small thread */
 } attn_task;
@@ -98,6 +97,11 @@ void attn_layout_state(const attn_plan *plan, char *memory, attn_state *state);
 attn_saved_scores *attn_saved_scores_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 
+static inline double attn_real_at(const void *reals, ptrdiff_t n, int size)
+{
+    return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
+}
+
 /* rows.c */
 double attn_factor_of(const attn_problem *problem); /* of scores, in units of log2 */
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
@@ -105,6 +109,7 @@ ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *length
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 /* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone. */
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows);
+const char *attn_value_at(const attn_task *task, ptrdiff_t key); /* a row of values, before any copy */
 void attn_finish_weights(attn_task *task, const attn_block *block);
 
 /* mask.c */
@@ -117,8 +122,9 @@ int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_
 int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdiff_t from, int keys,
                    unsigned char *hidden);
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
-int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
-                     const int32_t *last, const void *bias);
+/* Adds weight * value to the output of rows that see keys whose bits are set, for values that are not finite. */
+void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t bits, ptrdiff_t from,
+                        const int32_t *first, const int32_t *last, const void *bias, const void *weights);
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
 
 /* attention.c */

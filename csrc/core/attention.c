@@ -135,7 +135,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     if (kind == ATTN_TILE_MASKED) return;
     if (kind == ATTN_TILE_MIXED) bias = task->bias;
     int limited = from < block->max_first || from + keys > block->min_last;
-    if (limited || bias || plan->decode || task->exact_masked) attn_limit_keys(block, from, keys, first, last);
+    if (limited || bias || plan->decode || task->redoes) attn_limit_keys(block, from, keys, first, last);
     if (limited && from + keys > p->maskable_len) { /* visible keys are not one interval */
         attn_limit_by_bias(task, block, from, keys, first, last, bias != NULL);
         bias = task->bias;
@@ -165,14 +165,14 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     /* 3. values */
     const ptrdiff_t row = plan->decode ? ATTN_BLOCK_KEYS : 1, step = plan->decode ? 1 : block->vectors * k->lanes;
     const int vectors = (int)(plan->columns / k->lanes);
-    if (task->exact_masked && (attn_mark_masked(task, block, keys, first, last, bias) || task->factor != 1)) {
-        k->value_block_exact_masked(block->rows, keys, vectors, scores, task->is_masked, row, step, value.data,
-                                    value.stride, task->factor, task->correction, !block->part_begun, block->part.out,
-                                    plan->columns);
-    } else {
-        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
-                       !block->part_begun, block->part.out, plan->columns);
+    uint64_t nonfinite = 0;
+    if (task->redoes) {
+        nonfinite = k->finite_values(keys, vectors, value.data, value.stride, task->factor, task->value_copy);
+        value = (key_block){.data = task->value_copy, .stride = plan->columns};
     }
+    k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
+                   !block->part_begun, block->part.out, plan->columns);
+    if (nonfinite) attn_add_nonfinite(task, block, nonfinite, from, first, last, bias, scores);
     block->part_begun = 1;
 }
 
@@ -296,19 +296,19 @@ int attn_walk_keys(attn_task *task)
     return 1;
 }
 
-/* Recomputes a block pair by pair, with values times `factor`; writes `rows` and returns those still not finite. */
+/* Recomputes a block, with values times `factor`; writes `rows` and returns those still not finite. */
 static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double factor, uint64_t rows)
 {
     attn_task again = *task;
     again.blocks = &task->blocks[n];
-    again.count = again.exact_masked = 1;
+    again.count = again.redoes = 1;
     again.factor = factor;
     attn_begin_block(&again, again.blocks, number);
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
-/* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nan in rows.c). First with
- * exact masking: a masked pair may have added 0 * NaN. Then with values scaled down: a sum of finite values may have
+/* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c). First, a
+ * masked pair may have added 0 * NaN. Then with values scaled down: a sum of finite values may have
  * overflowed. A row that is still not finite has seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
@@ -350,8 +350,8 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     task->plan = plan;
     task->job = job;
     task->worker = worker;
-    task->exact_masked = 0;
-    task->knows_nans = 0;
+    task->redoes = 0;
+    task->knows_nonfinite = 0;
     task->factor = 1;
     task->keep_prob =
         p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */

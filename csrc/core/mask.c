@@ -72,20 +72,32 @@ static int is_cut(const attn_plan *plan, const void *bias, ptrdiff_t at)
                                     : ((const double *)bias)[at] == (double)-INFINITY;
 }
 
-/* Marks masked pairs in task->is_masked. Returns whether there are any. */
-int attn_mark_masked(const attn_task *task, const attn_block *block, int keys, const int32_t *first,
-                     const int32_t *last, const void *bias)
+static void add_real(const attn_plan *plan, void *reals, ptrdiff_t at, double x)
 {
-    const tile_steps step = steps_of(task->plan, block);
-    int any = 0;
-    for (int r = 0; r < block->rows; r++)
-        for (int n = 0; n < keys; n++) {
-            const ptrdiff_t at = r * step.row + n * step.key;
-            const int cut = bias && is_cut(task->plan, bias, at);
-            task->is_masked[at] = (unsigned char)(cut || n < first[r] || n >= last[r]);
-            any |= task->is_masked[at];
+    put_real(plan, reals, at, attn_real_at(reals, at, plan->kernels->size) + x);
+}
+
+void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t bits, ptrdiff_t from,
+                        const int32_t *first, const int32_t *last, const void *bias, const void *weights)
+{
+    const attn_plan *plan = task->plan;
+    const attn_problem *p = plan->problem;
+    const tile_steps step = steps_of(plan, block);
+    const int size = plan->kernels->size;
+    for (int n = 0; n < ATTN_BLOCK_KEYS; n++) {
+        if (!(bits >> n & 1)) continue;
+        const char *value = attn_value_at(task, from + n);
+        int sees[ATTN_MAX_WIDTH], count = 0;
+        for (int r = 0; r < block->rows; r++)
+            if (n >= first[r] && n < last[r] && !(bias && is_cut(plan, bias, r * step.row + n * step.key)))
+                sees[count++] = r;
+        for (ptrdiff_t d = 0; d < p->v_dim && count > 0; d++) {
+            const double x = attn_real_at(value + d * p->value.column, 0, size);
+            for (int s = 0; s < count && !isfinite(x); s++)
+                add_real(plan, block->part.out, sees[s] * plan->columns + d,
+                         attn_real_at(weights, sees[s] * step.row + n * step.key, size) * x);
         }
-    return any;
+    }
 }
 
 /* A tile of `keys` columns of a mask. */

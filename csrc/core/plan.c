@@ -47,8 +47,7 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     const int transposed = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
     plan->transposed_bytes =
         transposed ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
-    plan->value_bytes =
-        plan->copy_values ? attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->value_bytes = attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size));
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->saved_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
     plan->saved_bytes = p->weights.data ? attn_saturating_mul(key_blocks, plan->saved_block_bytes) : 0;
@@ -163,10 +162,9 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->drop_mask = attn_next_part(memory, &used, p->drops || p->masks[ATTN_PADDING].data ? plan->scores_bytes : 0);
     task->maximum = attn_next_part(memory, &used, rows * size);
     task->correction = attn_next_part(memory, &used, rows * size);
-    task->is_masked = attn_next_part(memory, &used, rows * ATTN_BLOCK_KEYS);
     task->key_copy = attn_next_part(memory, &used, plan->key_bytes);
     task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
-    task->nan_keys =
+    task->nonfinite_keys =
         attn_next_part(memory, &used, plan->decode ? 0 : attn_saturating_mul((size_t)p->v_dim, 2 * sizeof(ptrdiff_t)));
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);

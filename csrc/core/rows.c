@@ -223,94 +223,94 @@ static void store_lse(const attn_problem *p, const attn_block *block, int r, voi
         *(double *)lse = y;
 }
 
-static double real_at(const void *reals, ptrdiff_t n, int size)
-{
-    return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
-}
-
-/* Whether a row of `columns` reals, `step` bytes apart, has a NaN. */
-static int has_nan(const char *row, ptrdiff_t columns, ptrdiff_t step, int size)
+/* Whether a row of `columns` reals, `step` bytes apart, has a NaN or an infinity. */
+static int has_nonfinite(const char *row, ptrdiff_t columns, ptrdiff_t step, int size)
 {
     const float *single = (const float *)row;
     const double *wide = (const double *)row;
     int any = 0;
     if (step != size)
-        for (ptrdiff_t d = 0; d < columns; d++) any |= isnan(real_at(row + d * step, 0, size)) != 0;
+        for (ptrdiff_t d = 0; d < columns; d++) any |= !isfinite(attn_real_at(row + d * step, 0, size));
     else if (size == 4)
-        for (ptrdiff_t d = 0; d < columns; d++) any |= single[d] != single[d];
+        for (ptrdiff_t d = 0; d < columns; d++) any |= single[d] - single[d] != 0;
     else
-        for (ptrdiff_t d = 0; d < columns; d++) any |= wide[d] != wide[d];
+        for (ptrdiff_t d = 0; d < columns; d++) any |= wide[d] - wide[d] != 0;
     return any;
 }
 
-static const char *value_at(const attn_task *task, ptrdiff_t key)
+const char *attn_value_at(const attn_task *task, ptrdiff_t key)
 {
     const attn_operand *value = &task->plan->problem->value;
     const ptrdiff_t in_block = key % ATTN_BLOCK_KEYS;
     return attn_rows_at(&task->value, value, key - in_block) + in_block * value->row;
 }
 
-/* Fills nan_keys, from the keys that some row of the task sees. */
-static void find_nans(attn_task *task)
+/* Fills nonfinite_keys, from the keys that some row of the task sees. */
+static void find_nonfinite(attn_task *task)
 {
     const attn_problem *p = task->plan->problem;
     const int size = task->plan->kernels->size;
-    ptrdiff_t *first = task->nan_keys, *last = first + p->v_dim, from, to;
+    ptrdiff_t *first = task->nonfinite_keys, *last = first + p->v_dim, from, to;
     attn_visible_span(task, &from, &to);
     for (ptrdiff_t d = 0; d < p->v_dim; d++) first[d] = last[d] = -1;
     for (ptrdiff_t key = from; key < attn_min(to, task->key_length); key++) {
-        const char *row = value_at(task, key);
-        if (!has_nan(row, p->v_dim, p->value.column, size)) continue;
+        const char *row = attn_value_at(task, key);
+        if (!has_nonfinite(row, p->v_dim, p->value.column, size)) continue;
         for (ptrdiff_t d = 0; d < p->v_dim; d++) {
-            if (!isnan(real_at(row + d * p->value.column, 0, size))) continue;
+            if (isfinite(attn_real_at(row + d * p->value.column, 0, size))) continue;
             if (first[d] < 0) first[d] = key;
             last[d] = key;
         }
     }
-    task->knows_nans = 1;
+    task->knows_nonfinite = 1;
 }
 
-static int is_nan_at(const attn_task *task, ptrdiff_t key, ptrdiff_t column)
+/* Whether this column of a key's value is NaN where the output `y` is, or the same infinity. */
+static int explains(const attn_task *task, ptrdiff_t key, ptrdiff_t column, double y)
 {
-    const char *at = value_at(task, key) + column * task->plan->problem->value.column;
-    return isnan(real_at(at, 0, task->plan->kernels->size));
+    const char *at = attn_value_at(task, key) + column * task->plan->problem->value.column;
+    const double x = attn_real_at(at, 0, task->plan->kernels->size);
+    return isnan(y) ? isnan(x) : x == y;
 }
 
-/* Whether a key that row r sees has a NaN in this column of its value. Looks at the last one, and at a few visible keys
- * from the first one on: may be 0, too, where only others are seen. No mask array shows a key before `shown`. */
-static int sees_nan(attn_task *task, const attn_block *block, int r, ptrdiff_t column, ptrdiff_t *shown)
+/* Whether a key that row r sees explains the output `y` of this column. Looks at the last one that is not finite, and at
+ * a few visible keys from the first one on: may be 0, too, where only others are seen. No mask array shows a key before
+ * `shown`. */
+static int sees_cause(attn_task *task, const attn_block *block, int r, ptrdiff_t column, double y, ptrdiff_t *shown)
 {
     enum { FEW = 32 };
-    const ptrdiff_t first = task->nan_keys[column], last = task->nan_keys[column + task->plan->problem->v_dim];
+    const ptrdiff_t *const keys = task->nonfinite_keys;
+    const ptrdiff_t first = keys[column], last = keys[column + task->plan->problem->v_dim];
     const ptrdiff_t to = attn_min(last + 1, block->last[r]);
     unsigned char hidden[ATTN_BLOCK_KEYS];
     int looked_at = 0;
     if (first < 0) return 0;
-    if (block->first[r] <= last && last < to && attn_hide_keys(task, block, r, last, 1, hidden)) return 1;
+    if (block->first[r] <= last && last < to && explains(task, last, column, y) &&
+        attn_hide_keys(task, block, r, last, 1, hidden))
+        return 1;
     for (ptrdiff_t key = attn_max(first, *shown), end; key < to && looked_at < FEW; key = end) {
         end = attn_min(to, key + ATTN_BLOCK_KEYS - key % ATTN_BLOCK_KEYS);
         const int visible = attn_hide_keys(task, block, r, key, (int)(end - key), hidden);
         if (visible == 0 && key == *shown) *shown = end;
         for (int n = 0; visible > 0 && n < end - key; n++)
-            if (!hidden[n] && looked_at++ < FEW && is_nan_at(task, key + n, column)) return 1;
+            if (!hidden[n] && looked_at++ < FEW && explains(task, key + n, column, y)) return 1;
     }
     return 0;
 }
 
-/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees a NaN. The few rows of
+/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees the cause. The few rows of
  * decode are redone sooner than looked at. */
-static int stays_nan(attn_task *task, const attn_block *block, int r, const void *output)
+static int stays_nonfinite(attn_task *task, const attn_block *block, int r, const void *output)
 {
     const int size = task->plan->kernels->size;
     ptrdiff_t shown = block->first[r];
-    if (isnan(real_at(block->total.sum, r, size))) return 1;
+    if (isnan(attn_real_at(block->total.sum, r, size))) return 1;
     if (task->plan->decode) return 0;
     for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
-        const double y = real_at(output, d, size);
+        const double y = attn_real_at(output, d, size);
         if (isfinite(y)) continue;
-        if (!isnan(y)) return 0;
-        if (!task->knows_nans) find_nans(task);
-        if (!sees_nan(task, block, r, d, &shown)) return 0;
+        if (!task->knows_nonfinite) find_nonfinite(task);
+        if (!sees_cause(task, block, r, d, y, &shown)) return 0;
     }
     return 1;
 }
@@ -334,7 +334,7 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
                                                     task->factor * task->keep_prob, is_mean, p->empty, output);
     for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++)
-        if ((nonfinite >> r & 1) && stays_nan(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+        if ((nonfinite >> r & 1) && stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
     return nonfinite;
 }
 

@@ -137,13 +137,10 @@ typedef struct {
                         ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
                         int begins, void *out, ptrdiff_t out_stride);
 
-    /* The same without reading values of pairs with is_masked[i * row_stride + j * key_stride], so that 0 * NaN cannot
-     * occur. Values are multiplied by `factor`, a power of two: a small one keeps sums of large values from
-     * overflowing. */
-    void (*value_block_exact_masked)(int rows, int keys, int vectors, const void *weights,
-                                     const unsigned char *is_masked, ptrdiff_t row_stride, ptrdiff_t key_stride,
-                                     const void *value, ptrdiff_t value_stride, double factor, const void *correction,
-                                     int begins, void *out, ptrdiff_t out_stride);
+    /* copy (keys, vectors * lanes) = value * factor, a power of two that is at most 1, with a zero of the same sign in
+     * place of NaN and infinities. Returns a bit for each key that has some. copy may be value. */
+    uint64_t (*finite_values)(int keys, int vectors, const void *value, ptrdiff_t value_stride, double factor,
+                              void *copy);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
      * `next` is the block to prefetch, NULL where the keys are in a cache. `far`: keys probably come from memory. */

@@ -78,23 +78,20 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
 #undef PANEL
 }
 
-/* Masked pairs use a zero with the value's sign instead of the value. Rows without NaN are bit-identical to
- * those of value_block. */
-static void K(value_block_exact_masked)(int rows, int keys, int vectors, const void *weights,
-                                        const unsigned char *is_masked, ptrdiff_t row_stride, ptrdiff_t key_stride,
-                                        const void *value, ptrdiff_t value_stride, double factor,
-                                        const void *correction, int begins, void *out, ptrdiff_t out_stride)
+static uint64_t K(finite_values)(int keys, int vectors, const void *value, ptrdiff_t value_stride, double factor,
+                                 void *copy)
 {
-    const vec times = V(splat)((real)factor);
-    for (int i = 0; i < rows; i++)
+    const vec times = V(splat)((real)factor), none = V(splat)(0);
+    uint64_t nonfinite = 0;
+    for (int n = 0; n < keys; n++) {
+        vec check = none;
         for (int j = 0; j < vectors; j++) {
-            vec acc = V(splat)(0);
-            for (int n = 0; n < keys; n++) {
-                const ptrdiff_t at = i * row_stride + n * key_stride;
-                vec v = V(mul)(V(load)((const real *)value + n * value_stride + j * LANES), times);
-                if (is_masked[at]) v = V(signed_zero)(v);
-                acc = V(fma)(V(splat)(((const real *)weights)[at]), v, acc);
-            }
-            K(fold_value)((real *)out + i * out_stride + j * LANES, acc, ((const real *)correction)[i], begins);
+            const vec v = V(mul)(V(load)((const real *)value + n * value_stride + j * LANES), times);
+            const vec zero = V(mul)(v, none); /* NaN where v is not finite */
+            check = V(add)(check, zero);
+            V(store)((real *)copy + (n * vectors + j) * LANES, V(select)(V(eq)(zero, none), v, V(signed_zero)(v)));
         }
+        nonfinite |= (uint64_t)V(has_nan)(check) << n;
+    }
+    return nonfinite;
 }

@@ -33,8 +33,7 @@ def lower(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_ma
         else:
             known.append(limits)
     attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
-    key_limits = np.stack(np.broadcast_arrays(*functools.reduce(intersect, known)), axis=-1) if known else None
-    return Lowered(attend, key_limits)
+    return Lowered(attend, functools.reduce(intersect, known) if known else None)
 
 
 def checked_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:

@@ -17,8 +17,8 @@ from pyattn._util.ids import as_integers
 from pyattn._util.typing import Align, Corner
 
 BoolArray = npt.NDArray[np.bool_]
-Limits = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""First key of each query and the one after its last, (..., L) each; a query without keys has an end <= its start."""
+Limits = npt.NDArray[np.int64]
+"""(..., L, 2): first key of each query and the one after its last; they may lie outside the keys or be out of order."""
 
 _MOST = 2**62
 """Upper limit of sizes; numpy.arange(2**63 - 1) would be empty."""
@@ -350,11 +350,10 @@ class Limited(Mask):
         raise NotImplementedError
 
     def _attend(self) -> BoolArray:
-        firsts, ends = self._limits()
-        keys = np.arange(self.kv_len)
-        attend: BoolArray = keys < ends[..., np.newaxis]
-        if firsts.any():
-            attend &= keys >= firsts[..., np.newaxis]
+        limits, keys = self._limits(), np.arange(self.kv_len)
+        attend: BoolArray = keys < limits[..., 1:]
+        if limits[..., 0].any():
+            attend &= keys >= limits[..., :1]
         return attend
 
 
@@ -375,10 +374,10 @@ class Interval(Limited):
 
     def _limits(self) -> Limits:
         far = self.q_len + self.kv_len  # effectively unbounded
-        first, last = (-far if self.first is None else self.first, far if self.last is None else self.last)
-        rows = np.arange(self.q_len)
-        firsts, ends = (np.clip(rows + max(-far, min(side, far)), 0, self.kv_len) for side in (first, last + 1))
-        return firsts, ends
+        limits, rows = np.empty((self.q_len, 2), np.int64), np.arange(self.q_len)
+        limits[:, 0] = 0 if self.first is None else rows + max(-far, min(self.first, far))
+        limits[:, 1] = self.kv_len if self.last is None else rows + max(-far, min(self.last + 1, far))
+        return limits
 
 
 class Lengths(Limited):
@@ -403,8 +402,9 @@ class Lengths(Limited):
         return f"padding({text}, {self.kv_len}{'' if self.heads else ', heads=False'})"
 
     def _limits(self) -> Limits:
-        ends = self.lengths.reshape(self.shape[:-1])
-        return np.zeros_like(ends), ends
+        limits = np.zeros((*self.shape[:-1], 2), np.int64)
+        limits[..., 1] = self.lengths.reshape(self.shape[:-1])
+        return limits
 
 
 class Document(Mask):
@@ -436,12 +436,13 @@ class Document(Mask):
     def _limits(self) -> Limits | None:
         if self.q_ids.dtype != self.kv_ids.dtype:
             return None
+        if not self.batch:
+            return _limits_of_ids(self.q_ids, self.kv_ids)
         q_ids, kv_ids = (np.broadcast_to(ids, (*self.batch, ids.shape[-1])) for ids in (self.q_ids, self.kv_ids))
         found = [_limits_of_ids(q_ids[entry], kv_ids[entry]) for entry in np.ndindex(*self.batch)]
         if any(limits is None for limits in found):
             return None
-        limits = np.asarray(found, np.int64).reshape(*self.batch, 2, self.shape[-2])
-        return limits[..., 0, :].reshape(self.shape[:-1]), limits[..., 1, :].reshape(self.shape[:-1])
+        return np.asarray(found, np.int64).reshape(*self.shape[:-1], 2)
 
 
 class Prefix(Interval):
@@ -454,8 +455,9 @@ class Prefix(Interval):
         self.n = n
 
     def _limits(self) -> Limits:
-        firsts, ends = super()._limits()
-        return firsts, np.maximum(ends, min(self.n, self.kv_len))
+        limits = super()._limits()
+        np.maximum(limits[:, 1], min(self.n, self.kv_len), out=limits[:, 1])
+        return limits
 
 
 class Given(Mask):
@@ -525,7 +527,8 @@ class Either(Combined):
 
     def _limits(self) -> Limits | None:
         limits = [one._limits() for one in self.operands]
-        return functools.reduce(_unite, limits)
+        inside = [one if one is None else np.clip(one, 0, self.shape[-1]) for one in limits]
+        return functools.reduce(_unite, inside)
 
 
 class Complement(Mask):
@@ -562,29 +565,35 @@ def _operand(other: object, sign: str) -> Mask:
 
 def intersect(one: Limits, other: Limits) -> Limits:
     """Return the limits of the keys that are inside both."""
-    return np.maximum(one[0], other[0]), np.minimum(one[1], other[1])
+    limits = np.maximum(one, other)
+    np.minimum(one[..., 1], other[..., 1], out=limits[..., 1])
+    return limits
 
 
 def _unite(one: Limits | None, other: Limits | None) -> Limits | None:
     """Return the limits of the keys that are inside either; None if other keys lie between them."""
     if one is None or other is None:
         return None
-    has_keys = [firsts < ends for firsts, ends in (one, other)]
-    firsts = [np.where(any_key, side[0], _MOST) for any_key, side in zip(has_keys, (one, other), strict=True)]
-    ends = [np.where(any_key, side[1], 0) for any_key, side in zip(has_keys, (one, other), strict=True)]
-    apart = has_keys[0] & has_keys[1] & (np.maximum(*firsts) > np.minimum(*ends))
-    return None if apart.any() else (np.minimum(*firsts), np.maximum(*ends))
+    some, others = (limits[..., 0] < limits[..., 1] for limits in (one, other))
+    between = intersect(one, other)
+    if (some & others & (between[..., 0] > between[..., 1])).any():
+        return None
+    limits = np.maximum(one, other)
+    np.minimum(one[..., 0], other[..., 0], out=limits[..., 0])
+    return np.where(some[..., np.newaxis], np.where(others[..., np.newaxis], limits, one), other)
 
 
 def _limits_of_ids(q_ids: npt.NDArray[Any], kv_ids: npt.NDArray[Any]) -> Limits | None:
     """Find the keys of each query's id; None if some id's keys are not neighbours."""
     order = np.argsort(kv_ids, kind="stable")
     ids = kv_ids[order]
-    if (np.diff(order)[ids[1:] == ids[:-1]] != 1).any():
+    if (order[1:] - order[:-1])[ids[1:] == ids[:-1]].max(initial=1) > 1:
         return None
-    before, upto = (np.searchsorted(ids, q_ids, side) for side in ("left", "right"))
-    firsts = np.append(order, 0)[before]  # an id without keys may lie after all others
-    return firsts, firsts + (upto - before)
+    before, after = (np.searchsorted(ids, q_ids, side) for side in ("left", "right"))
+    limits = np.empty((len(q_ids), 2), np.int64)
+    limits[:, 0] = np.concatenate((order, [0]))[before]  # an id without keys may lie after all others
+    limits[:, 1] = limits[:, 0] + (after - before)
+    return limits
 
 
 # Constructors

@@ -212,13 +212,14 @@ static void fill_mask(test_case *c, lcg *g, tensor *t, int kind, int blocked)
     }
 }
 
-/* Sets one key or value of every head to NaN, which must not affect rows that do not see it. */
+/* Sets one key or value of every head to NaN, or some elements, which must not affect rows that do not see them. */
 static void poison(test_case *c, lcg *g)
 {
     tensor *t = draw_one_in(g, 2) ? &c->key : &c->value;
     const ptrdiff_t poisoned = draw_below(g, c->kv_len > 0 ? c->kv_len : 1);
+    const int scattered = draw_one_in(g, 2);
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(t); left > 0; left--, tensor_next(t, at))
-        if (at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
+        if (scattered ? draw_one_in(g, 200) : at[ROW] == poisoned) tensor_set(t, at, (double)NAN);
 }
 
 /* Draws numbers of a size that gives scores near 1. */

@@ -104,17 +104,22 @@ def test_nan_stays_in_the_rows_that_see_it(masked, poison, need_weights, arrays,
 
 
 @for_each("masked", MASKED)
-def test_nan_in_some_columns_of_the_values(masked, arrays, level):
-    """From none to all of a column: exactly the rows that see one are NaN there, and nothing else changes."""
-    visible = visible_of(MASKED[masked])
-    is_nan = np.random.default_rng(4).random((KV_LEN, V_DIM)) < [0, 1, 0.5, 0.02, 0.004, 0.002, 0]
-    value = arrays[2].copy()
-    value[:, :, is_nan] = np.nan
-    seen = (visible[:, :, np.newaxis] & is_nan).any(axis=1)
-    clean = attend(arrays, MASKED[masked]).output
-    dirty = attend([*arrays[:2], value], MASKED[masked]).output
-    assert (np.isnan(dirty) == (seen | np.isnan(clean))).all()
-    assert_same_bits(np.where(seen, 0, dirty), np.where(seen, 0, clean))
+@for_each("kinds", [[np.nan], POISONS])
+def test_nonfinite_values_reach_their_columns_of_the_rows_that_see_them(masked, kinds, arrays, level):
+    """From none to all of a column: nothing else changes."""
+    arguments, rng = MASKED[masked], np.random.default_rng(4)
+    is_odd = rng.random((KV_LEN, V_DIM)) < [0, 1, 0.5, 0.02, 0.004, 0.002, 0]
+    odd = np.where(is_odd, rng.choice(kinds, is_odd.shape), 0)
+    value = np.where(is_odd, odd, arrays[2]).astype(arrays[2].dtype)
+    for rows in (slice(None), slice(20, 36)) if "attn_mask" in arguments else (slice(None),):
+        visible = visible_of(arguments)[rows, :, np.newaxis]
+        nan, high, low = ((visible & test(odd)).any(axis=1) for test in (np.isnan, np.isposinf, np.isneginf))
+        expected = attend(arrays, arguments, rows).output
+        expected = np.where(high, np.inf, np.where(low, -np.inf, expected))
+        expected = np.where(nan | (high & low), np.nan, expected).astype(value.dtype)
+        dirty = attend([*arrays[:2], value], arguments, rows).output
+        assert (np.isnan(dirty) == np.isnan(expected)).all()
+        assert_same_bits(np.where(np.isnan(expected), 0, dirty), np.where(np.isnan(expected), 0, expected))
 
 
 @for_each("poison", POISONS)
