@@ -42,7 +42,7 @@ typedef struct {
 typedef struct {
     const attn_problem *problem;
     const attn_kernels *kernels;
-    int decode, far; /* far: the keys of a call are probably not in the cache */
+    int decode, far;                           /* far: keys are read in place, probably from memory */
     ptrdiff_t groups, rows;                    /* groups of heads in a batch entry; rows of a group */
     ptrdiff_t row_segment, blocks_per_segment; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;

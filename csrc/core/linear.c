@@ -25,7 +25,7 @@ enum {
     CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
     TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
     NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
-    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: then gemm pays for fewer rows */
+    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
     NR = 8,                 /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
     LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */

@@ -3,7 +3,7 @@
 #include "attend.h"
 #include "dispatch.h"
 
-enum { NEAR_KEYS = 1 << 23 }; /* bytes of all keys that are probably in the cache */
+enum { NEAR_KEYS = 1 << 23 }; /* bytes of all keys that are probably in the cache; a shared key counts each time */
 
 /* The first key of the next chunk. Chunks are counted from absolute key 0. */
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
@@ -12,7 +12,7 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
     return attn_min(problem->kv_len, key + ATTN_CHUNK_KEYS - absolute % ATTN_CHUNK_KEYS);
 }
 
-static size_t key_bytes_of(const attn_problem *p, const attn_plan *plan)
+static size_t bytes_of_all_keys(const attn_problem *p, const attn_plan *plan)
 {
     const size_t row = attn_saturating_mul((size_t)p->head_dim, (size_t)plan->kernels->size);
     const size_t rows = attn_saturating_mul((size_t)(p->batches * plan->groups), (size_t)p->kv_len);
@@ -25,7 +25,6 @@ static void cut_rows(const attn_problem *p, attn_plan *plan)
     plan->groups = attn_fast_div(p->heads, p->group);
     plan->rows = p->group * p->q_len;
     plan->decode = plan->rows <= k->decode_rows && p->kv_len >= ATTN_BLOCK_KEYS / 2;
-    plan->far = plan->decode && key_bytes_of(p, plan) > NEAR_KEYS;
     plan->row_segment = plan->decode || p->q_len < k->width ? plan->rows : p->q_len;
     plan->blocks_per_segment =
         plan->decode ? 1 : attn_ceil_div(attn_ceil_div(plan->row_segment, k->lanes), ATTN_VECTORS);
@@ -117,6 +116,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     plan->copy_keys = prepared || (p->key.column != k->size && p->head_dim > 1);
     plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
                         (!plan->decode && lose_lines(k, p->value.row));
+    plan->far = plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS;
     size_scratch(p, plan);
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);

@@ -273,9 +273,9 @@ static int explains(const attn_task *task, ptrdiff_t key, ptrdiff_t column, doub
     return isnan(y) ? isnan(x) : x == y;
 }
 
-/* Whether a key that row r sees explains the output `y` of this column. Looks at the last one that is not finite, and at
- * a few visible keys from the first one on: may be 0, too, where only others are seen. No mask array shows a key before
- * `shown`. */
+/* Whether a key that row r sees explains the output `y` of this column. Looks at the last one that is not finite and
+ * at a few visible keys from the first one on: may be 0, too, where only others are seen. No mask array shows a key
+ * before `shown`. */
 static int sees_cause(attn_task *task, const attn_block *block, int r, ptrdiff_t column, double y, ptrdiff_t *shown)
 {
     enum { FEW = 32 };

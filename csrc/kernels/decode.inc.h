@@ -161,10 +161,10 @@ static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void 
     static K(groups_of) *const two[] = {K(decode_groups_1_2), K(decode_groups_2_2), K(decode_groups_3_2),
                                         K(decode_groups_4_2)};
     enum { TWO = VEC_ACCUMULATORS / 6, WIDE = LANES * sizeof(real) == 64 };
-    /* Take two groups if their sums fit in the registers. A single long row in wide vectors that waits for memory needs
-     * only one (Zen 5, 128 features: from memory 1.1 times as fast as two, in the cache 0.85 times). */
-    const int waits = far ? head_dim >= ATTN_FOLD_FEATURES : head_dim > ATTN_FOLD_FEATURES;
-    const int alone = rows > TWO || (WIDE && rows == 1 && waits);
+    /* Take two groups if their sums fit in the registers. A single row in wide vectors needs only one if it is folded
+     * more than once, or waits for memory (Zen 5, 128 features: 1.1 times as fast as two, in the cache 0.85 times). */
+    const int longest = far ? ATTN_FOLD_FEATURES - 1 : ATTN_FOLD_FEATURES;
+    const int alone = rows > TWO || (WIDE && rows == 1 && head_dim > longest);
     const int both = !alone && K(two_fit)(head_dim, key_stride);
     const int n = both ? two[rows - 1](0, keys, head_dim, queries, query_stride, key, key_stride, next, scores) : 0;
     if (n < keys) single[rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, scores);

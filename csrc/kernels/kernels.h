@@ -143,7 +143,7 @@ typedef struct {
                               void *copy);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
-     * `next` is the block to prefetch, NULL where the keys are in a cache. `far`: keys probably come from memory. */
+     * `next` is the block to prefetch. `far`: keys probably come from memory. */
     void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, ptrdiff_t query_stride,
                           const void *key, ptrdiff_t key_stride, const void *next, int far, void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,

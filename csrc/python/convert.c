@@ -74,8 +74,8 @@ int pyattn_check_axes(PyArrayObject *array, const char *name)
 
 int pyattn_exceeds(PyObject *object, int most)
 {
-    if (object != NULL && PyArray_Check(object)) return PyArray_NDIM((PyArrayObject *)object) > most;
-    if (object == NULL || PyList_Check(object) || PyTuple_Check(object)) return 0;
+    if (PyArray_Check(object)) return PyArray_NDIM((PyArrayObject *)object) > most;
+    if (PyList_Check(object) || PyTuple_Check(object)) return 0;
     PyObject *ndim = PyObject_GetAttrString(object, "ndim"); /* of a tensor of another library */
     const int exceeds = ndim != NULL && PyLong_Check(ndim) && PyLong_AsLong(ndim) > most;
     Py_XDECREF(ndim);

@@ -73,6 +73,13 @@ def test_any_number_of_threads(arrays, masked, level):
         assert_same_bits(attend(arrays, num_threads=threads, **masked), alone, f"{threads} threads")
 
 
+def test_a_query_whose_keys_are_in_memory(dtype, level):
+    """One query of 128 features reads keys of more than 8 MB in another way than several, or than keys in the cache."""
+    query, key = (np.random.default_rng(n).standard_normal((n, 128)).astype(dtype) for n in (40, 17_000))
+    several = pyattn.attention(query, key, key)
+    assert_same_bits(pyattn.attention(query[:1], key, key), several[:1])
+
+
 @pytest.mark.threads
 @for_each("queries", [1, 16])
 def test_any_number_of_threads_in_decode(arrays, queries, level):
