@@ -73,6 +73,18 @@ GEMV_ROWS(gemv_read_, 7, 0)
 GEMV_ROWS(gemv_read_, 8, 0)
 #undef GEMV_ROWS
 
+/* Whole vectors of up to eight, whose sums stay in registers; returns the number of features. */
+ATTN_TEMPLATE ptrdiff_t K(gemv_narrow)(int rows, int inner, ptrdiff_t features, const real *x, ptrdiff_t x_stride,
+                                       const real *weight, ptrdiff_t weight_stride, int begins, real *out,
+                                       ptrdiff_t out_stride)
+{
+    static const real ones[ATTN_MAX_WIDTH] = {[0 ... ATTN_MAX_WIDTH - 1] = 1}; /* no earlier sum is scaled */
+    const int vectors = (int)(features / LANES);
+    if (features > 8 * LANES || vectors == 0) return 0;
+    K(value_block)(rows, inner, vectors, x, x_stride, 1, weight, weight_stride, ones, begins, out, out_stride);
+    return (ptrdiff_t)vectors * LANES;
+}
+
 /* Up to four rows at a time, whose elements are kept in registers.
  *
  * With more than two rows the hardware prefetcher leaves the memory idle while sums are added up. If the weight comes
@@ -84,6 +96,12 @@ static void K(gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrd
     static K(gemv_rows) *const kept[] = {K(gemv_kept_1), K(gemv_kept_2), K(gemv_kept_3), K(gemv_kept_4)};
     static K(gemv_rows) *const read[] = {K(gemv_read_3), K(gemv_read_4), K(gemv_read_5),
                                          K(gemv_read_6), K(gemv_read_7), K(gemv_read_8)};
+    const ptrdiff_t done =
+        K(gemv_narrow)(rows, inner, features, x, x_stride, weight, weight_stride, begins, out, out_stride);
+    if (done == features) return;
+    weight = (const real *)weight + done;
+    out = (real *)out + done;
+    features -= done;
     const int fetches = fetch && rows > 2, reads = VEC_ACCUMULATORS >= 24 && fetches && rows <= 8;
     const int groups = reads ? 1 : (rows + 3) / 4, lines = fetches ? (8 * LANES / K(line) + groups - 1) / groups : 0;
     real near[8][8]; /* rows of x that are read again and again would be in each other's way in the L1 cache */
