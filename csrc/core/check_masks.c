@@ -89,10 +89,11 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
 static attn_status check_limits(const attn_tensor *limits, attn_problem *p, attn_error *error)
 {
     const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
-    ptrdiff_t expected[ATTN_MAX_AXES + 2];
-    const int rank = shape_of_pairs(p, 2, expected);
     p->key_limits.data = NULL;
     if (limits->data == NULL) return ATTN_OK;
+
+    ptrdiff_t expected[ATTN_MAX_AXES + 2];
+    const int rank = shape_of_pairs(p, 2, expected);
     if (limits->dtype != ATTN_I64 || attn_size_of(limits, 1) != 2 ||
         !broadcasts_to(limits->ndim, limits->shape, -1, rank, expected))
         FAIL("key_limits has shape %s, which does not broadcast to %s: two int64 for each query",

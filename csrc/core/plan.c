@@ -166,7 +166,6 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->transposed_keys = attn_next_part(memory, &used, plan->transposed_bytes);
     task->nonfinite_keys =
         attn_next_part(memory, &used, plan->decode ? 0 : attn_saturating_mul((size_t)p->v_dim, 2 * sizeof(ptrdiff_t)));
-    task->value_copy = attn_next_part(memory, &used, plan->value_bytes);
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
     task->weights = attn_next_part(memory, &used, attn_saturating_mul(rows, plan->weights_row_bytes));
@@ -180,6 +179,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
         layout_state(plan, memory, &used, &block->total);
         block->saved_scores = plan->saved_bytes ? attn_next_part(memory, &used, plan->saved_bytes) : NULL;
     }
+    task->value_copy = attn_next_part(memory, &used, plan->value_bytes); /* last: mostly unused */
     return used;
 }
 

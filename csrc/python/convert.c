@@ -173,12 +173,9 @@ attn_dtype pyattn_dtype(int typenum)
     }
 }
 
-void pyattn_fill(attn_tensor *tensor, PyArrayObject *array)
+void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array)
 {
-    tensor->data = NULL;
-    tensor->dtype = ATTN_BOOL;
-    tensor->ndim = 0;
-    if (array == NULL || pyattn_check_axes(array, "an array that changed during the call") < 0) return;
+    if (pyattn_check_axes(array, "an array that changed during the call") < 0) return;
     tensor->data = PyArray_DATA(array);
     tensor->dtype = pyattn_dtype(PyArray_TYPE(array));
     tensor->ndim = PyArray_NDIM(array);
