@@ -27,12 +27,12 @@ static ptrdiff_t tile_size(const attn_plan *plan, const attn_block *block, int k
                         : (ptrdiff_t)keys * block->vectors * plan->kernels->lanes;
 }
 
-/* Limits of each row inside this key block. Padding rows of the last vector see all keys; their results are unused. */
+/* Limits of each row inside this key block. Padding rows of the last vector see what the last row sees. */
 void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t *first, int32_t *last)
 {
     for (int r = 0; r < ATTN_MAX_WIDTH; r++) {
-        ptrdiff_t low = r < block->rows ? block->first[r] - from : 0,
-                  high = r < block->rows ? block->last[r] - from : keys;
+        const int row = r < block->rows ? r : block->rows - 1;
+        const ptrdiff_t low = block->first[row] - from, high = block->last[row] - from;
         first[r] = (int32_t)(low < 0 ? 0 : low > keys ? keys : low);
         last[r] = (int32_t)(high < 0 ? 0 : high > keys ? keys : high);
     }

@@ -97,12 +97,14 @@ typedef struct {
                          void *packed);
 
     /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf; bias has the same layout and may be
-     * NULL. maximum (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of
-     * ATTN_FOLD_FEATURES. */
+     * NULL. So are scores of keys outside [first, last) of their lane, counted from the block's first key, unless first
+     * is NULL. maximum (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of
+     * ATTN_FOLD_FEATURES, without limits. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
+                        ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last, int adds,
+                        void *scores, void *maximum);
 
-    /* The same for additive scores, factor * weight . tanh(query + key). */
+    /* The same without limits for additive scores, factor * weight . tanh(query + key). */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
                            ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
                            void *maximum);
@@ -132,10 +134,11 @@ typedef struct {
                           void *correction);
 
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
-     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. */
+     * weight(i, j) = weights[i * row_stride + j * key_stride]; it is 0 outside [first, last) of the row, unless first
+     * is NULL. `begins`: out held nothing before. */
     void (*value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
-                        int begins, void *out, ptrdiff_t out_stride);
+                        ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
+                        ptrdiff_t value_stride, const void *correction, int begins, void *out, ptrdiff_t out_stride);
 
     /* copy (keys, vectors * lanes) = value * factor, a power of two that is at most 1, with a zero of the same sign in
      * place of NaN and infinities. Returns a bit for each key that has some. copy may be value. */

@@ -29,19 +29,24 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
     }
 }
 
+/* The keys that each lane sees, [first, last), counted from the first one of a tile. */
+typedef struct {
+    vec first, last;
+} K(lane_limits);
+
 /* The register tile: R keys x J vectors of queries over some features. One chain of fma per score.
  *
- *   packed  (features, J * LANES)
+ *   packed  (features, J * LANES)    row stride width
  *   key     (R, features)            row stride key_stride, read in place
- *   bias    (R, J * LANES)           may be NULL
- *   scores  (R, J * LANES)           in when `adds`, out
+ *   bias    (R, J * LANES)           row stride width; may be NULL
+ *   limits  (J)                      counted from `key`; may be NULL
+ *   scores  (R, J * LANES)           row stride width; in when `adds`, out
  *   best    (J)                      running maximum, raised when `last`
  */
-ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last,
+ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, int adds, int last, ptrdiff_t width,
                                  const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
-                                 real *scores, vec *best)
+                                 const K(lane_limits) * limits, int from, real *scores, vec *best)
 {
-    const ptrdiff_t width = (ptrdiff_t)J * LANES;
     const vec masked = V(splat)(-INFINITY);
     K(prefetch_cursor) cursor = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
     vec acc[8][ATTN_VECTORS];
@@ -67,6 +72,10 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
                 const vec b = V(load)(bias + r * width + j * LANES);
                 s = V(select)(V(eq)(b, masked), masked, V(add)(s, b));
             }
+            if (limits) {
+                const vec n = V(splat)((real)(from + r));
+                s = V(select)(V(lt)(n, limits[j].first), masked, V(select)(V(lt)(n, limits[j].last), s, masked));
+            }
             V(store)(out, s);
             if (last) best[j] = V(max)(s, best[j]);
         }
@@ -83,8 +92,8 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int 
 
     ATTN_UNROLL for (int j = 0; j < J; j++) best[j] = V(load)(maximum + j * LANES);
 #define TILE(N)                                                                                                     \
-    K(score_tile)((N), J, features, adds, last, packed, key + n * key_stride, key_stride,                           \
-                  bias ? bias + n * width : NULL, scores + n * width, best)
+    K(score_tile)((N), J, features, adds, last, width, packed, key + n * key_stride, key_stride,                    \
+                  bias ? bias + n * width : NULL, NULL, 0, scores + n * width, best)
     for (; n + R <= keys; n += R) TILE(R);
     for (; n + 2 <= keys; n += 2) TILE(2);
     for (; n < keys; n++) TILE(1);
@@ -92,10 +101,77 @@ ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int 
     ATTN_UNROLL for (int j = 0; j < J; j++) V(store)(maximum + j * LANES, best[j]);
 }
 
+/* R keys against J of a block's vectors, over all features. */
+ATTN_TEMPLATE void K(score_some)(const int R, const int J, ptrdiff_t head_dim, ptrdiff_t width, const real *packed,
+                                 const real *key, ptrdiff_t key_stride, const real *bias,
+                                 const K(lane_limits) * limits, int from, real *scores, vec *best)
+{
+    int adds = 0;
+    for (; head_dim > ATTN_FOLD_FEATURES; head_dim -= ATTN_FOLD_FEATURES, adds = 1) {
+        K(score_tile)(R, J, ATTN_FOLD_FEATURES, adds, 0, width, packed, key, key_stride, NULL, NULL, 0, scores, best);
+        packed += ATTN_FOLD_FEATURES * width;
+        key += ATTN_FOLD_FEATURES;
+    }
+    K(score_tile)(R, J, head_dim, adds, 1, width, packed, key, key_stride, bias, limits, from, scores, best);
+}
+
+/* Sets the limits of a vector of lanes, and those of all its lanes together. */
+static K(lane_limits) K(limits_of)(const int32_t *first, const int32_t *last, int *from, int *to)
+{
+    real low[LANES], high[LANES];
+    *from = first[0], *to = last[0];
+    for (int i = 0; i < LANES; i++) {
+        low[i] = (real)first[i];
+        high[i] = (real)last[i];
+        if (first[i] < *from) *from = first[i];
+        if (last[i] > *to) *to = last[i];
+    }
+    return (K(lane_limits)){V(load)(low), V(load)(high)};
+}
+
+/* score_block with limits: R keys at a time, against those vectors that see some of them. */
+static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const real *packed,
+                                                       const real *key, ptrdiff_t key_stride, const real *bias,
+                                                       const int32_t *first, const int32_t *last, real *scores,
+                                                       real *maximum)
+{
+    enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
+    const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    K(lane_limits) limits[ATTN_VECTORS];
+    vec best[ATTN_VECTORS];
+    int from[ATTN_VECTORS], to[ATTN_VECTORS];
+    for (int j = 0; j < vectors; j++) {
+        limits[j] = K(limits_of)(first + j * LANES, last + j * LANES, &from[j], &to[j]);
+        best[j] = V(load)(maximum + j * LANES);
+    }
+    for (int n = 0, some; n < keys; n += some) {
+        some = keys - n >= R ? R : keys - n >= 2 ? 2 : 1;
+        int a = 0, b = vectors;
+        while (a < b && (from[a] >= n + some || to[a] <= n)) a++;
+        while (a < b && (from[b - 1] >= n + some || to[b - 1] <= n)) b--;
+        for (int r = 0; r < some; r++)
+            for (int j = 0; j < vectors; j++)
+                if (j < a || j >= b) V(store)(scores + (n + r) * width + j * LANES, V(splat)(-INFINITY));
+#define SOME(N, J)                                                                                                  \
+    K(score_some)((N), (J), head_dim, width, packed + a * LANES, key + n * key_stride, key_stride,                  \
+                  bias ? bias + n * width + a * LANES : NULL, limits + a, n, scores + n * width + a * LANES, best + a)
+#define KEYS(N) (b - a == 1 ? SOME(N, 1) : b - a == 2 ? SOME(N, 2) : b - a == 3 ? SOME(N, 3) : (void)0)
+        some == R ? KEYS(R) : some == 2 ? KEYS(2) : KEYS(1);
+#undef KEYS
+#undef SOME
+    }
+    for (int j = 0; j < vectors; j++) V(store)(maximum + j * LANES, best[j]);
+}
+
 static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
+                           ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last_key,
+                           int adds, void *scores, void *maximum)
 {
     const real *q = packed, *k = key;
+    if (first) {
+        K(score_limited)(vectors, keys, head_dim, q, k, key_stride, bias, first, last_key, scores, maximum);
+        return;
+    }
     do { /* runs once even for head_dim 0, as scores are then 0 */
         const int last = head_dim <= ATTN_FOLD_FEATURES;
         const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;

@@ -40,34 +40,55 @@ ATTN_TEMPLATE void K(value_tile)(const int R, const int J, int keys, int fetch, 
     if (packs > 0) *packer = next;
 }
 
+/* The first of the keys that some of `rows` rows see; `keys` becomes their number, up to the last one. */
+static inline int K(first_seen)(int rows, const int32_t *first, const int32_t *last, int *keys)
+{
+    int from = *keys, to = 0;
+    for (int i = 0; i < rows; i++) {
+        if (first[i] >= last[i]) continue;
+        if (first[i] < from) from = first[i];
+        if (last[i] > to) to = last[i];
+    }
+    *keys = to > from ? to - from : 0;
+    return *keys > 0 ? from : 0;
+}
+
 /* One panel of J vectors of columns: as many rows at a time as fit in the registers, then the rest. */
-ATTN_TEMPLATE void K(value_panel)(const int J, int rows, int keys, const real *weights, ptrdiff_t row_stride,
-                                  ptrdiff_t key_stride, const real *value, ptrdiff_t value_stride,
+ATTN_TEMPLATE void K(value_panel)(const int limited, const int J, int rows, int keys, const real *weights,
+                                  ptrdiff_t row_stride, ptrdiff_t key_stride, const int32_t *first,
+                                  const int32_t *last, const real *value, ptrdiff_t value_stride,
                                   const real *correction, int begins, real *out, ptrdiff_t out_stride)
 {
     enum { MOST = 12 };
     const int R = VEC_ACCUMULATORS / J < MOST ? VEC_ACCUMULATORS / J : MOST;
     int i = 0;
-#define TILE(N)                                                                                                 \
-    K(value_tile)((N), J, keys, i == 0, weights + i * row_stride, row_stride, key_stride, value, value_stride,  \
-                  correction + i, begins, out + i * out_stride, out_stride, 0, NULL)
-    for (; i + R <= rows; i += R) TILE(R);
+#define TILE(N)                                                                                                   \
+    {                                                                                                             \
+        int seen = keys;                                                                                          \
+        const int from = limited ? K(first_seen)((N), first + i, last + i, &seen) : 0;                            \
+        K(value_tile)((N), J, seen, i == 0, weights + i * row_stride + from * key_stride, row_stride, key_stride, \
+                      value + from * value_stride, value_stride, correction + i, begins, out + i * out_stride,    \
+                      out_stride, 0, NULL);                                                                       \
+    }
+    for (; i + R <= rows; i += R) TILE(R)
     if (R > 4)
-        for (; i + 4 <= rows; i += 4) TILE(4);
+        for (; i + 4 <= rows; i += 4) TILE(4)
     if (R > 2)
-        for (; i + 2 <= rows; i += 2) TILE(2);
-    for (; i < rows; i++) TILE(1);
+        for (; i + 2 <= rows; i += 2) TILE(2)
+    for (; i < rows; i++) TILE(1)
 #undef TILE
 }
 
-static void K(value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                           ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
-                           int begins, void *out, ptrdiff_t out_stride)
+/* All columns. */
+ATTN_TEMPLATE void K(value_panels)(const int limited, int rows, int keys, int vectors, const real *weights,
+                                   ptrdiff_t row_stride, ptrdiff_t key_stride, const int32_t *first,
+                                   const int32_t *last, const real *value, ptrdiff_t value_stride,
+                                   const real *correction, int begins, real *out, ptrdiff_t out_stride)
 {
     enum { WIDE = K(panel_vectors) };
-#define PANEL(J)                                                                                                \
-    K(value_panel)(J, rows, keys, weights, row_stride, key_stride, (const real *)value + j * LANES, value_stride, \
-                   correction, begins, (real *)out + j * LANES, out_stride)
+#define PANEL(J)                                                                                                  \
+    K(value_panel)(limited, J, rows, keys, weights, row_stride, key_stride, first, last, value + j * LANES,        \
+                   value_stride, correction, begins, out + j * LANES, out_stride)
     int j = 0;
     if (rows * 8 <= VEC_ACCUMULATORS) /* few rows: reads value once, in memory order */
         for (; j + 8 <= vectors; j += 8) PANEL(8);
@@ -76,6 +97,29 @@ static void K(value_block)(int rows, int keys, int vectors, const void *weights,
         for (; j + 2 <= vectors; j += 2) PANEL(2);
     for (; j < vectors; j++) PANEL(1);
 #undef PANEL
+}
+
+/* A function of its own, so that limits cost nothing where there are none. */
+static __attribute__((noinline)) void K(value_limited)(int rows, int keys, int vectors, const real *weights,
+                                                       ptrdiff_t row_stride, ptrdiff_t key_stride,
+                                                       const int32_t *first, const int32_t *last, const real *value,
+                                                       ptrdiff_t value_stride, const real *correction, int begins,
+                                                       real *out, ptrdiff_t out_stride)
+{
+    K(value_panels)(1, rows, keys, vectors, weights, row_stride, key_stride, first, last, value, value_stride,
+                    correction, begins, out, out_stride);
+}
+
+static void K(value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                           ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
+                           ptrdiff_t value_stride, const void *correction, int begins, void *out, ptrdiff_t out_stride)
+{
+    if (first)
+        K(value_limited)(rows, keys, vectors, weights, row_stride, key_stride, first, last, value, value_stride,
+                         correction, begins, out, out_stride);
+    else
+        K(value_panels)(0, rows, keys, vectors, weights, row_stride, key_stride, NULL, NULL, value, value_stride,
+                        correction, begins, out, out_stride);
 }
 
 static uint64_t K(finite_values)(int keys, int vectors, const void *value, ptrdiff_t value_stride, double factor,
