@@ -106,18 +106,14 @@ static void score_keys(const attn_task *task, const attn_block *block, key_block
     memcpy(task->maximum, block->part.maximum, lanes);
     if (p->score == ATTN_SCORE_ADDITIVE)
         k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
-                          attn_factor_of(p), bias, scores, task->maximum);
+                          attn_factor_of(p), bias, first, last, scores, task->maximum);
     else
         k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, direct ? NULL : bias,
                        direct ? NULL : first, last, 0, scores, task->maximum);
-    if (direct) {
-        memcpy(task->maximum, block->part.maximum, lanes);
-        k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key.data, key.stride, attn_factor_of(p),
-                          bias, scores, task->maximum);
-    }
-    if (first == NULL || (p->score != ATTN_SCORE_ADDITIVE && !direct)) return;
+    if (!direct) return;
     memcpy(task->maximum, block->part.maximum, lanes);
-    k->mask_block(block->vectors, keys, first, last, scores, task->maximum);
+    k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key.data, key.stride, attn_factor_of(p), bias,
+                      first, last, scores, task->maximum);
 }
 
 /* `key` is unused in the decode layout, where decode_chunk has already computed the scores. */
@@ -209,10 +205,10 @@ static void score_transposed(const attn_task *task, const attn_block *block, int
     k->pack_queries(keys, vectors, plan->features, row, 1, task->transposed_keys);
     if (p->score == ATTN_SCORE_ADDITIVE)
         k->additive_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->packed, plan->features,
-                          p->score_weight, attn_factor_of(p), NULL, scores, unused);
+                          p->score_weight, attn_factor_of(p), NULL, NULL, NULL, scores, unused);
     else
         k->distance_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->unscaled, plan->features,
-                          attn_factor_of(p), NULL, scores, unused);
+                          attn_factor_of(p), NULL, NULL, NULL, scores, unused);
 }
 
 static void score_decode(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)

@@ -17,9 +17,8 @@ ATTN_TEMPLATE void K(additive_tile)(const int R, ptrdiff_t features, const real 
 /* R keys and all features, summed in parts of ATTN_FOLD_FEATURES; stores the scores. */
 ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
                                    const real *key, ptrdiff_t key_stride, const real *weight, real factor,
-                                   const real *bias, real *scores, vec best)
+                                   const real *bias, const K(lane_limits) * limits, int n, real *scores, vec best)
 {
-    const vec masked = V(splat)(-INFINITY);
     vec sum[R], acc[R];
     for (ptrdiff_t from = 0; from == 0 || from < features; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t some = features - from < ATTN_FOLD_FEATURES ? features - from : ATTN_FOLD_FEATURES;
@@ -28,10 +27,7 @@ ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *
     }
     ATTN_UNROLL for (int r = 0; r < R; r++)
     {
-        if (bias) {
-            const vec b = V(load)(bias + r * width);
-            sum[r] = V(select)(V(eq)(b, masked), masked, V(add)(sum[r], b));
-        }
+        sum[r] = K(hide_key)(sum[r], bias ? bias + r * width : NULL, limits, n + r);
         V(store)(scores + r * width, sum[r]);
         best = V(max)(sum[r], best);
     }
@@ -39,20 +35,24 @@ ATTN_TEMPLATE vec K(additive_keys)(const int R, ptrdiff_t features, const real *
 }
 
 static void K(additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
-                              ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
-                              void *maximum)
+                              ptrdiff_t key_stride, const void *weight, double factor, const void *bias,
+                              const int32_t *first, const int32_t *last, void *scores, void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     for (int j = 0; j < vectors; j++) {
         const real *q = (const real *)packed + j * LANES, *b = bias ? (const real *)bias + j * LANES : NULL;
         real *out = (real *)scores + j * LANES, *top = (real *)maximum + j * LANES;
+        K(lane_limits) limits, *const given = first ? &limits : NULL;
         vec best = V(load)(top);
-        int n = 0;
-#define KEYS(R)                                                                                                        \
-    best = K(additive_keys)((R), features, q, width, (const real *)key + n * key_stride, key_stride, weight,           \
-                            (real)factor, b ? b + n * width : NULL, out + n * width, best)
-        for (; n + 4 <= keys; n += 4) KEYS(4);
-        for (; n < keys; n++) KEYS(1);
+        int n = 0, from = 0, to = keys;
+        if (first) limits = K(limits_of)(first + j * LANES, last + j * LANES, &from, &to);
+#define KEYS(R)                                                                                                     \
+    best = K(additive_keys)((R), features, q, width, (const real *)key + n * key_stride, key_stride, weight,        \
+                            (real)factor, b ? b + n * width : NULL, given, n, out + n * width, best)
+        for (; n < from && n < keys; n++) K(hide_all)(out + n * width);
+        for (; n + 4 <= to; n += 4) KEYS(4);
+        for (; n < to; n++) KEYS(1);
+        for (; n < keys; n++) K(hide_all)(out + n * width);
 #undef KEYS
         V(store)(top, best);
     }

@@ -38,7 +38,6 @@ static const attn_kernels K(kernels) = {
     .distance_keys = K(distance_keys),
     .distance_block = K(distance_block),
     .additive_block = K(additive_block),
-    .mask_block = K(mask_block),
     .softmax_block = K(softmax_block),
     .value_block = K(value_block),
     .finite_values = K(finite_values),

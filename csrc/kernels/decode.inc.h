@@ -170,7 +170,7 @@ static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void 
     if (n < keys) single[rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, scores);
 }
 
-/* One row of mask_block: bias and limits over `keys` scores, in place. */
+/* hide_key for one row: bias and limits over `keys` scores, in place. */
 static inline void K(decode_mask)(int keys, int first, int last, const real *bias, real *s)
 {
     for (int n = 0; n < keys; n++) {

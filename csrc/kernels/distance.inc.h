@@ -74,10 +74,10 @@ ATTN_TEMPLATE void K(direct_tile)(const int R, ptrdiff_t features, const real *p
 
 /* R rows and one vector of lanes. scores: in, the product forms; out, the scores. */
 ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *packed, ptrdiff_t width,
-                                   const real *row, ptrdiff_t row_stride, real factor, const real *bias, real *scores,
-                                   vec best)
+                                   const real *row, ptrdiff_t row_stride, real factor, const real *bias,
+                                   const K(lane_limits) * limits, int n, real *scores, vec best)
 {
-    const vec masked = V(splat)(-INFINITY), lane_size = V(load)(packed + features * width);
+    const vec lane_size = V(load)(packed + features * width);
     const vec limit = V(splat)((real)ATTN_PRODUCT_LIMIT * (real)ATTN_PRODUCT_LIMIT);
     vec score[R], sum[R], missing = V(splat)(0);
 
@@ -97,13 +97,10 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
             score[r] = V(select)(V(eq)(score[r], score[r]), score[r], V(mul)(sum[r], V(splat)(-factor)));
     }
 
-    /* 3. the bias. -inf is selected rather than added: the score of a masked key may be NaN. */
+    /* 3. the bias and the limits */
     ATTN_UNROLL for (int r = 0; r < R; r++)
     {
-        if (bias) {
-            const vec b = V(load)(bias + r * width);
-            score[r] = V(select)(V(eq)(b, masked), masked, V(add)(score[r], b));
-        }
+        score[r] = K(hide_key)(score[r], bias ? bias + r * width : NULL, limits, n + r);
         V(store)(scores + r * width, score[r]);
         best = V(max)(score[r], best);
     }
@@ -111,19 +108,24 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
 }
 
 static void K(distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
-                              ptrdiff_t row_stride, double factor, const void *bias, void *scores, void *maximum)
+                              ptrdiff_t row_stride, double factor, const void *bias, const int32_t *first,
+                              const int32_t *last, void *scores, void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     for (int j = 0; j < vectors; j++) {
         const real *q = (const real *)packed + j * LANES, *b = bias ? (const real *)bias + j * LANES : NULL;
         real *out = (real *)scores + j * LANES, *top = (real *)maximum + j * LANES;
+        K(lane_limits) limits, *const given = first ? &limits : NULL;
         vec best = V(load)(top);
-        int n = 0;
+        int n = 0, from = 0, to = rows;
+        if (first) limits = K(limits_of)(first + j * LANES, last + j * LANES, &from, &to);
 #define ROWS(R)                                                                                                        \
     best = K(distance_rows)((R), features, q, width, (const real *)row + n * row_stride, row_stride, (real)factor,     \
-                            b ? b + n * width : NULL, out + n * width, best)
-        for (; n + 8 <= rows; n += 8) ROWS(8);
-        for (; n < rows; n++) ROWS(1);
+                            b ? b + n * width : NULL, given, n, out + n * width, best)
+        for (; n < from && n < rows; n++) K(hide_all)(out + n * width);
+        for (; n + 8 <= to; n += 8) ROWS(8);
+        for (; n < to; n++) ROWS(1);
+        for (; n < rows; n++) K(hide_all)(out + n * width);
 #undef ROWS
         V(store)(top, best);
     }

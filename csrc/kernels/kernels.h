@@ -104,10 +104,10 @@ typedef struct {
                         ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last, int adds,
                         void *scores, void *maximum);
 
-    /* The same without limits for additive scores, factor * weight . tanh(query + key). */
+    /* The same for additive scores, factor * weight . tanh(query + key). */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *weight, double factor, const void *bias, void *scores,
-                           void *maximum);
+                           ptrdiff_t key_stride, const void *weight, double factor, const void *bias,
+                           const int32_t *first, const int32_t *last, void *scores, void *maximum);
 
     /* data (rows, dim), in and out: scales rows to norm 1, except rows of zeros. */
     void (*normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
@@ -118,15 +118,12 @@ typedef struct {
     double (*distance_queries)(int rows, ptrdiff_t dim, ptrdiff_t stride, double factor, void *query, void *scaled);
     double (*distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key);
 
-    /* Corrects score_block's scores, computed without a bias: pairs whose norms add up to ATTN_PRODUCT_LIMIT or are not
-     * finite get the sum of squared differences instead. bias and maximum as in score_block. packed (features + 1,
-     * vectors * lanes) and row (rows, features + 1) end with -factor |x|^2. Either may be the queries. */
+    /* Corrects score_block's scores, computed without bias and limits: pairs whose norms add up to ATTN_PRODUCT_LIMIT
+     * or are not finite get the sum of squared differences instead. bias, limits and maximum as in score_block. packed
+     * (features + 1, vectors * lanes) and row (rows, features + 1) end with -factor |x|^2. Either may be the queries. */
     void (*distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
-                           ptrdiff_t row_stride, double factor, const void *bias, void *scores, void *maximum);
-
-    /* Sets scores to -inf for keys outside [first, last) of their lane, counted from the block's first key. maximum
-     * (lanes) is in and out. */
-    void (*mask_block)(int vectors, int keys, const int32_t *first, const int32_t *last, void *scores, void *maximum);
+                           ptrdiff_t row_stride, double factor, const void *bias, const int32_t *first,
+                           const int32_t *last, void *scores, void *maximum);
 
     /* scores -> weights 2^(score - maximum); folds the block's sums into state.sum, sets state.maximum = maximum and
      * correction = the factor for earlier sums and outputs. */

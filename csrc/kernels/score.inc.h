@@ -34,6 +34,39 @@ typedef struct {
     vec first, last;
 } K(lane_limits);
 
+/* Sets the limits of a vector of lanes, and those of all its lanes together. */
+static inline K(lane_limits) K(limits_of)(const int32_t *first, const int32_t *last, int *from, int *to)
+{
+    real low[LANES], high[LANES];
+    *from = first[0], *to = last[0];
+    for (int i = 0; i < LANES; i++) {
+        low[i] = (real)first[i];
+        high[i] = (real)last[i];
+        if (first[i] < *from) *from = first[i];
+        if (last[i] > *to) *to = last[i];
+    }
+    return (K(lane_limits)){V(load)(low), V(load)(high)};
+}
+
+/* Adds the bias to the scores of key n, and hides it from lanes whose bias is -inf or whose limits leave it out. -inf
+ * is selected, not added, because the score of a hidden key may be NaN. */
+ATTN_TEMPLATE vec K(hide_key)(vec s, const real *bias, const K(lane_limits) * limits, int n)
+{
+    const vec masked = V(splat)(-INFINITY);
+    if (bias) {
+        const vec b = V(load)(bias);
+        s = V(select)(V(eq)(b, masked), masked, V(add)(s, b));
+    }
+    if (limits) {
+        const vec at = V(splat)((real)n);
+        s = V(select)(V(lt)(at, limits->first), masked, V(select)(V(lt)(at, limits->last), s, masked));
+    }
+    return s;
+}
+
+/* Hides key n from a vector of lanes that do not see it. */
+ATTN_TEMPLATE void K(hide_all)(real *scores) { V(store)(scores, V(splat)(-INFINITY)); }
+
 /* The register tile: R keys x J vectors of queries over some features. One chain of fma per score.
  *
  *   packed  (features, J * LANES)    row stride width
@@ -47,7 +80,6 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
                                  const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
                                  const K(lane_limits) * limits, int from, real *scores, vec *best)
 {
-    const vec masked = V(splat)(-INFINITY);
     K(prefetch_cursor) cursor = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
     vec acc[8][ATTN_VECTORS];
 
@@ -68,14 +100,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
         ATTN_UNROLL for (int j = 0; j < J; j++) {
             real *out = scores + r * width + j * LANES;
             vec s = adds ? V(add)(V(load)(out), acc[r][j]) : acc[r][j];
-            if (bias) { /* selected, not added: the score of a masked key may be NaN */
-                const vec b = V(load)(bias + r * width + j * LANES);
-                s = V(select)(V(eq)(b, masked), masked, V(add)(s, b));
-            }
-            if (limits) {
-                const vec n = V(splat)((real)(from + r));
-                s = V(select)(V(lt)(n, limits[j].first), masked, V(select)(V(lt)(n, limits[j].last), s, masked));
-            }
+            s = K(hide_key)(s, bias ? bias + r * width + j * LANES : NULL, limits ? limits + j : NULL, from + r);
             V(store)(out, s);
             if (last) best[j] = V(max)(s, best[j]);
         }
@@ -115,20 +140,6 @@ ATTN_TEMPLATE void K(score_some)(const int R, const int J, ptrdiff_t head_dim, p
     K(score_tile)(R, J, head_dim, adds, 1, width, packed, key, key_stride, bias, limits, from, scores, best);
 }
 
-/* Sets the limits of a vector of lanes, and those of all its lanes together. */
-static K(lane_limits) K(limits_of)(const int32_t *first, const int32_t *last, int *from, int *to)
-{
-    real low[LANES], high[LANES];
-    *from = first[0], *to = last[0];
-    for (int i = 0; i < LANES; i++) {
-        low[i] = (real)first[i];
-        high[i] = (real)last[i];
-        if (first[i] < *from) *from = first[i];
-        if (last[i] > *to) *to = last[i];
-    }
-    return (K(lane_limits)){V(load)(low), V(load)(high)};
-}
-
 /* score_block with limits: R keys at a time, against those vectors that see some of them. */
 static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const real *packed,
                                                        const real *key, ptrdiff_t key_stride, const real *bias,
@@ -151,7 +162,7 @@ static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, pt
         while (a < b && (from[b - 1] >= n + some || to[b - 1] <= n)) b--;
         for (int r = 0; r < some; r++)
             for (int j = 0; j < vectors; j++)
-                if (j < a || j >= b) V(store)(scores + (n + r) * width + j * LANES, V(splat)(-INFINITY));
+                if (j < a || j >= b) K(hide_all)(scores + (n + r) * width + j * LANES);
 #define SOME(N, J)                                                                                                  \
     K(score_some)((N), (J), head_dim, width, packed + a * LANES, key + n * key_stride, key_stride,                  \
                   bias ? bias + n * width + a * LANES : NULL, limits + a, n, scores + n * width + a * LANES, best + a)
