@@ -21,7 +21,7 @@ typedef struct {
     int part_begun, total_begun;                           /* the state holds something */
     int masked;                                            /* some pair of a tile that it processed was masked */
     ptrdiff_t row;                                         /* index of its first row in the group */
-    ptrdiff_t min_first, max_first, min_last, max_last;    /* over its rows */
+    ptrdiff_t min_first, max_first, min_last, max_last;    /* over its rows; min_first: those that see some key */
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH]; /* visible keys of each row: [first, last) */
     void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
     uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* Philox counters of its rows, for dropout */

@@ -274,7 +274,10 @@ void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
         if (task->blocks[n].min_first < *from) *from = task->blocks[n].min_first;
         if (task->blocks[n].max_last > *to) *to = task->blocks[n].max_last;
     }
-    if (task->plan->problem->maskable_len < task->plan->problem->kv_len) *to = task->plan->problem->kv_len;
+    const attn_problem *p = task->plan->problem;
+    if (p->maskable_len == p->kv_len) return;
+    *from = attn_min(*from, p->maskable_len);
+    *to = p->kv_len;
 }
 
 /* All chunks, left to right. Returns 0 when the call was interrupted. */
@@ -303,8 +306,8 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
     return attn_walk_keys(&again) ? attn_finish_block(&again, again.blocks, rows) : rows;
 }
 
-/* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c). First, a
- * masked pair may have added 0 * NaN. Then with values scaled down: a sum of finite values may have
+/* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c): first
+ * because a masked pair may have added 0 * NaN, then with values scaled down, because a sum of finite values may have
  * overflowed. A row that is still not finite has seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {

@@ -85,7 +85,7 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
                               args->key_start + p->kv_len, error);
 }
 
-/* Their values are not checked: a block clamps what it reads. */
+/* Values are not checked: they only narrow what a row sees. */
 static attn_status check_limits(const attn_tensor *limits, attn_problem *p, attn_error *error)
 {
     const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
@@ -94,9 +94,9 @@ static attn_status check_limits(const attn_tensor *limits, attn_problem *p, attn
 
     ptrdiff_t expected[ATTN_MAX_AXES + 2];
     const int rank = shape_of_pairs(p, 2, expected);
-    if (limits->dtype != ATTN_I64 || attn_size_of(limits, 1) != 2 ||
-        !broadcasts_to(limits->ndim, limits->shape, -1, rank, expected))
-        FAIL("key_limits has shape %s, which does not broadcast to %s: two int64 for each query",
+    if (limits->dtype != ATTN_I64) FAIL("key_limits must be int64");
+    if (attn_size_of(limits, 1) != 2 || !broadcasts_to(limits->ndim, limits->shape, -1, rank, expected))
+        FAIL("key_limits has shape %s, which does not broadcast to %s: two numbers for each query",
              attn_shape_text(limits->ndim, limits->shape), attn_shape_text(rank, expected));
     attn_resolve(limits, &at, p, &p->key_limits);
     return ATTN_OK;

@@ -76,7 +76,7 @@ static void limit_block(attn_task *task, attn_block *block)
         if (p->key_limits.data) limit_row(&p->key_limits, limits[r], &first, &last);
         block->first[r] = first;
         block->last[r] = last;
-        if (first < block->min_first) block->min_first = first;
+        if (first < last && first < block->min_first) block->min_first = first;
         if (first > block->max_first) block->max_first = first;
         if (last < block->min_last) block->min_last = last;
         if (last > block->max_last) block->max_last = last;

@@ -94,9 +94,9 @@ typedef struct {
     attn_tensor query, key, value; /* all ATTN_F32 or all ATTN_F64 */
     const attn_cache *cache;       /* not NULL: keys and values are read from it; key and value are ignored */
     attn_tensor mask, padding_mask;
-    ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, window or length covers them */
+    ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, limit, window or length covers them */
     int mask_blocked, padding_blocked; /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
-    attn_tensor key_limits;            /* ATTN_I64, (..., heads, q_len, 2); broadcasts, but for the last axis */
+    attn_tensor key_limits; /* ATTN_I64, (..., heads, q_len, 2), whose last axis does not broadcast; key 0 is the call's */
     attn_tensor key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale;

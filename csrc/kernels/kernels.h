@@ -96,10 +96,10 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf; bias has the same layout and may be
-     * NULL. So are scores of keys outside [first, last) of their lane, counted from the block's first key, unless first
-     * is NULL. maximum (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of
-     * ATTN_FOLD_FEATURES, without limits. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf, or where the key, counted from the block's
+     * first one, lies outside [first, last) of the lane. bias has the same layout; it and first may be NULL. maximum
+     * (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES; then
+     * there are no limits. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
                         ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last, int adds,
                         void *scores, void *maximum);

@@ -29,7 +29,7 @@ static void K(pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const voi
     }
 }
 
-/* The keys that each lane sees, [first, last), counted from the first one of a tile. */
+/* The keys that each lane sees, [first, last), counted from the first one of the block. */
 typedef struct {
     vec first, last;
 } K(lane_limits);
@@ -67,12 +67,14 @@ ATTN_TEMPLATE vec K(hide_key)(vec s, const real *bias, const K(lane_limits) * li
 /* Hides key n from a vector of lanes that do not see it. */
 ATTN_TEMPLATE void K(hide_all)(real *scores) { V(store)(scores, V(splat)(-INFINITY)); }
 
+enum { K(tile_keys) = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
+
 /* The register tile: R keys x J vectors of queries over some features. One chain of fma per score.
  *
  *   packed  (features, J * LANES)    row stride width
  *   key     (R, features)            row stride key_stride, read in place
  *   bias    (R, J * LANES)           row stride width; may be NULL
- *   limits  (J)                      counted from `key`; may be NULL
+ *   limits  (J)                      for the block, whose key number `from` is `key`; may be NULL
  *   scores  (R, J * LANES)           row stride width; in when `adds`, out
  *   best    (J)                      running maximum, raised when `last`
  */
@@ -110,7 +112,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
 ATTN_TEMPLATE void K(score_rows)(const int J, int keys, ptrdiff_t features, int adds, int last, const real *packed,
                                  const real *key, ptrdiff_t key_stride, const real *bias, real *scores, real *maximum)
 {
-    enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
+    enum { R = K(tile_keys) };
     const ptrdiff_t width = (ptrdiff_t)J * LANES;
     vec best[ATTN_VECTORS];
     int n = 0;
@@ -146,7 +148,7 @@ static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, pt
                                                        const int32_t *first, const int32_t *last, real *scores,
                                                        real *maximum)
 {
-    enum { R = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };
+    enum { R = K(tile_keys) };
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
     K(lane_limits) limits[ATTN_VECTORS];
     vec best[ATTN_VECTORS];

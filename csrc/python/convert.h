@@ -53,10 +53,10 @@ int pyattn_check_axes(PyArrayObject *array, const char *name);
  * names the argument. */
 int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integers);
 
+void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array);
 /* Describes an array for the core; a NULL array is one that is not given. Fill tensors after the last Python code of a
  * call has run, as that may change any array's shape or memory. Should an array have got more than ATTN_MAX_AXES axes
  * since its conversion, a ValueError is set: ask PyErr_Occurred once after the last one. */
-void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array);
 static inline void pyattn_fill(attn_tensor *tensor, PyArrayObject *array)
 {
     tensor->data = NULL;

@@ -438,11 +438,21 @@ class Document(Mask):
             return None
         if not self.batch:
             return _limits_of_ids(self.q_ids, self.kv_ids)
-        q_ids, kv_ids = (np.broadcast_to(ids, (*self.batch, ids.shape[-1])) for ids in (self.q_ids, self.kv_ids))
-        found = [_limits_of_ids(q_ids[entry], kv_ids[entry]) for entry in np.ndindex(*self.batch)]
-        if any(limits is None for limits in found):
+        count, (q_len, kv_len) = math.prod(self.batch), self.shape[-2:]
+        if not count * kv_len:
+            return np.zeros((*self.shape[:-1], 2), np.int64)
+        q_ids = np.broadcast_to(self.q_ids, (*self.batch, q_len)).reshape(count, q_len)
+        kv_ids = np.broadcast_to(self.kv_ids, (*self.batch, kv_len))
+        # Numbers that differ between entries; those of a query without keys are no key's.
+        ids, keys = np.unique(kv_ids, return_inverse=True)
+        queries = np.minimum(np.searchsorted(ids, q_ids), len(ids) - 1)
+        queries[ids[queries] != q_ids] = len(ids)
+        entries = np.arange(count)[:, np.newaxis]
+        apart = entries * (len(ids) + 1)
+        limits = _limits_of_ids((queries + apart).ravel(), (keys.reshape(count, kv_len) + apart).ravel())
+        if limits is None:
             return None
-        return np.asarray(found, np.int64).reshape(*self.shape[:-1], 2)
+        return (limits.reshape(count, q_len, 2) - entries[..., np.newaxis] * kv_len).reshape(*self.shape[:-1], 2)
 
 
 class Prefix(Interval):
@@ -527,8 +537,8 @@ class Either(Combined):
 
     def _limits(self) -> Limits | None:
         limits = [one._limits() for one in self.operands]
-        inside = [one if one is None else np.clip(one, 0, self.shape[-1]) for one in limits]
-        return functools.reduce(_unite, inside)
+        known = [one for one in limits if one is not None]
+        return _unite(known, self.shape[-1]) if len(known) == len(limits) else None
 
 
 class Complement(Mask):
@@ -570,17 +580,18 @@ def intersect(one: Limits, other: Limits) -> Limits:
     return limits
 
 
-def _unite(one: Limits | None, other: Limits | None) -> Limits | None:
-    """Return the limits of the keys that are inside either; None if other keys lie between them."""
-    if one is None or other is None:
+def _unite(limits: list[Limits], kv_len: int) -> Limits | None:
+    """Return the limits of the keys that are inside any; None if other keys lie between them."""
+    firsts, ends = (np.stack(np.broadcast_arrays(*(one[..., side] for one in limits))) for side in (0, 1))
+    firsts, ends = np.maximum(firsts, 0), np.minimum(ends, kv_len)
+    empty = firsts >= ends
+    firsts[empty], ends[empty] = kv_len, 0
+    order = np.argsort(firsts, axis=0)
+    firsts = np.take_along_axis(firsts, order, 0)
+    ends = np.maximum.accumulate(np.take_along_axis(ends, order, 0), axis=0)
+    if ((firsts[1:] > ends[:-1]) & (firsts[1:] < kv_len)).any():
         return None
-    some, others = (limits[..., 0] < limits[..., 1] for limits in (one, other))
-    between = intersect(one, other)
-    if (some & others & (between[..., 0] > between[..., 1])).any():
-        return None
-    limits = np.maximum(one, other)
-    np.minimum(one[..., 0], other[..., 0], out=limits[..., 0])
-    return np.where(some[..., np.newaxis], np.where(others[..., np.newaxis], limits, one), other)
+    return np.stack((firsts[0], ends[-1]), axis=-1)
 
 
 def _limits_of_ids(q_ids: npt.NDArray[Any], kv_ids: npt.NDArray[Any]) -> Limits | None:

@@ -170,14 +170,13 @@ static void test_masks_and_lengths(void)
             "pass keep_mask instead",
             args->dropout_p = 0.5;
             args->query_start = (ptrdiff_t)1 << 32);
-    REFUSED("key_limits has shape (3, 3), which does not broadcast to (2, 4, 3, 2): two int64 for each query",
+    REFUSED("key_limits has shape (3, 3), which does not broadcast to (2, 4, 3, 2): two numbers for each query",
             args->key_limits = VIEW(ATTN_I64, 3, 3));
-    REFUSED("key_limits has shape (3, 1), which does not broadcast to (2, 4, 3, 2): two int64 for each query",
+    REFUSED("key_limits has shape (3, 1), which does not broadcast to (2, 4, 3, 2): two numbers for each query",
             args->key_limits = VIEW(ATTN_I64, 3, 1));
-    REFUSED("key_limits has shape (4, 2), which does not broadcast to (2, 4, 3, 2): two int64 for each query",
+    REFUSED("key_limits has shape (4, 2), which does not broadcast to (2, 4, 3, 2): two numbers for each query",
             args->key_limits = VIEW(ATTN_I64, 4, 2));
-    REFUSED("key_limits has shape (3, 2), which does not broadcast to (2, 4, 3, 2): two int64 for each query",
-            args->key_limits = VIEW(ATTN_F64, 3, 2));
+    REFUSED("key_limits must be int64", args->key_limits = VIEW(ATTN_F64, 3, 2));
     REFUSED("key_lengths has shape (3,), which does not broadcast to the batch axes (2,)",
             args->key_lengths = LENGTHS(3));
     REFUSED("query_lengths has shape (2, 1), which does not broadcast to the batch axes (2,)",

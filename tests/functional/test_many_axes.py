@@ -105,6 +105,16 @@ def test_modules():
     assert_same_bits(result, tuple(map(spread, head(flat(x, 2), is_causal=True, need_weights=True))))
 
 
+def test_mask_objects():
+    x, lengths = normal(1, 2, 1, 1, 2, 1, 1, 2, 5, 8), np.arange(8).reshape(1, 2, 1, 1, 2, 1, 1, 2) % 5 + 1
+    mask = pyattn.masks.padding(lengths, 5, heads=False) & pyattn.masks.causal(5)
+    weights = [normal(8, 4, seed=n) for n in range(3)]
+    found = pyattn.self_attention(x, *weights, attn_mask=mask)
+    assert_same_bits(found, pyattn.self_attention(x, *weights, attn_mask=np.asarray(mask)))
+    heads = pyattn.masks.padding(lengths[..., 0], 5) & pyattn.masks.causal(5)
+    assert_same_bits(pyattn.attention(x, x, x, attn_mask=heads), pyattn.attention(x, x, x, attn_mask=np.asarray(heads)))
+
+
 def test_mistakes_name_the_argument():
     x, weight = normal(*BATCH, 2, 6), normal(7, 6, seed=1)
     with pytest.raises(ValueError, match=r"^weight has 9 axes, expected at most 8$"):

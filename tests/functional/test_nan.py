@@ -7,7 +7,7 @@ import pytest
 from support.helpers import assert_same_bits, for_each, part
 
 import pyattn
-from pyattn import reference
+from pyattn import masks, reference
 
 Q_LEN, KV_LEN, HEADS, HEAD_DIM, V_DIM = 70, 600, 2, 12, 7
 LAST = KV_LEN - Q_LEN
@@ -34,7 +34,7 @@ def visible_of(arguments):
     """Which pairs a call attends to, (Q_LEN, KV_LEN); the same for both batch entries."""
     i, j = np.ogrid[:Q_LEN, :KV_LEN]
     if "attn_mask" in arguments:
-        mask = arguments["attn_mask"]
+        mask = np.asarray(arguments["attn_mask"])
         return mask if mask.dtype == bool else mask == 0
     if "key_lengths" in arguments:
         return np.broadcast_to(j < 321, (Q_LEN, KV_LEN))
@@ -50,13 +50,17 @@ MASKED = {
     "lengths": {"key_lengths": [321, 321]},
     "causal": {"is_causal": True, "align": "lower_right"},
     "window": {"window": (40, 5), "align": "lower_right"},
+    "limits": {
+        "attn_mask": masks.prefix(70, Q_LEN, KV_LEN, align=300)
+        & masks.window(Q_LEN, KV_LEN, left=390, right=None, align=300)
+    },
 }
 
 
 def attend(arrays, arguments, rows=slice(None), **more):
     """Attention of some of the queries."""
     query, key, value = arrays
-    if "attn_mask" in arguments:
+    if "attn_mask" in arguments and rows != slice(None):
         arguments = {**arguments, "attn_mask": arguments["attn_mask"][rows]}
     return pyattn.attention(query[:, :, rows], key, value, **arguments, need_lse=True, **more)
 

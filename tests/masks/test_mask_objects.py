@@ -164,11 +164,40 @@ def test_limits_of_united_masks_leave_no_key_between(seed):
         masks.window(L, S, left=int(rng.integers(3)), right=int(rng.integers(3)), align=int(rng.integers(-8, 9)))
         for _ in range(2)
     )
-    united = one | other
+    united = one | masks.causal(L, S, align=-L) | other
     rows = [np.flatnonzero(row) for row in np.asarray(united)]
     gaps = any(len(keys) and keys[-1] - keys[0] + 1 > len(keys) for keys in rows)
     assert (lower(united, (L, S), False).attend is not None) == gaps
     assert_same_bits(pyattn.attention(Q, K, K, attn_mask=united), pyattn.attention(Q, K, K, attn_mask=[*united]))
+
+
+@pytest.mark.parametrize("dtype", ["i1", ">i4", "u8", "i8", "?"])
+def test_ids_of_documents_may_be_any_integers(dtype):
+    low, high = (0, 1) if dtype == "?" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    ids = np.array([[high, high, low, low, low], [low, high, high, high, high]], dtype)
+    for q_ids, kv_ids in ((ids, ids), (ids, ids[0]), (ids[1], ids), (ids[0], ids[1]), (ids, ids[:, ::-1])):
+        mask = masks.document(q_ids, kv_ids)
+        array = np.equal(q_ids[..., :, np.newaxis], kv_ids[..., np.newaxis, :])
+        array = array[:, np.newaxis] if array.ndim == 3 else array
+        np.testing.assert_array_equal(mask, array)
+        attend, limits = lower(mask, (2, 3, 5, 5), True)
+        assert attend is None
+        inside = (limits[..., :1] <= np.arange(5)) & (np.arange(5) < limits[..., 1:])
+        np.testing.assert_array_equal(inside, array)
+    mixed = masks.document(np.array([-1, 2**63 - 1]), np.array([2**64 - 1, 2**63 - 1], np.uint64))
+    assert mixed.tolist() == [[False, False], [False, True]]
+
+
+def test_documents_of_many_entries():
+    """One pass over all entries; an empty one, and queries without keys, among them."""
+    ids = np.sort(np.random.default_rng(0).integers(0, 4, (500, 16)), axis=1)
+    q_ids = np.where(ids == 2, 9, ids)
+    attend, limits = lower(masks.document(q_ids, ids), (500, 2, 16, 16), True)
+    inside = (limits[..., :1] <= np.arange(16)) & (np.arange(16) < limits[..., 1:])
+    assert attend is None
+    np.testing.assert_array_equal(inside[:, 0], q_ids[..., np.newaxis] == ids[:, np.newaxis])
+    for shape in ((0, 4), (3, 0)):
+        assert lower(masks.document(np.zeros(shape, int)), (shape[0], 2, shape[1], shape[1]), True).attend is None
 
 
 @pytest.mark.parametrize("ids", [np.repeat([3, 1, 2, 0], 500), np.tile([0, 1], 1000)], ids=["limits", "array"])
