@@ -107,9 +107,12 @@ static void score_keys(const attn_task *task, const attn_block *block, key_block
     if (p->score == ATTN_SCORE_ADDITIVE)
         k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
                           attn_factor_of(p), bias, first, last, scores, task->maximum);
+    else if (first && !direct)
+        k->score_limited(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, first, last,
+                         scores, task->maximum);
     else
         k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, direct ? NULL : bias,
-                       direct ? NULL : first, last, 0, scores, task->maximum);
+                       0, scores, task->maximum);
     if (!direct) return;
     memcpy(task->maximum, block->part.maximum, lanes);
     k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key.data, key.stride, attn_factor_of(p), bias,
@@ -166,8 +169,12 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         nonfinite = k->finite_values(keys, vectors, value.data, value.stride, task->factor, task->value_copy);
         value = (key_block){.data = task->value_copy, .stride = plan->columns};
     }
-    k->value_block(block->rows, keys, vectors, scores, row, step, limited ? first : NULL, last, value.data,
-                   value.stride, task->correction, !block->part_begun, block->part.out, plan->columns);
+    if (limited)
+        k->value_limited(block->rows, keys, vectors, scores, row, step, first, last, value.data, value.stride,
+                         task->correction, !block->part_begun, block->part.out, plan->columns);
+    else
+        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
+                       !block->part_begun, block->part.out, plan->columns);
     if (nonfinite) attn_add_nonfinite(task, block, nonfinite, from, first, last, bias, scores);
     block->part_begun = 1;
 }

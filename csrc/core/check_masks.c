@@ -88,10 +88,10 @@ static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_er
 /* Values are not checked: they only narrow what a row sees. */
 static attn_status check_limits(const attn_tensor *limits, attn_problem *p, attn_error *error)
 {
-    const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
     p->key_limits.data = NULL;
     if (limits->data == NULL) return ATTN_OK;
 
+    const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
     ptrdiff_t expected[ATTN_MAX_AXES + 2];
     const int rank = shape_of_pairs(p, 2, expected);
     if (limits->dtype != ATTN_I64) FAIL("key_limits must be int64");

@@ -81,8 +81,7 @@ static ptrdiff_t K(gemv_narrow)(int rows, int inner, ptrdiff_t features, const r
     static const real ones[ATTN_MAX_WIDTH] = {[0 ... ATTN_MAX_WIDTH - 1] = 1}; /* no earlier sum is scaled */
     const int vectors = (int)(features / LANES);
     if (features > 8 * LANES || vectors == 0) return 0;
-    K(value_block)(rows, inner, vectors, x, x_stride, 1, NULL, NULL, weight, weight_stride, ones, begins, out,
-                   out_stride);
+    K(value_block)(rows, inner, vectors, x, x_stride, 1, weight, weight_stride, ones, begins, out, out_stride);
     return (ptrdiff_t)vectors * LANES;
 }
 

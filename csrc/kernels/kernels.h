@@ -96,15 +96,18 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf, or where the key, counted from the block's
-     * first one, lies outside [first, last) of the lane. bias has the same layout; it and first may be NULL. maximum
-     * (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES; then
-     * there are no limits. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf; bias has the same layout and may be
+     * NULL. maximum (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of
+     * ATTN_FOLD_FEATURES. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last, int adds,
-                        void *scores, void *maximum);
+                        ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
 
-    /* The same for additive scores, factor * weight . tanh(query + key). */
+    /* The same, and -inf for keys outside [first, last) of their lane, counted from the block's first key. */
+    void (*score_limited)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
+                          ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last,
+                          void *scores, void *maximum);
+
+    /* The same for additive scores, factor * weight . tanh(query + key). No limits: first is NULL. */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
                            ptrdiff_t key_stride, const void *weight, double factor, const void *bias,
                            const int32_t *first, const int32_t *last, void *scores, void *maximum);
@@ -119,8 +122,8 @@ typedef struct {
     double (*distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key);
 
     /* Corrects score_block's scores, computed without bias and limits: pairs whose norms add up to ATTN_PRODUCT_LIMIT
-     * or are not finite get the sum of squared differences instead. bias, limits and maximum as in score_block. packed
-     * (features + 1, vectors * lanes) and row (rows, features + 1) end with -factor |x|^2. Either may be the queries. */
+     * or are not finite get the sum of squared differences instead. bias, limits and maximum as above. packed (features
+     * + 1, vectors * lanes) and row (rows, features + 1) end with -factor |x|^2. Either may be the queries. */
     void (*distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
                            ptrdiff_t row_stride, double factor, const void *bias, const int32_t *first,
                            const int32_t *last, void *scores, void *maximum);
@@ -131,11 +134,16 @@ typedef struct {
                           void *correction);
 
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
-     * weight(i, j) = weights[i * row_stride + j * key_stride]; it is 0 outside [first, last) of the row, unless first
-     * is NULL. `begins`: out held nothing before. */
+     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. */
     void (*value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                        ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
-                        ptrdiff_t value_stride, const void *correction, int begins, void *out, ptrdiff_t out_stride);
+                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
+                        int begins, void *out, ptrdiff_t out_stride);
+
+    /* The same, where a weight is 0 outside [first, last) of its row. */
+    void (*value_limited)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                          ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
+                          ptrdiff_t value_stride, const void *correction, int begins, void *out,
+                          ptrdiff_t out_stride);
 
     /* copy (keys, vectors * lanes) = value * factor, a power of two that is at most 1, with a zero of the same sign in
      * place of NaN and infinities. Returns a bit for each key that has some. copy may be value. */

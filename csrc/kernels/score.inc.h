@@ -142,11 +142,10 @@ ATTN_TEMPLATE void K(score_some)(const int R, const int J, ptrdiff_t head_dim, p
     K(score_tile)(R, J, head_dim, adds, 1, width, packed, key, key_stride, bias, limits, from, scores, best);
 }
 
-/* score_block with limits: R keys at a time, against those vectors that see some of them. */
-static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const real *packed,
-                                                       const real *key, ptrdiff_t key_stride, const real *bias,
-                                                       const int32_t *first, const int32_t *last, real *scores,
-                                                       real *maximum)
+/* R keys at a time, against those vectors, a to b, that see some of them. */
+static void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
+                             ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last,
+                             void *scores, void *maximum)
 {
     enum { R = K(tile_keys) };
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
@@ -155,36 +154,33 @@ static __attribute__((noinline)) void K(score_limited)(int vectors, int keys, pt
     int from[ATTN_VECTORS], to[ATTN_VECTORS];
     for (int j = 0; j < vectors; j++) {
         limits[j] = K(limits_of)(first + j * LANES, last + j * LANES, &from[j], &to[j]);
-        best[j] = V(load)(maximum + j * LANES);
+        best[j] = V(load)((const real *)maximum + j * LANES);
     }
     for (int n = 0, some; n < keys; n += some) {
         some = keys - n >= R ? R : keys - n >= 2 ? 2 : 1;
         int a = 0, b = vectors;
         while (a < b && (from[a] >= n + some || to[a] <= n)) a++;
         while (a < b && (from[b - 1] >= n + some || to[b - 1] <= n)) b--;
+        real *out = (real *)scores + n * width;
         for (int r = 0; r < some; r++)
             for (int j = 0; j < vectors; j++)
-                if (j < a || j >= b) K(hide_all)(scores + (n + r) * width + j * LANES);
+                if (j < a || j >= b) K(hide_all)(out + r * width + j * LANES);
 #define SOME(N, J)                                                                                                  \
-    K(score_some)((N), (J), head_dim, width, packed + a * LANES, key + n * key_stride, key_stride,                  \
-                  bias ? bias + n * width + a * LANES : NULL, limits + a, n, scores + n * width + a * LANES, best + a)
+    K(score_some)((N), (J), head_dim, width, (const real *)packed + a * LANES, (const real *)key + n * key_stride,  \
+                  key_stride, bias ? (const real *)bias + n * width + a * LANES : NULL, limits + a, n,              \
+                  out + a * LANES, best + a)
 #define KEYS(N) (b - a == 1 ? SOME(N, 1) : b - a == 2 ? SOME(N, 2) : b - a == 3 ? SOME(N, 3) : (void)0)
         some == R ? KEYS(R) : some == 2 ? KEYS(2) : KEYS(1);
 #undef KEYS
 #undef SOME
     }
-    for (int j = 0; j < vectors; j++) V(store)(maximum + j * LANES, best[j]);
+    for (int j = 0; j < vectors; j++) V(store)((real *)maximum + j * LANES, best[j]);
 }
 
 static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last_key,
-                           int adds, void *scores, void *maximum)
+                           ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
 {
     const real *q = packed, *k = key;
-    if (first) {
-        K(score_limited)(vectors, keys, head_dim, q, k, key_stride, bias, first, last_key, scores, maximum);
-        return;
-    }
     do { /* runs once even for head_dim 0, as scores are then 0 */
         const int last = head_dim <= ATTN_FOLD_FEATURES;
         const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;

@@ -99,27 +99,21 @@ ATTN_TEMPLATE void K(value_panels)(const int limited, int rows, int keys, int ve
 #undef PANEL
 }
 
-/* A function of its own, so that limits cost nothing where there are none. */
-static __attribute__((noinline)) void K(value_limited)(int rows, int keys, int vectors, const real *weights,
-                                                       ptrdiff_t row_stride, ptrdiff_t key_stride,
-                                                       const int32_t *first, const int32_t *last, const real *value,
-                                                       ptrdiff_t value_stride, const real *correction, int begins,
-                                                       real *out, ptrdiff_t out_stride)
+static void K(value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                           ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
+                           int begins, void *out, ptrdiff_t out_stride)
 {
-    K(value_panels)(1, rows, keys, vectors, weights, row_stride, key_stride, first, last, value, value_stride,
+    K(value_panels)(0, rows, keys, vectors, weights, row_stride, key_stride, NULL, NULL, value, value_stride,
                     correction, begins, out, out_stride);
 }
 
-static void K(value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                           ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
-                           ptrdiff_t value_stride, const void *correction, int begins, void *out, ptrdiff_t out_stride)
+static void K(value_limited)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
+                             ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
+                             ptrdiff_t value_stride, const void *correction, int begins, void *out,
+                             ptrdiff_t out_stride)
 {
-    if (first)
-        K(value_limited)(rows, keys, vectors, weights, row_stride, key_stride, first, last, value, value_stride,
-                         correction, begins, out, out_stride);
-    else
-        K(value_panels)(0, rows, keys, vectors, weights, row_stride, key_stride, NULL, NULL, value, value_stride,
-                        correction, begins, out, out_stride);
+    K(value_panels)(1, rows, keys, vectors, weights, row_stride, key_stride, first, last, value, value_stride,
+                    correction, begins, out, out_stride);
 }
 
 static uint64_t K(finite_values)(int keys, int vectors, const void *value, ptrdiff_t value_stride, double factor,
