@@ -171,7 +171,7 @@ def _register_with_threadpoolctl() -> None:
     if threadpoolctl is None or not hasattr(threadpoolctl, "register") or threadpoolctl in _registered_with:
         return
 
-    class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined] # the base is
+    class PyattnController(threadpoolctl.LibController):  # type: ignore[misc, name-defined] # a class at run time
         user_api = "pyattn"
         internal_api = "pyattn"
         filename_prefixes = ("_core",)

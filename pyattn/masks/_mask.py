@@ -443,7 +443,7 @@ class Document(Mask):
             return np.zeros((*self.shape[:-1], 2), np.int64)
         q_ids = np.broadcast_to(self.q_ids, (*self.batch, q_len)).reshape(count, q_len)
         kv_ids = np.broadcast_to(self.kv_ids, (*self.batch, kv_len))
-        # Numbers that differ between entries; those of a query without keys are no key's.
+        # Replace ids by numbers that no two entries share. Queries without keys get a number that no key has.
         ids, keys = np.unique(kv_ids, return_inverse=True)
         queries = np.minimum(np.searchsorted(ids, q_ids), len(ids) - 1)
         queries[ids[queries] != q_ids] = len(ids)
@@ -520,25 +520,30 @@ class Combined(Mask):
     def _attend(self) -> BoolArray:
         return np.asarray(functools.reduce(self.combine, (one._attend() for one in self.operands)))
 
+    def _limits(self) -> Limits | None:
+        limits = [one._limits() for one in self.operands]
+        known = [one for one in limits if one is not None]
+        return self._join(known) if len(known) == len(limits) else None
+
+    def _join(self, limits: list[Limits]) -> Limits | None:
+        """Combine the operands' limits."""
+        raise NotImplementedError
+
 
 class Both(Combined):
     __slots__ = ()
     sign, combine = "&", np.logical_and
 
-    def _limits(self) -> Limits | None:
-        limits = [one._limits() for one in self.operands]
-        known = [one for one in limits if one is not None]
-        return functools.reduce(intersect, known) if len(known) == len(limits) else None
+    def _join(self, limits: list[Limits]) -> Limits:
+        return functools.reduce(intersect, limits)
 
 
 class Either(Combined):
     __slots__ = ()
     sign, combine = "|", np.logical_or
 
-    def _limits(self) -> Limits | None:
-        limits = [one._limits() for one in self.operands]
-        known = [one for one in limits if one is not None]
-        return _unite(known, self.shape[-1]) if len(known) == len(limits) else None
+    def _join(self, limits: list[Limits]) -> Limits | None:
+        return _unite(limits, self.shape[-1])
 
 
 class Complement(Mask):
