@@ -5,7 +5,7 @@
 #   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, most at one
 #                 instruction-set level; PEERS=0 leaves out what needs more than NumPy
 #   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
-#   make -k test-all  that, most of it under sanitizers, and the checks of the C core, on arm64 too: an hour
+#   make -k test-all  that, most of it under sanitizers, and the checks of the C core, on arm64 too: half an hour
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
