@@ -160,11 +160,11 @@ static void K(decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void 
                                            K(decode_groups_7_1), K(decode_groups_8_1)};
     static K(groups_of) *const two[] = {K(decode_groups_1_2), K(decode_groups_2_2), K(decode_groups_3_2),
                                         K(decode_groups_4_2)};
-    enum { TWO = VEC_ACCUMULATORS / 6, WIDE = LANES * sizeof(real) == 64 };
-    /* Take two groups if their sums fit in the registers. A single row in wide vectors needs only one if it is folded
-     * more than once, or waits for memory (Zen 5, 128 features: 1.1 times as fast as two, in the cache 0.85 times). */
-    const int longest = far ? ATTN_FOLD_FEATURES - 1 : ATTN_FOLD_FEATURES;
-    const int alone = rows > TWO || (WIDE && rows == 1 && head_dim > longest);
+    enum { TWO = VEC_ACCUMULATORS / 6, WIDE = LANES * sizeof(real) == 64, FROM = 128, BELOW = 512 };
+    /* Take two groups if their sums fit in the registers. A single row in wide vectors takes one if its keys come from
+     * memory and have 128 to 511 features (Zen 5, 128 features: 1.1 times as fast; in the cache 0.85 times). */
+    const int waits = WIDE && rows == 1 && far && head_dim >= FROM && head_dim < BELOW;
+    const int alone = rows > TWO || waits;
     const int both = !alone && K(two_fit)(head_dim, key_stride);
     const int n = both ? two[rows - 1](0, keys, head_dim, queries, query_stride, key, key_stride, next, scores) : 0;
     if (n < keys) single[rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, scores);
