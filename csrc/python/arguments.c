@@ -77,7 +77,8 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
         return s->count > s->positional ? refuse_call(s, message, "pass by name:", s->positional)
                                         : refuse_call(s, message, "it takes", 0);
     }
-    for (int n = 0; n < s->count; n++) values[n] = n < nargs ? args[n] : NULL;
+    for (int n = 0; n < s->count; n++) values[n] = NULL;
+    for (Py_ssize_t n = 0; n < nargs; n++) values[n] = args[n];
 
     const Py_ssize_t keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
     int place = -1;

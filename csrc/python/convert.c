@@ -173,6 +173,8 @@ attn_dtype pyattn_dtype(int typenum)
     }
 }
 
+__attribute__((noinline)) void pyattn_clear(void *memory, size_t bytes) { memset(memory, 0, bytes); }
+
 void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array)
 {
     if (pyattn_check_axes(array, "an array that changed during the call") < 0) return;

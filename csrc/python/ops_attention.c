@@ -299,9 +299,11 @@ static PyObject *attend(PyObject **values, attn_args *args, owned *o)
 static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *values[ARGUMENTS], *result = NULL;
-    owned o = {.output = NULL};
-    attn_args args = {.scale = 0};
+    owned o;
+    attn_args args;
     (void)self;
+    pyattn_clear(&o, sizeof o);
+    pyattn_clear(&args, sizeof args);
 
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
     for (int n = QUERY; n <= VALUE; n++) {
@@ -332,9 +334,11 @@ static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
 static PyObject *paged_attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *given[PAGED_ARGUMENTS], *values[ARGUMENTS] = {NULL}, *result = NULL;
-    owned o = {.output = NULL};
-    attn_args args = {.scale = 0};
+    owned o;
+    attn_args args;
     (void)self;
+    pyattn_clear(&o, sizeof o);
+    pyattn_clear(&args, sizeof args);
 
     if (pyattn_parse(&paged_signature, positional, nargs, kwnames, given) < 0) return NULL;
     memcpy(values + SCORE_WEIGHT, given + PAGED_REST, (ARGUMENTS - SCORE_WEIGHT) * sizeof *values);
