@@ -194,10 +194,11 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || plan->chunks >= enough;
-    /* fewer, longer tasks: the hardware prefetcher follows long streams */
+    /* STREAM takes fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
-    if (plan->form == TILES) plan->features_per_task += plan->features_per_task % 2; /* whole tiles */
+    /* whole tiles, rounded down: the other workers wait for the last task */
+    if (plan->form == TILES) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
     const int used = attn_workers(workers, plan->tasks);
 
