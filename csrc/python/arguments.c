@@ -37,34 +37,21 @@ static int refuse_call(const pyattn_signature *s, PyObject *message, const char 
     return -1;
 }
 
-/* The name that was probably meant, or None. New reference. */
-static PyObject *nearest(const pyattn_signature *s, PyObject *keyword)
-{
-    PyObject *names = PyTuple_New(s->count), *found = NULL;
-    for (int n = 0; names != NULL && n < s->count; n++) PyTuple_SET_ITEM(names, n, Py_NewRef(s->interned[n]));
-    PyObject *module = names ? PyImport_ImportModule("pyattn._util.names") : NULL;
-    if (module != NULL) found = PyObject_CallMethod(module, "nearest", "OO", keyword, names);
-    Py_XDECREF(module);
-    Py_XDECREF(names);
-    return found;
-}
-
-/* Raises a TypeError for an unknown keyword. torch's modules have key_padding_mask; functions take it as attn_mask. */
+/* Raises a TypeError for an unknown keyword, which says what was probably meant. */
 static int refuse_keyword(const pyattn_signature *s, PyObject *keyword)
 {
-    char offer[120] = "it takes";
-    PyObject *meant = nearest(s, keyword);
-    const char *name = meant == NULL || meant == Py_None ? NULL : PyUnicode_AsUTF8(meant);
-    if (name != NULL && strcmp(name, "attn_mask") == 0 &&
-        PyUnicode_CompareWithASCIIString(keyword, "key_padding_mask") == 0)
-        snprintf(offer, sizeof offer,
-                 "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes");
-    else if (name != NULL)
-        snprintf(offer, sizeof offer, "did you mean %s? It takes", name);
-    Py_XDECREF(meant);
-    if (PyErr_Occurred()) return -1;
-    return refuse_call(s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword),
-                       offer, 0);
+    PyObject *names = PyTuple_New(s->count), *offer = NULL;
+    for (int n = 0; names != NULL && n < s->count; n++) PyTuple_SET_ITEM(names, n, Py_NewRef(s->interned[n]));
+    PyObject *module = names ? PyImport_ImportModule("pyattn._util.names") : NULL;
+    if (module != NULL) offer = PyObject_CallMethod(module, "offer", "OO", keyword, names);
+    const char *text = offer == NULL ? NULL : PyUnicode_AsUTF8(offer);
+    if (text != NULL)
+        refuse_call(s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword), text,
+                    0);
+    Py_XDECREF(offer);
+    Py_XDECREF(module);
+    Py_XDECREF(names);
+    return -1;
 }
 
 int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,

@@ -131,7 +131,10 @@ static int refuse_foreign(PyObject *object, const char *name)
     if (attribute != NULL) {
         const int needs = PyObject_IsTrue(attribute);
         Py_DECREF(attribute);
-        if (needs > 0) PyErr_Format(PyExc_TypeError, "%s is a tensor that requires grad; pass %s.detach()", name, name);
+        if (needs > 0)
+            PyErr_Format(PyExc_TypeError,
+                         "%s is a tensor that requires grad, and pyattn computes no gradients; pass %s.detach()",
+                         name, name);
         if (needs != 0) return -1;
     }
     PyObject *device = optional_attribute(object, "device"), *type = NULL;

@@ -45,14 +45,12 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
-/* Warns of a bare bool mask that is a causal one with True = blocked. Its first two elements rule out most masks,
- * Python code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
+/* Warns of a bare bool mask that was probably meant with True = blocked. Its first element rules out most masks, Python
+ * code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
 static int warn_of_inverted(PyArrayObject *mask)
 {
-    if (mask == NULL || PyArray_NDIM(mask) != 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
-    if (PyArray_DIM(mask, 0) < 2 || PyArray_DIM(mask, 1) < 2 || *(char *)PyArray_DATA(mask) ||
-        !*(char *)PyArray_GETPTR2(mask, 0, 1))
-        return 0;
+    if (mask == NULL || PyArray_NDIM(mask) < 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
+    if (PyArray_SIZE(mask) == 0 || *(char *)PyArray_DATA(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
     PyObject *warned = module ? PyObject_CallMethod(module, "warn_if_inverted", "O", mask) : NULL;
     Py_XDECREF(module);
@@ -64,7 +62,7 @@ static int warn_of_inverted(PyArrayObject *mask)
 static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout, PyArrayObject *bare_mask)
 {
     const int looked = warn_of_inverted(bare_mask);
-    if (looked < 0 || (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", 0) < 0)) return -1;
+    if (looked < 0 || (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask") < 0)) return -1;
     if (!shapes->heads_look_like_length) return looked || shapes->mask_looks_like_ones;
     const char *const axes[] = {"(batch, length, heads, dim)", "(batch, heads, length, dim)"};
     const int other = layout == ATTN_LAYOUT_BSHD;

@@ -272,9 +272,9 @@ static int warn_of_ones(const attn_layer_args *args, const attn_shapes *shapes, 
 {
     static const char *const masks[] = {"src_mask", "tgt_mask", "memory_mask"};
     static const char *const paddings[] = {"src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask"};
-    const int name = which == CROSS ? 2 : has_memory(args), blocked = args->self.attention.mask_blocked;
-    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(masks[name], blocked) < 0) return -1;
-    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones(paddings[name], blocked) < 0) return -1;
+    const int name = which == CROSS ? 2 : has_memory(args);
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones(masks[name]) < 0) return -1;
+    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones(paddings[name]) < 0) return -1;
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 

@@ -135,10 +135,10 @@ static int convert_masks(PyObject *const *values, owned *o, attn_args *args)
 }
 
 /* Returns 1 after a warning, 0 without, -1 with an exception. */
-static int warn_of_ones(const attn_shapes *shapes, int blocked)
+static int warn_of_ones(const attn_shapes *shapes)
 {
-    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask", blocked) < 0) return -1;
-    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones("key_padding_mask", blocked) < 0) return -1;
+    if (shapes->mask_looks_like_ones && pyattn_warn_of_ones("attn_mask") < 0) return -1;
+    if (shapes->padding_looks_like_ones && pyattn_warn_of_ones("key_padding_mask") < 0) return -1;
     return shapes->mask_looks_like_ones || shapes->padding_looks_like_ones;
 }
 
@@ -157,7 +157,7 @@ static int prepare(PyObject *const *values, multi_head_call *c)
 {
     attn_args *const attention = &c->args.attention;
     if (check(c) < 0) return -1;
-    const int warned = warn_of_ones(&c->shapes, attention->mask_blocked);
+    const int warned = warn_of_ones(&c->shapes);
     const int drew = warned < 0 ? -1 : pyattn_draw_seed(values + OPTIONS, attention, &attention->dropout_seed);
     if (drew < 0) return -1;
     return warned || drew ? check(c) : 0;

@@ -26,8 +26,9 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
         PyObject *numbers = flags ? pyattn_cast(object, name, "", "numpy.float32") : NULL;
         if (numbers != NULL)
             PyErr_Format(PyExc_TypeError,
-                         "%s has dtype %S; pass %U if nonzero means %s, or %U if it is to be added to the scores", name,
-                         PyArray_DESCR(*mask), flags, meaning, numbers);
+                         "%s has dtype %S; pass %U if nonzero means %s, or %U if it is to be added to the scores%s",
+                         name, PyArray_DESCR(*mask), flags, meaning, numbers,
+                         PyArray_NDIM(*mask) == 1 ? "; key_lengths takes the lengths of padding" : "");
         Py_XDECREF(flags);
         Py_XDECREF(numbers);
         return -1;
@@ -60,16 +61,13 @@ int pyattn_warn(const char *class_name, const char *format, ...)
     return none == NULL ? -1 : 0;
 }
 
-int pyattn_warn_of_ones(const char *mask, int blocked)
+int pyattn_warn_of_ones(const char *mask)
 {
-    return pyattn_warn(
-        "MaskWarning",
-        blocked ? "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
-                  "scores, and masks nothing. If 1 means blocked, pass %s=pyattn.masks.from_blocked(%s); if it means "
-                  "attend, pass %s=pyattn.masks.from_array(%s)"
-                : "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
-                  "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_array(%s)",
-        mask, mask, mask, mask, mask);
+    return pyattn_warn("MaskWarning",
+                       "%s is a float mask whose first and last rows hold only zeros and ones: it is added to the "
+                       "scores, and masks nothing. If 1 means attend, pass %s=pyattn.masks.from_array(%s); if it means "
+                       "blocked, pass %s=pyattn.masks.from_blocked(%s)",
+                       mask, mask, mask, mask, mask);
 }
 
 int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one)

@@ -50,7 +50,7 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
 
 /* Issue one of pyattn's warnings, at the caller's line. They return -1 if the warning became an exception. */
 int pyattn_warn(const char *class_name, const char *format, ...);
-int pyattn_warn_of_ones(const char *mask, int blocked); /* for a float mask that was probably meant as bool */
+int pyattn_warn_of_ones(const char *mask); /* for a float mask that was probably meant as bool */
 
 /* Converts one of two words to 0 or 1; 0 if not given, -1 with an exception. */
 int pyattn_choice(PyObject *object, const char *name, const char *zero, const char *one);

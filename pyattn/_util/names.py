@@ -13,6 +13,7 @@ __all__ = [
     "naming_keywords",
     "naming_keywords_of_class",
     "nearest",
+    "offer",
     "publish",
     "refuse_keyword",
     "showing",
@@ -49,6 +50,8 @@ _ELSEWHERE = {
     "seed": ("rng",),
     "src_mask": ("mask", "attn_mask"),
 }
+_HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
+_TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -65,6 +68,20 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 # Keywords
+
+
+def offer(word: str, names: Collection[str]) -> str:
+    """Say what was probably meant by an unknown keyword; the message goes on with the function's names."""
+    meant = nearest(word, names)
+    if word in _HEADS and meant in (None, "num_threads"):
+        return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
+    if (word, meant) == ("key_padding_mask", "attn_mask"):
+        return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes"
+    if (word, meant) == ("mask", "attn_mask"):
+        means = "blocked" if "key_padding_mask" in names else "attend"
+        lengths = ", and key_lengths takes the lengths of padding" if "key_lengths" in names else ""
+        return f"did you mean attn_mask (bools: True = {means}; floats are added to the scores{lengths})? It takes"
+    return f"did you mean {meant}? It takes" if meant else "it takes"
 
 
 def naming_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -110,10 +127,8 @@ def refuse_keyword(kwargs: Mapping[str, Any], function: Callable[..., Any], call
     names = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
     unknown = next((keyword for keyword in kwargs if keyword not in names), None)
     if unknown is not None:
-        meant = nearest(unknown, names)
-        offer = f"did you mean {meant}? It" if meant else "it"
-        takes = ", ".join(names) or "no arguments"
-        raise TypeError(f"{called}() got an unexpected keyword argument {unknown!r}; {offer} takes {takes}") from None
+        takes = f"{offer(unknown, names)} {', '.join(names) or 'no arguments'}"
+        raise TypeError(f"{called}() got an unexpected keyword argument {unknown!r}; {takes}") from None
 
 
 def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -159,6 +174,8 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
     wrong, owner = f"module {module!r} has no attribute {name!r}", sys.modules[module]  # with obj Python adds no guess
     if name.startswith("_"):
         return AttributeError(wrong, obj=owner)
+    if name in _TRAINING:
+        return AttributeError(f"{wrong}; pyattn computes no gradients", obj=owner)
     meant = nearest(name, names)
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))

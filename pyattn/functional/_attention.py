@@ -140,7 +140,8 @@ def scaled_dot_product_attention(
         if own != dtype or dtype not in FLOATS:
             wanted = dtype if dtype in FLOATS else np.dtype(np.float32)
             fix = _core.cast(x, name, f"numpy.{wanted}")
-            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
+            others = ", and key and value likewise" if len(set(dtypes)) == 1 else ""
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}{others}")
     mask = attn_mask
     if attn_mask is not None and not isinstance(attn_mask, Mask):
         mask = array = _core.as_array(attn_mask, "attn_mask")

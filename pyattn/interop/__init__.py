@@ -6,6 +6,8 @@ A library is imported only when a function needs it.
 import importlib
 from typing import TYPE_CHECKING
 
+from pyattn._util.names import unknown_name
+
 __all__ = ["bertviz", "torch"]
 
 if TYPE_CHECKING:
@@ -16,7 +18,8 @@ else:  # hidden from type checkers, to which __getattr__ means that every name e
     def __getattr__(name):
         if name in __all__:
             return importlib.import_module(f"pyattn.interop.{name}")
-        raise AttributeError(f"module 'pyattn.interop' has no attribute {name!r}")
+        functions = [f"{__name__}.{home}.{its}" for home in __all__ for its in __getattr__(home).__all__]
+        raise unknown_name(__name__, name, [*__all__, *functions])
 
     def __dir__():
         return sorted(__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -111,15 +112,19 @@ def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
 
 
 def warn_if_inverted(attend: npt.NDArray[Any]) -> None:
-    """Warn of a bare attn_mask that is causal with True = blocked: of bools, (L, S), where True = attend."""
-    if attend.ndim != 2 or attend.dtype != np.bool_ or min(attend.shape) < 2:
+    """Warn of a bare attn_mask of bools (L, S) that hides all keys, or all but those after a query's own."""
+    attend = attend[(0,) * (attend.ndim - 2)] if math.prod(attend.shape[:-2]) == 1 else attend
+    if attend.ndim != 2 or attend.dtype != np.bool_ or min(attend.shape) < 2 or attend[0, 0]:
         return
-    if attend[0, 0] or not attend[0, 1]:  # rules out most masks early
-        return
-    keys = np.arange(attend.shape[1])
-    if all(np.array_equal(row, keys > i) for i, row in enumerate(attend)):
+    if not attend[0, 1]:
+        seen = None if attend.any() else "to no key"
+    else:
+        keys = np.arange(attend.shape[1])
+        inverted = all(np.array_equal(row, keys > i) for i, row in enumerate(attend))
+        seen = "only to keys after its own" if inverted else None
+    if seen is not None:
         warn(
             MaskWarning,
-            "attn_mask lets each query attend only to keys after its own, since True = attend here. If that is meant, "
-            "pass pyattn.masks.from_array(attn_mask); if True means blocked, pyattn.masks.from_blocked(attn_mask)",
+            f"attn_mask lets each query attend {seen}, since True = attend here. If that is meant, pass "
+            "pyattn.masks.from_array(attn_mask); if True means blocked, pyattn.masks.from_blocked(attn_mask)",
         )

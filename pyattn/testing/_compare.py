@@ -82,6 +82,10 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     >>> report.cause.fix.partition(";")[0]
     'multiply them by 1 / sqrt(head_dim) = 0.5774, once'
     """
+    if not inputs and not callable(theirs):
+        raise TypeError(
+            "compare takes ours, theirs and then the inputs; no inputs are given, and theirs is no callable"
+        )
     sides = side_of(ours, "ours", None), side_of(theirs, "theirs", tensors)
     owner = owner_of(*sides)
     arrays, given = owner.read_inputs(inputs), read_arrays(kwargs)

@@ -92,7 +92,10 @@ def test_tensors_that_require_grad_are_refused():
     class Tensor(Convertible):
         requires_grad = True
 
-    with pytest.raises(TypeError, match=r"^query is a tensor that requires grad; pass query\.detach\(\)$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^query is a tensor that requires grad, and pyattn computes no gradients; pass query\.detach\(\)$",
+    ):
         pyattn.attention(Tensor(QUERY), KEY, VALUE)
 
 
@@ -175,7 +178,10 @@ def test_torch_tensors_with_gradients_say_detach(torch, function, place):
     tensors = [torch.from_numpy(memory.copy()) for memory in (QUERY, KEY, VALUE)]
     tensors[place].requires_grad_()
     name = ("query", "key", "value")[place]
-    with pytest.raises(TypeError, match=rf"^{name} is a tensor that requires grad; pass {name}\.detach\(\)$"):
+    with pytest.raises(
+        TypeError,
+        match=rf"^{name} is a tensor that requires grad, and pyattn computes no gradients; pass {name}\.detach\(\)$",
+    ):
         getattr(pyattn, function)(*tensors)
     getattr(pyattn, function)(*(tensor.detach() for tensor in tensors))
 

@@ -113,7 +113,7 @@ def test_what_is_masked_is_never_touched():
 
 def test_an_empty_row_is_zero():
     arrays = make_arrays(*SHAPES["batch"])
-    assert np.all(sdpa(*arrays, attn_mask=np.zeros((9, 12), bool)) == 0)
+    assert np.all(sdpa(*arrays, attn_mask=pyattn.masks.from_array(np.zeros((9, 12), bool))) == 0)
 
 
 def test_a_float32_mask_is_fine_for_float64():

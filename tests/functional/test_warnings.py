@@ -12,7 +12,8 @@ import pyattn
 
 MASK_MESSAGE = (
     "attn_mask is a float mask whose first and last rows hold only zeros and ones: it is added to the scores, and "
-    "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_array(attn_mask)"
+    "masks nothing. If 1 means attend, pass attn_mask=pyattn.masks.from_array(attn_mask); if it means blocked, pass "
+    "attn_mask=pyattn.masks.from_blocked(attn_mask)"
 )
 
 

@@ -29,7 +29,32 @@ class Mistaken(nn.Module):
 
 
 CALLS = {
-    "mask": (lambda: pyattn.attention(X, X, X, mask=TRIANGLE), TypeError, "; did you mean attn_mask? It takes query, "),
+    "mask": (
+        lambda: pyattn.attention(X, X, X, mask=TRIANGLE),
+        TypeError,
+        "; did you mean attn_mask (bools: True = attend; floats are added to the scores, and key_lengths takes the "
+        "lengths of padding)? It takes query, ",
+    ),
+    "heads": (
+        lambda: pyattn.attention(X, X, X, num_heads=2),
+        TypeError,
+        "; heads are an axis, (..., heads, length, dim)",
+    ),
+    "heads of x": (
+        lambda: pyattn.self_attention(X, W, W, W, nhead=2),
+        TypeError,
+        "pyattn.MultiheadAttention makes; it",
+    ),
+    "lengths as mask": (
+        lambda: pyattn.attention(X, X, X, attn_mask=[3, 2, 1]),
+        TypeError,
+        "; key_lengths takes the lengths of padding",
+    ),
+    "padding without heads": (
+        lambda: pyattn.attention(*[np.ones((2, 4, 3))] * 3, attn_mask=np.ones((2, 4), bool)),
+        ValueError,
+        "for (batch, kv_len), pass attn_mask[:, None, :]",
+    ),
     "mask by position": (lambda: pyattn.attention(X, X, X, TRIANGLE), TypeError, "by name: score_weight, attn_mask"),
     "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "did you mean is_causal?"),
     "one query": (lambda: pyattn.attention(X[0], X, X), ValueError, "for a single query, pass query[None]"),
@@ -62,13 +87,17 @@ CALLS = {
     "NumPy's False": (lambda: pyattn.attention(X, X, X, scale=np.False_), TypeError, "scale is of type bool"),
     "module, no scale": (lambda: nn.SelfAttention(3, 3, scale=False), TypeError, "pass 1 not to scale"),
     "trace, no scale": (lambda: pyattn.trace_attention(X, X, X, scale=False), TypeError, "pass 1 not to scale"),
-    "self_attention, mask": (lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE), TypeError, "mean attn_mask? It"),
+    "self_attention, mask": (
+        lambda: pyattn.self_attention(X, W, W, W, mask=TRIANGLE),
+        TypeError,
+        "bools: True = attend",
+    ),
     "self_attention, no scale": (lambda: pyattn.self_attention(X, W, W, W, scale=False), TypeError, "of type bool"),
     "trace, mask": (lambda: pyattn.trace(X, W, W, W, mask=TRIANGLE), TypeError, "attn_mask"),
     "trace's weights": (lambda: pyattn.trace(X, W, W, W).attention_weights, AttributeError, "scores, weights, outputs"),
     "trace's picture": (lambda: pyattn.trace(X, W, W, W).plot(), AttributeError, "pyattn.plot.steps(trace)"),
     "module of arrays": (lambda: nn.SelfAttention(W, W, W), TypeError, "nn.SelfAttention.from_arrays"),
-    "module's mask": (lambda: nn.MultiheadAttention(3, 1)(X, X, X, mask=TRIANGLE), TypeError, "attn_mask"),
+    "module's mask": (lambda: nn.MultiheadAttention(3, 1)(X, X, X, mask=TRIANGLE), TypeError, "bools: True = blocked"),
     "constructor": (
         lambda: nn.MultiheadAttention(3, 1, device="cpu"),
         TypeError,
@@ -82,6 +111,22 @@ CALLS = {
         lambda: pyattn.models.from_pretrained,
         AttributeError,
         "examples, find_minilm, load",
+    ),
+    "optimizer": (lambda: pyattn.optim, AttributeError, "; pyattn computes no gradients"),
+    "converter's name": (
+        lambda: pyattn.interop.from_torch,
+        AttributeError,
+        "did you mean pyattn.interop.torch.from_torch?",
+    ),
+    "inputs alone": (
+        lambda: pyattn.compare(nn.Linear(3, 3), X),
+        TypeError,
+        "compare takes ours, theirs and then the inputs",
+    ),
+    "integers": (
+        lambda: pyattn.scaled_dot_product_attention(*[np.ones((2, 2), int)] * 3),
+        TypeError,
+        "pass query.astype(numpy.float32), and key and value likewise",
     ),
     "picture's name": (lambda: pyattn.plot.attention, AttributeError, "it has StepsAnimation, animate, flow, heads"),
     "generation's name": (lambda: pyattn.generation.pad, AttributeError, "pad_sequences"),
@@ -191,7 +236,7 @@ def test_an_unknown_keyword_is_refused_with_those_there_are(name):
         call()
     message = str(caught.value)
     assert re.match(rf"{called}\(\) got an unexpected keyword argument '\w+'; .*\b[Ii]t takes \w+, ", message)
-    assert re.findall(r"did you mean (\w+)\?", message) == ([meant] if meant else [])
+    assert re.findall(r"did you mean (\w+)", message) == ([meant] if meant else [])
 
 
 def test_public_functions_are_pickled_by_name():

@@ -110,7 +110,7 @@ def test_what_is_not_finite_can_be_drawn():
 
 
 def test_scores_that_are_hidden_all_can_be_drawn():
-    hidden = np.zeros((40, 40), bool)
+    hidden = pyattn.masks.from_array(np.zeros((40, 40), bool))
     figure = plot.steps(pyattn.trace_attention(*np.ones((3, 40, 2)), attn_mask=hidden))
     assert_legible(figure)
     assert any(image.get_array().shape == (40, 40) and image.get_array().mask.all() for image in figure.axes[0].images)
