@@ -91,7 +91,9 @@ def as_probability(x: SupportsFloat, name: str) -> float:
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Read float32 or float64 as a dtype."""
+    """Read float32 or float64 as a dtype; torch's count as NumPy's."""
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
     try:
         found = None if dtype is None else np.dtype(dtype).newbyteorder("=")
     except TypeError:

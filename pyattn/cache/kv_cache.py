@@ -92,8 +92,8 @@ class KVCache:
         num_layers: SupportsIndex,
         num_kv_heads: SupportsIndex,
         head_dim: SupportsIndex,
-        v_head_dim: SupportsIndex | None = None,
         *,
+        v_head_dim: SupportsIndex | None = None,
         batch_size: SupportsIndex = 1,
         dtype: npt.DTypeLike = np.float32,
         window: SupportsIndex | None = None,
@@ -645,7 +645,14 @@ class KVCache:
         """
         try:
             window, max_length, sizes, layers = files.read_state(io.load(path))
-            cache = cls(len(layers), *sizes[:3], dtype=sizes.dtype, window=window, max_length=max_length)
+            cache = cls(
+                len(layers),
+                *sizes[:2],
+                v_head_dim=sizes.v_head_dim,
+                dtype=sizes.dtype,
+                window=window,
+                max_length=max_length,
+            )
             cache._layers = layers
         except (OSError, MemoryError, ImportError):
             raise

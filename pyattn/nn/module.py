@@ -410,7 +410,7 @@ class Module:
         Parameters
         ----------
         dtype : dtype
-            float32 or float64.
+            float32 or float64, torch's too. ``"cpu"``, where all arrays are, changes nothing.
 
         Returns
         -------
@@ -428,6 +428,8 @@ class Module:
         >>> nn.Linear(2, 3).to("float64").dtype
         dtype('float64')
         """
+        if str(dtype) == "cpu":
+            return self
         wanted = as_float_dtype(dtype)
         self._replace({id(array): array.astype(wanted) for array in self.parameters() if array.dtype != wanted})
         for module in self.modules():

@@ -29,7 +29,7 @@ def state(cache):
 @pytest.fixture
 def cache():
     """Of 70 positions and, in the second batch entry, 3."""
-    cache = KVCache(2, 3, 8, 4, batch_size=2, max_length=75)
+    cache = KVCache(2, 3, 8, v_head_dim=4, batch_size=2, max_length=75)
     for layer in range(2):
         cache.append(layer, zeros(2, 3, 70, 8), zeros(2, 3, 70, 4), lengths=[70, 3])
     return cache
@@ -39,7 +39,7 @@ MAKING = {
     "num_layers": (lambda: KVCache(0, 1, 8), ValueError, "num_layers is 0, expected 1 or more"),
     "num_kv_heads": (lambda: KVCache(1, 2.0, 8), TypeError, "num_kv_heads is of type float, expected an int"),
     "head_dim": (lambda: KVCache(1, 1, -8), ValueError, "head_dim is -8, expected 1 or more"),
-    "v_head_dim": (lambda: KVCache(1, 1, 8, 0), ValueError, "v_head_dim is 0, expected 1 or more"),
+    "v_head_dim": (lambda: KVCache(1, 1, 8, v_head_dim=0), ValueError, "v_head_dim is 0, expected 1 or more"),
     "batch_size": (lambda: KVCache(1, 1, 8, batch_size=-1), ValueError, "batch_size is -1, expected 0 or more"),
     "dtype": (
         lambda: KVCache(1, 1, 8, dtype="f2"),
@@ -239,7 +239,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was(name, cache):
 @pytest.fixture
 def windowed():
     """100 positions, of which the first page has been let go."""
-    cache = KVCache(1, 3, 8, 4, batch_size=2, window=5)
+    cache = KVCache(1, 3, 8, v_head_dim=4, batch_size=2, window=5)
     cache.append(0, zeros(2, 3, 99, 8), zeros(2, 3, 99, 4))
     cache.append(0, zeros(2, 3, 1, 8), zeros(2, 3, 1, 4))
     return cache

@@ -242,7 +242,7 @@ def test_any_series_of_changes(seed):
     rng = np.random.default_rng(seed)
     window = (None, None, 5, 64, 90)[seed % 5]
     dims = (2, 8, 4)
-    cache = KVCache(1, *dims, batch_size=2, window=window)
+    cache = KVCache(1, *dims[:2], v_head_dim=dims[2], batch_size=2, window=window)
     plain = Plain([(np.zeros((2, 0, 8), "f"), np.zeros((2, 0, 4), "f"))] * 2)
     aside = []
     for _ in range(60):

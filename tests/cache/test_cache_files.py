@@ -45,7 +45,7 @@ KEY, VALUE = np.zeros((2, 3, 5, 8), np.float32), np.zeros((2, 3, 5, 4), np.float
 
 
 def saved(tmp_path, **changes):
-    cache = KVCache(1, 3, 8, 4, batch_size=2, window=5)
+    cache = KVCache(1, 3, 8, v_head_dim=4, batch_size=2, window=5)
     cache.append(0, KEY, VALUE)
     cache.save(tmp_path / "cache.npz")
     state = nn.load(tmp_path / "cache.npz")

@@ -163,6 +163,7 @@ def test_to_replaces_parameters_of_another_dtype():
     net = Net()
     weight = net.first.weight
     assert net.to(np.float32) is net
+    assert net.to("cpu") is net
     assert net.first.weight is weight
     assert net.double().dtype == np.float64
     assert_same_bits(net.first.weight.astype(np.float32), weight)

@@ -28,7 +28,9 @@ def draw(dtype):
 
 
 def cache_for(arrays, layers=1, **options):
-    return KVCache(layers, KV_HEADS, HEAD_DIM, V_DIM, batch_size=len(arrays[1]), dtype=arrays[1].dtype, **options)
+    return KVCache(
+        layers, KV_HEADS, HEAD_DIM, v_head_dim=V_DIM, batch_size=len(arrays[1]), dtype=arrays[1].dtype, **options
+    )
 
 
 def part(arrays, start, stop):

@@ -133,7 +133,7 @@ class Stack(Module):
             raise ValueError("layers have attentions of different sizes; a KVCache needs equal sizes in all layers")
         kv_heads, head_dim, v_head_dim, dtype = found.pop()
         options: Any = {"batch_size": batch_size, "dtype": dtype, **limits}
-        return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim, **options)
+        return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim=v_head_dim, **options)
 
     def decode_step(
         self,

@@ -63,7 +63,7 @@ MISTAKES = {
         "q_weight has head_dim 8 but the cache has 7",
     ),
     "v_head_dim": (
-        lambda: ATTENTION.decode_step(X, KVCache(1, HEADS, 8, 9, batch_size=N)),
+        lambda: ATTENTION.decode_step(X, KVCache(1, HEADS, 8, v_head_dim=9, batch_size=N)),
         ValueError,
         "v_weight has head_dim 8 but the cache has 9 for values",
     ),
