@@ -100,6 +100,20 @@ def test_a_stack_token_by_token(kind, level):
 
 
 @every_kind
+def test_a_stack_in_training_drops_by_one_generator(kind):
+    x, memory = draw(N, 9, E), draw(N, 9, E, seed=1)
+    stack = (nn.TransformerEncoder if kind == "encoder" else nn.TransformerDecoder)(layer_of(kind), 2).train()
+    for attention in (module for module in stack.modules() if isinstance(module, nn.MultiheadAttention)):
+        attention.dropout = 0.5
+    options = {} if kind == "encoder" else {"memory_cache": stack.encode_memory(memory)}
+    step = functools.partial(stack.decode_step, x, **options)
+    expected = stack(x, is_causal=True, rng=7) if kind == "encoder" else stack(x, memory, tgt_is_causal=True, rng=7)
+    assert_same_bits(step(stack.new_cache(N), rng=7).output, expected)
+    assert not np.array_equal(step(stack.new_cache(N), rng=8).output, expected)
+    assert not np.array_equal(step(stack.new_cache(N)).output, step(stack.new_cache(N)).output)
+
+
+@every_kind
 def test_batch_entries_have_lengths_of_their_own(kind, level):
     layer = layer_of(kind, rotary=ROTARIES["halves"])
     x, memory, cache = draw(N, LENGTH, E), draw(N, 9, E, seed=1), new_cache()
