@@ -177,6 +177,12 @@ def test_heads_are_drawn_in_order_with_one_scale(count):
         assert image.get_clim() == (0, weights.max())
 
 
+def test_five_heads_in_a_row_take_no_more_width_than_four():
+    """From there on, the maps are smaller."""
+    four, five = (plot.heads(draw_weights(count, 3, 3)).get_figwidth() for count in (16, 17))
+    assert five <= four < 12
+
+
 def test_a_bool_mask_is_drawn_in_the_colours_of_its_legend():
     mask = masks.causal(4)
     ax = plot.mask(mask)
