@@ -180,6 +180,26 @@ def test_what_broadcasts_is_not_copied():
     assert_same_bits(pyattn.attention(query, key, key), pyattn.attention(*flat, flat[1]).reshape(*[2] * 12, 1, 3, 4))
 
 
+CALLS = {
+    "attention": lambda x: pyattn.attention(x, x, x),
+    "self_attention": lambda x: pyattn.self_attention(x, *[normal(4, 4)] * 3),
+    "linear": lambda x: pyattn.functional.linear(x, normal(5, 4)),
+    "feed_forward": lambda x: pyattn.functional.feed_forward(x, normal(5, 4), None, normal(4, 5), None),
+    "layer_norm": lambda x: pyattn.functional.layer_norm(x, 4),
+    "rotary_embedding": lambda x: pyattn.functional.rotary_embedding(x),
+    "embedding": lambda x: pyattn.functional.embedding((x > 0).astype(int), normal(2, 3)),
+}
+
+
+@for_each("name", CALLS)
+def test_every_number_of_axes_gives_the_same_numbers(name):
+    """Up to 8 the core takes them as they are."""
+    x, call = normal(2, 3, 4), CALLS[name]
+    expected = call(x)
+    for more in range(1, 10):
+        assert_same_bits(call(x.reshape(*[1] * more, 2, 3, 4)), expected.reshape(*[1] * more, *expected.shape))
+
+
 def test_as_many_axes_as_numpy_has():
     x = normal(*[1] * 58, 2, 1, 1, 3, 4)
     assert_same_bits(pyattn.attention(x, x, x).reshape(2, 1, 3, 4), pyattn.attention(*[x.reshape(2, 1, 3, 4)] * 3))
