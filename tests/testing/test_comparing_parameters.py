@@ -82,3 +82,17 @@ def test_what_no_stage_shows_is_said(torch):
     assert all(stage.equal for stage in report.stages)
     assert (report.cause.name, report.causes) == ("other parameters", ())
     assert "The stages do not show it: it is smaller than their rounding bounds." in str(report)
+
+
+def test_a_cause_of_all_stages_needs_no_other_parameters(torch):
+    """The bias is off by too little for the stages, so that the heads explain all of them."""
+    ours, theirs = twins(torch)
+    half = copy.deepcopy(theirs).bfloat16()
+    half.num_heads, half.head_dim = 2, E // 2
+    with torch.no_grad():
+        half.out_proj.bias[3] += 0.05
+    report = pyattn.compare(ours, half, QUERY, MEMORY, MEMORY)
+    assert [cause.name for cause in report.causes] == ["number of heads"]
+    assert [parameter.stage for parameter in report.parameters] == ["output"]
+    assert report.complete
+    assert "No known cause" not in str(report)
