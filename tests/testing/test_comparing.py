@@ -59,6 +59,18 @@ def with_weights(query, key, value, **arguments):
     return pyattn.attention(query, key, value, need_weights=True, **arguments)
 
 
+@pytest.mark.parametrize("largest", [0, 1, 100])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights_may_be_off_by_more_where_scores_are_larger(largest, dtype):
+    """Each side by 8u (1 + 2A), where A is the largest score: exp turns its rounding into a relative error."""
+    inputs = [np.full((n, 1), largest**0.5, dtype) for n in (2, 4, 4)]
+    output, weights = with_weights(*inputs)
+    for times, equal in ((12, True), (40, False)):  # in float64 the formula itself is rounded, too
+        off = weights * np.asarray(1 + times * np.finfo(dtype).eps / 2 * (1 + 2 * largest), dtype)
+        report = pyattn.compare(with_weights, lambda *_, off=off: (output, off), *inputs)
+        assert report.equal == equal, report
+
+
 def test_dropout_is_random():
     report = pyattn.compare(with_weights, planted.dropping(0.3), QUERY, KEY, VALUE)
     assert report.cause.name == "random"
