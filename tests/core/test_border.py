@@ -1,4 +1,4 @@
-"""The border between Python and C: arrays that change in a call, small stacks, forks, and arguments to refuse."""
+"""The border between Python and C: arrays that change in a call, ends of memory, small stacks, forks, bad arguments."""
 
 from __future__ import annotations
 
@@ -216,6 +216,72 @@ thread.join()
 def test_an_out_that_another_thread_reshapes_crashes_nothing():
     """The rows that it had would lie megabytes apart in the shape that it gets."""
     run_python(THREAD_RESHAPES.replace("TIMES", "300" if EVERYTHING else "100"))
+
+
+# Arrays that end where the memory ends -------------------------------------------------------------------------------
+
+GUARDED = """
+import ctypes, faulthandler, mmap
+import numpy as np, pyattn
+from pyattn import _core, functional
+from support.helpers import assert_same_bits
+
+faulthandler.enable()
+libc = ctypes.CDLL(None)
+regions = []
+
+def guarded(array):
+    "A copy whose last byte lies before a page that cannot be read."
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    regions.append(mmap.mmap(-1, size + mmap.PAGESIZE))
+    page = ctypes.addressof(ctypes.c_char.from_buffer(regions[-1])) + size
+    assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0  # PROT_NONE
+    copy = np.frombuffer(regions[-1], array.dtype, array.size, size - array.nbytes).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+calls = {
+    "attention": lambda x, y, **_: pyattn.attention(x, y, y),
+    "attention, one query": lambda x, y, **_: pyattn.attention(x[-1:], y, y),
+    "attention, bool mask": lambda x, y, keep, **_: pyattn.attention(x, y, y, attn_mask=keep),
+    "attention, float mask": lambda x, y, mask, **_: pyattn.attention(x, y, y, attn_mask=mask),
+    "cosine": lambda x, y, **_: pyattn.attention(x, y, y, score="cosine"),
+    "distance": lambda x, y, **_: pyattn.attention(x, y, y, score="distance"),
+    "additive": lambda x, y, w, **_: pyattn.attention(x, y, y, score="additive", score_weight=w[-1]),
+    "bilinear": lambda x, y, w, **_: pyattn.attention(x, y, y, score="bilinear", score_weight=w),
+    "linear": lambda x, w, **_: functional.linear(x, w, w[-1], residual=x),
+    "linear, one row": lambda x, w, **_: functional.linear(x[-1:], w),
+    "linear, (in, out)": lambda x, w, **_: functional.linear(x, w.T),
+    "feed_forward": lambda x, w, **_: functional.feed_forward(x, w, w[-1], w, w[-1], gate_weight=w),
+    "layer_norm": lambda x, w, **_: functional.layer_norm(x, x.shape[-1], w[-1], w[-1], residual=x),
+    "rms_norm": lambda x, w, **_: functional.rms_norm(x, x.shape[-1], w[-1]),
+    "rotary_embedding": lambda x, **_: functional.rotary_embedding(x[..., x.shape[-1] % 2 :]),
+    "embedding": lambda w, **_: functional.embedding([0, len(w) - 1], w),
+    "softmax": lambda x, **_: functional.softmax(x),
+    "log_softmax": lambda x, **_: functional.log_softmax(x),
+    "gelu": lambda x, **_: functional.gelu(x),
+    "silu": lambda x, **_: functional.silu(x),
+    "topk": lambda x, **_: functional.topk(x, x.shape[-1]).values,
+    "dropout": lambda x, **_: functional.dropout(x, 0.5, rng=0),
+    "merge_states": lambda x, **_: pyattn.merge_states([x, x], [x[:, -1], x[:, -1]])[0],
+}
+for dim in (1, 2, 3, 7, 18, 37):
+    for dtype in ("float32", "float64"):
+        rng = np.random.default_rng(dim)
+        shapes = {"x": (5, dim), "y": (dim, dim), "w": (dim, dim), "mask": (5, dim)}
+        plain = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+        plain["keep"] = plain["mask"] > 0
+        ends = {name: guarded(array) for name, array in plain.items()}
+        for level in _core._levels():
+            _core._set_isa(level)
+            for name, call in calls.items():
+                assert_same_bits(call(**ends), call(**plain), f"{name}, dim {dim}, {dtype}, {level}")
+"""
+
+
+def test_nothing_is_read_past_the_end_of_an_array():
+    """A row is not a multiple of a vector: what is left over is read by itself."""
+    run_python(GUARDED)
 
 
 # Threads with a small stack ------------------------------------------------------------------------------------------
