@@ -17,6 +17,8 @@ import pyattn
 from pyattn import _core
 from pyattn.testing import bounds
 
+pytestmark = pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")  # drawn masks may hide all keys
+
 # PyTorch sums a long axis in fewer partial sums, which shows where nothing cancels, and its matrix product depends on
 # the machine: up to 60 was seen in the flat family and 16 elsewhere. Its bars do not judge it: they prove that both
 # were asked the same question.

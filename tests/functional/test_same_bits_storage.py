@@ -12,6 +12,8 @@ from support.helpers import assert_same_bits, for_each
 import pyattn
 from pyattn import _core, nn
 
+pytestmark = pytest.mark.filterwarnings("ignore::pyattn.MaskWarning")  # drawn masks may hide all keys
+
 
 def stepped(array):
     wide = np.repeat(array, 2, axis=-1)
