@@ -40,6 +40,7 @@ _ELSEWHERE = {
     "lengths": ("key_lengths",),
     "kv_len": ("S",),
     "mask": ("attn_mask", "src_mask"),
+    "max_len": ("max_length",),
     "max_length": ("max_new_tokens",),
     "max_seq_len": ("max_length",),
     "num_heads": ("nhead", "num_kv_heads"),
@@ -125,10 +126,17 @@ def refuse_keyword(kwargs: Mapping[str, Any], function: Callable[..., Any], call
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     names = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
-    unknown = next((keyword for keyword in kwargs if keyword not in names), None)
-    if unknown is not None:
-        takes = f"{offer(unknown, names)} {', '.join(names) or 'no arguments'}"
-        raise TypeError(f"{called}() got an unexpected keyword argument {unknown!r}; {takes}") from None
+    unknown = [keyword for keyword in kwargs if keyword not in names]
+    takes = ", ".join(names) or "no arguments"
+    if len(unknown) == 1:
+        wrong = f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
+    else:
+        guesses = [(word, nearest(word, names)) for word in unknown]
+        meant = " and ".join(f"{ours} for {word}" for word, ours in guesses if ours)
+        wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
+        wrong += f"did you mean {meant}? It takes" if meant else "it takes"
+    if unknown:
+        raise TypeError(f"{called}() got {wrong} {takes}") from None
 
 
 def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:

@@ -73,6 +73,9 @@ class Module:
     TypeError
         An array of another float dtype is assigned, or a parameter or part is replaced by a value of another type. None
         is allowed.
+    AttributeError
+        A float array is assigned to an attribute of one of pyattn's layers that is none of its parameters;
+        `register_parameter` adds it.
     KeyError
         The name of a new parameter or part is empty, has a dot, or is already another attribute.
 
@@ -143,11 +146,23 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; float arrays are registered as parameters, modules as parts."""
         if name in self._parameter_names or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
+            self._require_parameter(name)
             self.register_parameter(name, value)
         elif name in self._module_names or isinstance(value, Module):
             self._register_module(name, value)
         else:
             object.__setattr__(self, name, value)
+
+    def _require_parameter(self, name: str) -> None:
+        """Refuse to add a parameter to a layer of pyattn, which would not use it."""
+        own = type(self)
+        known = (inspect.get_annotations(cls) for cls in own.__mro__)
+        if own is Module or own.__module__.partition(".")[0] != "pyattn" or any(name in names for names in known):
+            return
+        takes = ", ".join(name for name, _ in self.named_parameters()) or "none"
+        raise AttributeError(
+            f"{own.__name__} has no parameter {name!r}; its parameters are {takes}", name=name, obj=self
+        )
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute and unregister it."""

@@ -77,6 +77,17 @@ CALLS = {
         "ids, lengths = pyattn.generation.pad_sequences(input)",
     ),
     "no layer": (lambda: pyattn.KVCache(1, 1, 3).append(X, X, 0), TypeError, "the layer comes first"),
+    "several words": (
+        lambda: pyattn.KVCache(num_heads=4, max_len=16, head_dim=8),
+        TypeError,
+        "KVCache() got unexpected keyword arguments 'num_heads', 'max_len'; did you mean num_kv_heads for num_heads "
+        "and max_length for max_len? It takes num_layers, ",
+    ),
+    "another layer's weight": (
+        lambda: setattr(nn.MultiheadAttention(3, 1), "W_q", X),
+        AttributeError,
+        "MultiheadAttention has no parameter 'W_q'; its parameters are in_proj_weight, in_proj_bias, out_proj.weight, ",
+    ),
     "cache's name": (lambda: pyattn.KVCache(1, 1, 3).update(X, X), AttributeError, "append(layer, key, value)"),
     "hub": (lambda: pyattn.models.load("gpt2"), FileNotFoundError, "downloads nothing"),
     "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
