@@ -35,6 +35,13 @@ def call(theirs, torch, x):
         return theirs(torch.from_numpy(x)).numpy()
 
 
+def test_a_dtype_may_be_torchs(torch):
+    assert nn.MultiheadAttention(8, 2, dtype=torch.float64).dtype == np.float64
+    assert nn.Linear(2, 3).to(torch.float64).to(torch.float32).dtype == np.float32
+    with pytest.raises(TypeError, match="dtype is float16, expected numpy.float32 or numpy.float64"):
+        nn.Linear(2, 3, dtype=torch.float16)
+
+
 def test_torch_is_not_imported_before_a_call():
     run_python(LAZY)
 
