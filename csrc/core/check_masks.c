@@ -27,7 +27,8 @@ static const char *axes_hint(const char *name, const attn_tensor *mask, int rank
             snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->ndim);
             return hint;
         }
-    if (mask->ndim == 2 && rank >= 3 && mask->shape[0] == expected[0] && mask->shape[1] == expected[rank - 1]) {
+    const int of_batch = mask->ndim == 2 && (rank == 3 || rank == 4) && mask->shape[0] == expected[0];
+    if (of_batch && mask->shape[1] == expected[rank - 1]) {
         snprintf(hint, sizeof hint, "; for (batch, kv_len), pass %s[:, %sNone, :]", name, rank == 3 ? "" : "None, ");
         return hint;
     }

@@ -90,8 +90,8 @@
     "Warns\n" \
     "-----\n" \
     "MaskWarning\n" \
-    "    A float mask holds zeros and ones only, which masks nothing; or a bool mask (L, S) hides all keys, or all but\n" \
-    "    those after each query's own, as a causal one with True = blocked.\n" \
+    "    A float mask holds zeros and ones only, which masks nothing; or a bool mask (L, S), or (1, ..., L, S), hides\n" \
+    "    every key, or shows each query only later keys: probably True was meant as blocked.\n" \
     "ShapeWarning\n" \
     "    The heads and length axes look swapped: more than 512 heads, and few queries and keys.\n" \
     "\n" \

@@ -45,12 +45,14 @@ static void release(owned *o)
     pyattn_release_cache_use(&o->cache);
 }
 
-/* Warns of a bare bool mask that was probably meant with True = blocked. Its first element rules out most masks, Python
- * code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
+/* Warns of a bare bool mask that was probably meant with True = blocked. Its sizes and its first element rule out most
+ * masks, Python code checks the rest. Returns 1 if it has run, 0 if not, -1 with an exception. */
 static int warn_of_inverted(PyArrayObject *mask)
 {
-    if (mask == NULL || PyArray_NDIM(mask) < 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
-    if (PyArray_SIZE(mask) == 0 || *(char *)PyArray_DATA(mask)) return 0;
+    const int axes = mask == NULL ? 0 : PyArray_NDIM(mask);
+    if (axes < 2 || PyArray_TYPE(mask) != NPY_BOOL) return 0;
+    const npy_intp *shape = PyArray_DIMS(mask), queries = shape[axes - 2], keys = shape[axes - 1];
+    if (queries < 2 || keys < 2 || PyArray_SIZE(mask) / queries != keys || *(char *)PyArray_DATA(mask)) return 0;
     PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
     PyObject *warned = module ? PyObject_CallMethod(module, "warn_if_inverted", "O", mask) : NULL;
     Py_XDECREF(module);

@@ -24,11 +24,12 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
     if (PyTypeNum_ISINTEGER(type)) {
         PyObject *flags = pyattn_cast(object, name, "", "bool");
         PyObject *numbers = flags ? pyattn_cast(object, name, "", "numpy.float32") : NULL;
+        const int of_lengths = PyArray_NDIM(*mask) == 1 && strcmp(meaning, "attend") == 0;
         if (numbers != NULL)
             PyErr_Format(PyExc_TypeError,
                          "%s has dtype %S; pass %U if nonzero means %s, or %U if it is to be added to the scores%s",
                          name, PyArray_DESCR(*mask), flags, meaning, numbers,
-                         PyArray_NDIM(*mask) == 1 ? "; key_lengths takes the lengths of padding" : "");
+                         of_lengths ? "; key_lengths takes the lengths of padding" : "");
         Py_XDECREF(flags);
         Py_XDECREF(numbers);
         return -1;

@@ -74,8 +74,10 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def offer(word: str, names: Collection[str]) -> str:
     """Say what was probably meant by an unknown keyword; the message goes on with the function's names."""
     meant = nearest(word, names)
-    if word in _HEADS and meant in (None, "num_threads"):
-        return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
+    if word in _HEADS and not any("head" in name for name in names):
+        if {"query", "w_query"} & {*names}:
+            return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
+        meant = None
     if (word, meant) == ("key_padding_mask", "attn_mask"):
         return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes"
     if (word, meant) == ("mask", "attn_mask"):
@@ -131,8 +133,9 @@ def refuse_keyword(kwargs: Mapping[str, Any], function: Callable[..., Any], call
     if len(unknown) == 1:
         wrong = f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
     else:
-        guesses = [(word, nearest(word, names)) for word in unknown]
-        meant = " and ".join(f"{ours} for {word}" for word, ours in guesses if ours)
+        guesses = {word: nearest(word, names) for word in unknown}
+        simple = (word for word, ours in guesses.items() if offer(word, names).startswith(f"did you mean {ours}?"))
+        meant = " and ".join(f"{guesses[word]} for {word}" for word in simple)
         wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
         wrong += f"did you mean {meant}? It takes" if meant else "it takes"
     if unknown:

@@ -18,7 +18,8 @@ else:  # hidden from type checkers, to which __getattr__ means that every name e
     def __getattr__(name):
         if name in __all__:
             return importlib.import_module(f"pyattn.interop.{name}")
-        functions = [f"{__name__}.{home}.{its}" for home in __all__ for its in __getattr__(home).__all__]
+        homes = () if name.startswith("_") else __all__
+        functions = [f"{__name__}.{home}.{its}" for home in homes for its in __getattr__(home).__all__]
         raise unknown_name(__name__, name, [*__all__, *functions])
 
     def __dir__():

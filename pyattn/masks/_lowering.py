@@ -112,7 +112,7 @@ def padding_lengths(mask: Mask) -> npt.NDArray[np.int64] | None:
 
 
 def warn_if_inverted(attend: npt.NDArray[Any]) -> None:
-    """Warn of a bare attn_mask of bools (L, S) that hides all keys, or all but those after a query's own."""
+    """Warn of a bare bool mask (L, S), or (1, ..., L, S), that hides every key, or shows each query only later keys."""
     attend = attend[(0,) * (attend.ndim - 2)] if math.prod(attend.shape[:-2]) == 1 else attend
     if attend.ndim != 2 or attend.dtype != np.bool_ or min(attend.shape) < 2 or attend[0, 0]:
         return

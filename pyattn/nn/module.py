@@ -74,8 +74,8 @@ class Module:
         An array of another float dtype is assigned, or a parameter or part is replaced by a value of another type. None
         is allowed.
     AttributeError
-        A float array is assigned to an attribute of one of pyattn's layers that is none of its parameters;
-        `register_parameter` adds it.
+        A float array is assigned to a name that is not a parameter of this layer of pyattn. `register_parameter` adds
+        one.
     KeyError
         The name of a new parameter or part is empty, has a dot, or is already another attribute.
 
@@ -146,7 +146,8 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; float arrays are registered as parameters, modules as parts."""
         if name in self._parameter_names or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-            self._require_parameter(name)
+            if name not in self._parameter_names:
+                self._require_parameter(name)
             self.register_parameter(name, value)
         elif name in self._module_names or isinstance(value, Module):
             self._register_module(name, value)
@@ -157,7 +158,11 @@ class Module:
         """Refuse to add a parameter to a layer of pyattn, which would not use it."""
         own = type(self)
         known = (inspect.get_annotations(cls) for cls in own.__mro__)
-        if own is Module or own.__module__.partition(".")[0] != "pyattn" or any(name in names for names in known):
+        if (
+            own.__module__ == __name__
+            or own.__module__.partition(".")[0] != "pyattn"
+            or any(name in names for names in known)
+        ):
             return
         takes = ", ".join(name for name, _ in self.named_parameters()) or "none"
         raise AttributeError(
@@ -425,7 +430,7 @@ class Module:
         Parameters
         ----------
         dtype : dtype
-            float32 or float64, torch's too. ``"cpu"``, where all arrays are, changes nothing.
+            float32 or float64, NumPy's or torch's. ``"cpu"`` is accepted and does nothing.
 
         Returns
         -------

@@ -84,7 +84,7 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     """
     if not inputs and not callable(theirs):
         raise TypeError(
-            "compare takes ours, theirs and then the inputs; no inputs are given, and theirs is no callable"
+            "compare takes ours, theirs and then the inputs; no inputs are given, and theirs is not callable"
         )
     sides = side_of(ours, "ours", None), side_of(theirs, "theirs", tensors)
     owner = owner_of(*sides)

@@ -83,6 +83,12 @@ CALLS = {
         "KVCache() got unexpected keyword arguments 'num_heads', 'max_len'; did you mean num_kv_heads for num_heads "
         "and max_length for max_len? It takes num_layers, ",
     ),
+    "words with a meaning of their own": (
+        lambda: pyattn.trace(X, W, W, W, key_padding_mask=TRIANGLE, num_heads=2, causal=True),
+        TypeError,
+        "'num_heads', 'causal'; did you mean is_causal for causal? It takes x, ",
+    ),
+    "heads of a layer": (lambda: nn.MultiheadAttention(4, nheads=2), TypeError, "did you mean num_heads? It takes"),
     "another layer's weight": (
         lambda: setattr(nn.MultiheadAttention(3, 1), "W_q", X),
         AttributeError,

@@ -38,7 +38,7 @@ def call(theirs, torch, x):
 def test_a_dtype_may_be_torchs(torch):
     assert nn.MultiheadAttention(8, 2, dtype=torch.float64).dtype == np.float64
     assert nn.Linear(2, 3).to(torch.float64).to(torch.float32).dtype == np.float32
-    with pytest.raises(TypeError, match="dtype is float16, expected numpy.float32 or numpy.float64"):
+    with pytest.raises(TypeError, match=r"dtype is float16, expected numpy\.float32 or numpy\.float64"):
         nn.Linear(2, 3, dtype=torch.float16)
 
 

@@ -159,6 +159,13 @@ def test_dtype():
     assert swapped.dtype == np.float64
 
 
+def test_a_parameter_that_was_added_to_a_layer_may_be_replaced():
+    layer = nn.Linear(2, 3)
+    layer.register_parameter("extra", np.ones(2, np.float32))
+    layer.extra = np.zeros(2, np.float32)
+    assert layer.to("float64").extra.dtype == np.float64
+
+
 def test_to_replaces_parameters_of_another_dtype():
     net = Net()
     weight = net.first.weight
