@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
+    "NO_GRADIENTS",
     "naming_keywords",
     "naming_keywords_of_class",
     "nearest",
@@ -52,6 +53,7 @@ _ELSEWHERE = {
     "src_mask": ("mask", "attn_mask"),
 }
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
+NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
 
 
@@ -59,6 +61,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """Guess which of the names was meant; of names with dots the last part counts."""
     known = {full.rpartition(".")[2].lower(): full for full in sorted(names, key=len, reverse=True)}
     word = name.lower()
+    if word in _HEADS:  # num_threads is near
+        known = {other: full for other, full in known.items() if "head" in other}
     for ours in _ELSEWHERE.get(word, ()):
         if ours.lower() in known:
             return known[ours.lower()]
@@ -72,19 +76,22 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def offer(word: str, names: Collection[str]) -> str:
-    """Say what was probably meant by an unknown keyword; the message goes on with the function's names."""
+    """Say which keyword was probably meant by an unknown one; the message goes on with the function's names."""
     meant = nearest(word, names)
-    if word in _HEADS and not any("head" in name for name in names):
-        if {"query", "w_query"} & {*names}:
-            return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
-        meant = None
+    return _advice(word, meant, names) or (f"did you mean {meant}? It takes" if meant else "it takes")
+
+
+def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
+    """Say what to do about a keyword where another name alone does not help."""
+    if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:
+        return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
     if (word, meant) == ("key_padding_mask", "attn_mask"):
         return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes"
     if (word, meant) == ("mask", "attn_mask"):
         means = "blocked" if "key_padding_mask" in names else "attend"
         lengths = ", and key_lengths takes the lengths of padding" if "key_lengths" in names else ""
         return f"did you mean attn_mask (bools: True = {means}; floats are added to the scores{lengths})? It takes"
-    return f"did you mean {meant}? It takes" if meant else "it takes"
+    return None
 
 
 def naming_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -133,9 +140,8 @@ def refuse_keyword(kwargs: Mapping[str, Any], function: Callable[..., Any], call
     if len(unknown) == 1:
         wrong = f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
     else:
-        guesses = {word: nearest(word, names) for word in unknown}
-        simple = (word for word, ours in guesses.items() if offer(word, names).startswith(f"did you mean {ours}?"))
-        meant = " and ".join(f"{guesses[word]} for {word}" for word in simple)
+        guesses = ((word, nearest(word, names)) for word in unknown)
+        meant = " and ".join(f"{ours} for {word}" for word, ours in guesses if ours and not _advice(word, ours, names))
         wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
         wrong += f"did you mean {meant}? It takes" if meant else "it takes"
     if unknown:
@@ -186,7 +192,7 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
     if name.startswith("_"):
         return AttributeError(wrong, obj=owner)
     if name in _TRAINING:
-        return AttributeError(f"{wrong}; pyattn computes no gradients", obj=owner)
+        return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
     meant = nearest(name, names)
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))

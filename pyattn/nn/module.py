@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_choice, as_flag, as_float_dtype
-from pyattn._util.names import naming_keywords_of_class, refuse_keyword
+from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class, refuse_keyword
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.memory_order import MemoryOrder, reordered
@@ -22,14 +22,13 @@ _Forward = TypeVar("_Forward", bound=Callable[..., Any], covariant=True)
 _Self = TypeVar("_Self", bound="Module")  # typing.Self begins with Python 3.11
 
 # Methods of other libraries' modules, and what to do here.
-_NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _ELSEWHERE = {
-    "backward": _NO_GRADIENTS,
+    "backward": NO_GRADIENTS,
     "from_torch": "call pyattn.interop.torch.from_torch(module)",
     "generate": "call pyattn.generate(model, source)",
     "half": "parameters are float32 or float64: call float() or double()",
     "save": "call pyattn.nn.save(module, path)",
-    "zero_grad": _NO_GRADIENTS,
+    "zero_grad": NO_GRADIENTS,
 }
 
 
@@ -145,9 +144,10 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; float arrays are registered as parameters, modules as parts."""
-        if name in self._parameter_names or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-            if name not in self._parameter_names:
-                self._require_parameter(name)
+        if name in self._parameter_names:
+            self.register_parameter(name, value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            self._require_parameter(name)
             self.register_parameter(name, value)
         elif name in self._module_names or isinstance(value, Module):
             self._register_module(name, value)

@@ -169,7 +169,7 @@ def test_a_warning_looks_at_the_first_and_last_batch_entry():
 def test_a_float_mask_of_zeros_and_ones_warns(name, shape):
     module = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
     x, ones = normal(2, 5, 8), np.eye(*shape, dtype=np.float32)
-    message = rf"{name} is a float mask .* if it means blocked, pass {name}=pyattn.masks.from_blocked\({name}\)"
+    message = rf"{name} is a float mask .*; if it means blocked, pass {name}=pyattn.masks.from_blocked\({name}\)$"
     with pytest.warns(pyattn.MaskWarning, match=message) as warned:
         module(x, x, x, **{name: ones})
     assert warned[0].filename == __file__
