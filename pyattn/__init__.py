@@ -89,7 +89,9 @@ else:  # hidden from type checkers, for which a module's __getattr__ defines eve
     def _names_of_all():
         """Return the names here, and in full those of the modules where layers, functions and models are."""
         homes = [importlib.import_module(f"pyattn.{home}") for home in ("functional", "nn", "generation", "models")]
-        return [*__all__, *(f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__)]
+        full = [f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__]
+        full.remove("pyattn.nn.load")  # a user's load is models.load
+        return [*__all__, *full]
 
     def __dir__():
         return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib", "unknown_name"})

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "nearest",
     "offer",
     "publish",
-    "refuse_keyword",
+    "refuse_call",
     "showing",
     "unknown_name",
 ]
@@ -34,7 +34,11 @@ _ELSEWHERE = {
     "dim": ("axis", "normalized_shape", "embed_dim", "d_model"),
     "dropout": ("dropout_p", "p"),
     "embed_dim": ("d_model",),
+    "apply_rope": ("rotary_embedding", "RotaryEmbedding"),
+    "from_pretrained": ("load",),
     "generator": ("rng",),
+    "gpt": ("TransformerLM",),
+    "gptmodel": ("TransformerLM",),
     "input": ("x",),
     "key_mask": ("key_padding_mask",),
     "key_padding_mask": ("attn_mask",),
@@ -45,9 +49,13 @@ _ELSEWHERE = {
     "max_length": ("max_new_tokens",),
     "max_seq_len": ("max_length",),
     "num_heads": ("nhead", "num_kv_heads"),
+    "pad_id": ("padding_idx",),
+    "pad_token_id": ("padding_idx",),
     "output_attentions": ("need_weights",),
     "q_len": ("L",),
+    "plot": ("steps",),
     "return_weights": ("need_weights",),
+    "rope": ("rotary_embedding", "RotaryEmbedding"),
     "rope_theta": ("theta",),
     "seed": ("rng",),
     "src_mask": ("mask", "attn_mask"),
@@ -55,6 +63,14 @@ _ELSEWHERE = {
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
 NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
+_CONVERTERS = [f"pyattn.interop.torch.{name}" for name in ("from_torch", "to_torch")]
+# Functions whose arguments are often those of another one.
+_INSTEAD = {
+    "KVCache.append": "the number of the layer comes first",
+    "KVCache.attend": "keys and values go to append(layer, key, value) before it",
+    "trace": "trace_attention takes query, key and value, and modules have a method trace",
+}
+_WEIGHTS = {f"{w}{name}" for w in ("", "w", "w_") for name in ("q", "k", "v", "query", "key", "value")}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -83,6 +99,12 @@ def offer(word: str, names: Collection[str]) -> str:
 
 def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
     """Say what to do about a keyword where another name alone does not help."""
+    if word.lower() in _WEIGHTS and {"embed_dim", "key_dim"} <= {*names}:
+        return "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays; it takes"
+    if word == "dtype" and "query" in names:
+        return "the result has the arrays' dtype, and result.astype another; it takes"
+    if word == "attention_mask" and "key_lengths" in names:
+        return "give it as attn_mask=attention_mask.astype(bool)[:, None, None, :] for (batch, kv_len); it takes"
     if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:
         return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
     if (word, meant) == ("key_padding_mask", "attn_mask"):
@@ -103,8 +125,8 @@ def naming_keywords(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
-        except TypeError:
-            refuse_keyword(kwargs, function, _called(call, args))
+        except TypeError as error:
+            refuse_call(error, args, kwargs, function, _called(call, args))
             raise
 
     return call
@@ -124,28 +146,49 @@ def naming_keywords_of_class(cls: _Class) -> _Class:
     return cls
 
 
-def refuse_keyword(kwargs: Mapping[str, Any], function: Callable[..., Any], called: str) -> None:
-    """Raise if the function does not have one of the keywords, so that its call failed."""
-    if not kwargs:
+def refuse_call(
+    error: TypeError, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any], called: str
+) -> None:
+    """Raise if a call failed because of its keywords or the number of its arguments, saying what the function takes."""
+    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # it came from inside the function
         return
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except ValueError:  # some functions in C have no signature
         return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    parameters = {name: p for name, p in signature.parameters.items() if name not in ("self", "cls")}
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
         return
-    names = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
-    unknown = [keyword for keyword in kwargs if keyword not in names]
-    takes = ", ".join(names) or "no arguments"
-    if len(unknown) == 1:
-        wrong = f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
-    else:
-        guesses = ((word, nearest(word, names)) for word in unknown)
-        meant = " and ".join(f"{ours} for {word}" for word, ours in guesses if ours and not _advice(word, ours, names))
-        wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
-        wrong += f"did you mean {meant}? It takes" if meant else "it takes"
+    unknown = [keyword for keyword in kwargs if keyword not in parameters]
+    takes = ", ".join(parameters) or "no arguments"
     if unknown:
-        raise TypeError(f"{called}() got {wrong} {takes}") from None
+        raise TypeError(f"{called}() got {_about_keywords(unknown, parameters)} {takes}") from None
+    given = len(args) - (len(signature.parameters) - len(parameters))
+    by_position = [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    by_name = [name for name in parameters if name not in by_position]
+    advice = f"; {_INSTEAD[called]}" if called in _INSTEAD else ""
+    if given > len(by_position) and by_name:
+        takes = f"{', '.join(by_position) or 'nothing'} by position, and by name {', '.join(by_name)}"
+        raise TypeError(f"{called}() is given {given} arguments by position{advice}; it takes {takes}") from None
+    bound = {*by_position[:given], *kwargs}
+    missing = [name for name, p in parameters.items() if p.default is p.empty and name not in bound]
+    if missing:
+        raise TypeError(f"{called}() is called without {', '.join(missing)}{advice}; it takes {takes}") from None
+
+
+def _about_keywords(unknown: Sequence[str], names: Collection[str]) -> str:
+    """Say which keywords a function does not have, and which were probably meant."""
+    if len(unknown) == 1:
+        return f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
+    guesses = {word: nearest(word, names) for word in unknown}
+    advice = [_advice(word, ours, names) for word, ours in guesses.items()]
+    meant = " and ".join(
+        f"{ours} for {word}" for (word, ours), own in zip(guesses.items(), advice, strict=True) if ours and not own
+    )
+    wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
+    if all(advice) and len({*advice}) == 1:
+        return wrong + str(advice[0])
+    return wrong + (f"did you mean {meant}? It takes" if meant else "it takes")
 
 
 def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -193,7 +236,7 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
         return AttributeError(wrong, obj=owner)
     if name in _TRAINING:
         return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
-    meant = nearest(name, names)
+    meant = nearest(name, [*names, *_CONVERTERS])
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))
         return AttributeError(f"{wrong}; it has {', '.join(own)}", obj=owner)

@@ -247,9 +247,10 @@ def check_inner(name: str, weight: Array, source: str, rows: Array, columns: boo
         shapes, expected = (rows.mT.shape, weight.shape), (f"(..., {inner}, length)", f"(dim, {features})")
     else:
         shapes, expected = (rows.shape, weight.T.shape), (f"(..., length, {inner})", f"({features}, dim)")
+    turned = f"; if its axes are the other way round, pass {name}.T" if weight.shape[0] == features else ""
     raise ValueError(
         f"{source} has shape {shapes[0]} and {name} has shape {shapes[1]}, "
-        f"expected {source} {expected[0]} or {name} {expected[1]}"
+        f"expected {source} {expected[0]} or {name} {expected[1]}{turned}"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_choice, as_flag, as_float_dtype
-from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class, refuse_keyword
+from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class, refuse_call
 from pyattn._util.typing import FloatArray
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.memory_order import MemoryOrder, reordered
@@ -114,8 +114,8 @@ class Module:
             """Call `forward`."""
             try:
                 return self.forward(*args, **kwargs)
-            except TypeError:
-                refuse_keyword(kwargs, self.forward, f"{type(self).__name__}.forward")
+            except TypeError as error:
+                refuse_call(error, args, kwargs, self.forward, f"{type(self).__name__}.forward")
                 raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 import pyattn.functional as functional
 from pyattn._util.typing import Align, EmptyRows, Layout, Score, Window
+from pyattn.masks import Mask
 from pyattn.testing.bounds import describe_worst, expect, output_bars, output_ratios
 from pyattn.testing.cases import Case
 from pyattn.testing.causes import evidence_of, explain_together
@@ -109,7 +110,8 @@ def assert_attention_close(
     arrays = {"attn_mask": attn_mask, "key_lengths": key_lengths, "query_lengths": query_lengths}
     arrays |= {"score_weight": score_weight}
     arguments |= {name: None if x is None else _core.as_array(x, name) for name, x in arrays.items()}
-    like = functional.attention(*inputs, **arguments)  # checks the arguments, and has the right shape and dtype
+    given_mask = {"attn_mask": attn_mask} if isinstance(attn_mask, Mask) else {}  # only bare arrays may warn
+    like = functional.attention(*inputs, **arguments | given_mask)  # checks the arguments; of the right shape and dtype
     if result.shape != like.shape:
         raise AssertionError(f"actual has shape {result.shape}, expected {like.shape}: {_shapes(inputs)}")
     if result.dtype.newbyteorder("=") != like.dtype:

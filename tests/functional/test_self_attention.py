@@ -139,7 +139,7 @@ X, CONTEXT, WEIGHTS = draw(np.random.default_rng(0), "float64")
         (
             {"w_key": WEIGHTS[1].T},
             r"^x has shape \(2, 9, 10\) and w_key has shape \(6, 10\), "
-            r"expected x \(..., length, 6\) or w_key \(10, dim\)$",
+            r"expected x \(..., length, 6\) or w_key \(10, dim\); if its axes are the other way round, pass w_key.T$",
         ),
         (
             {"convention": "column"},

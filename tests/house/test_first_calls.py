@@ -115,6 +115,72 @@ CALLS = {
     "trace's picture": (lambda: pyattn.trace(X, W, W, W).plot(), AttributeError, "pyattn.plot.steps(trace)"),
     "module of arrays": (lambda: nn.SelfAttention(W, W, W), TypeError, "nn.SelfAttention.from_arrays"),
     "module's mask": (lambda: nn.MultiheadAttention(3, 1)(X, X, X, mask=TRIANGLE), TypeError, "bools: True = blocked"),
+    "module of named arrays": (
+        lambda: nn.SelfAttention(W_q=W, W_k=W, W_v=W),
+        TypeError,
+        "; nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays; it takes embed_dim",
+    ),
+    "module's inputs": (
+        lambda: nn.SelfAttention(3, 3)(X, X, X),
+        TypeError,
+        "forward() is given 3 arguments by position; it takes x, context by position, and by name need_weights",
+    ),
+    "one input": (
+        lambda: nn.MultiheadAttention(3, 1)(X),
+        TypeError,
+        "MultiheadAttention.forward() is called without key, value; it takes query, key, value, key_padding_mask",
+    ),
+    "trace of a module": (
+        lambda: pyattn.trace(nn.SelfAttention(3, 3), X),
+        TypeError,
+        "trace() is called without w_key, w_value; trace_attention takes query, key and value, and modules have a",
+    ),
+    "cache without sizes": (
+        lambda: pyattn.KVCache(),
+        TypeError,
+        "KVCache() is called without num_layers, num_kv_heads, head_dim; it takes num_layers",
+    ),
+    "cache's sizes": (
+        lambda: pyattn.KVCache(1, 8, 64, 128),
+        TypeError,
+        "is given 4 arguments by position; it takes num_layers, num_kv_heads, head_dim by position, and by name v_head",
+    ),
+    "cache without a layer": (
+        lambda: pyattn.KVCache(1, 1, 3).append(X, X),
+        TypeError,
+        "KVCache.append() is called without value; the number of the layer comes first; it takes layer, key",
+    ),
+    "cache's queries": (
+        lambda: pyattn.KVCache(1, 1, 3).attend(X, X, X),
+        TypeError,
+        "; keys and values go to append(layer, key, value) before it; it takes layer, query by position",
+    ),
+    "result's dtype": (lambda: pyattn.attention(X, X, X, dtype="f2"), TypeError, "and result.astype another; it takes"),
+    "tokenizer's mask": (
+        lambda: pyattn.attention(X, X, X, attention_mask=TRIANGLE),
+        TypeError,
+        "; give it as attn_mask=attention_mask.astype(bool)[:, None, None, :] for (batch, kv_len); it takes query",
+    ),
+    "length before batch": (
+        lambda: nn.TransformerEncoderLayer(2, 1)(
+            np.ones((3, 5, 2), np.float32), src_key_padding_mask=np.ones((3, 5)) > 1
+        ),
+        ValueError,
+        "expected (5, 3): (N, S); a module made with batch_first=True takes inputs (N, S, embed_dim)",
+    ),
+    "weight's axes": (
+        lambda: pyattn.self_attention(np.ones((2, 4)), *[np.ones((3, 4))] * 3),
+        ValueError,
+        "or w_query (4, dim); if its axes are the other way round, pass w_query.T",
+    ),
+    "model's loader": (lambda: pyattn.load, AttributeError, "did you mean pyattn.models.load?"),
+    "rotary's name": (lambda: pyattn.apply_rope, AttributeError, "did you mean pyattn.functional.rotary_embedding?"),
+    "language model's name": (lambda: nn.GPT, AttributeError, "did you mean pyattn.nn.TransformerLM?"),
+    "converter of modules": (
+        lambda: nn.from_torch,
+        AttributeError,
+        "did you mean pyattn.interop.torch.from_torch?",
+    ),
     "constructor": (
         lambda: nn.MultiheadAttention(3, 1, device="cpu"),
         TypeError,
@@ -127,7 +193,7 @@ CALLS = {
     "loader's name": (
         lambda: pyattn.models.from_pretrained,
         AttributeError,
-        "examples, find_minilm, load",
+        "did you mean pyattn.models.load?",
     ),
     "optimizer": (lambda: pyattn.optim, AttributeError, "; pyattn computes no gradients"),
     "converter's name": (

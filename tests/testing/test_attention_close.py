@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -225,3 +226,11 @@ def test_rules_are_those_of_attention():
         assert_attention_close(formula(*inputs), *inputs, attn_mask=np.ones((5, 7), int))
     with pytest.raises(TypeError, match="actual is an object of type NoneType"):
         assert_attention_close(None, *inputs)
+
+
+def test_a_mask_object_that_hides_everything_does_not_warn():
+    x = np.ones((4, 3), np.float32)
+    mask = pyattn.masks.causal(4).complement()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_attention_close(pyattn.attention(x, x, x, attn_mask=mask), x, x, x, attn_mask=mask)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, SupportsFloat, SupportsIndex, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from pyattn.nn import init
 from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
+
+if TYPE_CHECKING:
+    from pyattn.tracing import Trace
 
 __all__ = ["SelfAttention"]
 
@@ -351,6 +354,59 @@ class SelfAttention(Module):
         )
         check_dtype(result[0] if isinstance(result, AttentionResult) else result, self, dtype)
         return result
+
+    def trace(
+        self,
+        x: npt.ArrayLike,
+        *,
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        tokens: Sequence[str] | None = None,
+    ) -> Trace:
+        """Trace the eight steps of the module's attention.
+
+        Parameters
+        ----------
+        x : array_like, (L, embed_dim)
+            Of any real dtype; all arithmetic is in float64. (embed_dim, L) in the column convention.
+        attn_mask : array_like, optional
+            As for `forward`, like the next one: True = attend. Default: None.
+        is_causal : bool
+            Default: False.
+        tokens : sequence of str, optional
+            Names of the inputs. Default: None, their numbers.
+
+        Returns
+        -------
+        pyattn.tracing.Trace
+            `pyattn.trace` of x with the module's weights, biases and scale.
+
+        Raises
+        ------
+        TypeError
+            x does not hold real numbers, or tokens are not a sequence of strings.
+        ValueError
+            x has a batch axis, or sizes, the mask or the number of tokens do not match.
+
+        Examples
+        --------
+        >>> from pyattn import nn
+        >>> nn.SelfAttention(4, 3, rng=0).trace([[1, 0, 1, 0], [0, 2, 0, 2]]).outputs.shape
+        (2, 3)
+        """
+        from pyattn.tracing import trace
+
+        biases = self._biases()
+        return trace(
+            x,
+            *(np.asarray(weight, np.float64) for weight in (self.w_query, self.w_key, self.w_value)),
+            bias=None if all(bias is None for bias in biases) else biases,
+            scale=self.scale,
+            convention=self.convention,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            tokens=tokens,
+        )
 
     def extra_repr(self) -> str:
         """Return the sizes, and the options that differ from their defaults.

@@ -135,6 +135,18 @@ def test_align_is_that_of_the_function():
 # Parameters
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": True, "scale": 0.5, "convention": "column"}])
+def test_a_trace_has_the_numbers_of_the_call(options):
+    head = nn.SelfAttention(4, 3, 2, rng=0, **options)
+    rows = np.random.default_rng(1).standard_normal((5, 4), dtype=np.float32)
+    x = rows.T if head.convention == "column" else rows
+    output, weights = head(x, need_weights=True, is_causal=True)
+    trace = head.trace(x, is_causal=True, tokens=list("abcde"))
+    np.testing.assert_allclose(trace.outputs, output, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trace.weights, weights, rtol=1e-5, atol=1e-6)
+    assert list(trace.tokens) == list("abcde")
+
+
 def test_parameters_are_those_of_the_article():
     sizes = {"w_query": (7, 5), "w_key": (6, 5), "w_value": (6, 3), "b_query": (5,), "b_key": (5,), "b_value": (3,)}
     module = nn.SelfAttention(7, 5, 3, True, context_dim=6)
