@@ -27,35 +27,33 @@ _Class = TypeVar("_Class", bound=type)
 
 # Other libraries' words -> ours; the first that the function has is meant.
 _ELSEWHERE = {
-    "attention_mask": ("key_padding_mask", "attn_mask"),
+    "apply_rope": ("rotary_embedding", "RotaryEmbedding"),
+    "attention_mask": ("key_padding_mask", "src_key_padding_mask", "attn_mask"),
     "base": ("theta",),
     "causal": ("is_causal",),
     "d_model": ("embed_dim",),
     "dim": ("axis", "normalized_shape", "embed_dim", "d_model"),
     "dropout": ("dropout_p", "p"),
     "embed_dim": ("d_model",),
-    "apply_rope": ("rotary_embedding", "RotaryEmbedding"),
-    "from_pretrained": ("load",),
     "generator": ("rng",),
     "gpt": ("TransformerLM",),
-    "gptmodel": ("TransformerLM",),
     "input": ("x",),
     "key_mask": ("key_padding_mask",),
     "key_padding_mask": ("attn_mask",),
-    "lengths": ("key_lengths",),
     "kv_len": ("S",),
+    "lengths": ("key_lengths",),
     "mask": ("attn_mask", "src_mask"),
     "max_len": ("max_length",),
     "max_length": ("max_new_tokens",),
     "max_seq_len": ("max_length",),
     "num_heads": ("nhead", "num_kv_heads"),
+    "output_attentions": ("need_weights",),
     "pad_id": ("padding_idx",),
     "pad_token_id": ("padding_idx",),
-    "output_attentions": ("need_weights",),
-    "q_len": ("L",),
     "plot": ("steps",),
+    "q_len": ("L",),
     "return_weights": ("need_weights",),
-    "rope": ("rotary_embedding", "RotaryEmbedding"),
+    "rope": ("rotary", "rotary_embedding", "RotaryEmbedding"),
     "rope_theta": ("theta",),
     "seed": ("rng",),
     "src_mask": ("mask", "attn_mask"),
@@ -63,14 +61,19 @@ _ELSEWHERE = {
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
 NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
-_CONVERTERS = [f"pyattn.interop.torch.{name}" for name in ("from_torch", "to_torch")]
+_HOMES = {
+    "from_pretrained": "models.load",
+    "from_torch": "interop.torch.from_torch",
+    "to_torch": "interop.torch.to_torch",
+}
 # Functions whose arguments are often those of another one.
 _INSTEAD = {
-    "KVCache.append": "the number of the layer comes first",
-    "KVCache.attend": "keys and values go to append(layer, key, value) before it",
+    "KVCache.append": "call append(layer, key, value)",
+    "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
-_WEIGHTS = {f"{w}{name}" for w in ("", "w", "w_") for name in ("q", "k", "v", "query", "key", "value")}
+_FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
+_WEIGHTS = {f"{w}{name}" for w in ("w", "w_") for name in ("q", "k", "v", "query", "key", "value")}
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -99,12 +102,14 @@ def offer(word: str, names: Collection[str]) -> str:
 
 def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
     """Say what to do about a keyword where another name alone does not help."""
-    if word.lower() in _WEIGHTS and {"embed_dim", "key_dim"} <= {*names}:
-        return "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays; it takes"
-    if word == "dtype" and "query" in names:
-        return "the result has the arrays' dtype, and result.astype another; it takes"
-    if word == "attention_mask" and "key_lengths" in names:
-        return "give it as attn_mask=attention_mask.astype(bool)[:, None, None, :] for (batch, kv_len); it takes"
+    if word.lower() in _WEIGHTS and "key_dim" in names:
+        return f"{_FROM_ARRAYS}; it takes"
+    if word == "dtype" and {"query", "out"} <= {*names}:
+        return "the result has the arrays' dtype: convert it with astype; it takes"
+    if word == "attention_mask" and meant is not None:
+        axes = "[:, None, :]" if "x" in names else "[:, None, None, :], without heads [:, None, :]"
+        same = f"{meant}=attention_mask == 0" if "key" in meant else f"attn_mask=attention_mask.astype(bool){axes}"
+        return f"a tokenizer's attention_mask is {same}; it takes"
     if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:
         return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
     if (word, meant) == ("key_padding_mask", "attn_mask"):
@@ -153,11 +158,12 @@ def refuse_call(
     if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # it came from inside the function
         return
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # some functions in C have no signature
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # it is no function, or one in C without a signature
         return
     parameters = {name: p for name, p in signature.parameters.items() if name not in ("self", "cls")}
-    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()):
+    kinds = {p.kind for p in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         return
     unknown = [keyword for keyword in kwargs if keyword not in parameters]
     takes = ", ".join(parameters) or "no arguments"
@@ -165,11 +171,15 @@ def refuse_call(
         raise TypeError(f"{called}() got {_about_keywords(unknown, parameters)} {takes}") from None
     given = len(args) - (len(signature.parameters) - len(parameters))
     by_position = [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    by_position_alone = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}
+    if by_position_alone or {*by_position[:given]} & {*kwargs}:  # Python's own message says it
+        return
     by_name = [name for name in parameters if name not in by_position]
     advice = f"; {_INSTEAD[called]}" if called in _INSTEAD else ""
     if given > len(by_position) and by_name:
         takes = f"{', '.join(by_position) or 'nothing'} by position, and by name {', '.join(by_name)}"
-        raise TypeError(f"{called}() is given {given} arguments by position{advice}; it takes {takes}") from None
+        number = "an argument" if given == 1 else f"{given} arguments"
+        raise TypeError(f"{called}() is given {number} by position{advice}; it takes {takes}") from None
     bound = {*by_position[:given], *kwargs}
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in bound]
     if missing:
@@ -180,14 +190,14 @@ def _about_keywords(unknown: Sequence[str], names: Collection[str]) -> str:
     """Say which keywords a function does not have, and which were probably meant."""
     if len(unknown) == 1:
         return f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
-    guesses = {word: nearest(word, names) for word in unknown}
-    advice = [_advice(word, ours, names) for word, ours in guesses.items()]
-    meant = " and ".join(
-        f"{ours} for {word}" for (word, ours), own in zip(guesses.items(), advice, strict=True) if ours and not own
-    )
     wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
-    if all(advice) and len({*advice}) == 1:
-        return wrong + str(advice[0])
+    if "key_dim" in names and {word.lower() for word in unknown} in ({"query", "key", "value"}, {"q", "k", "v"}):
+        return f"{wrong}{_FROM_ARRAYS}; it takes"
+    guesses = [(word, nearest(word, names)) for word in unknown]
+    advice = {_advice(word, ours, names) for word, ours in guesses}
+    if len(advice) == 1 and None not in advice:
+        return f"{wrong}{advice.pop()}"
+    meant = " and ".join(f"{ours} for {word}" for word, ours in guesses if ours and not _advice(word, ours, names))
     return wrong + (f"did you mean {meant}? It takes" if meant else "it takes")
 
 
@@ -236,7 +246,7 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
         return AttributeError(wrong, obj=owner)
     if name in _TRAINING:
         return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
-    meant = nearest(name, [*names, *_CONVERTERS])
+    meant = f"pyattn.{_HOMES[name]}" if name in _HOMES else nearest(name, names)
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))
         return AttributeError(f"{wrong}; it has {', '.join(own)}", obj=owner)

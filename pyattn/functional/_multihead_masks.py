@@ -170,7 +170,7 @@ def _read_padding(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Arra
     if mask.shape != (*sizes.batch, sizes.kv_len):
         meaning = "(N, S)" if sizes.batch else "(S,), unbatched as query"
         if mask.shape == (sizes.kv_len, *sizes.batch):
-            meaning += "; a module made with batch_first=True takes inputs (N, S, embed_dim)"
+            meaning += f"; for inputs (N, S, embed_dim) make the module with batch_first=True, else pass {name}.T"
         raise ValueError(f"{name} has shape {mask.shape}, expected {(*sizes.batch, sizes.kv_len)}: {meaning}")
     if not isinstance(x, Mask) and mask.dtype == np.bool_ and _looks_padding_inverted(mask):
         warn(

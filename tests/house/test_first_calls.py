@@ -148,25 +148,49 @@ CALLS = {
     "cache without a layer": (
         lambda: pyattn.KVCache(1, 1, 3).append(X, X),
         TypeError,
-        "KVCache.append() is called without value; the number of the layer comes first; it takes layer, key",
+        "KVCache.append() is called without value; call append(layer, key, value); it takes layer, key",
     ),
     "cache's queries": (
         lambda: pyattn.KVCache(1, 1, 3).attend(X, X, X),
         TypeError,
-        "; keys and values go to append(layer, key, value) before it; it takes layer, query by position",
+        "; call append(layer, key, value) and then attend(layer, query); it takes layer, query by position",
     ),
-    "result's dtype": (lambda: pyattn.attention(X, X, X, dtype="f2"), TypeError, "and result.astype another; it takes"),
+    "result's dtype": (
+        lambda: pyattn.attention(X, X, X, dtype="f2"),
+        TypeError,
+        "dtype: convert it with astype; it takes",
+    ),
     "tokenizer's mask": (
         lambda: pyattn.attention(X, X, X, attention_mask=TRIANGLE),
         TypeError,
-        "; give it as attn_mask=attention_mask.astype(bool)[:, None, None, :] for (batch, kv_len); it takes query",
+        "; a tokenizer's attention_mask is attn_mask=attention_mask.astype(bool)[:, None, None, :], without heads [:, ",
+    ),
+    "tokenizer's mask of a module": (
+        lambda: nn.MultiheadAttention(3, 1)(X, X, X, attention_mask=TRIANGLE),
+        TypeError,
+        "; a tokenizer's attention_mask is key_padding_mask=attention_mask == 0; it takes query",
+    ),
+    "tokenizer's mask of a layer": (
+        lambda: nn.TransformerEncoderLayer(3, 1)(X, attention_mask=TRIANGLE),
+        TypeError,
+        "; a tokenizer's attention_mask is src_key_padding_mask=attention_mask == 0; it takes src",
+    ),
+    "integers by other names": (
+        lambda: nn.SelfAttention(4, key=3),
+        TypeError,
+        "unexpected keyword argument 'key'; it takes embed_dim, key_dim",
+    ),
+    "trace without context": (
+        lambda: nn.SelfAttention(3, 3, context_dim=2).trace(X),
+        ValueError,
+        "context_dim is 2 and embed_dim 3: a trace has no context",
     ),
     "length before batch": (
         lambda: nn.TransformerEncoderLayer(2, 1)(
             np.ones((3, 5, 2), np.float32), src_key_padding_mask=np.ones((3, 5)) > 1
         ),
         ValueError,
-        "expected (5, 3): (N, S); a module made with batch_first=True takes inputs (N, S, embed_dim)",
+        "(N, S); for inputs (N, S, embed_dim) make the module with batch_first=True, else pass src_key_padding_mas",
     ),
     "weight's axes": (
         lambda: pyattn.self_attention(np.ones((2, 4)), *[np.ones((3, 4))] * 3),

@@ -386,7 +386,7 @@ class SelfAttention(Module):
         TypeError
             x does not hold real numbers, or tokens are not a sequence of strings.
         ValueError
-            x has a batch axis, or sizes, the mask or the number of tokens do not match.
+            x has a batch axis, the module needs a context, or sizes, the mask or the number of tokens do not match.
 
         Examples
         --------
@@ -396,6 +396,10 @@ class SelfAttention(Module):
         """
         from pyattn.tracing import trace
 
+        if self.context_dim != self.embed_dim:
+            raise ValueError(
+                f"context_dim is {self.context_dim} and embed_dim {self.embed_dim}: a trace has no context"
+            )
         biases = self._biases()
         return trace(
             x,
