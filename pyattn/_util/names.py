@@ -159,7 +159,7 @@ def refuse_call(
         return
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # it is no function, or one in C without a signature
+    except (TypeError, ValueError):  # not a function, or one in C without a signature
         return
     parameters = {name: p for name, p in signature.parameters.items() if name not in ("self", "cls")}
     kinds = {p.kind for p in parameters.values()}
