@@ -89,9 +89,7 @@ else:  # hidden from type checkers, for which a module's __getattr__ defines eve
     def _names_of_all():
         """Return the names here, and in full those of the modules where layers, functions and models are."""
         homes = [importlib.import_module(f"pyattn.{home}") for home in ("functional", "nn", "generation", "models")]
-        full = [f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__]
-        full.remove("pyattn.nn.load")  # a user's load is models.load
-        return [*__all__, *full]
+        return [*__all__, *(f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__)]
 
     def __dir__():
         return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "importlib", "unknown_name"})

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
+    "FROM_ARRAYS",
     "NO_GRADIENTS",
     "naming_keywords",
     "naming_keywords_of_class",
@@ -61,9 +62,10 @@ _ELSEWHERE = {
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
 NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
-_HOMES = {
+_HOMES = {  # names whose module is elsewhere
     "from_pretrained": "models.load",
     "from_torch": "interop.torch.from_torch",
+    "load": "models.load",
     "to_torch": "interop.torch.to_torch",
 }
 # Functions whose arguments are often those of another one.
@@ -72,7 +74,7 @@ _INSTEAD = {
     "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
-_FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
+FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
 _WEIGHTS = {f"{w}{name}" for w in ("w", "w_") for name in ("q", "k", "v", "query", "key", "value")}
 
 
@@ -103,7 +105,7 @@ def offer(word: str, names: Collection[str]) -> str:
 def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
     """Say what to do about a keyword where another name alone does not help."""
     if word.lower() in _WEIGHTS and "key_dim" in names:
-        return f"{_FROM_ARRAYS}; it takes"
+        return f"{FROM_ARRAYS}; it takes"
     if word == "dtype" and {"query", "out"} <= {*names}:
         return "the result has the arrays' dtype: convert it with astype; it takes"
     if word == "attention_mask" and meant is not None:
@@ -171,8 +173,8 @@ def refuse_call(
         raise TypeError(f"{called}() got {_about_keywords(unknown, parameters)} {takes}") from None
     given = len(args) - (len(signature.parameters) - len(parameters))
     by_position = [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
-    by_position_alone = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}
-    if by_position_alone or {*by_position[:given]} & {*kwargs}:  # Python's own message says it
+    other_kinds = kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}
+    if other_kinds or {*by_position[:given]} & {*kwargs}:  # given twice: Python's own message says it
         return
     by_name = [name for name in parameters if name not in by_position]
     advice = f"; {_INSTEAD[called]}" if called in _INSTEAD else ""
@@ -192,7 +194,7 @@ def _about_keywords(unknown: Sequence[str], names: Collection[str]) -> str:
         return f"an unexpected keyword argument {unknown[0]!r}; {offer(unknown[0], names)}"
     wrong = f"unexpected keyword arguments {', '.join(map(repr, unknown))}; "
     if "key_dim" in names and {word.lower() for word in unknown} in ({"query", "key", "value"}, {"q", "k", "v"}):
-        return f"{wrong}{_FROM_ARRAYS}; it takes"
+        return f"{wrong}{FROM_ARRAYS}; it takes"
     guesses = [(word, nearest(word, names)) for word in unknown]
     advice = {_advice(word, ours, names) for word, ours in guesses}
     if len(advice) == 1 and None not in advice:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale
+from pyattn._util.names import FROM_ARRAYS
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
@@ -115,10 +116,7 @@ class SelfAttention(Module):
     ) -> None:
         super().__init__()
         if isinstance(embed_dim, (list, tuple)) or hasattr(embed_dim, "shape"):
-            raise TypeError(
-                "embed_dim is an array, expected an int; nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a "
-                "module of arrays"
-            )
+            raise TypeError(f"embed_dim is an array, expected an int; {FROM_ARRAYS}")
         self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = as_count(v_dim, "v_dim", least=1, default=self.key_dim)
@@ -403,7 +401,9 @@ class SelfAttention(Module):
         biases = self._biases()
         return trace(
             x,
-            *(np.asarray(weight, np.float64) for weight in (self.w_query, self.w_key, self.w_value)),
+            self.w_query,
+            self.w_key,
+            self.w_value,
             bias=None if all(bias is None for bias in biases) else biases,
             scale=self.scale,
             convention=self.convention,
