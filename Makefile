@@ -37,10 +37,11 @@ venv := .venv/made-from-$(shell "$(PYTHON)" -c '$(identify)' 2>/dev/null)
 built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
-test_with = PYATTN_TEST_PEERS=$(PEERS)
+test_with = PYATTN_TEST_PEERS=$(PEERS) $(everything)
 # A worker for each core. The tests of a file stay together, as some sum up what the others saw.
 parallel := -n logical --maxprocesses 8 --dist loadfile --durations 20
 drawn := and not not_drawn
+everything :=
 short = not slow and not optional $(drawn)
 
 .PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package clean
@@ -56,8 +57,9 @@ test: $(built) $(test_extras)
 suite-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
 	PYATTN_TEST_ALL=1 $(python) -m pytest $(parallel) $(ARGS)
 
-# Under sanitizers all cases, but without PyTorch, in which most of the time would go.
+# Under sanitizers all cases, but without slow tests, and without PyTorch, in which most of the time would go.
 test-all: drawn :=
+test-all: everything := PYATTN_TEST_ALL=1
 test-all: PEERS := 0
 test-all: suite-all sanitize tsan core
 

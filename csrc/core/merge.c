@@ -1,5 +1,6 @@
 /* Combines attention computed over chunks of keys, through their logsumexps. Sums are in double, so that a chunk with a
  * weight of e^-80 relative to another still counts. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -45,7 +46,13 @@ static void merge_row(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t row, ptrdiff_
         const double weight = share[n] / total;
         for (ptrdiff_t d = 0; d < dim; d++) sum[d] += weight * real_at(dtype, outputs[n], row * dim + d);
     }
-    for (ptrdiff_t d = 0; d < dim; d++) store_real(dtype, output, row * dim + d, sum[d]);
+    for (ptrdiff_t d = 0; d < dim; d++) {
+        int finite = 1;
+        for (ptrdiff_t n = 0; isinf(sum[d]) && finite && n < parts; n++)
+            finite = share[n] == 0 || isfinite(real_at(dtype, outputs[n], row * dim + d));
+        if (isinf(sum[d]) && finite) sum[d] = copysign(DBL_MAX, sum[d]); /* shares add up to 1 and a rounding */
+        store_real(dtype, output, row * dim + d, sum[d]);
+    }
 }
 
 typedef struct {

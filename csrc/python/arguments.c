@@ -118,7 +118,7 @@ int pyattn_finite(PyObject *object, const char *name, double *number)
 {
     if (pyattn_number(object, name, number) < 0) return -1;
     if (Py_IS_FINITE(*number)) return 0;
-    PyErr_Format(PyExc_ValueError, "%s is %R, expected a finite number", name, object);
+    PyErr_Format(PyExc_ValueError, "%s is %.100R, expected a finite number", name, object);
     return -1;
 }
 

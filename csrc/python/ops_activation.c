@@ -25,7 +25,7 @@ int pyattn_activation(PyObject *object, attn_activation *activation)
         }
         length += (size_t)PyOS_snprintf(names + length, sizeof names - length, ", '%s'", known[n].name);
     }
-    PyErr_Format(PyExc_ValueError, "activation is %R, expected None%s", object, names);
+    PyErr_Format(PyExc_ValueError, "activation is %.100R, expected None%s", object, names);
     return -1;
 }
 

@@ -15,7 +15,7 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
 {
     if (!pyattn_given(object)) return 0;
     if (PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s is %R, expected an array or a mask object, such as pyattn.masks.causal(L)",
+        PyErr_Format(PyExc_TypeError, "%s is %.100R, expected an array or a mask object, such as pyattn.masks.causal(L)",
                      name, object);
         return -1;
     }
@@ -78,7 +78,7 @@ int pyattn_choice(PyObject *object, const char *name, const char *zero, const ch
         if (PyUnicode_CompareWithASCIIString(object, zero) == 0) return 0;
         if (PyUnicode_CompareWithASCIIString(object, one) == 0) return 1;
     }
-    PyErr_Format(PyExc_ValueError, "%s is %R, expected '%s' or '%s'", name, object, zero, one);
+    PyErr_Format(PyExc_ValueError, "%s is %.100R, expected '%s' or '%s'", name, object, zero, one);
     return -1;
 }
 
@@ -102,7 +102,8 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
-    if (PyBytes_Check(object) || PyByteArray_Check(object) || PyMemoryView_Check(object) || PyUnicode_Check(object)) {
+    if (PyUnicode_Check(object) ||
+        (PyObject_CheckBuffer(object) && PySequence_Check(object) && !PyArray_Check(object))) { /* text and bytes */
         PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
                      Py_TYPE(object)->tp_name);
         return -1;
@@ -114,7 +115,7 @@ static int convert_window(PyObject *object, attn_args *args)
         return 0;
     }
     if (PySequence_Size(object) != 2) {
-        PyErr_Format(PyExc_ValueError, "window is %R, expected an int or (left, right)", object);
+        PyErr_Format(PyExc_ValueError, "window is %.100R, expected an int or (left, right)", object);
         return -1;
     }
     for (int n = 0; n < 2; n++) {
@@ -161,7 +162,7 @@ static int convert_probability(PyObject *object, const char *name, double *proba
     }
     if (pyattn_number(object, name, probability) < 0) return -1;
     if (*probability >= 0 && *probability <= 1) return 0;
-    PyErr_Format(PyExc_ValueError, "%s is %R, expected a probability from 0 to 1", name, object);
+    PyErr_Format(PyExc_ValueError, "%s is %.100R, expected a probability from 0 to 1", name, object);
     return -1;
 }
 
@@ -198,7 +199,7 @@ static int convert_score(PyObject *object, attn_args *args)
             args->score = scores[n].score;
             return 0;
         }
-    PyErr_Format(PyExc_ValueError, "score is %R, expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
+    PyErr_Format(PyExc_ValueError, "score is %.100R, expected 'dot', 'cosine', 'distance', 'bilinear' or 'additive'",
                  object);
     return -1;
 }

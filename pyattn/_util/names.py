@@ -68,6 +68,7 @@ _HOMES = {  # names whose module is elsewhere
     "load": "models.load",
     "to_torch": "interop.torch.to_torch",
 }
+_NUMPY = {"relu": "numpy.maximum(x, 0)", "tanh": "numpy.tanh(x)"}  # what NumPy computes as well
 # Functions whose arguments are often those of another one.
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
@@ -108,14 +109,20 @@ def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
         return f"{FROM_ARRAYS}; it takes"
     if word == "dtype" and {"query", "out"} <= {*names}:
         return "the result has the arrays' dtype: convert it with astype; it takes"
+    if word in ("query", "key", "value") and {"x", "w_query"} <= {*names}:
+        takes = "trace_attention" if "tokens" in names else "attention"
+        return f"pyattn.{takes} takes query, key and value; this function computes them from x, and takes"
+    pairs, without = "[..., None, None, :]", ", without heads [..., None, :]"
+    if "x" in names or "tokens" in names:  # a trace's mask is (L, S)
+        pairs, without = "" if "tokens" in names else "[..., None, :]", ""
     if word == "attention_mask" and meant is not None:
-        axes = "[:, None, :]" if "x" in names else "[:, None, None, :], without heads [:, None, :]"
-        same = f"{meant}=attention_mask == 0" if "key" in meant else f"attn_mask=attention_mask.astype(bool){axes}"
+        over_queries = f"attn_mask=attention_mask.astype(bool){pairs}{without}"
+        same = f"{meant}=attention_mask == 0" if "key" in meant else over_queries
         return f"a tokenizer's attention_mask is {same}; it takes"
     if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:
         return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
     if (word, meant) == ("key_padding_mask", "attn_mask"):
-        return "give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask[..., None, None, :]); it takes"
+        return f"give it as attn_mask=pyattn.masks.from_blocked(key_padding_mask{pairs}){without}; it takes"
     if (word, meant) == ("mask", "attn_mask"):
         means = "blocked" if "key_padding_mask" in names else "attend"
         lengths = ", and key_lengths takes the lengths of padding" if "key_lengths" in names else ""
@@ -248,6 +255,8 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
         return AttributeError(wrong, obj=owner)
     if name in _TRAINING:
         return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
+    if name in _NUMPY and module == "pyattn.functional":
+        return AttributeError(f"{wrong}; {_NUMPY[name]} is the same", obj=owner)
     meant = f"pyattn.{_HOMES[name]}" if name in _HOMES else nearest(name, names)
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))

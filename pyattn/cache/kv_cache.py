@@ -400,7 +400,8 @@ class KVCache:
         if isinstance(attn_mask, Mask):
             heads = queries.shape[2 if layout == "bshd" else 1]
             attn_mask = checked_array(attn_mask, (self.batch_size, heads, length, held.length - use.start), True)
-        elif isinstance(attn_mask, np.ndarray):
+        elif attn_mask is not None:
+            attn_mask = _core.as_array(attn_mask, "attn_mask")
             warn_if_inverted(attn_mask)
         if self.window is not None:
             if window is not None:

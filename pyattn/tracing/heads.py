@@ -197,7 +197,6 @@ class HeadTraces:
         return f"HeadTraces({len(self.heads)} heads, outputs {self.outputs.shape[0]} x {self.outputs.shape[1]})"
 
 
-@np.errstate(all="ignore")
 def trace_heads(
     module: Any,
     given: tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None],
@@ -207,10 +206,24 @@ def trace_heads(
     """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`."""
     if getattr(module, "rotary", None) is not None:
         raise ValueError("module has rotary positions, which a trace does not show")
-    inputs = _read_unbatched(given, module.batch_first)
-    dtype = module.out_proj.weight.dtype
-    module(*(array.astype(dtype) for array in inputs), need_weights=False, **masks)  # the call checks the arguments
+    with np.errstate(all="ignore"):
+        inputs = _read_unbatched(given, module.batch_first)
+        cast = [array.astype(module.out_proj.weight.dtype) for array in inputs]
+    # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.
+    module(*cast, need_weights=False, **masks)
     is_self_attention = given[1] is None and given[2] is None
+    return _trace_each(module, inputs, is_self_attention, masks, names)
+
+
+@np.errstate(all="ignore")
+def _trace_each(
+    module: Any,
+    inputs: Sequence[npt.NDArray[Any]],
+    is_self_attention: bool,
+    masks: Mapping[str, Any],
+    names: tuple[Sequence[str] | None, Sequence[str] | None],
+) -> HeadTraces:
+    """Trace each head, and join them."""
     state = {name: np.asarray(array, np.float64) for name, array in module.state_dict().items()}
     count, kv_count = module.num_heads, module.num_kv_heads
     parts = _split_weights(state, (count, kv_count, kv_count))

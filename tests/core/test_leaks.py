@@ -11,14 +11,14 @@ from itertools import repeat
 import numpy as np
 import pytest
 from support.calls import WORKING
-from support.helpers import EVERYTHING, for_each
+from support.helpers import EVERYTHING, SANITIZED, for_each
 from support.mistaken_calls import MISTAKES
 from support.module_calls import MODULES, MODULES_MISTAKES
 
 import pyattn
 
 RIGHT, WRONG = WORKING | MODULES, MISTAKES | MODULES_MISTAKES
-TIMES = 10_000 if EVERYTHING else 300
+TIMES = 10_000 if EVERYTHING and not SANITIZED else 300
 MOST_BLOCKS = 5
 LESS_OFTEN = {"generate": 20, "SentenceEncoder": 20, "models": 100, "files": 100}
 LESS_OFTEN |= {"compare": 20, "assert_attention_close": 500, "check": 1000}

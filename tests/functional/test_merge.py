@@ -247,6 +247,18 @@ def test_mistakes_are_named(outputs, lses, kind, message):
         pyattn.merge_states(outputs, lses)
 
 
+@for_each("parts", [2, 20, 50, 1000])
+@for_each("sign", [1, -1])
+def test_equal_outputs_at_the_end_of_the_range_stay_there(parts, sign, dtype):
+    """Shares add up to 1 and a rounding, so that the sum may overflow."""
+    largest = sign * np.finfo(dtype).max
+    outputs, lses = [np.full((1, 2), largest, dtype)] * parts, [np.zeros(1, dtype)] * parts
+    output, _ = pyattn.merge_states(outputs, lses)
+    np.testing.assert_allclose(output, largest, rtol=1000 * np.finfo(np.float64).eps)
+    infinite = [*outputs[1:], np.full((1, 2), sign * np.inf, dtype)]
+    assert (pyattn.merge_states(infinite, lses)[0] == sign * np.inf).all()
+
+
 @for_each("place", range(4))
 def test_the_core_takes_tuples_and_arrays(place):
     x, lse = np.ones((2, 3)), np.ones(2)

@@ -98,6 +98,12 @@ CALLS = {
     "hub": (lambda: pyattn.models.load("gpt2"), FileNotFoundError, "downloads nothing"),
     "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
     "padding": (lambda: pyattn.attention(X, X, X, key_padding_mask=TRIANGLE), TypeError, "from_blocked(key_padding"),
+    "trace of three arrays": (
+        lambda: pyattn.trace(query=X, key=X, value=X),
+        TypeError,
+        "trace_attention takes query, key and value",
+    ),
+    "NumPy's function": (lambda: pyattn.functional.relu, AttributeError, "numpy.maximum(x, 0)"),
     "rows": (lambda: pyattn.attention([[1.0, 2.0], [3.0]], X, X), ValueError, "pad them to one length"),
     "weights": (lambda: pyattn.attention(X, X, X, return_weights=True), TypeError, "need_weights"),
     "no scale": (lambda: pyattn.attention(X, X, X, scale=False), TypeError, "pass 1 not to scale"),
@@ -163,7 +169,7 @@ CALLS = {
     "tokenizer's mask": (
         lambda: pyattn.attention(X, X, X, attention_mask=TRIANGLE),
         TypeError,
-        "; a tokenizer's attention_mask is attn_mask=attention_mask.astype(bool)[:, None, None, :], without heads [:, ",
+        "; a tokenizer's attention_mask is attn_mask=attention_mask.astype(bool)[..., None, None, :], without heads [",
     ),
     "tokenizer's mask of a module": (
         lambda: nn.MultiheadAttention(3, 1)(X, X, X, attention_mask=TRIANGLE),
@@ -273,10 +279,16 @@ def test_the_mend_of_a_key_padding_mask_blocks_keys():
     for x, key_padding_mask in ((query[0], padding), (query[0, 0], padding[0])):
         with pytest.raises(TypeError) as caught:
             pyattn.attention(x, x, x, key_padding_mask=key_padding_mask)
-        mask = eval(re.search(r"attn_mask=(.+?);", str(caught.value))[1])
+        mask = eval(re.search(r"attn_mask=(.+?\)),", str(caught.value))[1])
         output = pyattn.attention(x, x, x, attn_mask=mask)
         keep = ~np.broadcast_to(key_padding_mask[..., None, None, :], (*x.shape[:-1], x.shape[-2]))
         np.testing.assert_array_equal(output, pyattn.attention(x, x, x, attn_mask=keep))
+    x, weights = query[0, :, 0], [np.eye(3)] * 3
+    with pytest.raises(TypeError) as caught:
+        pyattn.self_attention(x, *weights, key_padding_mask=padding)
+    mask = eval(re.search(r"attn_mask=(.+?\));", str(caught.value))[1], {"pyattn": pyattn, "key_padding_mask": padding})
+    output = pyattn.self_attention(x, *weights, attn_mask=mask)
+    np.testing.assert_array_equal(output, pyattn.self_attention(x, *weights, attn_mask=~padding[:, None, :]))
 
 
 @for_each("name", CALLS)

@@ -52,6 +52,15 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # The one arrow up, inside a function: a mask draws itself.
 UPWARD = {"masks": {"plot"}}
+# What the extension imports, while it runs: its slow paths and the type of its results.
+IMPORTED_BY_C = {
+    "pyattn._util.names",
+    "pyattn._util.random",
+    "pyattn._util.warnings",
+    "pyattn.functional",
+    "pyattn.functional._many_axes",
+    "pyattn.masks._lowering",
+}
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
     "testing/calling.py": {"torch"},
@@ -211,6 +220,11 @@ def test_arrows_run_down():
     for own, others in UPWARD.items():
         used = set().union(*(imports_of(path)[0] for path in PYTHON_FILES if module_of(path) == own))
         assert others <= used, "an exception that nothing needs"
+
+
+def test_the_extension_imports_these_modules():
+    called = [re.findall(r'(?:ImportModule|imported)\("(pyattn[^"]*)"', path.read_text()) for path in C_FILES]
+    assert {name for names in called for name in names} == IMPORTED_BY_C
 
 
 def test_no_file_imports_the_face():

@@ -426,6 +426,7 @@ def test_bare_masks_that_look_inverted_warn_where_true_attends(mask, expected):
     cache.append(0, k[None, None], k[None, None])
     for call in (
         lambda mask: cache.attend(0, q[None, None], attn_mask=mask),
+        lambda mask: cache.attend(0, q[None, None], attn_mask=mask if isinstance(mask, masks.Mask) else mask.tolist()),
         lambda mask: pyattn.attention(q, k, k, attn_mask=mask),
         lambda mask: pyattn.scaled_dot_product_attention(q, k, k, mask),
         lambda mask: pyattn.self_attention(q, w, w, w, context=k, attn_mask=mask),

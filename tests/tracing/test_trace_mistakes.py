@@ -132,3 +132,11 @@ def test_an_integer_mask_is_refused_with_the_fix():
 def test_a_float_mask_of_ones_and_zeros_is_warned_of():
     with pytest.warns(pyattn.MaskWarning, match="first and last rows hold only zeros and ones"):
         pyattn.trace_attention(QUERY, KEY, VALUE, attn_mask=np.ones((3, 5)))
+
+
+def test_a_mask_warning_names_the_callers_line():
+    """Once per call site, so a second line warns again."""
+    module = pyattn.MultiheadAttention(4, 2, batch_first=True, rng=0).eval()
+    with pytest.warns(pyattn.MaskWarning) as caught:
+        module.trace(np.eye(4), attn_mask=np.tri(4, dtype=bool))
+    assert [warning.filename for warning in caught] == [__file__]
