@@ -170,7 +170,6 @@ def test_a_callback_must_return_a_bool():
 
 
 def test_progress_is_shown(capsys):
-    pytest.importorskip("tqdm")
     pyattn.generate(Markov(CHAIN), [[0]], max_new_tokens=9, eos_token_id=END, progress=True)
     assert "5/9" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ import struct
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from support.helpers import assert_same_bits, bits
 from support.published import BERT, bert_tensors, bytes_of, file_of, header_of, write_model
 
@@ -39,17 +40,15 @@ def base_of(array):
 
 
 def test_the_reader_reads_what_the_package_writes(tmp_path):
-    numpy = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "a.safetensors"
-    numpy.save_file(ARRAYS, path, {"format": "np"})
-    found, expected = open_tensors(path), numpy.load_file(path)
+    safetensors.numpy.save_file(ARRAYS, path, {"format": "np"})
+    found, expected = open_tensors(path), safetensors.numpy.load_file(path)
     assert found.keys() == expected.keys() == ARRAYS.keys()
     for name, tensor in found.items():
         assert_same_bits(tensor.to_array(), expected[name], name)
 
 
 def test_the_package_reads_what_the_writer_and_these_tests_write(tmp_path):
-    numpy = pytest.importorskip("safetensors.numpy")
     path = tmp_path / "a.safetensors"
     for kind in ("writer", "tests"):
         if kind == "tests":
@@ -57,7 +56,7 @@ def test_the_package_reads_what_the_writer_and_these_tests_write(tmp_path):
         else:
             with open(path, "wb") as file:
                 write_tensors(ARRAYS, file)
-        found = numpy.load_file(path)
+        found = safetensors.numpy.load_file(path)
         assert found.keys() == ARRAYS.keys()
         for name, array in found.items():
             assert_same_bits(array, ARRAYS[name], name)
