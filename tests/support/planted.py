@@ -45,8 +45,8 @@ def hide(scores, visible, by=-np.inf):
     return np.where(visible, scores, scores.dtype.type(by))
 
 
-def triangle(scores, shift=0):
-    return np.tri(*scores.shape[-2:], shift, dtype=bool)
+def triangle(scores, k=0):
+    return np.tri(*scores.shape[-2:], k, dtype=bool)
 
 
 def right(query, key, value, *, attn_mask=None, is_causal=False, scale=None):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from support.planted import softmax
 
 
 class Wrong(NamedTuple):
@@ -29,17 +30,8 @@ def wrong(group, cause, **options):
     return note
 
 
-def softmax(x, axis=-1):
-    exponentials = np.exp(x - x.max(axis=axis, keepdims=True))
-    return exponentials / exponentials.sum(axis=axis, keepdims=True)
-
-
 def scores_of(query, key):
     return query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-
-
-def triangle(scores, k=0):
-    return np.tri(*scores.shape[-2:], k=k, dtype=bool)
 
 
 # The scale

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from support.wrong_attentions import scores_of, softmax, triangle, wrong
+from support.planted import softmax, triangle
+from support.wrong_attentions import scores_of, wrong
 
 # Masks
 

@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+from support.planted import softmax
 from support.right_attentions import careful, counts_of, formula
-from support.wrong_attentions import WRONG, softmax
+from support.wrong_attentions import WRONG
 
 import pyattn
 from pyattn.testing import check

@@ -9,8 +9,9 @@ import warnings
 import numpy as np
 import pytest
 from support import wrong_masks  # noqa: F401  it adds to WRONG
+from support.planted import softmax
 from support.right_attentions import careful, counts_of, formula
-from support.wrong_attentions import WRONG, scores_of, softmax
+from support.wrong_attentions import WRONG, scores_of
 
 import pyattn
 from pyattn.testing import check
