@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import pyattn
+
 L, S, D, HEADS, BATCH = 6, 9, 8, 4, 2
 RNG = np.random.default_rng(41)
 VISIBLE = RNG.random((L, S)) < 0.6
@@ -27,6 +29,18 @@ def draw(dtype=np.float32, *, keys=S, kv_heads=HEADS, size=1.0, queries=L, plain
     shapes = (HEADS, queries), (kv_heads, keys), (kv_heads, keys)
     arrays = [(size * rng.standard_normal((BATCH, *shape, D))).astype(dtype) for shape in shapes]
     return [x[0, 0] for x in arrays] if plain else arrays
+
+
+QUERY, KEY, VALUE = draw()
+
+
+def compare(theirs, **arguments):
+    """Compare pyattn.attention, ours, with theirs on QUERY, KEY and VALUE."""
+    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
+
+
+def with_weights(query, key, value, **arguments):
+    return pyattn.attention(query, key, value, need_weights=True, **arguments)
 
 
 # What all are made of

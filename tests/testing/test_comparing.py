@@ -10,19 +10,13 @@ import pytest
 from support import drawing, planted, torch_twin
 from support.helpers import EVERYTHING
 from support.mha_cases import draw, draw_cases, twins
+from support.planted import KEY, QUERY, VALUE, compare, with_weights
 
 import pyattn
 from pyattn import nn
 from pyattn.testing.formula import compute
 from pyattn.testing.mistakes import HYPOTHESES, mistakes_in
 from pyattn.testing.sides import side_of
-
-QUERY, KEY, VALUE = planted.draw()
-
-
-def compare_with(theirs, **arguments):
-    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
-
 
 # Faults
 
@@ -53,10 +47,6 @@ def test_a_right_function_is_equal_and_nothing_is_said_of_it(size, dtype):
         report = pyattn.compare(pyattn.attention, planted.right, *planted.draw(dtype, size=size), **arguments)
         assert report.equal, report
         assert (report.stage, report.causes, report.wrong) == (None, (), ())
-
-
-def with_weights(query, key, value, **arguments):
-    return pyattn.attention(query, key, value, need_weights=True, **arguments)
 
 
 @pytest.mark.parametrize("largest", [0, 1, 100])
@@ -103,14 +93,14 @@ def test_wrong_weights_of_one_side_alone_are_seen():
 
 def test_transposed_weights_of_one_side_alone_are_named():
     output, weights = with_weights(QUERY, KEY, VALUE)
-    report = compare_with((output, weights.mT))
+    report = compare((output, weights.mT))
     assert (report.cause.name, report.stage, report.complete) == ("weights returned", "weights", True)
     assert str(report.cause) == "theirs returns its weights transposed, (keys, queries)"
 
 
 def test_numbers_of_few_decimals_are_named():
     output = pyattn.attention(QUERY, KEY, VALUE).round(3)
-    report = compare_with(output)
+    report = compare(output)
     assert (report.cause.name, report.stage) == ("rounded", "output")
     assert "rounds output to 3 decimals" in str(report)
 
@@ -131,7 +121,7 @@ def test_empty_rows_are_a_documented_difference(asked, given):
     other = {"zero": "nan", "nan": "zero"}[asked]
     expected = pyattn.attention(QUERY, KEY, VALUE, attn_mask=visible, empty_rows=other)
     np.testing.assert_array_equal(expected[..., 2, :], given)
-    report = compare_with(expected, attn_mask=visible, empty_rows=asked)
+    report = compare(expected, attn_mask=visible, empty_rows=asked)
     assert report.cause.name == "empty rows"
     assert str(report.cause).startswith(f"theirs gives {'NaN' if np.isnan(given) else '0'} where")
     assert report.cause.documented
@@ -163,7 +153,7 @@ def test_what_nobody_has_thought_of_is_shown_where_it_is_largest():
         output[1, 2, 3, 4] += 1
         return output
 
-    report = compare_with(theirs)
+    report = compare(theirs)
     (stage,) = report.stages
     assert (report.cause, report.stage, stage.place, report.complete) == (None, "output", (1, 2, 3, 4), False)
     ours, other, exact = stage.numbers
@@ -180,7 +170,7 @@ def test_errors_of_one_sign_are_no_dtypes():
         output = planted.right(query, key, value)
         return output + np.float32(1e-3) * output * output
 
-    report = compare_with(theirs)
+    report = compare(theirs)
     assert (report.equal, report.cause) == (False, None), report
 
 

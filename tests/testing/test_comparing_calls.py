@@ -9,21 +9,11 @@ import pytest
 from support import multi_head_twin, planted
 from support.helpers import for_each
 from support.mha_cases import call_torch
+from support.planted import KEY, QUERY, VALUE, compare, with_weights
 
 import pyattn
 from pyattn import nn
 from pyattn.nn.attention.multihead import parameters_of
-
-QUERY, KEY, VALUE = planted.draw()
-
-
-def compare(theirs, **arguments):
-    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
-
-
-def with_weights(query, key, value, **arguments):
-    return pyattn.attention(query, key, value, need_weights=True, **arguments)
-
 
 # What is compared, and how it is called
 

@@ -7,16 +7,10 @@ import re
 
 import pytest
 from support import planted
+from support.planted import KEY, QUERY, VALUE, compare
 
 import pyattn
 from pyattn import nn
-
-QUERY, KEY, VALUE = planted.draw()
-
-
-def compare(theirs, **arguments):
-    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
-
 
 LAYER = nn.MultiheadAttention(8, 2, batch_first=True, rng=0)
 X = QUERY[0]

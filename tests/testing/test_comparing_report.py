@@ -5,21 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support import planted
+from support.planted import KEY, QUERY, VALUE, compare, with_weights
 
 import pyattn
 import pyattn.testing.demo as demo
 from pyattn.__main__ import main
 from pyattn.testing import Comparison
-
-QUERY, KEY, VALUE = planted.draw()
-
-
-def compare(theirs, **arguments):
-    return pyattn.compare(pyattn.attention, theirs, QUERY, KEY, VALUE, **arguments)
-
-
-def with_weights(query, key, value, **arguments):
-    return pyattn.attention(query, key, value, need_weights=True, **arguments)
 
 
 def over_queries(query, key, value):
@@ -30,7 +21,7 @@ def over_queries(query, key, value):
 def test_the_table_is_aligned_and_says_which_stage_differs():
     text = str(pyattn.compare(with_weights, over_queries, QUERY, KEY, VALUE))
     lines = text.splitlines()
-    assert lines[0] == "ours    test_comparing_report.with_weights, float32"
+    assert lines[0] == "ours    support.with_weights, float32"
     assert lines[1] == "theirs  test_comparing_report.over_queries, float32"
     head, *rows = lines[3:6]
     assert head.split() == ["stage", "shape", "max", "abs", "error", "ULP", "ratio", "ours", "theirs"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support import planted
 from support.helpers import for_each
+from support.planted import KEY, QUERY, VALUE
 
 import pyattn
 
-QUERY, KEY, VALUE = planted.draw()
 BILINEAR = np.random.default_rng(1).standard_normal((planted.D, planted.D)).astype(np.float32)
 ADDITIVE = np.linspace(-1, 1, planted.D, dtype=np.float32)
 
