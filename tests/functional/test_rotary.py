@@ -7,17 +7,13 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn.functional as rotary
 from pyattn import _core, functional
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 WIDER = {"float32": np.float64, "float64": np.longdouble}
-
-
-def draw(shape, dtype, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def pairs_of(size, interleaved):
@@ -61,7 +57,7 @@ def assert_close(y, x, positions, size, interleaved, theta=10000.0):
 def test_against_the_formula(dim, interleaved, dtype, level):
     for length, offset, theta in ((1, 0, 1e4), (1, 700, 5e5), (5, 30, 1e4), (33, 0, 1e6), (70, 50, 100.0)):
         for size in {dim // 2 * 2, dim // 4 * 2, 0}:
-            x = draw((2, 3, length, dim), dtype, dim + length)
+            x = normal(2, 3, length, dim, dtype=dtype, seed=dim + length)
             y = functional.rotary_embedding(x, theta=theta, rotary_dim=size, interleaved=interleaved, offset=offset)
             assert_close(y, x, offset + np.arange(length), size, interleaved, theta)
 
@@ -70,7 +66,7 @@ def test_against_the_formula(dim, interleaved, dtype, level):
 @pytest.mark.parametrize("position", [-1, 31, 1000, 99_999, 100_000, 1_048_575, 10**8, -(10**6)])
 def test_far_positions_are_as_exact_as_near_ones(position, interleaved, dtype):
     """Against mpmath, with float64's own inv_freq."""
-    x = draw((1, 16), dtype)
+    x = normal(1, 16, dtype=dtype)
     y = functional.rotary_embedding(x, offset=position, interleaved=interleaved)
     bound = bound_of(x, 16, interleaved)
     first, second = pairs_of(16, interleaved)
@@ -89,7 +85,7 @@ def test_far_positions_are_as_exact_as_near_ones(position, interleaved, dtype):
 @both_pairings
 def test_products_depend_on_the_distance_alone(interleaved, dtype):
     """Each turned number is off by 4u of its pair, in both factors and at both places."""
-    q, k = draw((2, 1, 64), dtype)
+    q, k = normal(2, 1, 64, dtype=dtype)
     pairs = [np.stack([x[0, place] for place in pairs_of(64, interleaved)]) for x in (q, k)]
     sizes = [np.abs(pair).sum(0, dtype=np.float64) for pair in pairs]
     bound = 2 * 4 * np.finfo(dtype).eps * (sizes[0] * sizes[1]).sum() * (4 if dtype == "float64" else 1)
@@ -105,14 +101,14 @@ def test_products_depend_on_the_distance_alone(interleaved, dtype):
 
 
 def test_what_does_not_turn_is_copied_bit_for_bit(dtype, level):
-    x = draw((3, 20), dtype)
+    x = normal(3, 20, dtype=dtype)
     x[:, 12:] = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(dtype).smallest_subnormal, 1])
     assert_same_bits(functional.rotary_embedding(x, rotary_dim=12, offset=5)[:, 12:], x[:, 12:])
 
 
 @both_pairings
 def test_nan_stays_in_its_pair(interleaved, dtype, level):
-    x = draw((40, 32), dtype)
+    x = normal(40, 32, dtype=dtype)
     plain = functional.rotary_embedding(x, interleaved=interleaved)
     first, second = pairs_of(32, interleaved)
     x[7, first[3]] = np.nan
@@ -128,7 +124,7 @@ def test_nan_stays_in_its_pair(interleaved, dtype, level):
 
 @both_pairings
 def test_levels_give_the_same_bits(interleaved, dtype, levels):
-    x, results = draw((2, 70, 3, 44), dtype), {}
+    x, results = normal(2, 70, 3, 44, dtype=dtype), {}
     for level in levels:
         _core._set_isa(level)
         results[level] = functional.rotary_embedding(
@@ -140,7 +136,7 @@ def test_levels_give_the_same_bits(interleaved, dtype, levels):
 
 
 def test_both_pairings_give_a_pair_the_same_bits(dtype, level):
-    x = draw((50, 36), dtype)
+    x = normal(50, 36, dtype=dtype)
     apart = np.concatenate([x[:, 0::2], x[:, 1::2]], axis=1)
     neighbours = functional.rotary_embedding(x, interleaved=True)
     halves = functional.rotary_embedding(apart)
@@ -150,7 +146,7 @@ def test_both_pairings_give_a_pair_the_same_bits(dtype, level):
 @pytest.mark.threads
 @both_pairings
 def test_threads_do_not_change_a_bit(interleaved, dtype):
-    x = draw((3, 4, 300, 64), dtype)
+    x = normal(3, 4, 300, 64, dtype=dtype)
     ids = np.random.default_rng(1).integers(0, 5000, (3, 300))
     one = functional.rotary_embedding(x, position_ids=ids, interleaved=interleaved, num_threads=1)
     for threads in (2, 3, 7):
@@ -162,7 +158,7 @@ def test_threads_do_not_change_a_bit(interleaved, dtype):
 
 
 def test_a_row_has_the_same_bits_however_it_is_computed(dtype, level):
-    x = draw((2, 3, 100, 24), dtype)
+    x = normal(2, 3, 100, 24, dtype=dtype)
     whole = functional.rotary_embedding(x, offset=1000)
     for at in (0, 1, 23, 24, 31, 32, 99):
         assert_same_bits(
@@ -174,7 +170,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(dtype, level):
 
 
 def test_layouts_give_the_same_bits(dtype, level):
-    x = draw((2, 5, 40, 16), dtype)
+    x = normal(2, 5, 40, 16, dtype=dtype)
     expected = functional.rotary_embedding(x, offset=3)
     turned = functional.rotary_embedding(x.swapaxes(1, 2).copy(), offset=3, layout="bshd")
     assert_same_bits(turned.swapaxes(1, 2), expected)
@@ -199,7 +195,7 @@ def views_of(x):
 
 
 def test_strides_do_not_change_a_bit(dtype, level):
-    x = draw((2, 3, 37, 18), dtype)
+    x = normal(2, 3, 37, 18, dtype=dtype)
     plain = functional.rotary_embedding(x, offset=8)
     for kind, view in views_of(x):
         assert_same_bits(functional.rotary_embedding(view, offset=8), plain, kind)
@@ -211,7 +207,7 @@ def test_strides_do_not_change_a_bit(dtype, level):
 
 
 def test_position_ids_broadcast_to_the_axes_without_heads(dtype):
-    x = draw((2, 3, 4, 10, 8), dtype)  # (2, 3) batches of 4 heads
+    x = normal(2, 3, 4, 10, 8, dtype=dtype)  # (2, 3) batches of 4 heads
     rng = np.random.default_rng(2)
     for shape in ((10,), (1,), (3, 10), (3, 1), (2, 1, 10), (2, 3, 10)):
         ids = rng.integers(-50, 500, shape)
@@ -223,14 +219,14 @@ def test_position_ids_broadcast_to_the_axes_without_heads(dtype):
 
 
 def test_position_ids_of_three_axes_are_those_of_batches(dtype):
-    x = draw((3, 10, 8), dtype)
+    x = normal(3, 10, 8, dtype=dtype)
     ids = np.random.default_rng(3).integers(0, 99, (3, 10))
     assert_close(functional.rotary_embedding(x, position_ids=ids), x, ids, 8, False)
 
 
 @pytest.mark.parametrize("kind", ["i1", "u2", "i4", ">i8", "u8", "strided"])
 def test_position_ids_of_any_integers(kind):
-    x, ids = draw((10, 8), "f4"), np.arange(10)[::-1] + 3
+    x, ids = normal(10, 8, dtype="f4"), np.arange(10)[::-1] + 3
     given = np.repeat(ids, 2)[::2] if kind == "strided" else ids.astype(kind)
     assert_same_bits(
         functional.rotary_embedding(x, position_ids=given),
@@ -239,7 +235,7 @@ def test_position_ids_of_any_integers(kind):
 
 
 def test_a_negative_offset_turns_back(dtype):
-    x = draw((1, 32), dtype)
+    x = normal(1, 32, dtype=dtype)
     there = functional.rotary_embedding(x, offset=1234)
     back = functional.rotary_embedding(there, offset=-1234)
     assert (np.abs(back - x) <= 2 * np.sqrt(2) * bound_of(x, 32, False)).all()
@@ -259,7 +255,7 @@ def test_empty_axes(shape, dtype):
 @both_pairings
 def test_in_place(interleaved, dtype, level):
     """Also where rows are a view of projected keys."""
-    x = draw((2, 40, 3, 3, 24), dtype)
+    x = normal(2, 40, 3, 3, 24, dtype=dtype)
     options = {"rotary_dim": 20, "interleaved": interleaved, "layout": "bshd", "offset": 7}
     plain = functional.rotary_embedding(x[:, :, 1], **options)
     untouched = x.copy()
@@ -270,7 +266,7 @@ def test_in_place(interleaved, dtype, level):
 
 
 def test_rows_that_share_memory_are_not_rotated_in_place(dtype):
-    x = draw((1, 8), dtype)
+    x = normal(1, 8, dtype=dtype)
     untouched, rows = x.copy(), np.lib.stride_tricks.as_strided(x, (3, 8), (0, x.strides[1]))
     with pytest.raises(ValueError, match="out overlaps itself"):
         functional.rotary_embedding(rows, position_ids=[4, 5, 6], out=rows)
@@ -278,7 +274,7 @@ def test_rows_that_share_memory_are_not_rotated_in_place(dtype):
 
 
 def test_out(dtype):
-    x = draw((2, 50, 16), dtype)
+    x = normal(2, 50, 16, dtype=dtype)
     plain = functional.rotary_embedding(x)
     for out in (np.empty_like(x), np.empty_like(x, order="F"), np.empty((2, 50, 32), dtype)[..., ::2]):
         assert functional.rotary_embedding(x, out=out) is out
@@ -296,7 +292,7 @@ def test_what_numpy_can_read():
 
 
 def test_a_multiple_of_cosines_and_sines(dtype):
-    x = draw((9, 8), dtype)
+    x = normal(9, 8, dtype=dtype)
     plain, doubled = (
         rotary.rotary_embedding(x, frequencies=rotary.rotary_frequencies(8)._replace(attention_factor=f))
         for f in (1.0, 2.0)

@@ -16,10 +16,6 @@ ROTARIES = {
 }
 
 
-def draw(*shape, dtype="float32", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
 def drawn(module, seed=1):
     """With all parameters drawn, in eval mode."""
     rng = np.random.default_rng(seed)

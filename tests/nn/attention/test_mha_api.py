@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import threading
 
 import numpy as np
 import pytest
+from support import helpers
 from support.helpers import assert_same_bits
 from support.multi_head_twin import multi_head
 
@@ -15,9 +17,7 @@ import pyattn
 from pyattn import nn
 from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core
 
-
-def normal(*shape, dtype="float64", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+normal = functools.partial(helpers.normal, dtype="float64")
 
 
 def make(embed=8, heads=2, dtype="float64", **options):

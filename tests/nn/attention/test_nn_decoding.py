@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 import pytest
-from support.cached_layers import HEADS, LENGTH, ROTARIES, E, N, draw, drawn, layer_of, new_cache
+from support.cached_layers import HEADS, LENGTH, ROTARIES, E, N, drawn, layer_of, new_cache
 from support.caches import page_addresses
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
 from pyattn import _core, nn
@@ -46,7 +46,7 @@ def test_attention_token_by_token(chunks, rotary, kv_heads, dtype, level):
     attention = drawn(
         nn.MultiheadAttention(E, HEADS, batch_first=True, num_kv_heads=kv_heads, rotary=ROTARIES[rotary], dtype=dtype)
     )
-    x, cache = draw(N, LENGTH, E, dtype=dtype), new_cache(kv_heads, dtype)
+    x, cache = normal(N, LENGTH, E, dtype=dtype), new_cache(kv_heads, dtype)
     expected, _ = attention(x, x, x, need_weights=False, is_causal=True)
     assert_same_bits(stepped(lambda part: attention.decode_step(part, cache), x, CHUNKS[chunks]), expected)
     assert cache.lengths.tolist() == [LENGTH] * N
@@ -62,7 +62,7 @@ def test_a_layer_token_by_token(kind, norm_first, gated, known, dtype, level):
     layer = layer_of(
         kind, dtype=dtype, rotary=rotary, kv_heads=2, gated=gated, activation=activation, norm_first=norm_first
     )
-    x, memory, cache = draw(N, LENGTH, E, dtype=dtype), draw(N, 9, E, dtype=dtype, seed=1), new_cache(2, dtype)
+    x, memory, cache = normal(N, LENGTH, E, dtype=dtype), normal(N, 9, E, dtype=dtype, seed=1), new_cache(2, dtype)
     options = memory_of(layer, kind, memory)
     actual = stepped(lambda part: layer.decode_step(part, cache, **options), x, CHUNKS["anyhow"])
     assert_same_bits(actual, whole(layer, kind, x, memory))
@@ -80,14 +80,14 @@ def two_threads():
 def test_a_long_prompt_is_no_group_of_its_own(kind):
     """A layer does a batch of so many rows in groups; a cache, of tokens or of memory, is for all of it."""
     layer = layer_of(kind)
-    x, memory, cache = draw(N, 1600, E), draw(N, 9, E, seed=1), new_cache()
+    x, memory, cache = normal(N, 1600, E), normal(N, 9, E, seed=1), new_cache()
     expected = whole(layer, kind, x, memory)
     assert_same_bits(layer.decode_step(x, cache, **memory_of(layer, kind, memory)).output, expected)
 
 
 @every_kind
 def test_a_stack_token_by_token(kind, level):
-    x, memory = draw(N, LENGTH, E), draw(N, 9, E, seed=1)
+    x, memory = normal(N, LENGTH, E), normal(N, 9, E, seed=1)
     norm = drawn(nn.LayerNorm(E), 3)
     stack = (nn.TransformerEncoder if kind == "encoder" else nn.TransformerDecoder)(layer_of(kind), 3, norm).eval()
     for n, layer in enumerate(stack.layers):
@@ -101,7 +101,7 @@ def test_a_stack_token_by_token(kind, level):
 
 @every_kind
 def test_a_stack_in_training_drops_by_one_generator(kind):
-    x, memory = draw(N, 9, E), draw(N, 9, E, seed=1)
+    x, memory = normal(N, 9, E), normal(N, 9, E, seed=1)
     stack = (nn.TransformerEncoder if kind == "encoder" else nn.TransformerDecoder)(layer_of(kind), 2).train()
     for attention in (module for module in stack.modules() if isinstance(module, nn.MultiheadAttention)):
         attention.dropout = 0.5
@@ -116,7 +116,7 @@ def test_a_stack_in_training_drops_by_one_generator(kind):
 @every_kind
 def test_batch_entries_have_lengths_of_their_own(kind, level):
     layer = layer_of(kind, rotary=ROTARIES["halves"])
-    x, memory, cache = draw(N, LENGTH, E), draw(N, 9, E, seed=1), new_cache()
+    x, memory, cache = normal(N, LENGTH, E), normal(N, 9, E, seed=1), new_cache()
     options = memory_of(layer, kind, memory)
     expected = whole(layer, kind, x, memory)
     lengths = [70, 33]
@@ -133,13 +133,13 @@ def test_batch_entries_have_lengths_of_their_own(kind, level):
 def test_batch_first_or_not():
     one, other = layer_of("encoder"), layer_of("encoder")
     other.self_attn.batch_first = False
-    x, cache = draw(N, 5, E), new_cache()
+    x, cache = normal(N, 5, E), new_cache()
     assert_same_bits(other.decode_step(x.swapaxes(0, 1), cache).output.swapaxes(0, 1), one(x, is_causal=True))
 
 
 def test_weights_are_those_of_all_at_once():
     layer = layer_of("decoder")
-    x, memory, cache = draw(N, 7, E), draw(N, 9, E, seed=1), new_cache()
+    x, memory, cache = normal(N, 7, E), normal(N, 9, E, seed=1), new_cache()
     _, own, cross = layer(x, memory, tgt_is_causal=True, need_weights=True)
     options = memory_of(layer, "decoder", memory)
     layer.decode_step(x[:, :4], cache, **options)
@@ -150,7 +150,7 @@ def test_weights_are_those_of_all_at_once():
 
 def test_a_memory_may_be_padded():
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, kdim=20, vdim=20))
-    x, memory, cache = draw(N, 5, E), draw(N, 90, 20, seed=1), new_cache()
+    x, memory, cache = normal(N, 5, E), normal(N, 90, 20, seed=1), new_cache()
     attention.encode_memory(memory, cache, lengths=[90, 13])
     expected = attention(x, memory, memory, key_lengths=[90, 13])
     for actual, wanted in zip(attention.attend_memory(x, cache, need_weights=True), expected, strict=True):
@@ -161,7 +161,7 @@ def test_a_memory_may_be_padded():
 @pytest.mark.parametrize("window", [0, 5, 100])
 def test_a_window_of_the_cache(window, level):
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True))
-    x, cache = draw(N, 300, E), new_cache(window=window)
+    x, cache = normal(N, 300, E), new_cache(window=window)
     expected, _ = attention(x, x, x, need_weights=False, is_causal=True, window=(window, None))
     assert_same_bits(stepped(lambda part: attention.decode_step(part, cache), x, [100] + [1] * 200), expected)
     assert cache.start(0) == max(0, 299 - window) // 64 * 64
@@ -169,7 +169,7 @@ def test_a_window_of_the_cache(window, level):
 
 def test_masks_are_about_what_the_cache_holds():
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True))
-    x, cache = draw(N, 8, E), new_cache()
+    x, cache = normal(N, 8, E), new_cache()
     mask, padding = np.random.default_rng(3).standard_normal((8, 8)), np.zeros((N, 8), bool)
     padding[1, 2:4] = True
     expected, _ = attention(x, x, x, padding, False, mask, is_causal=True)
@@ -182,7 +182,7 @@ def test_memory_may_have_heads_of_its_own():
     layer = layer_of("decoder")
     layer.multihead_attn = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, num_kv_heads=1))
     decoder = nn.TransformerDecoder(layer, 2).eval()
-    x, memory = draw(N, 5, E), draw(N, 9, E, seed=1)
+    x, memory = normal(N, 5, E), normal(N, 9, E, seed=1)
     actual = decoder.decode_step(x, decoder.new_cache(N), memory_cache=decoder.encode_memory(memory)).output
     assert_same_bits(actual, decoder(x, memory, tgt_is_causal=True))
 
@@ -190,7 +190,7 @@ def test_memory_may_have_heads_of_its_own():
 def test_a_memory_that_turns_is_not_left_unturned():
     """The core's layer turns its own tokens alone."""
     layer = layer_of("decoder")
-    x, memory = draw(N, 5, E), draw(N, 9, E, seed=1)
+    x, memory = normal(N, 5, E), normal(N, 9, E, seed=1)
     plain = layer(x, memory)
     layer.multihead_attn.rotary = ROTARIES["halves"]
     turned_too = layer(x, memory)
@@ -202,7 +202,7 @@ def test_a_memory_that_turns_is_not_left_unturned():
 def test_frequencies_that_depend_on_the_length_see_no_padding():
     rotary = nn.RotaryEmbedding(8, scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=2)
     attention = drawn(nn.MultiheadAttention(E, HEADS, batch_first=True, rotary=rotary))
-    x = draw(N, 6, E)
+    x = normal(N, 6, E)
     padded, _ = attention.decode_step(x, new_cache(), lengths=[4, 4])
     assert_same_bits(padded[:, :4], attention.decode_step(x[:, :4], new_cache())[0])
     some, all_of_them = (attention(x[:, :n], x, x, need_weights=False)[0] for n in (3, 6))
@@ -223,7 +223,7 @@ def test_rotary_attention_is_the_formula(level):
     attention = drawn(
         nn.MultiheadAttention(E, 1, batch_first=True, bias=False, rotary=nn.RotaryEmbedding(E), dtype="float64")
     )
-    x = draw(12, E, dtype="float64")
+    x = normal(12, E, dtype="float64")
     q, k, v = np.split(x @ attention.in_proj_weight.T, 3, axis=1)
     q, k = (turned(part, range(12), E // 2) for part in (q, k))
     weights = np.exp(q @ k.T / E**0.5)
@@ -236,7 +236,7 @@ def test_rotary_attention_is_the_formula(level):
 @pytest.mark.peers
 def test_a_gated_layer_with_rms_norms_is_torchs_composition(torch):
     layer = layer_of("encoder", dtype="float64", gated=True, activation="silu", norm_first=True)
-    x = draw(N, 7, E, dtype="float64")
+    x = normal(N, 7, E, dtype="float64")
     weights = {name: torch.from_numpy(array) for name, array in layer.state_dict().items()}
 
     def norm(y, name):
@@ -267,10 +267,10 @@ def test_a_step_is_one_call(kind, gated, monkeypatch):
             _core, name, functools.partial(lambda n, f, *a, **o: called.append(n) or f(*a, **o), name, core)
         )
     layer = layer_of(kind, gated=gated, activation="silu", rotary=ROTARIES["halves"])
-    options = memory_of(layer, kind, draw(N, 9, E, seed=1))
+    options = memory_of(layer, kind, normal(N, 9, E, seed=1))
     called.clear()
     cache = new_cache()
-    layer.decode_step(draw(N, 3, E), cache, **options)
+    layer.decode_step(normal(N, 3, E), cache, **options)
     assert called == ["layer"]
 
 
@@ -286,7 +286,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(known):
     if known:
         stack.norm = drawn(nn.LayerNorm(E))
         stack.norm.forward = fails
-    x, cache = draw(N, 9, E), stack.new_cache(N)
+    x, cache = normal(N, 9, E), stack.new_cache(N)
     expected = stack(x, is_causal=True)
     stack.decode_step(x[:, :6], cache)
     failing = True
@@ -299,7 +299,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(known):
 
 def test_steps_move_no_page():
     stack = nn.TransformerEncoder(layer_of("encoder"), 2).eval()
-    x, cache = draw(N, LENGTH, E), stack.new_cache(N)
+    x, cache = normal(N, LENGTH, E), stack.new_cache(N)
     stack.decode_step(x[:, :3], cache)
     before = page_addresses(cache)
     for n in range(3, LENGTH):
@@ -311,7 +311,7 @@ def test_steps_move_no_page():
 
 def test_a_fork_of_the_cache_goes_on_by_itself():
     layer = layer_of("encoder")
-    x, cache = draw(N, 9, E), new_cache()
+    x, cache = normal(N, 9, E), new_cache()
     layer.decode_step(x[:, :6], cache)
     before = cache.to_arrays(0)
     beams = cache.fork(3)

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from support.cached_layers import HEADS, ROTARIES, E, N, draw, layer_of, new_cache
-from support.helpers import for_each
+from support.cached_layers import HEADS, ROTARIES, E, N, layer_of, new_cache
+from support.helpers import for_each, normal
 
 import pyattn
 from pyattn import KVCache, nn
@@ -25,7 +25,7 @@ def uneven():
     return cache
 
 
-X = draw(N, 3, E)
+X = normal(N, 3, E)
 STACK = nn.TransformerEncoder(layer_of("encoder"), 2).eval()
 ZERO = nn.MultiheadAttention(E, HEADS, add_zero_attn=True, batch_first=True).eval()
 ATTENTION = nn.MultiheadAttention(E, HEADS, batch_first=True).eval()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 
 import numpy as np
 import pytest
+from support import helpers
 from support.helpers import assert_same_bits, for_each
 from support.papers import Papers, assert_near
 
@@ -16,9 +18,7 @@ from pyattn import nn
 
 NAMES = ["w_query", "w_key", "w_value", "b_query", "b_key", "b_value"]
 
-
-def normal(*shape, dtype="float64", seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+normal = functools.partial(helpers.normal, dtype="float64")
 
 
 def make(embed_dim=7, key_dim=5, v_dim=3, *, dtype="float64", **options):
