@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
 from pyattn import reference
@@ -14,10 +14,9 @@ from pyattn import reference
 
 def draw(dtype, *, leading=(3,), d_q=10, d_k=7, hidden=16, v_dim=5, q_len=9, kv_len=13):
     """Query, key, value, w_query, w_key, w_score, bias."""
-    rng = np.random.default_rng(0)
     shapes = [(*leading, q_len, d_q), (*leading, kv_len, d_k), (*leading, kv_len, v_dim)]
     shapes += [(d_q, hidden), (d_k, hidden), (hidden,), (hidden,)]
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return make_arrays(*shapes, dtype=dtype)
 
 
 def formula(query, key, value, w_query, w_key, w_score, bias=0, **same):

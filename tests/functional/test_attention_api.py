@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
 from pyattn.testing import bounds
@@ -72,11 +72,6 @@ SHAPES = [
 def arrays(dtype):
     """Query, key and value of 3 queries and 5 keys."""
     return make_arrays((3, 4), (5, 4), (5, 2), dtype=dtype)
-
-
-def make_arrays(*shapes, dtype="float32"):
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 # Shapes

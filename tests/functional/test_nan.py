@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each, part
+from support.helpers import assert_same_bits, for_each, make_arrays, part
 
 import pyattn
 from pyattn import masks, reference
@@ -16,9 +16,9 @@ POISONS = [np.nan, np.inf, -np.inf]
 
 @pytest.fixture
 def arrays(dtype):
-    rng = np.random.default_rng(0)
-    shapes = ((2, HEADS, Q_LEN, HEAD_DIM), (2, HEADS, KV_LEN, HEAD_DIM), (2, HEADS, KV_LEN, V_DIM))
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return make_arrays(
+        (2, HEADS, Q_LEN, HEAD_DIM), (2, HEADS, KV_LEN, HEAD_DIM), (2, HEADS, KV_LEN, V_DIM), dtype=dtype
+    )
 
 
 def visible_pairs():

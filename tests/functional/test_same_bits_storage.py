@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 from support import drawing
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
 from pyattn import _core, nn
@@ -57,9 +57,9 @@ HEADS, Q_LEN, KV_LEN, HEAD_DIM, V_DIM = 3, 37, 600, 20, 12
 
 @pytest.fixture
 def arrays(dtype):
-    rng = np.random.default_rng(0)
-    shapes = ((2, HEADS, Q_LEN, HEAD_DIM), (2, HEADS, KV_LEN, HEAD_DIM), (2, HEADS, KV_LEN, V_DIM))
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return make_arrays(
+        (2, HEADS, Q_LEN, HEAD_DIM), (2, HEADS, KV_LEN, HEAD_DIM), (2, HEADS, KV_LEN, V_DIM), dtype=dtype
+    )
 
 
 def attend(query, key, value, queries=Q_LEN, **arguments):

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from support.helpers import assert_same_bits, for_each
+from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
 from pyattn import scaled_dot_product_attention as sdpa
@@ -23,11 +23,6 @@ SHAPES = {
     "no queries": ((2, 3, 0, 8), (2, 3, 12, 8), (2, 3, 12, 5)),
     "no keys": ((2, 3, 9, 8), (2, 3, 0, 8), (2, 3, 0, 5)),
 }
-
-
-def make_arrays(*shapes, dtype="float32"):
-    rng = np.random.default_rng(0)
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def make_mask(kind, arrays):

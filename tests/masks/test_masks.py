@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.helpers import for_each
+from support.helpers import for_each, make_arrays
 
 import pyattn
 from pyattn import masks
@@ -224,9 +224,7 @@ def test_mistakes_are_named(call, kind, message):
 
 @pytest.fixture
 def arrays(dtype):
-    rng = np.random.default_rng(0)
-    shapes = ((2, 2, 50, 8), (2, 2, 90, 8), (2, 2, 90, 5))
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return make_arrays((2, 2, 50, 8), (2, 2, 90, 8), (2, 2, 90, 5), dtype=dtype)
 
 
 def assert_exact(arrays, **arguments):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from support.helpers import make_arrays
 
 from pyattn import KVCache
 
@@ -18,13 +19,12 @@ STEPS = {
 
 def draw(dtype):
     """Query, key and value."""
-    rng = np.random.default_rng(0)
-    shapes = (
+    return make_arrays(
         (BATCH, HEADS, LENGTH, HEAD_DIM),
         (BATCH, KV_HEADS, LENGTH, HEAD_DIM),
         (BATCH, KV_HEADS, LENGTH, V_DIM),
+        dtype=dtype,
     )
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def cache_for(arrays, layers=1, **options):

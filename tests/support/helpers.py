@@ -94,6 +94,12 @@ def normal(*shape, dtype="float32", seed=0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
+def make_arrays(*shapes, dtype="float32") -> list[np.ndarray]:
+    """Arrays of numbers of one normal distribution, such as query, key and value, the same each time."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
 def run_python(script: str, *, options=(), timeout=120, **environment) -> subprocess.CompletedProcess:
     """Run a script in an interpreter of its own, which finds the same pyattn and these helpers. It must return 0.
 
