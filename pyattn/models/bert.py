@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -207,9 +207,6 @@ class Bert(Module):
         )
         pooled = None if self.pooler is None else self.pooler(found.x)
         return EncoderOutput(found.x, pooled, found.hidden_states, found.attentions)
-
-    if TYPE_CHECKING:  # a call has the signature of forward
-        __call__ = forward
 
 
 class Embeddings(Module):

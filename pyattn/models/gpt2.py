@@ -6,7 +6,7 @@ Radford et al., "Language models are unsupervised multitask learners" (2019).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
@@ -131,9 +131,6 @@ class GPT2(CausalLM):
         rows = self._position_rows(position_ids, ids)
         x = functional.embedding(ids, self.embedding.weight, residual=rows)
         return self._run(x, padding, need_weights, need_hidden_states)
-
-    if TYPE_CHECKING:  # a call has the signature of forward
-        __call__ = forward
 
     def _position_rows(self, given: npt.ArrayLike | None, ids: IntArray) -> FloatArray:
         table = self.positions.weight

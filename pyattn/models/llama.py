@@ -6,7 +6,7 @@ Touvron et al., "LLaMA" (2023); Jiang et al., "Mistral 7B" (2023).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -140,9 +140,6 @@ class Llama(CausalLM):
         ids, padding = self._read(input_ids, attention_mask, lengths)
         x = functional.embedding(ids, self.embedding.weight)
         return self._run(x, padding, need_weights, need_hidden_states)
-
-    if TYPE_CHECKING:  # a call has the signature of forward
-        __call__ = forward
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         return functional.embedding(ids, self.embedding.weight)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from typing_extensions import assert_type
 
 import pyattn
-from pyattn import functional, generation, masks, nn
+from pyattn import functional, generation, masks, models, nn
 from pyattn.masks import Mask
 from pyattn.tracing import HeadTraces, Trace
 
@@ -79,6 +79,7 @@ assert_type(nn.TransformerLM(9, 8, 2)(ids, need_weights=True), tuple[Floats, Flo
 assert_type(nn.Seq2SeqTransformer(9, 9, 8, 2)(ids, ids), Floats)
 
 # The rest
+assert_type(models.load("model")(ids), models.EncoderOutput | models.CausalOutput)
 cache = pyattn.KVCache(1, 2, 4)
 assert_type(cache.attend(0, x), Floats)
 assert_type(cache.attend(0, x, need_weights=True), pyattn.AttentionResult)
