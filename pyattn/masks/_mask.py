@@ -6,7 +6,8 @@ import functools
 import importlib
 import math
 from collections.abc import Iterator
-from typing import Any, SupportsIndex, get_args
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,13 @@ from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import Align, Corner
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 BoolArray = npt.NDArray[np.bool_]
+Axis: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...]
+Number: TypeAlias = int | np.integer[Any]
+Index: TypeAlias = slice | EllipsisType | npt.ArrayLike | None
 Limits = npt.NDArray[np.int64]
 """(..., L, 2): first key of each query and the one after its last; they may lie outside the keys or be out of order."""
 
@@ -142,6 +149,12 @@ class Mask:
         """
         return self._attend().astype(dtype)
 
+    @overload
+    def all(self, axis: None = None) -> np.bool_: ...
+    @overload
+    def all(self, axis: Axis, *, keepdims: bool = False) -> BoolArray: ...
+    @overload
+    def all(self, axis: Axis | None = None, **options: Any) -> Any: ...
     def all(self, axis: Any = None, **options: Any) -> Any:
         """Test whether all elements, or all along an axis, are True.
 
@@ -158,6 +171,12 @@ class Mask:
         """
         return self._attend().all(axis, **options)
 
+    @overload
+    def any(self, axis: None = None) -> np.bool_: ...
+    @overload
+    def any(self, axis: Axis, *, keepdims: bool = False) -> BoolArray: ...
+    @overload
+    def any(self, axis: Axis | None = None, **options: Any) -> Any: ...
     def any(self, axis: Any = None, **options: Any) -> Any:
         """Test whether any element, or any along an axis, is True.
 
@@ -174,6 +193,12 @@ class Mask:
         """
         return self._attend().any(axis, **options)
 
+    @overload
+    def sum(self, axis: None = None) -> np.integer[Any]: ...
+    @overload
+    def sum(self, axis: Axis, *, keepdims: bool = False) -> npt.NDArray[np.integer[Any]]: ...
+    @overload
+    def sum(self, axis: Axis | None = None, **options: Any) -> Any: ...
     def sum(self, axis: Any = None, **options: Any) -> Any:
         """Count the pairs that attend, or count along an axis.
 
@@ -199,6 +224,10 @@ class Mask:
         """
         return list(self._attend().tolist())
 
+    @overload  # an element or an array: that depends on the number of axes
+    def __getitem__(self, index: Number | tuple[Number, ...]) -> Any: ...
+    @overload
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> BoolArray: ...
     def __getitem__(self, index: Any) -> Any:
         """Index the array."""
         return self._attend()[index]
@@ -215,13 +244,15 @@ class Mask:
         """Raise, as an array does."""
         raise ValueError("the truth value of a mask is ambiguous; use mask.any() or mask.all()")
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> BoolArray:  # type: ignore[override]  # object's returns bool
         """Compare elements, as an array does."""
-        return self._attend() == other
+        result: BoolArray = self._attend() == other
+        return result
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> BoolArray:  # type: ignore[override]  # object's returns bool
         """Compare elements, as an array does."""
-        return self._attend() != other
+        result: BoolArray = self._attend() != other
+        return result
 
     # Operators
 
@@ -319,7 +350,7 @@ class Mask:
         bias[~self._attend()] = -np.inf
         return bias
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: Any) -> Axes:
         """Draw the mask with `pyattn.plot.mask`, which needs matplotlib.
 
         Parameters

@@ -68,6 +68,7 @@ OPTIONAL = {
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
     "interop/torch.py": {"torch"},
+    "masks/_mask.py": {"matplotlib"},  # for type checkers
     "models/sentences.py": {"tokenizers"},
 }
 # Room: what its files need besides NumPy; `import pyattn.plot` itself imports none of them.

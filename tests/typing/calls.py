@@ -15,6 +15,7 @@ from pyattn.tracing import HeadTraces, Trace
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 x = np.ones((2, 3, 8), np.float32)
 ids = np.ones((2, 3), np.int64)
@@ -37,6 +38,18 @@ assert_type(masks.causal(3), Mask)
 assert_type(masks.causal(3) & masks.padding([1, 2], 3), Mask)
 assert_type(masks.causal(3) | np.ones((3, 3), bool), Mask)
 pyattn.attention(x, x, x, attn_mask=masks.causal(3))
+assert_type(masks.causal(3)[:2], Bools)
+assert_type(masks.causal(3)[0, 1:], Bools)
+assert_type(masks.causal(3)[..., 0], Bools)
+assert_type(masks.causal(3)[[0, 2]], Bools)
+assert_type(masks.causal(3) == masks.causal(3), Bools)
+assert_type(masks.causal(3) != np.ones((3, 3), bool), Bools)
+assert_type(masks.causal(3).all(), np.bool_)
+assert_type(masks.causal(3).all(axis=-1), Bools)
+assert_type(masks.causal(3).any(), np.bool_)
+assert_type(masks.causal(3).any(-1, keepdims=True), Bools)
+assert_type(masks.causal(3).sum(), np.integer[Any])
+assert_type(masks.causal(3).sum((-2, -1)), npt.NDArray[np.integer[Any]])
 
 # Functions
 assert_type(functional.linear(x, x[0]), Floats)
