@@ -128,7 +128,7 @@ class Bert(Module):
     """
 
     embeddings: Any
-    layers: ModuleList
+    layers: ModuleList[Module]
     pooler: Module | None
 
     def __init__(

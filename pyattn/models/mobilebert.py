@@ -96,7 +96,7 @@ class MobileBertLayer(Module):
 
     self_attn: MultiheadAttention
     norm1: Module
-    feed_forwards: ModuleList
+    feed_forwards: ModuleList[FeedForwardNorm]
     # narrow_residual projects the input into the bottleneck, for the values too if narrow_values is True;
     # narrow_attention projects the queries and keys into it, and widen projects back.
     narrow_residual: LinearNorm | None

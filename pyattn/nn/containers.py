@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import SupportsIndex
+from typing import Generic, SupportsIndex, TypeVar, overload
 
 from pyattn._util.arguments import as_index
 from pyattn.nn.module import Module
 
 __all__ = ["ModuleList", "check_module", "modules_of"]
 
+_Part = TypeVar("_Part", bound=Module)
 
-class ModuleList(Module):
+
+class ModuleList(Module, Generic[_Part]):
     """A list of modules: `torch.nn.ModuleList` for NumPy.
 
     Parameters
@@ -36,12 +38,16 @@ class ModuleList(Module):
     ['0.weight', '0.bias', '1.weight', '1.bias']
     """
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    @overload  # ModuleList() takes any module; the type of ModuleList([]) is that of its annotation
+    def __init__(self: ModuleList[Module]) -> None: ...
+    @overload
+    def __init__(self, modules: Iterable[_Part]) -> None: ...
+    def __init__(self, modules: Iterable[_Part] = ()) -> None:
         super().__init__()
         for module in modules_of(modules, "modules"):
             self.append(module)
 
-    def append(self, module: Module) -> ModuleList:
+    def append(self, module: _Part) -> ModuleList[_Part]:
         """Add a module at the end.
 
         Parameters
@@ -67,16 +73,16 @@ class ModuleList(Module):
         """Count the modules."""
         return len(self._module_names)
 
-    def __iter__(self) -> Iterator[Module]:
+    def __iter__(self) -> Iterator[_Part]:
         """Go through the modules in order."""
         return iter([self.__dict__[name] for name in self._module_names])
 
-    def __getitem__(self, index: SupportsIndex) -> Module:
+    def __getitem__(self, index: SupportsIndex) -> _Part:
         """Return a module by its index; a negative one counts from the end."""
         n = as_index(index, "index")
         if not -len(self) <= n < len(self):
             raise IndexError(f"index is {n}, expected less than {len(self)}, the number of modules")
-        module: Module = self.__dict__[self._module_names[n]]
+        module: _Part = self.__dict__[self._module_names[n]]
         return module
 
     def __repr__(self) -> str:
@@ -99,7 +105,7 @@ def check_module(module: object, name: str) -> None:
         raise TypeError(f"{name} is {kind}, expected a module of pyattn.nn{hint}")
 
 
-def modules_of(modules: Iterable[Module], name: str) -> list[Module]:
+def modules_of(modules: Iterable[_Part], name: str) -> list[_Part]:
     """Read several modules."""
     if not isinstance(modules, Iterable):
         fix = f"; for one, pass [{name}]" if isinstance(modules, Module) else ""

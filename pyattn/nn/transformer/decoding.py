@@ -21,6 +21,7 @@ from pyattn.functional._multihead_masks import lengths_of
 from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import drop
+from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
 from pyattn.nn.transformer.stack import Stack
@@ -58,7 +59,7 @@ class ModelStep(NamedTuple):
 class TokenModel(Module):
     """Base of token models with a KV cache; subclasses define embedding, layers and output."""
 
-    generator: Module
+    generator: Linear
     """Maps the last layer's output to logits."""
     is_encoder_decoder: bool
     batch_first: Any = True

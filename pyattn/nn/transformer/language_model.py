@@ -12,7 +12,9 @@ from pyattn._util.arguments import as_count, as_flag
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.functional._multihead_masks import Masking
+from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
 from pyattn.nn.positions import PositionalEncoding
@@ -108,10 +110,11 @@ class TransformerLM(TokenModel):
     """
 
     is_encoder_decoder = False
-    embedding: Module
-    positions: Module
-    encoder: Module
-    generator: Module
+    # Or modules with the same interfaces, see from_parts.
+    embedding: Embedding
+    positions: PositionalEncoding
+    encoder: TransformerEncoder
+    generator: Linear
 
     def __init__(
         self,
@@ -352,7 +355,8 @@ class TransformerLM(TokenModel):
         sizes: dict[str, Any] = {"batch_first": self.batch_first}
         tokens = read_tokens(ids, "input", self.embedding, self.positions, **given, **sizes)
         x = embed(tokens.ids, self.embedding, self.positions, d_model=self.d_model, **sizes, **drawn)
-        masks = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal}
+        masks: dict[str, Any] = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding}
+        masks["is_causal"] = hidden.is_causal
         if not need_weights:
             return self.encoder(x, **masks, **drawn), None
         output, weights, _ = self.encoder(x, **masks, **drawn, need_weights=True)

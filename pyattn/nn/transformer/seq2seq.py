@@ -13,7 +13,9 @@ from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead_masks import Masking, lengths_of, read_padding_mask
+from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
 from pyattn.nn.transformer.decoding import TokenModel, as_stack, embed_next
@@ -115,12 +117,13 @@ class Seq2SeqTransformer(TokenModel):
     """
 
     is_encoder_decoder = True
-    src_embedding: Module
-    tgt_embedding: Module
-    src_positions: Module
-    tgt_positions: Module
+    # All but transformer: or modules with the same interfaces, see from_parts.
+    src_embedding: Embedding
+    tgt_embedding: Embedding
+    src_positions: PositionalEncoding
+    tgt_positions: PositionalEncoding
     transformer: Transformer
-    generator: Module
+    generator: Linear
 
     def __init__(
         self,
@@ -510,7 +513,8 @@ class Seq2SeqTransformer(TokenModel):
         names = ("src_lengths", "src_key_padding_mask")
         tokens = read_tokens(src, "src", self.src_embedding, self.src_positions, **given, **sizes, names=names)
         x = embed(tokens.ids, self.src_embedding, self.src_positions, d_model=self.d_model, **sizes, **drawn)
-        masks = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding, "is_causal": hidden.is_causal}
+        masks: dict[str, Any] = {"mask": hidden.attn_mask, "src_key_padding_mask": tokens.padding}
+        masks["is_causal"] = hidden.is_causal
         return self.transformer.encoder(x, **masks, **drawn), tokens.padding
 
     def _decode(

@@ -20,7 +20,7 @@ from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList, check_module, modules_of
 from pyattn.nn.feed_forward import core_activation
 from pyattn.nn.module import Module
-from pyattn.nn.transformer.layer import TransformerEncoderLayer
+from pyattn.nn.transformer.layer import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = ["Stack", "StackResult", "TransformerDecoder", "TransformerEncoder"]
 
@@ -40,7 +40,7 @@ class StackResult(NamedTuple):
 class Stack(Module):
     """Layers, and a normalisation of the last layer's output."""
 
-    layers: ModuleList
+    layers: ModuleList[Any]
     norm: Module | None
 
     def _clone(self, layer: Module, num_layers: SupportsIndex, norm: Module | None, name: str) -> None:
@@ -275,6 +275,8 @@ class TransformerEncoder(Stack):
     array([0., 0., 0., 0., 0., 0., 0., 0.], dtype=float32)
     """
 
+    layers: ModuleList[TransformerEncoderLayer]  # or modules with the same interface
+
     def __init__(
         self,
         encoder_layer: Module,
@@ -456,6 +458,8 @@ class TransformerDecoder(Stack):
     >>> decoder(tgt, memory, tgt_is_causal=True).shape
     (1, 3, 8)
     """
+
+    layers: ModuleList[TransformerDecoderLayer]  # or modules with the same interface
 
     def __init__(self, decoder_layer: Module, num_layers: SupportsIndex, norm: Module | None = None) -> None:
         super().__init__()

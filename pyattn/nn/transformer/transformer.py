@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +86,8 @@ class Transformer(Module):
     (1, 3, 8)
     """
 
-    encoder: Module
-    decoder: Module
+    encoder: TransformerEncoder  # or modules with the same interfaces, see from_stacks
+    decoder: TransformerDecoder
 
     def __init__(
         self,
@@ -136,7 +136,8 @@ class Transformer(Module):
                     f"{name} has batch_first={own}, expected {self.batch_first} as the Transformer: it would take the "
                     f"batch for the length; make both with batch_first={own}"
                 )
-        self.encoder, self.decoder = stacks.values()
+        encoder, decoder = stacks.values()
+        self.encoder, self.decoder = cast(TransformerEncoder, encoder), cast(TransformerDecoder, decoder)
         self.d_model = as_count(d_model, "d_model", least=1)
         self.nhead = as_count(nhead, "nhead", least=1)
 
@@ -243,13 +244,14 @@ class Transformer(Module):
         ValueError
             Shapes disagree; the message names the argument.
         """
-        drawn = {} if rng is None else {"rng": as_generator(rng)}
-        encoding = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": src_is_causal}
+        drawn: dict[str, Any] = {} if rng is None else {"rng": as_generator(rng)}
+        encoding: dict[str, Any] = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
+        encoding["is_causal"] = src_is_causal
         memory = self.encoder(src, **encoding, **drawn)
-        masks = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
+        masks: dict[str, Any] = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
         masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
-        hints = {"tgt_is_causal": tgt_is_causal, "memory_is_causal": memory_is_causal}
-        output: FloatArray = self.decoder(tgt, memory, **masks, **hints, **drawn)
+        masks |= {"tgt_is_causal": tgt_is_causal, "memory_is_causal": memory_is_causal}
+        output: FloatArray = self.decoder(tgt, memory, **masks, **drawn)
         return output
 
     @staticmethod
