@@ -59,8 +59,8 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
 {
     if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
     if (nargs > s->positional) {
-        PyObject *message = PyUnicode_FromFormat("%s() takes %d positional arguments but %zd were given", s->function,
-                                                 s->positional, nargs);
+        PyObject *message = PyUnicode_FromFormat("%s() takes %d positional arguments but %zd were given%s", s->function,
+                                                 s->positional, nargs, s->instead ? s->instead : "");
         return s->count > s->positional ? refuse_call(s, message, "pass by name:", s->positional)
                                         : refuse_call(s, message, "it takes", 0);
     }

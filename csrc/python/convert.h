@@ -116,7 +116,8 @@ typedef struct {
     const char *function;
     int count, positional, required;
     const char *const *names;
-    PyObject **interned; /* (count), filled at first use */
+    PyObject **interned;  /* (count), filled at first use */
+    const char *instead; /* what a call with too many positional arguments may have meant, or NULL */
 } pyattn_signature;
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);

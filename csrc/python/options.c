@@ -222,7 +222,15 @@ static int convert_words(PyObject *const *values, attn_args *args)
     if (convert_align(values[PYATTN_ALIGN], args) < 0) return -1;
     if ((n = pyattn_choice(values[PYATTN_EMPTY_ROWS], "empty_rows", "zero", "nan")) < 0) return -1;
     args->empty = n ? Py_NAN : 0;
-    if ((n = pyattn_choice(values[PYATTN_LAYOUT], "layout", "bhsd", "bshd")) < 0) return -1;
+    PyObject *const layout = values[PYATTN_LAYOUT];
+    if (layout != NULL && PyUnicode_Check(layout) && PyUnicode_GET_LENGTH(layout) == 3) {
+        PyErr_Format(PyExc_ValueError,
+                     "layout is %R, expected 'bhsd' or 'bshd', of 4 axes; for (length, heads, dim) leave it out, and "
+                     "pass query.swapaxes(0, 1) and so on",
+                     layout);
+        return -1;
+    }
+    if ((n = pyattn_choice(layout, "layout", "bhsd", "bshd")) < 0) return -1;
     args->layout = n ? ATTN_LAYOUT_BSHD : ATTN_LAYOUT_BHSD;
     return 0;
 }

@@ -32,7 +32,9 @@ _ELSEWHERE = {
     "attention_mask": ("key_padding_mask", "src_key_padding_mask", "attn_mask"),
     "base": ("theta",),
     "causal": ("is_causal",),
+    "d_in": ("embed_dim",),
     "d_model": ("embed_dim",),
+    "d_out": ("key_dim",),
     "dim": ("axis", "normalized_shape", "embed_dim", "d_model"),
     "dropout": ("dropout_p", "p"),
     "embed_dim": ("d_model",),
@@ -45,7 +47,6 @@ _ELSEWHERE = {
     "lengths": ("key_lengths",),
     "mask": ("attn_mask", "src_mask"),
     "max_len": ("max_length",),
-    "max_length": ("max_new_tokens",),
     "max_seq_len": ("max_length",),
     "num_heads": ("nhead", "num_kv_heads"),
     "output_attentions": ("need_weights",),
@@ -65,10 +66,25 @@ _TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
 _HOMES = {  # names whose module is elsewhere
     "from_pretrained": "models.load",
     "from_torch": "interop.torch.from_torch",
+    "functional": "functional",
     "load": "models.load",
     "to_torch": "interop.torch.to_torch",
 }
-_NUMPY = {"relu": "numpy.maximum(x, 0)", "tanh": "numpy.tanh(x)"}  # what NumPy computes as well
+_HOW = {  # names without a function here
+    "attention_weights": "pyattn.attention(query, key, value, need_weights=True) returns them",
+    "relu": "numpy.maximum(x, 0) is the same",
+    "split_heads": "x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2) is the same",
+    "tanh": "numpy.tanh(x) is the same",
+}
+# A keyword that a function lacks, and one that it has: what to do about the first.
+_ADVICE = {
+    ("attention_mask", "source_lengths"): "rows are padded at the end: pass source_lengths=attention_mask.sum(axis=1), "
+    "or a list of lists of ids",
+    ("axis", "attn_mask"): "the length is the axis before the last: move axes with swapaxes",
+    ("bias", "attn_mask"): "a bias is attn_mask: floats are added to the scores",
+    ("input_ids", "source"): "source takes the ids",
+    ("max_length", "max_new_tokens"): "max_new_tokens counts new tokens alone, without the prompt",
+}
 # Functions whose arguments are often those of another one.
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
@@ -105,6 +121,9 @@ def offer(word: str, names: Collection[str]) -> str:
 
 def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
     """Say what to do about a keyword where another name alone does not help."""
+    for (lacked, has), advice in _ADVICE.items():
+        if word == lacked and has in names:
+            return f"{advice}; it takes"
     if word.lower() in _WEIGHTS and "key_dim" in names:
         return f"{FROM_ARRAYS}; it takes"
     if word == "dtype" and {"query", "out"} <= {*names}:
@@ -255,8 +274,8 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
         return AttributeError(wrong, obj=owner)
     if name in _TRAINING:
         return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
-    if name in _NUMPY and module == "pyattn.functional":
-        return AttributeError(f"{wrong}; {_NUMPY[name]} is the same", obj=owner)
+    if name in _HOW:
+        return AttributeError(f"{wrong}; {_HOW[name]}", obj=owner)
     meant = f"pyattn.{_HOMES[name]}" if name in _HOMES else nearest(name, names)
     if meant is None:
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))

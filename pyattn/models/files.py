@@ -35,7 +35,9 @@ def open_model(path: str | os.PathLike[str]) -> ModelFiles:
     if (folder / INDEX).exists():
         return ModelFiles(config, _open_shards(folder / INDEX), os.fspath(folder / INDEX))
     pickles = sorted(file.name for file in folder.glob("*.bin"))
-    reason = f"; {pickles[0]} is a pickle, which may run code: save the model as safetensors first" if pickles else ""
+    reason = ""
+    if pickles:
+        reason = f"; {pickles[0]} is a pickle, which may run code: transformers' save_pretrained writes safetensors"
     raise FileNotFoundError(f"{folder} has neither {WEIGHTS} nor {INDEX}{reason}")
 
 

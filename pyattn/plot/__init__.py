@@ -3,8 +3,8 @@
 There are pictures of weights, masks, positions and the eight steps, and animations of the steps and of decoding.
 
 Each function draws on the axes or figure that it is given, or else on a new figure of a fitting size, and returns it.
-Nothing is shown, and neither pyplot's state nor matplotlib's settings change. Save an axes with
-``.figure.savefig(...)``; in a notebook with ``%matplotlib inline``, ``.figure`` as the last line of a cell shows it.
+Neither pyplot's state nor matplotlib's settings change. A notebook shows new axes that are the last line of a cell;
+``.figure.savefig(...)`` saves them.
 
 >>> import numpy as np, pyattn
 >>> x = np.eye(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import NamedTuple
 
 import numpy as np
@@ -81,9 +82,19 @@ def figure_theme(figure: Figure | SubFigure, dark: bool | None) -> Theme:
     return theme
 
 
+class ShownAxes(Axes):
+    """Axes that a notebook shows as the last line of a cell, as it does a figure."""
+
+    def _repr_png_(self) -> bytes:
+        """Draw the whole figure."""
+        memory = io.BytesIO()
+        self.get_figure(root=True).savefig(memory, format="png")
+        return memory.getvalue()
+
+
 def new_axes(width: float, height: float) -> Axes:
     """Make a figure of this size in inches, with one axes and a layout that makes room for labels."""
-    return Figure(figsize=(width, height), layout=label_layout()).add_subplot()
+    return Figure(figsize=(width, height), layout=label_layout()).add_subplot(axes_class=ShownAxes)
 
 
 def label_layout() -> ConstrainedLayoutEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -359,6 +360,12 @@ for drawn in (
 assert plt.get_fignums() == [1] and plt.gcf() is figure and plt.gca() is mine
 assert dict(mpl.rcParams) == settings
 """
+
+
+def test_a_notebook_shows_new_axes():
+    for ax in (plot.heatmap(draw_weights(3, 3)), plot.mask(masks.causal(3)), plot.flow(draw_weights(3, 3))):
+        width, height = struct.unpack(">II", ax._repr_png_()[16:24])
+        assert (width, height) == tuple(int(side) for side in ax.figure.bbox.size)
 
 
 def test_neither_pyplot_nor_its_settings_change():

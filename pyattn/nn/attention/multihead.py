@@ -169,6 +169,11 @@ class MultiheadAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
+        if isinstance(embed_dim, Mapping) or hasattr(embed_dim, "shape"):
+            raise TypeError(
+                "embed_dim is not an int; MultiheadAttention.from_arrays(state_dict, num_heads) makes a module of a "
+                "state_dict, and pyattn.nn.from_heads(w_query, w_key, w_value, w_out) of the weights of each head"
+            )
         self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.num_heads = as_count(num_heads, "num_heads", least=1)
         self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1, default=self.num_heads)
