@@ -37,20 +37,29 @@ static int refuse_call(const pyattn_signature *s, PyObject *message, const char 
     return -1;
 }
 
+/* Calls a function of pyattn._util.names. Steals the tuple of its arguments. */
+static PyObject *call_names(const char *function, PyObject *args)
+{
+    PyObject *module = args == NULL ? NULL : PyImport_ImportModule("pyattn._util.names");
+    PyObject *called = module == NULL ? NULL : PyObject_GetAttrString(module, function);
+    PyObject *result = called == NULL ? NULL : PyObject_CallObject(called, args);
+    Py_XDECREF(called);
+    Py_XDECREF(module);
+    Py_XDECREF(args);
+    return result;
+}
+
 /* Raises a TypeError for an unknown keyword, which says what was probably meant. */
 static int refuse_keyword(const pyattn_signature *s, PyObject *keyword)
 {
-    PyObject *names = PyTuple_New(s->count), *offer = NULL;
+    PyObject *names = PyTuple_New(s->count);
     for (int n = 0; names != NULL && n < s->count; n++) PyTuple_SET_ITEM(names, n, Py_NewRef(s->interned[n]));
-    PyObject *module = names ? PyImport_ImportModule("pyattn._util.names") : NULL;
-    if (module != NULL) offer = PyObject_CallMethod(module, "offer", "OO", keyword, names);
+    PyObject *offer = names == NULL ? NULL : call_names("offer", Py_BuildValue("(ON)", keyword, names));
     const char *text = offer == NULL ? NULL : PyUnicode_AsUTF8(offer);
     if (text != NULL)
         refuse_call(s, PyUnicode_FromFormat("%s() got an unexpected keyword argument '%U'", s->function, keyword), text,
                     0);
     Py_XDECREF(offer);
-    Py_XDECREF(module);
-    Py_XDECREF(names);
     return -1;
 }
 
@@ -59,8 +68,12 @@ int pyattn_parse(const pyattn_signature *s, PyObject *const *args, Py_ssize_t na
 {
     if (s->interned[s->count - 1] == NULL && intern_names(s) < 0) return -1;
     if (nargs > s->positional) {
-        PyObject *message = PyUnicode_FromFormat("%s() takes %d positional arguments but %zd were given%s", s->function,
-                                                 s->positional, nargs, s->instead ? s->instead : "");
+        PyObject *instead = call_names("instead", Py_BuildValue("(s)", s->function));
+        PyObject *message = instead == NULL
+                                ? NULL
+                                : PyUnicode_FromFormat("%s() takes %d positional arguments but %zd were given%S",
+                                                       s->function, s->positional, nargs, instead);
+        Py_XDECREF(instead);
         return s->count > s->positional ? refuse_call(s, message, "pass by name:", s->positional)
                                         : refuse_call(s, message, "it takes", 0);
     }

@@ -116,8 +116,7 @@ typedef struct {
     const char *function;
     int count, positional, required;
     const char *const *names;
-    PyObject **interned;  /* (count), filled at first use */
-    const char *instead; /* what a call with too many positional arguments may have meant, or NULL */
+    PyObject **interned; /* (count), filled at first use */
 } pyattn_signature;
 int pyattn_parse(const pyattn_signature *signature, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  PyObject **values);

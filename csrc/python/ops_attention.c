@@ -10,10 +10,8 @@ enum { QUERY, KEY, VALUE, SCORE_WEIGHT, ARRAYS, OPTIONS = ARRAYS, OUT = OPTIONS 
 static const char *const argument_names[ARGUMENTS] = {"query", "key", "value", "score_weight", PYATTN_OPTION_NAMES,
                                                       "out"};
 static PyObject *interned_names[ARGUMENTS];
-static const pyattn_signature signature = {
-    "attention",    ARGUMENTS,      SCORE_WEIGHT,
-    SCORE_WEIGHT,   argument_names, interned_names,
-    "; pyattn.self_attention takes x and three weights"};
+static const pyattn_signature signature = {"attention",  ARGUMENTS,      SCORE_WEIGHT,
+                                           SCORE_WEIGHT, argument_names, interned_names};
 
 /* paged_attention takes the same arguments from score_weight on. */
 enum { CACHE = 1, PAGED_REST };

@@ -89,6 +89,7 @@ _ADVICE = {
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
     "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
+    "attention": "pyattn.self_attention takes x and three weights",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
 FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
@@ -203,7 +204,7 @@ def refuse_call(
     if other_kinds or {*by_position[:given]} & {*kwargs}:  # given twice: Python's own message says it
         return
     by_name = [name for name in parameters if name not in by_position]
-    advice = f"; {_INSTEAD[called]}" if called in _INSTEAD else ""
+    advice = instead(called)
     if given > len(by_position) and by_name:
         takes = f"{', '.join(by_position) or 'nothing'} by position, and by name {', '.join(by_name)}"
         number = "an argument" if given == 1 else f"{given} arguments"
@@ -212,6 +213,11 @@ def refuse_call(
     missing = [name for name, p in parameters.items() if p.default is p.empty and name not in bound]
     if missing:
         raise TypeError(f"{called}() is called without {', '.join(missing)}{advice}; it takes {takes}") from None
+
+
+def instead(called: str) -> str:
+    """Say what a call with a wrong number of arguments may have meant; the core's functions ask, too."""
+    return f"; {_INSTEAD[called]}" if called in _INSTEAD else ""
 
 
 def _about_keywords(unknown: Sequence[str], names: Collection[str]) -> str:
