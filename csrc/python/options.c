@@ -103,7 +103,7 @@ static int convert_window(PyObject *object, attn_args *args)
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
     if (PyUnicode_Check(object) ||
-        (PyObject_CheckBuffer(object) && PySequence_Check(object) && !PyArray_Check(object))) { /* text and bytes */
+        (PyObject_CheckBuffer(object) && PySequence_Check(object) && !PyArray_Check(object))) { /* text, and buffers such as bytes */
         PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
                      Py_TYPE(object)->tp_name);
         return -1;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "as_number",
     "as_probability",
     "as_scale",
+    "is_collection",
 ]
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -101,6 +102,11 @@ def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if found is None or found not in FLOATS:
         raise TypeError(f"dtype is {found or short_repr(dtype)}, expected numpy.float32 or numpy.float64")
     return found
+
+
+def is_collection(x: object) -> bool:
+    """Tell arrays, lists and dicts from numbers, of NumPy too."""
+    return isinstance(x, (list, tuple, Mapping)) or getattr(x, "shape", ()) != ()
 
 
 def as_flag(x: bool | None, name: str, *, default: bool | None = None) -> bool:

@@ -62,7 +62,6 @@ _ELSEWHERE = {
 }
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
 NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
-_TRAINING = {"autograd", "backward", "grad", "no_grad", "optim"}
 _HOMES = {  # names whose module is elsewhere
     "from_pretrained": "models.load",
     "from_torch": "interop.torch.from_torch",
@@ -71,6 +70,7 @@ _HOMES = {  # names whose module is elsewhere
     "to_torch": "interop.torch.to_torch",
 }
 _HOW = {  # names without a function here
+    **dict.fromkeys(("autograd", "backward", "grad", "no_grad", "optim"), NO_GRADIENTS),
     "attention_weights": "pyattn.attention(query, key, value, need_weights=True) returns them",
     "relu": "numpy.maximum(x, 0) is the same",
     "split_heads": "x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2) is the same",
@@ -80,7 +80,7 @@ _HOW = {  # names without a function here
 _ADVICE = {
     ("attention_mask", "source_lengths"): "rows are padded at the end: pass source_lengths=attention_mask.sum(axis=1), "
     "or a list of lists of ids",
-    ("axis", "attn_mask"): "the length is the axis before the last: move axes with swapaxes",
+    ("axis", "enable_gqa"): "the length is the axis before the last: move axes with swapaxes",
     ("bias", "attn_mask"): "a bias is attn_mask: floats are added to the scores",
     ("input_ids", "source"): "source takes the ids",
     ("max_length", "max_new_tokens"): "max_new_tokens counts new tokens alone, without the prompt",
@@ -89,7 +89,7 @@ _ADVICE = {
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
     "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
-    "attention": "pyattn.self_attention takes x and three weights",
+    "attention": "for x and three weights call pyattn.self_attention; a mask is attn_mask",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
 FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
@@ -278,8 +278,6 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
     wrong, owner = f"module {module!r} has no attribute {name!r}", sys.modules[module]  # with obj Python adds no guess
     if name.startswith("_"):
         return AttributeError(wrong, obj=owner)
-    if name in _TRAINING:
-        return AttributeError(f"{wrong}; {NO_GRADIENTS}", obj=owner)
     if name in _HOW:
         return AttributeError(f"{wrong}; {_HOW[name]}", obj=owner)
     meant = f"pyattn.{_HOMES[name]}" if name in _HOMES else nearest(name, names)

@@ -88,7 +88,7 @@ class ShownAxes(Axes):
     def _repr_png_(self) -> bytes:
         """Draw the whole figure."""
         memory = io.BytesIO()
-        self.get_figure(root=True).savefig(memory, format="png")
+        self.figure.savefig(memory, format="png")
         return memory.getvalue()
 
 

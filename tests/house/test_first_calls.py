@@ -98,7 +98,11 @@ CALLS = {
     "hub": (lambda: pyattn.models.load("gpt2"), FileNotFoundError, "downloads nothing"),
     "lengths": (lambda: pyattn.attention(X, X, X, lengths=[2]), TypeError, "key_lengths"),
     "padding": (lambda: pyattn.attention(X, X, X, key_padding_mask=TRIANGLE), TypeError, "from_blocked(key_padding"),
-    "x and three weights": (lambda: pyattn.attention(X, W, W, W), TypeError, "self_attention takes x and three"),
+    "x and three weights": (
+        lambda: pyattn.attention(X, W, W, W),
+        TypeError,
+        "for x and three weights call pyattn.self_attention",
+    ),
     "three-letter layout": (
         lambda: pyattn.attention(X, X, X, layout="lhd"),
         ValueError,
@@ -123,11 +127,6 @@ CALLS = {
         lambda: pyattn.generate(None, [[1]], max_new_tokens=1, attention_mask=[[1]]),
         TypeError,
         "source_lengths=attention_mask.sum(axis=1), or a list of lists of ids",
-    ),
-    "length with the prompt": (
-        lambda: pyattn.generate(None, [[1]], max_length=9),
-        TypeError,
-        "without the prompt",
     ),
     "trace of three arrays": (
         lambda: pyattn.trace(query=X, key=X, value=X),
@@ -287,7 +286,11 @@ CALLS = {
     ),
     "attention_mask": (lambda: language_model()([1, 2], attention_mask=[1, 1]), TypeError, "key_padding_mask"),
     "generate": (lambda: language_model().generate([1]), AttributeError, "pyattn.generate(model, source)"),
-    "max_length": (lambda: pyattn.generate(language_model(), [1], max_length=3), TypeError, "max_new_tokens"),
+    "max_length": (
+        lambda: pyattn.generate(language_model(), [1], max_length=3),
+        TypeError,
+        "max_new_tokens counts new",
+    ),
     "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
     "mask's word": (lambda: pyattn.attention(X, X, X, attn_mask="causal"), TypeError, "such as pyattn.masks.causal(L)"),
     "padding as lengths": (
@@ -396,6 +399,16 @@ def test_public_functions_are_pickled_by_name():
         functions += filter(inspect.isfunction, (getattr(home, name) for name in home.__all__))
     assert {pyattn.softmax, pyattn.generate, pyattn.models.load} <= {*functions}
     assert pickle.loads(pickle.dumps(functions)) == functions
+
+
+def test_sizes_may_be_numbers_of_numpy():
+    assert nn.MultiheadAttention(np.int64(8), np.array(2)).embed_dim == 8
+    assert nn.SelfAttention(np.int32(4), np.uint8(3)).embed_dim == 4
+    for arrays in (W, [W, W], {"weight": W}):
+        with pytest.raises(TypeError, match=r"from_heads\(w_query"):
+            nn.MultiheadAttention(arrays, arrays)
+        with pytest.raises(TypeError, match="from_arrays"):
+            nn.SelfAttention(arrays, arrays)
 
 
 def test_integers_make_a_module_of_arrays():

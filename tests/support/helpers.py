@@ -15,7 +15,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)  # of Markdown
 SANITIZED = any(os.environ.get(name, "") not in ("", "0") for name in ("PYATTN_SANITIZED", "PYATTN_SANITIZE"))
-EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make suite-all` sets it
+EVERYTHING = os.environ.get("PYATTN_TEST_ALL", "0") != "0"  # `make suite-all` and `test-all` set it
 
 
 def for_each(names, values):

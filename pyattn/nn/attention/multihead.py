@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability, as_scale
+from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability, as_scale, is_collection
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, EmptyRows, FloatArray, Window
@@ -169,7 +169,7 @@ class MultiheadAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        if isinstance(embed_dim, Mapping) or hasattr(embed_dim, "shape"):
+        if is_collection(embed_dim):
             raise TypeError(
                 "embed_dim is not an int; MultiheadAttention.from_arrays(state_dict, num_heads) makes a module of a "
                 "state_dict, and pyattn.nn.from_heads(w_query, w_key, w_value, w_out) of the weights of each head"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale, is_collection
 from pyattn._util.names import FROM_ARRAYS
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, Align, Convention, EmptyRows, FloatArray, Window
@@ -115,7 +115,7 @@ class SelfAttention(Module):
         rng: RNG = None,
     ) -> None:
         super().__init__()
-        if isinstance(embed_dim, (list, tuple)) or hasattr(embed_dim, "shape"):
+        if is_collection(embed_dim):
             raise TypeError(f"embed_dim is an array, expected an int; {FROM_ARRAYS}")
         self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.key_dim = as_count(key_dim, "key_dim", least=1)
