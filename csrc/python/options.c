@@ -102,8 +102,9 @@ static int convert_window(PyObject *object, attn_args *args)
 {
     args->window_left = args->window_right = ATTN_UNBOUNDED;
     if (!pyattn_given(object)) return 0;
+    /* Text, and buffers such as bytes, would be sequences of integers. */
     if (PyUnicode_Check(object) ||
-        (PyObject_CheckBuffer(object) && PySequence_Check(object) && !PyArray_Check(object))) { /* text, and buffers such as bytes */
+        (PyObject_CheckBuffer(object) && PySequence_Check(object) && !PyArray_Check(object))) {
         PyErr_Format(PyExc_TypeError, "window is of type %s, expected an int or (left, right)",
                      Py_TYPE(object)->tp_name);
         return -1;

@@ -80,10 +80,17 @@ _HOW = {  # names without a function here
 _ADVICE = {
     ("attention_mask", "source_lengths"): "rows are padded at the end: pass source_lengths=attention_mask.sum(axis=1), "
     "or a list of lists of ids",
-    ("axis", "enable_gqa"): "the length is the axis before the last: move axes with swapaxes",
+    **dict.fromkeys(
+        (("axis", "align"), ("axis", "enable_gqa")), "the length is the axis before the last: move axes with swapaxes"
+    ),
     ("bias", "attn_mask"): "a bias is attn_mask: floats are added to the scores",
     ("input_ids", "source"): "source takes the ids",
     ("max_length", "max_new_tokens"): "max_new_tokens counts new tokens alone, without the prompt",
+    ("state_dict", "rng"): "make the module, then call its load_state_dict(state_dict)",
+    **dict.fromkeys(
+        (("cache", "lengths"), ("past_key_values", "lengths"), ("use_cache", "lengths")),
+        "decode_step(input_ids, cache) takes a step with a cache that new_cache() makes",
+    ),
 }
 # Functions whose arguments are often those of another one.
 _INSTEAD = {
@@ -139,6 +146,8 @@ def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
         over_queries = f"attn_mask=attention_mask.astype(bool){pairs}{without}"
         same = f"{meant}=attention_mask == 0" if "key" in meant else over_queries
         return f"a tokenizer's attention_mask is {same}; it takes"
+    if word in _HEADS and meant is None and "context_dim" in names:
+        return "SelfAttention has one head, MultiheadAttention(embed_dim, num_heads) more; it takes"
     if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:
         return "heads are an axis, (..., heads, length, dim), which pyattn.MultiheadAttention makes; it takes"
     if (word, meant) == ("key_padding_mask", "attn_mask"):

@@ -45,6 +45,16 @@ CALLS = {
         TypeError,
         "pyattn.MultiheadAttention makes; it",
     ),
+    "heads of one": (
+        lambda: nn.SelfAttention(8, num_heads=2),
+        TypeError,
+        "; SelfAttention has one head, MultiheadAttention(embed_dim, num_heads) more; it takes embed_dim",
+    ),
+    "weights of a constructor": (
+        lambda: nn.MultiheadAttention(8, 2, state_dict={}),
+        TypeError,
+        "; make the module, then call its load_state_dict(state_dict); it takes embed_dim",
+    ),
     "lengths as mask": (
         lambda: pyattn.attention(X, X, X, attn_mask=[3, 2, 1]),
         TypeError,
@@ -110,6 +120,7 @@ CALLS = {
     ),
     "bias": (lambda: pyattn.attention(X, X, X, bias=X), TypeError, "a bias is attn_mask"),
     "axis": (lambda: pyattn.attention(X, X, X, axis=0), TypeError, "move axes with swapaxes"),
+    "axis of x": (lambda: pyattn.self_attention(X, W, W, W, axis=1), TypeError, "move axes with swapaxes"),
     "articles' sizes": (
         lambda: nn.SelfAttention(d_in=4, d_out=3),
         TypeError,
@@ -290,6 +301,11 @@ CALLS = {
         lambda: pyattn.generate(language_model(), [1], max_length=3),
         TypeError,
         "max_new_tokens counts new",
+    ),
+    "another's cache": (
+        lambda: language_model()([1, 2], past_key_values=None),
+        TypeError,
+        "; decode_step(input_ids, cache) takes a step with a cache that new_cache() makes; it takes input",
     ),
     "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
     "mask's word": (lambda: pyattn.attention(X, X, X, attn_mask="causal"), TypeError, "such as pyattn.masks.causal(L)"),

@@ -116,7 +116,7 @@ class SelfAttention(Module):
     ) -> None:
         super().__init__()
         if is_collection(embed_dim):
-            raise TypeError(f"embed_dim is an array, expected an int; {FROM_ARRAYS}")
+            raise TypeError(f"embed_dim is of type {type(embed_dim).__name__}, expected an int; {FROM_ARRAYS}")
         self.embed_dim = as_count(embed_dim, "embed_dim", least=1)
         self.key_dim = as_count(key_dim, "key_dim", least=1)
         self.v_dim = as_count(v_dim, "v_dim", least=1, default=self.key_dim)
