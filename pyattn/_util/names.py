@@ -52,6 +52,7 @@ _ELSEWHERE = {
     "output_attentions": ("need_weights",),
     "pad_id": ("padding_idx",),
     "pad_token_id": ("padding_idx",),
+    "past_key_values": ("cache", "use_cache"),
     "plot": ("steps",),
     "q_len": ("L",),
     "return_weights": ("need_weights",),
@@ -59,7 +60,9 @@ _ELSEWHERE = {
     "rope_theta": ("theta",),
     "seed": ("rng",),
     "src_mask": ("mask", "attn_mask"),
+    "use_cache": ("cache",),
 }
+_CACHES = {"cache", "past_key_values", "use_cache"}
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
 NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
 _HOMES = {  # names whose module is elsewhere
@@ -86,17 +89,13 @@ _ADVICE = {
     ("bias", "attn_mask"): "a bias is attn_mask: floats are added to the scores",
     ("input_ids", "source"): "source takes the ids",
     ("max_length", "max_new_tokens"): "max_new_tokens counts new tokens alone, without the prompt",
-    ("state_dict", "rng"): "make the module, then call its load_state_dict(state_dict)",
-    **dict.fromkeys(
-        (("cache", "lengths"), ("past_key_values", "lengths"), ("use_cache", "lengths")),
-        "decode_step(input_ids, cache) takes a step with a cache that new_cache() makes",
-    ),
+    ("state_dict", "dtype"): "make the module, then call its load_state_dict(state_dict)",
 }
 # Functions whose arguments are often those of another one.
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
     "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
-    "attention": "for x and three weights call pyattn.self_attention; a mask is attn_mask",
+    "attention": "a mask is attn_mask; for x and three weights call pyattn.self_attention",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
 FROM_ARRAYS = "nn.SelfAttention.from_arrays(w_query, w_key, w_value) makes a module of arrays"
@@ -146,6 +145,8 @@ def _advice(word: str, meant: str | None, names: Collection[str]) -> str | None:
         over_queries = f"attn_mask=attention_mask.astype(bool){pairs}{without}"
         same = f"{meant}=attention_mask == 0" if "key" in meant else over_queries
         return f"a tokenizer's attention_mask is {same}; it takes"
+    if word in _CACHES and meant is None and {"lengths", "need_weights"} <= {*names}:  # a language model's call
+        return "decode_step(input, cache) takes a step with a cache that new_cache() makes; it takes"
     if word in _HEADS and meant is None and "context_dim" in names:
         return "SelfAttention has one head, MultiheadAttention(embed_dim, num_heads) more; it takes"
     if word in _HEADS and meant is None and {"query", "w_query"} & {*names}:

@@ -305,7 +305,32 @@ CALLS = {
     "another's cache": (
         lambda: language_model()([1, 2], past_key_values=None),
         TypeError,
-        "; decode_step(input_ids, cache) takes a step with a cache that new_cache() makes; it takes input",
+        "; decode_step(input, cache) takes a step with a cache that new_cache() makes; it takes input",
+    ),
+    "a step's cache": (
+        lambda: language_model().decode_step([[1]], None, past_key_values=None),
+        TypeError,
+        "'past_key_values'; did you mean cache? It takes input, cache",
+    ),
+    "generation's cache": (
+        lambda: pyattn.generate(language_model(), [1], past_key_values=None),
+        TypeError,
+        "'past_key_values'; did you mean use_cache? It takes model",
+    ),
+    "cache of a mask": (
+        lambda: pyattn.masks.padding([1], cache=1),
+        TypeError,
+        "unexpected keyword argument 'cache'; it takes lengths, S",
+    ),
+    "weights of a function": (
+        lambda: pyattn.attention(X, X, X, state_dict={}),
+        TypeError,
+        "unexpected keyword argument 'state_dict'; it takes query, key",
+    ),
+    "weights of a norm": (
+        lambda: nn.LayerNorm(8, state_dict={}),
+        TypeError,
+        "; make the module, then call its load_state_dict(state_dict); it takes normalized_shape",
     ),
     "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
     "mask's word": (lambda: pyattn.attention(X, X, X, attn_mask="causal"), TypeError, "such as pyattn.masks.causal(L)"),
