@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # numpy.random is imported by the first draw
 __all__ = [
     "RNG",
     "Align",
+    "Axis",
     "CacheUse",
     "Convention",
     "Corner",
@@ -31,6 +32,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 Corner: TypeAlias = Literal["upper_left", "lower_right"]
 Align: TypeAlias = Corner | SupportsIndex  # an int: the position of query 0 among the keys
+Axis: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | None  # one, several or all
 Convention: TypeAlias = Literal["row", "column"]
 EmptyRows: TypeAlias = Literal["zero", "nan"]
 Layout: TypeAlias = Literal["bhsd", "bshd"]

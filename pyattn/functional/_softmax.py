@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex
-
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_tuple
@@ -11,12 +9,12 @@ from numpy.lib.array_utils import normalize_axis_tuple
 import pyattn._core as _core
 import pyattn._util.slabs as _slabs
 from pyattn._util.arguments import as_index
-from pyattn._util.typing import FloatArray
+from pyattn._util.typing import Axis, FloatArray
 
 __all__ = ["log_softmax", "softmax"]
 
 
-def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
+def softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
     """``exp(x) / sum(exp(x))`` along an axis, without overflow.
 
     Parameters
@@ -48,7 +46,7 @@ def softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | 
     return _along(x, axis, logarithm=False)
 
 
-def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = -1) -> FloatArray:
+def log_softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
     """Compute ``x - log(sum(exp(x)))`` along an axis, without overflow.
 
     It is the natural logarithm of `pyattn.softmax`.
@@ -81,7 +79,7 @@ def log_softmax(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...
     return _along(x, axis, logarithm=True)
 
 
-def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | None, *, logarithm: bool) -> FloatArray:
+def _along(x: npt.ArrayLike, axis: Axis, *, logarithm: bool) -> FloatArray:
     """Move the axes to the end, compute over them as one contiguous axis, and move them back."""
     array = _core.as_real(x, "x")
     axes = _axes(axis, array.ndim)
@@ -99,7 +97,7 @@ def _along(x: npt.ArrayLike, axis: SupportsIndex | tuple[SupportsIndex, ...] | N
     return result
 
 
-def _axes(axis: SupportsIndex | tuple[SupportsIndex, ...] | None, ndim: int) -> tuple[int, ...]:
+def _axes(axis: Axis, ndim: int) -> tuple[int, ...]:
     """Normalise axes to count from 0; for a scalar, 0 and -1 mean no axes, as in SciPy."""
     if axis is None:
         return tuple(range(ndim))

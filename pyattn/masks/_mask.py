@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
 from pyattn._util.ids import as_integers
-from pyattn._util.typing import Align, Corner
+from pyattn._util.typing import Align, Axis, Corner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,7 +153,7 @@ class Mask:
     @overload
     def all(self, axis: SupportsIndex, *, keepdims: bool = False) -> BoolArray: ...
     @overload
-    def all(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None, **options: Any) -> Any: ...
+    def all(self, axis: Axis = None, **options: Any) -> Any: ...
     def all(self, axis: Any = None, **options: Any) -> Any:
         """Test whether all elements, or all along an axis, are True.
 
@@ -175,7 +175,7 @@ class Mask:
     @overload
     def any(self, axis: SupportsIndex, *, keepdims: bool = False) -> BoolArray: ...
     @overload
-    def any(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None, **options: Any) -> Any: ...
+    def any(self, axis: Axis = None, **options: Any) -> Any: ...
     def any(self, axis: Any = None, **options: Any) -> Any:
         """Test whether any element, or any along an axis, is True.
 
@@ -197,7 +197,7 @@ class Mask:
     @overload
     def sum(self, axis: SupportsIndex, *, keepdims: bool = False) -> npt.NDArray[np.integer[Any]]: ...
     @overload
-    def sum(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None, **options: Any) -> Any: ...
+    def sum(self, axis: Axis = None, **options: Any) -> Any: ...
     def sum(self, axis: Any = None, **options: Any) -> Any:
         """Count the pairs that attend, or count along an axis.
 
