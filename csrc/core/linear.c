@@ -21,15 +21,17 @@
 #include "parallel.h"
 
 enum {
-    MOST_BLOCKS = 8,        /* per chunk */
-    CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
-    TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
-    NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
-    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
-    NR = 8,                 /* features of a register tile, or a multiple of that */
-    STREAM_FEATURES = 1024, /* that gemv reads from each row of the weight at a time */
-    LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */
-    WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
+    MOST_BLOCKS = 8,           /* per chunk */
+    CHUNK_BYTES = 1 << 22,     /* packed rows of a chunk, about */
+    TASKS_PER_WORKER = 8,      /* so that no worker waits long for the last one */
+    NEAR_BYTES = 1 << 18,      /* packed rows that may be read again and again */
+    NEAR_WEIGHT = 1 << 22,     /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
+    NR = 8,                    /* features of a register tile, or a multiple of that */
+    STREAM_FEATURES = 1 << 14, /* that gemv reads from each row of the weight at a time, at most: prefetchers need long
+                                * streams. Out of memory one row of x reads 38 GB/s, and 31 with 1024 (Zen 5) */
+    STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
+    LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
+    WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
 };
@@ -143,6 +145,13 @@ static void cut_out_in(linear_plan *plan)
     plan->panel_bytes = FEATURES * (few ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
+static ptrdiff_t stream_step(const attn_product *p, int size)
+{
+    ptrdiff_t step = STREAM_FEATURES;
+    while (p->rows * step * size > STREAM_BYTES) step /= 2;
+    return attn_min(step, attn_ceil_div(p->features, FEATURES) * FEATURES);
+}
+
 static void cut_in_out(linear_plan *plan)
 {
     const attn_product *p = plan->product;
@@ -151,11 +160,11 @@ static void cut_in_out(linear_plan *plan)
     const int few = p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
     const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
     plan->form = few ? STREAM : TILES;
-    plan->step = few ? STREAM_FEATURES : ATTN_TILE_FEATURES;
+    plan->step = few ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
     plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
     plan->packs_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size) || p->x.ndim > 2;
     plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
-    plan->panel_row = few ? STREAM_FEATURES + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
+    plan->panel_row = few ? plan->step + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
     plan->panel_bytes = rows * (size_t)plan->panel_row * size * (few ? 2 : 1); /* unfinished sums, too */
     plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
     plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
