@@ -9,6 +9,7 @@ static void attend_whole(void *context, ptrdiff_t number, int worker, attn_job *
     attn_task task;
     for (ptrdiff_t part = 0; part < plan->heads_per_task; part++) {
         const ptrdiff_t first = attn_begin_task(plan, attn_task_of(plan, number, part), worker, job, &task);
+        for (int n = 0; part == 0 && n < task.count; n++) attn_forget_tiles(plan, &task.blocks[n]);
         if (!attn_walk_keys(&task)) return;
         for (int n = 0; n < task.count; n++) {
             attn_end_block(&task, n, first + n, task.blocks[n].masked);

@@ -15,6 +15,12 @@
 
 enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 
+/* Both masks of a key block as one bias, kept for the other heads that share them. */
+typedef struct {
+    int keys; /* 0: not read yet */
+    attn_tile_kind kind;
+} attn_kept_tile;
+
 /* A block of query rows, its running state, and where its rows live. */
 typedef struct {
     int rows, vectors;
@@ -30,6 +36,7 @@ typedef struct {
     void *unscaled;         /* unscaled queries, as distance_block reads them */
     attn_state part, total; /* of this chunk; of the chunks before it */
     char *saved_scores;     /* need_weights: an attn_saved_scores for each key block */
+    char *kept_tiles;       /* an attn_kept_tile for each of the first key blocks */
 } attn_block;
 
 /* need_weights: the scores of one key block, saved until its rows are finished. */
@@ -48,14 +55,16 @@ typedef struct {
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
     ptrdiff_t chunks, kv_splits;        /* kv_splits > 1: a task handles some chunks; their states are folded later */
     ptrdiff_t split_batch, split_start; /* chunks that are split at a time; the first of the current ones */
-    ptrdiff_t heads_per_task;           /* average_weights: the heads that one task handles in order; else 1 */
+    ptrdiff_t heads_per_task;           /* that one task handles in order: all for average_weights; sharing a mask, as
+                                           many as leave every worker several tasks; else 1 */
+    ptrdiff_t kept_tiles;               /* of a block: key blocks whose masks are read once for all heads of a task */
     ptrdiff_t columns;                  /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
     ptrdiff_t features; /* length of a packed row: head_dim, plus 2 for distances */
     int workers;
     /* bytes of one worker's scratch and of its parts */
-    size_t packed_bytes, state_bytes, scores_bytes, saved_bytes, saved_block_bytes, key_bytes, value_bytes, query_bytes,
-        transposed_bytes;
+    size_t packed_bytes, state_bytes, scores_bytes, saved_bytes, saved_block_bytes, kept_tile_bytes, key_bytes,
+        value_bytes, query_bytes, transposed_bytes;
     size_t weights_row_bytes; /* average_weights: of one head's row of weights; else 0 */
     size_t worker_bytes, partial_bytes;
     char *scratch, *partials;
@@ -121,7 +130,9 @@ int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_
  * task->bias. */
 int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdiff_t from, int keys,
                    unsigned char *hidden);
-attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
+/* Both masks of a tile: what they hide and, if some of its pairs, the bias that hides them. */
+attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void **bias);
+void attn_forget_tiles(const attn_plan *plan, attn_block *block);
 /* Adds weight * value to the output of rows that see keys whose bits are set, for values that are not finite. */
 void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t bits, ptrdiff_t from,
                         const int32_t *first, const int32_t *last, const void *bias, const void *weights);

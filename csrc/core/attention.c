@@ -126,13 +126,12 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     const attn_kernels *k = plan->kernels;
     const attn_problem *p = plan->problem;
     int32_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];
-    const void *bias = NULL;
-    void *scores = scores_of(task, block, from);
+    void *bias, *scores = scores_of(task, block, from);
 
     /* 1. which pairs: nothing to do, all, or some */
-    const attn_tile_kind kind = attn_read_masks(task, block, from, keys);
+    const attn_tile_kind kind = attn_read_masks(task, block, from, keys, &bias);
     if (kind == ATTN_TILE_MASKED) return;
-    if (kind == ATTN_TILE_MIXED) bias = task->bias;
+    if (kind == ATTN_TILE_FREE) bias = NULL;
     int limited = from < block->max_first || from + keys > block->min_last;
     if (limited || bias || plan->decode || task->redoes) attn_limit_keys(block, from, keys, first, last);
     if (limited && from + keys > p->maskable_len) { /* visible keys are not one interval */

@@ -5,21 +5,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "error.h"
 
 #define TABLE(isa) &attn_table_##isa,
 static const attn_kernel_table *const compiled[] = {ATTN_ISA_LIST(TABLE) NULL};
 #undef TABLE
 
-/* __builtin_cpu_supports also checks XGETBV, so it is false when the operating system does not save wide registers. */
+/* __builtin_cpu_supports also checks XGETBV, so it is false when the operating system does not save wide registers. It
+ * does not know F16C in every compiler. */
 static int machine_has(const char *isa)
 {
 #if defined(__x86_64__)
+    unsigned a, b, c = 0, d;
+    const int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                         __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     if (strcmp(isa, "avx512") == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (strcmp(isa, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (strcmp(isa, "avx2") == 0) return has_avx2;
 #endif
     (void)isa; /* scalar runs anywhere, and every arm64 has NEON */
     return 1;

@@ -163,9 +163,9 @@ int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdif
     return visible;
 }
 
-/* Reads both masks into one tile, task->bias; task->drop_mask, unused until dropout, holds the second one. Two float
- * masks are added before the scaling by log2(e), so that they are bit-identical to one mask of their sums. */
-attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
+/* Reads both masks into one tile; task->drop_mask, unused until dropout, holds the second one. Two float masks are
+ * added before the scaling by log2(e), so that they are bit-identical to one mask of their sums. */
+static attn_tile_kind read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *tile)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
@@ -173,13 +173,34 @@ attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, p
     const int added = one && other && !is_bool(p->mask_dtypes[ATTN_MASK]) && !is_bool(p->mask_dtypes[ATTN_PADDING]);
     const double times = added ? 1 : LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
-    if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, task->bias);
+    if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, tile);
     if (!other || first == ATTN_TILE_MASKED) return first;
-    second =
-        read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? task->bias : task->drop_mask);
+    second = read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? tile : task->drop_mask);
     if (second == ATTN_TILE_MIXED && first == ATTN_TILE_MIXED)
-        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->drop_mask, task->bias);
+        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->drop_mask, tile);
     return second == ATTN_TILE_FREE ? first : second;
+}
+
+static attn_kept_tile *kept_tile(const attn_plan *plan, const attn_block *block, ptrdiff_t number)
+{
+    return (attn_kept_tile *)(void *)(block->kept_tiles + (size_t)number * plan->kept_tile_bytes);
+}
+
+void attn_forget_tiles(const attn_plan *plan, attn_block *block)
+{
+    for (ptrdiff_t n = 0; n < plan->kept_tiles; n++) kept_tile(plan, block, n)->keys = 0;
+}
+
+attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void **bias)
+{
+    const attn_plan *plan = task->plan;
+    *bias = task->bias;
+    if (from / ATTN_BLOCK_KEYS >= plan->kept_tiles || from + keys > plan->problem->maskable_len)
+        return read_masks(task, block, from, keys, task->bias); /* extra keys add each row's limits to the bias */
+    attn_kept_tile *tile = kept_tile(plan, block, from / ATTN_BLOCK_KEYS);
+    *bias = (char *)tile + ATTN_ALIGNMENT;
+    if (tile->keys != keys) *tile = (attn_kept_tile){keys, read_masks(task, block, from, keys, *bias)};
+    return tile->kind;
 }
 
 /* Sets dropped weights to 0. The rows' sums already include them, as dropout comes after the softmax. */

@@ -49,29 +49,53 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->value_bytes = attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size));
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->saved_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
+    plan->kept_tile_bytes = ATTN_ALIGNMENT + plan->scores_bytes;
     plan->saved_bytes = p->weights.data ? attn_saturating_mul(key_blocks, plan->saved_block_bytes) : 0;
     const int average = p->weights.data && p->average;
-    plan->heads_per_task = average ? plan->groups : 1;
     /* an odd number of cache lines, so that rows do not share cache sets */
     plan->weights_row_bytes = average ? attn_padded(attn_saturating_mul((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
+static int is_shared(const attn_operand *mask, int axis)
+{
+    return mask->data == NULL || (axis < 0 ? mask->head : mask->batch[axis]) == 0;
+}
+
+/* The groups of heads that follow one another and share their mask arrays; 1 without any. */
+static ptrdiff_t sharers_of(const attn_problem *p, const attn_plan *plan)
+{
+    const attn_operand *one = &p->masks[ATTN_MASK], *other = &p->masks[ATTN_PADDING];
+    if (plan->decode || (!one->data && !other->data) || !is_shared(one, -1) || !is_shared(other, -1)) return 1;
+    ptrdiff_t sharers = plan->groups;
+    for (int axis = p->batch_axes - 1; axis >= 0 && is_shared(one, axis) && is_shared(other, axis); axis--)
+        sharers *= p->batch_shape[axis];
+    return sharers;
+}
+
 /* Sets the blocks per task, which walk the keys together: as many as fit their packed queries and states into
- * TASK_BYTES while leaving every worker several tasks. */
+ * TASK_BYTES while leaving every worker several tasks. Then the heads per task, by the same rule. */
 static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
 {
-    enum { TASK_BYTES = 384 << 10 };
-    const ptrdiff_t units = p->batches * plan->groups / plan->heads_per_task;
+    enum { TASK_BYTES = 384 << 10, KEPT_BYTES = 6 << 20 };
+    const int average = p->weights.data && p->average;
+    const ptrdiff_t units = p->batches * plan->groups, sharers = sharers_of(p, plan);
+    const ptrdiff_t key_blocks = attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS);
     const size_t block_bytes = attn_saturating_add(plan->packed_bytes, attn_saturating_mul(2, plan->state_bytes));
     ptrdiff_t most = p->weights.data ? 1 : attn_min(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+    ptrdiff_t heads = average ? plan->groups : sharers;
 
     plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
+    const ptrdiff_t enough = plan->workers > 1 ? 3 * (ptrdiff_t)plan->workers : 1;
+    const ptrdiff_t tiles = (ptrdiff_t)(KEPT_BYTES / plan->kept_tile_bytes) / plan->workers; /* those of one worker */
     while (most > 1 && attn_saturating_mul((size_t)most, block_bytes) > TASK_BYTES) most--;
-    while (most > 1 && plan->workers > 1 && units * attn_ceil_div(plan->blocks, most) < 3 * (ptrdiff_t)plan->workers)
-        most--;
+    while (most > 1 && heads > 1 && key_blocks > tiles / most) most--;
+    while (most > 1 && units / heads * attn_ceil_div(plan->blocks, most) < enough) most--;
+    while (!average && heads > 1 && (sharers % heads != 0 || units / heads * plan->blocks < enough)) heads--;
+    plan->heads_per_task = heads;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
     plan->blocks_per_task = plan->tasks_per_group ? attn_ceil_div(plan->blocks, plan->tasks_per_group) : 1;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, plan->blocks_per_task);
+    plan->kept_tiles = sharers > 1 && heads > 1 ? attn_min(tiles / plan->blocks_per_task, key_blocks) : 0;
 }
 
 /* With too few tasks for the workers, splits the chunks, too: at a time, as many as have their states in
@@ -83,7 +107,7 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
     plan->chunks = p->kv_len == 0 ? 0 : attn_ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
     plan->kv_splits = 1;
     plan->partial_bytes = 0;
-    if (plan->workers == 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
+    if (plan->workers == 1 || plan->heads_per_task > 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
 
     const size_t slot_bytes =
         attn_saturating_mul((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
@@ -177,6 +201,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
             plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);
         layout_state(plan, memory, &used, &block->part);
         layout_state(plan, memory, &used, &block->total);
+        block->kept_tiles = attn_next_part(memory, &used, (size_t)plan->kept_tiles * plan->kept_tile_bytes);
         block->saved_scores = plan->saved_bytes ? attn_next_part(memory, &used, plan->saved_bytes) : NULL;
     }
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes); /* last: mostly unused */

@@ -1,75 +1,53 @@
-/* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is multiplied by log2(e) or by 1. A
- * finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see no key.
+/* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is converted to real and multiplied by
+ * log2(e) or by 1. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see
+ * no key.
  *
- * Rows of any dtype are converted one after another into contiguous reals; these loops have no branches, so that the
- * compiler makes vectors of them. */
+ * 1. A line, up to ATTN_BLOCK_KEYS elements of any dtype and step, becomes contiguous reals.
+ * 2. LANES lines become rows of the prefill layout, transposed in registers. Contiguous rows of reals are not copied to
+ *    lines first, and columns that are contiguous are lines of the prefill layout already.
+ */
 
-static inline real K(bias_of_bool)(const char *p) { return *p ? 0 : -INFINITY; }
-static inline real K(bias_of_blocked)(const char *p) { return *p ? -INFINITY : 0; }
-
-static inline real K(bias_of_double)(double x, double times)
+/* Corrects y = x * log2(e) where a finite x overflowed. */
+static inline vec K(bias_at_the_edge)(vec x, vec y)
 {
-    const double most = (double)REAL_MAX, y = x * times, low = y < -most ? -most : y, near = low > most ? most : low;
-    return (real)(fabs(x) > DBL_MAX ? y : near);
+    const vec least = V(splat)(-INFINITY), most = V(splat)(INFINITY);
+    y = V(select)(V(eq)(y, least), V(select)(V(eq)(x, least), least, V(splat)(-REAL_MAX)), y);
+    return V(select)(V(eq)(y, most), V(select)(V(eq)(x, most), most, V(splat)(REAL_MAX)), y);
 }
 
-/* float16: a whole number times a power of two, both exact. */
-static inline real K(bias_of_f16)(const char *p, double times)
+static inline vec K(bias_of)(vec x, vec times)
 {
-    uint16_t half;
-    memcpy(&half, p, sizeof half);
-    const uint32_t exponent = half >> 10 & 31, fraction = half & 1023, normal = exponent != 0;
-    const uint64_t bits = (uint64_t)(998 + exponent + !normal) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof power);
-    const double finite = (double)(int32_t)(1024 * normal + fraction) * power;
-    const double special = fraction != 0 ? (double)NAN : (double)INFINITY, sign = half & 0x8000 ? -1 : 1;
-    return K(bias_of_double)(sign * (exponent == 31 ? special : finite), times);
+    const vec y = V(mul)(x, times);
+    return V(has_nan)(V(sub)(y, y)) ? K(bias_at_the_edge)(x, y) : y;
 }
 
-/* A mask of the kernel's own dtype: one rounding in that dtype, as in bias_squares. */
-static inline real K(bias_of_real)(real x, real times)
+/* LANES elements as reals: float16, float32, float64. */
+static inline vec K(load_f16)(const char *p) { return V(load_f16)(p); }
+#if REAL_F32
+static inline vec K(load_f32)(const char *p) { return V(load)((const real *)(const void *)p); }
+static inline vf64 K(within)(vf64 x)
 {
-    const real y = x * times, low = y < -REAL_MAX ? -REAL_MAX : y, near = low > REAL_MAX ? REAL_MAX : low;
-    return fabs((double)x) > (double)REAL_MAX ? y : near;
+    const vf64 least = vf64_splat(-(double)FLT_MAX), most = vf64_splat((double)FLT_MAX);
+    const vf64 low = vf64_splat(-(double)INFINITY), high = vf64_splat((double)INFINITY);
+    const vf64 y = vf64_select(vf64_lt(x, least), least, vf64_select(vf64_lt(most, x), most, x));
+    return vf64_select(vf64_eq(x, low), low, vf64_select(vf64_eq(x, high), high, y));
 }
-
-static inline real K(bias_of_f32)(const char *p, double times)
+static inline vec K(load_f64)(const char *p) /* rounded; finite numbers stay finite */
 {
-    float x;
-    memcpy(&x, p, sizeof x);
-    return REAL_F32 ? K(bias_of_real)((real)x, (real)times) : K(bias_of_double)(x, times);
+    const double *at = (const double *)(const void *)p;
+    return vf32_narrow(K(within)(vf64_load(at)), K(within)(vf64_load(at + VF64_LANES)));
 }
+#else
+static inline vec K(load_f32)(const char *p) { return vf64_widen((const float *)(const void *)p); }
+static inline vec K(load_f64)(const char *p) { return V(load)((const real *)(const void *)p); }
+#endif
 
-static inline real K(bias_of_f64)(const char *p, double times)
-{
-    double x;
-    memcpy(&x, p, sizeof x);
-    return REAL_F32 ? K(bias_of_double)(x, times) : K(bias_of_real)((real)x, (real)times);
-}
-
-static inline real K(bias_of_long)(const char *p, double times)
+static inline double K(double_of_long)(const char *p)
 {
     long double x;
     memcpy(&x, p, sizeof x);
-    double y = (double)x; /* may overflow to inf for a finite x */
-    if (isinf(y) && !isinf(x)) y = y < 0 ? -DBL_MAX : DBL_MAX;
-    return K(bias_of_double)(y, times);
-}
-
-/* Elements `step` bytes apart, as contiguous reals. Every caller passes dtype as a constant. */
-ATTN_TEMPLATE void K(bias_elements)(const attn_mask_dtype dtype, int count, const char *restrict mask, ptrdiff_t step,
-                                    double times, real *restrict bias)
-{
-    for (int n = 0; n < count; n++) {
-        const char *at = mask + n * step;
-        bias[n] = dtype == ATTN_MASK_BOOL      ? K(bias_of_bool)(at)
-                  : dtype == ATTN_MASK_BLOCKED ? K(bias_of_blocked)(at)
-                  : dtype == ATTN_MASK_F16     ? K(bias_of_f16)(at, times)
-                  : dtype == ATTN_MASK_F32     ? K(bias_of_f32)(at, times)
-                  : dtype == ATTN_MASK_F64     ? K(bias_of_f64)(at, times)
-                                               : K(bias_of_long)(at, times);
-    }
+    const double y = (double)x; /* may overflow to inf for a finite x */
+    return isinf(y) && !isinf(x) ? (y < 0 ? -DBL_MAX : DBL_MAX) : y;
 }
 
 static inline ptrdiff_t K(mask_size)(attn_mask_dtype dtype)
@@ -85,73 +63,102 @@ static inline ptrdiff_t K(mask_size)(attn_mask_dtype dtype)
     return (ptrdiff_t)sizeof(long double);
 }
 
-#define ELEMENTS(dtype)                                                                                                \
-    case dtype:                                                                                                        \
-        if (step == K(mask_size)(dtype))                                                                               \
-            K(bias_elements)(dtype, count, mask, K(mask_size)(dtype), times, bias);                                    \
-        else                                                                                                           \
-            K(bias_elements)(dtype, count, mask, step, times, bias);                                                   \
-        break;
+/* LANES elements as a bias. Every caller passes dtype as a constant. */
+ATTN_TEMPLATE vec K(bias_vector)(const attn_mask_dtype dtype, const char *at, vec times)
+{
+    const vec none = V(splat)(0), masked = V(splat)(-INFINITY);
+    if (dtype == ATTN_MASK_BOOL) return V(load_bool)(at);
+    if (dtype == ATTN_MASK_BLOCKED) return V(select)(V(eq)(V(load_bool)(at), none), masked, none);
+    return K(bias_of)(dtype == ATTN_MASK_F16   ? K(load_f16)(at)
+                      : dtype == ATTN_MASK_F32 ? K(load_f32)(at)
+                                               : K(load_f64)(at),
+                      times);
+}
 
-/* A row of a mask, or a column of one, of any dtype; at most ATTN_BLOCK_KEYS elements. */
+/* A contiguous line; writes whole vectors. */
+ATTN_TEMPLATE void K(bias_elements)(const attn_mask_dtype dtype, int count, const char *mask, vec times, real *bias)
+{
+    const ptrdiff_t size = K(mask_size)(dtype);
+    int n = 0;
+    for (; n + LANES <= count; n += LANES) V(store)(bias + n, K(bias_vector)(dtype, mask + n * size, times));
+    if (n == count) return;
+    char rest[LANES * sizeof(double)] = {0};
+    memcpy(rest, mask + n * size, (size_t)((count - n) * size));
+    V(store)(bias + n, K(bias_vector)(dtype, rest, times));
+}
+
+#define GATHER(type) for (int n = 0; n < count; n++) memcpy(to + n * sizeof(type), from + n * step, sizeof(type))
+static void K(gather)(ptrdiff_t size, int count, const char *from, ptrdiff_t step, char *to)
+{
+    switch (size) {
+    case 1: GATHER(char); break;
+    case 2: GATHER(uint16_t); break;
+    case 4: GATHER(float); break;
+    default: GATHER(double); break;
+    }
+}
+#undef GATHER
+
+/* A row of a mask, or a column of one, of any dtype; at most ATTN_BLOCK_KEYS elements, but whole vectors are written. */
 static void K(bias_line)(attn_mask_dtype dtype, int count, const char *mask, ptrdiff_t step, double times, real *bias)
 {
-    char bytes[ATTN_BLOCK_KEYS];
-    if (K(mask_size)(dtype) == 1 && step != 1) { /* bools are gathered first: bytes are moved faster than converted */
-        for (int n = 0; n < count; n++) bytes[n] = mask[n * step];
-        mask = bytes;
-        step = 1;
+    double copy[ATTN_BLOCK_KEYS];
+    const vec factor = V(splat)((real)times);
+    if (dtype == ATTN_MASK_LONG) {
+        for (int n = 0; n < count; n++) copy[n] = K(double_of_long)(mask + n * step);
+        dtype = ATTN_MASK_F64;
+        mask = (const char *)copy;
+    } else if (step != K(mask_size)(dtype)) {
+        K(gather)(K(mask_size)(dtype), count, mask, step, (char *)copy);
+        mask = (const char *)copy;
     }
     switch (dtype) {
-        ELEMENTS(ATTN_MASK_BOOL)
-        ELEMENTS(ATTN_MASK_BLOCKED)
-        ELEMENTS(ATTN_MASK_F16)
-        ELEMENTS(ATTN_MASK_F32)
-        ELEMENTS(ATTN_MASK_F64)
-        ELEMENTS(ATTN_MASK_LONG)
+    case ATTN_MASK_BOOL: K(bias_elements)(ATTN_MASK_BOOL, count, mask, factor, bias); break;
+    case ATTN_MASK_BLOCKED: K(bias_elements)(ATTN_MASK_BLOCKED, count, mask, factor, bias); break;
+    case ATTN_MASK_F16: K(bias_elements)(ATTN_MASK_F16, count, mask, factor, bias); break;
+    case ATTN_MASK_F32: K(bias_elements)(ATTN_MASK_F32, count, mask, factor, bias); break;
+    default: K(bias_elements)(ATTN_MASK_F64, count, mask, factor, bias); break;
     }
 }
-#undef ELEMENTS
 
-/* bias_of_real for LANES at a time: corrects y = x * log2(e) where a finite x overflowed. */
-static inline vec K(bias_at_the_edge)(vec x, vec y)
+/* Lines into the prefill layout. Only rows that are not copied are still to be scaled; then keys is a multiple of LANES. */
+ATTN_TEMPLATE void K(bias_squares)(const int in_place, int keys, const real *const *line, double times, real *bias,
+                                   ptrdiff_t key_out)
 {
-    const vec least = V(splat)(-INFINITY), most = V(splat)(INFINITY);
-    y = V(select)(V(eq)(y, least), V(select)(V(eq)(x, least), least, V(splat)(-REAL_MAX)), y);
-    return V(select)(V(eq)(y, most), V(select)(V(eq)(x, most), most, V(splat)(REAL_MAX)), y);
+    const vec factor = V(splat)((real)times);
+    for (int n = 0; n < keys; n += LANES) {
+        vec r[LANES];
+        ATTN_UNROLL for (int l = 0; l < LANES; l++)
+        {
+            const vec x = V(load)(line[l] + n);
+            r[l] = in_place ? K(bias_of)(x, factor) : x;
+        }
+        K(transpose)(r);
+        for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out, r[c]);
+    }
 }
 
-/* A block of contiguous rows, bool or of the kernel's own dtype, transposed in registers into the prefill layout. keys
- * is a multiple of LANES. The rows are far apart, so the elements of the next key block are prefetched here. */
-ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
-                                   double times, real *bias, ptrdiff_t key_out)
+/* Rows into the prefill layout, LANES at a time. They are far apart, so those of the next key block are prefetched. */
+static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+                         double times, real *bias, ptrdiff_t key_out)
 {
-    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED;
-    const ptrdiff_t size = is_bool ? 1 : (ptrdiff_t)sizeof(real);
-    const vec none = V(splat)(0), masked = V(splat)(-INFINITY);
+    const int contiguous = step == K(mask_size)(dtype), own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
+    const int in_place = own && contiguous && keys % LANES == 0;
+    real lines[LANES][ATTN_BLOCK_KEYS];
     for (int i = 0; i < rows; i += LANES) {
-        const char *lane[LANES];
-        for (int l = 0; l < LANES; l++) lane[l] = mask[i + l < rows ? i + l : rows - 1];
-        for (int n = 0; n < keys; n += LANES) {
-            vec r[LANES], check = V(splat)(0);
-            ATTN_UNROLL for (int l = 0; l < LANES; l++)
-            {
-                const char *at = lane[l] + n * size;
-                __builtin_prefetch(at + ATTN_BLOCK_KEYS * size);
-                if (is_bool) {
-                    r[l] = V(load_bool)(at);
-                    if (dtype == ATTN_MASK_BLOCKED) r[l] = V(select)(V(eq)(r[l], none), masked, none);
-                } else {
-                    r[l] = V(mul)(V(load)((const real *)(const void *)at), V(splat)((real)times));
-                    check = V(fma)(r[l], V(splat)(0), check);
-                }
-            }
-            if (!is_bool && V(has_nan)(check))
-                for (int l = 0; l < LANES; l++)
-                    r[l] = K(bias_at_the_edge)(V(load)((const real *)(const void *)(lane[l] + n * size)), r[l]);
-            K(transpose)(r);
-            for (int c = 0; c < LANES; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
+        const real *line[LANES];
+        for (int l = 0; l < LANES; l++) {
+            const char *row = mask[i + l < rows ? i + l : rows - 1];
+            line[l] = in_place ? (const real *)(const void *)row : i + l < rows ? lines[l] : line[l - 1];
+            if (i + l >= rows) continue;
+            for (ptrdiff_t b = 0; contiguous && b < ATTN_BLOCK_KEYS * step; b += 64)
+                __builtin_prefetch(row + ATTN_BLOCK_KEYS * step + b);
+            if (!in_place) K(bias_line)(dtype, keys, row, step, times, lines[l]);
         }
+        if (in_place)
+            K(bias_squares)(1, keys, line, times, bias + i, key_out);
+        else
+            K(bias_squares)(0, keys, line, times, bias + i, key_out);
     }
 }
 
@@ -159,30 +166,8 @@ ATTN_TEMPLATE void K(bias_squares)(const attn_mask_dtype dtype, int rows, int ke
 static void K(bias_columns)(attn_mask_dtype dtype, int rows, int keys, const char *mask, ptrdiff_t step, double times,
                             real *bias, ptrdiff_t key_out)
 {
-    const int whole = dtype == ATTN_MASK_BOOL ? rows / LANES * LANES : 0;
-    for (int n = 0; n < keys; n++) {
-        const char *column = mask + n * step;
-        for (int i = 0; i < whole; i += LANES) V(store)(bias + n * key_out + i, V(load_bool)(column + i));
-        K(bias_line)(dtype, rows - whole, column + whole * K(mask_size)(dtype), K(mask_size)(dtype), times,
-                     bias + n * key_out + whole);
-    }
-}
-
-/* Rows of any strides into the prefill layout, LANES of them at a time: as lines, then transposed in registers. */
-static void K(bias_lines)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                          double times, real *bias, ptrdiff_t key_out)
-{
-    for (int i = 0; i < rows; i += LANES) {
-        real line[LANES][ATTN_BLOCK_KEYS];
-        const int lanes = rows - i < LANES ? rows - i : LANES;
-        for (int l = 0; l < lanes; l++) K(bias_line)(dtype, keys, mask[i + l], step, times, line[l]);
-        for (int n = 0; n < keys; n += LANES) {
-            vec r[LANES];
-            for (int l = 0; l < LANES; l++) r[l] = l < lanes ? V(load)(line[l] + n) : V(splat)(0);
-            K(transpose)(r);
-            for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out + i, r[c]);
-        }
-    }
+    for (int n = 0; n < keys; n++)
+        K(bias_line)(dtype, rows, mask + n * step, K(mask_size)(dtype), times, bias + n * key_out);
 }
 
 /* One row that all queries share: read once. */
@@ -235,10 +220,9 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
                                    ptrdiff_t key_out)
 {
     const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED, prefill = row_out == 1;
-    const int own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
     const ptrdiff_t size = K(mask_size)(dtype);
     const int contiguous = key_stride_bytes == size, transposed = !contiguous && K(row_step)(rows, mask) == size;
-    int done = 0, same = rows > 1;
+    int same = rows > 1;
 
     if (is_bool && (contiguous || transposed)) {
         const char *column[ATTN_BLOCK_KEYS];
@@ -248,27 +232,15 @@ static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, co
         if (kind != ATTN_TILE_MIXED) return kind;
     }
     for (int i = 1; same && i < rows; i++) same = mask[i] == mask[0];
-    if (same) {
+    if (same)
         K(bias_broadcast)(dtype, rows, keys, mask, key_stride_bytes, times, bias, row_out, key_out);
-    } else if (!prefill) {
+    else if (prefill && transposed)
+        K(bias_columns)(dtype, rows, keys, mask[0], key_stride_bytes, times, bias, key_out);
+    else if (prefill)
+        K(bias_rows)(dtype, rows, keys, mask, key_stride_bytes, times, bias, key_out);
+    else
         for (int i = 0; i < rows; i++)
             K(bias_line)(dtype, keys, mask[i], key_stride_bytes, times, (real *)bias + i * row_out);
-    } else if (transposed) {
-        K(bias_columns)(dtype, rows, keys, mask[0], key_stride_bytes, times, bias, key_out);
-    } else {
-        done = contiguous && (is_bool || own) ? keys / LANES * LANES : 0;
-        if (dtype == ATTN_MASK_BOOL)
-            K(bias_squares)(ATTN_MASK_BOOL, rows, done, mask, times, bias, key_out);
-        else if (is_bool)
-            K(bias_squares)(ATTN_MASK_BLOCKED, rows, done, mask, times, bias, key_out);
-        else if (own)
-            K(bias_squares)(REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64, rows, done, mask, times, bias, key_out);
-        const int left = keys - done;
-        const char *rest[ATTN_MAX_WIDTH];
-        for (int i = 0; left > 0 && i < rows; i++) rest[i] = mask[i] + done * key_stride_bytes;
-        if (left > 0)
-            K(bias_lines)(dtype, rows, left, rest, key_stride_bytes, times, (real *)bias + done * key_out, key_out);
-    }
     return ATTN_TILE_MIXED;
 }
 

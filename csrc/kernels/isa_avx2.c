@@ -1,4 +1,4 @@
-/* The kernels for AVX2 and FMA. */
+/* The kernels for AVX2, FMA and F16C. */
 #if defined(__x86_64__)
 #include <float.h>
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "target.h"
 
-ATTN_TARGET_BEGIN("avx2,fma")
+ATTN_TARGET_BEGIN("avx2,fma,f16c")
 #include "vec_avx2.h"
 
 #include "bind_f32.h"

@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "target.h"
 
-ATTN_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+ATTN_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #include "vec_avx512.h"
 
 #include "bind_f32.h"

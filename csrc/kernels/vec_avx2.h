@@ -73,6 +73,22 @@ static inline vf64 vf64_select(vf64_mask m, vf64 yes, vf64 no) { return _mm256_b
 static inline int vf32_has_nan(vf32 a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)) != 0; }
 static inline int vf64_has_nan(vf64 a) { return _mm256_movemask_pd(_mm256_cmp_pd(a, a, _CMP_UNORD_Q)) != 0; }
 
+/* LANES numbers of another dtype. */
+static inline vf32 vf32_load_f16(const char *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline vf64 vf64_load_f16(const char *p)
+{
+    return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+static inline vf64 vf64_widen(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+/* Both, rounded. */
+static inline vf32 vf32_narrow(vf64 low, vf64 high)
+{
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
+}
+
 /* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {

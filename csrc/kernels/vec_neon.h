@@ -92,6 +92,23 @@ static inline int vf64_has_nan(vf64 a)
     return (vgetq_lane_u64(same, 0) & vgetq_lane_u64(same, 1)) == 0;
 }
 
+/* LANES numbers of another dtype. */
+static inline vf32 vf32_load_f16(const char *p)
+{
+    uint16x4_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vcvt_f32_f16(vreinterpret_f16_u16(bits));
+}
+static inline vf64 vf64_load_f16(const char *p)
+{
+    uint16x4_t bits = {0};
+    memcpy(&bits, p, 4);
+    return vcvt_f64_f32(vget_low_f32(vcvt_f32_f16(vreinterpret_f16_u16(bits))));
+}
+static inline vf64 vf64_widen(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
+/* Both, rounded. */
+static inline vf32 vf32_narrow(vf64 low, vf64 high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }
+
 /* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {

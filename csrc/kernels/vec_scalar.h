@@ -99,6 +99,39 @@ static inline int vf64_has_nan(vf64 a)
     return (same[0] & same[1]) == 0;
 }
 
+/* LANES numbers of another dtype. The exponent of a float16 is moved by 112; infinities and NaN get the highest one. */
+static inline vf32 vf32_load_f16(const char *p)
+{
+    float lanes[4];
+    for (int i = 0; i < 4; i++) {
+        uint16_t half;
+        memcpy(&half, p + 2 * i, sizeof half);
+        const uint32_t rest = half & 0x7fffu, special = rest >= 0x7c00 ? 0x70000000u : 0;
+        const uint32_t bits = (rest << 13) + special, sign = (half & 0x8000u) << 16;
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        x = special ? x : x * 0x1p112f;
+        uint32_t y;
+        memcpy(&y, &x, sizeof y);
+        y |= sign;
+        memcpy(&lanes[i], &y, sizeof y);
+    }
+    return vf32_load(lanes);
+}
+static inline vf64 vf64_load_f16(const char *p)
+{
+    char four[8] = {0};
+    memcpy(four, p, 4);
+    const vf32 x = vf32_load_f16(four);
+    return (vf64){(double)x[0], (double)x[1]};
+}
+static inline vf64 vf64_widen(const float *p) { return (vf64){(double)p[0], (double)p[1]}; }
+/* Both, rounded. */
+static inline vf32 vf32_narrow(vf64 low, vf64 high)
+{
+    return (vf32){(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+}
+
 /* Loads LANES bytes of a bool mask: 0 for a nonzero byte, -inf for a zero. */
 static inline vf32 vf32_load_bool(const char *p)
 {

@@ -161,7 +161,7 @@ int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integ
     return array == NULL ? -1 : 0;
 }
 
-attn_dtype pyattn_dtype(int typenum)
+int pyattn_dtype(int typenum)
 {
     switch (typenum) {
     case NPY_BOOL: return ATTN_BOOL;
@@ -169,7 +169,8 @@ attn_dtype pyattn_dtype(int typenum)
     case NPY_FLOAT: return ATTN_F32;
     case NPY_DOUBLE: return ATTN_F64;
     case NPY_LONGDOUBLE: return ATTN_LONG_DOUBLE;
-    default: return ATTN_I64;
+    case NPY_INT64: return ATTN_I64;
+    default: return -1;
     }
 }
 
@@ -177,9 +178,12 @@ __attribute__((noinline)) void pyattn_clear(void *memory, size_t bytes) { memset
 
 void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array)
 {
-    if (pyattn_check_axes(array, "an array that changed during the call") < 0) return;
+    static const char name[] = "an array that changed during the call";
+    const int dtype = pyattn_dtype(PyArray_TYPE(array));
+    if (dtype < 0) PyErr_Format(PyExc_ValueError, "%s has dtype %S", name, PyArray_DESCR(array));
+    if (dtype < 0 || pyattn_check_axes(array, name) < 0) return;
     tensor->data = PyArray_DATA(array);
-    tensor->dtype = pyattn_dtype(PyArray_TYPE(array));
+    tensor->dtype = (attn_dtype)dtype;
     tensor->ndim = PyArray_NDIM(array);
     for (int n = 0; n < tensor->ndim; n++) {
         tensor->shape[n] = PyArray_DIM(array, n);

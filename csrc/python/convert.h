@@ -84,7 +84,7 @@ int pyattn_exceeds(PyObject *object, int most);
 /* Splits q, which stacks the rows of query, key and value as torch's in_proj_weight does, into q, k and v. Returns -1
  * with a ValueError that calls the array `name`. */
 int pyattn_split_in_proj(attn_tensor *q, attn_tensor *k, attn_tensor *v, const char *name);
-attn_dtype pyattn_dtype(int typenum);
+int pyattn_dtype(int typenum); /* an attn_dtype, or -1 */
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
 /* 1 for an aligned array in native byte order with a contiguous last axis, which the core can write to. */

@@ -1,6 +1,7 @@
 /* pyattn._core.new_page and append_to_pages: allocates pages of a KV cache, and writes keys and values to them.
  * pyattn/cache calls them.
  */
+#include "options.h"
 #include "pages.h"
 
 enum { CACHE, KEY, VALUE, LAYOUT, ARGUMENTS };
@@ -42,7 +43,8 @@ static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py
     attn_error error;
     (void)self;
     if (pyattn_parse(&signature, positional, nargs, kwnames, values) < 0) return NULL;
-    const int bshd = PyUnicode_Check(values[LAYOUT]) && PyUnicode_CompareWithASCIIString(values[LAYOUT], "bshd") == 0;
+    const int bshd = pyattn_choice(values[LAYOUT], "layout", "bhsd", "bshd");
+    if (bshd < 0) return NULL;
 
     if (pyattn_as_reals(values + KEY, argument_names + KEY, 2, 2, o.rows) < 0) goto done;
     if (pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o.rows[0])), &o.use) < 0) goto done;

@@ -35,7 +35,7 @@ static PyObject *hold(PyObject *tables)
 static void *address_of(PyObject *object, attn_dtype dtype, npy_intp elements)
 {
     PyArrayObject *page = (PyArrayObject *)object;
-    if (PyArray_CheckExact(object) && pyattn_dtype(PyArray_TYPE(page)) == dtype && PyArray_ISCARRAY(page) &&
+    if (PyArray_CheckExact(object) && pyattn_dtype(PyArray_TYPE(page)) == (int)dtype && PyArray_ISCARRAY(page) &&
         PyArray_SIZE(page) == elements)
         return PyArray_DATA(page);
     PyErr_Format(PyExc_ValueError, "a page must be a contiguous array of %zd elements of the cache's dtype", elements);

@@ -281,8 +281,8 @@ PAGE = zeros(3 * 64 * 12)
 SIZES = (3, 8, 4)
 
 
-def into(pages, first, new, sizes=SIZES, key=KEY[:1], value=VALUE[:1]):
-    _core.append_to_pages((pages, *sizes, 0, 0, first, new), key, value, "bhsd")
+def into(pages, first, new, sizes=SIZES, key=KEY[:1], value=VALUE[:1], layout="bhsd"):
+    _core.append_to_pages((pages, *sizes, 0, 0, first, new), key, value, layout)
 
 
 CORE = {
@@ -292,6 +292,8 @@ CORE = {
               "pages is of type int, expected a list of lists of arrays"),
     "page": (lambda: into([[PAGE[1:]]], (0,), (5,)), ValueError,
              "a page must be a contiguous array of 2304 elements of the cache's dtype"),
+    "layout": (lambda: into([[PAGE]], (0,), (5,), layout="sbhd"), ValueError,
+               "layout is 'sbhd', expected 'bhsd' or 'bshd'"),
     "too few": (lambda: into([[PAGE]], (60,), (5,)), ValueError,
                 "batch entry 0 of the cache has 1 pages of 64 positions, too few for 65"),
     "first": (lambda: into([[PAGE]], [0], (5,)), ValueError,

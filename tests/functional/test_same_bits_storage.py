@@ -139,6 +139,29 @@ def test_masks_that_are_broadcast(axes, kind, arrays, level):
         assert_same_bits(attend(*arrays, queries, attn_mask=one), expected)
 
 
+LIMITS = {
+    "lengths": {"key_lengths": [300, 77], "query_lengths": [30, 33]},
+    "causal": {"is_causal": True, "align": "lower_right"},
+    "window": {"window": (70, 10), "align": "lower_right"},
+    "dropout": {"dropout_p": 0.3, "rng": 5},
+    "long rows": {"key_lengths": [KV_LEN, 1]},
+}
+
+
+@for_each("kind", ["bool", "float16", "float32", "float64"])
+@for_each("limits", LIMITS)
+def test_a_mask_that_heads_share_is_read_for_each_of_them(limits, kind, arrays, level):
+    """It is read once for all heads of a task, whose rows may see other keys."""
+    one = make_mask(kind)[0, 0]
+    copied = np.broadcast_to(one, make_mask(kind).shape).copy()
+    nan = [arrays[0], arrays[1], np.where(np.arange(KV_LEN)[:, np.newaxis] == 200, np.nan, arrays[2])]
+    for given in (arrays, nan):
+        for threads in (1, 3):
+            options = {**LIMITS[limits], "num_threads": threads, "need_lse": True}
+            expected = pyattn.attention(*given, attn_mask=copied, **options)
+            assert_same_bits(pyattn.attention(*given, attn_mask=one, **options), expected)
+
+
 @pytest.mark.parametrize("kind", ["int8", ">i4", "uint16", ">u8"])
 def test_lengths_of_any_integer_dtype(kind, arrays):
     expected = attend(*arrays, key_lengths=[100, 7], query_lengths=[30, 5])
