@@ -1,8 +1,7 @@
 /* Activations of contiguous arrays, in parallel over parts of them. */
-#include "arena.h"
 #include "dispatch.h"
 #include "error.h"
-#include "parallel.h"
+#include "stored.h"
 
 #define SAME(kind) ((int)ATTN_KIND_##kind == (int)ATTN_##kind)
 _Static_assert(SAME(IDENTITY) && SAME(RELU) && SAME(GELU) && SAME(GELU_TANH) && SAME(SILU) && SAME(TANH),
@@ -12,25 +11,32 @@ enum { PART = 1 << 13 };
 
 typedef struct {
     const attn_kernels *kernels;
+    attn_dtype dtype;
     attn_activation_kind kind;
     ptrdiff_t n;
     const char *x;
-    char *y;
+    char *y, *scratch;
 } activate_job;
 
 static void one_part(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const activate_job *a = context;
-    const ptrdiff_t from = task * PART, offset = from * a->kernels->size;
+    const ptrdiff_t from = task * PART, count = attn_min(PART, a->n - from),
+                    offset = from * attn_size_of_real(a->dtype);
+    char *const scratch = a->scratch + (size_t)worker * attn_row_bytes(a->dtype, PART);
     if (attn_should_stop(job, worker)) return;
-    a->kernels->activate(a->kind, attn_min(PART, a->n - from), a->x + offset, a->y + offset);
+    const void *const x = attn_read_row(a->kernels, a->dtype, count, a->x + offset, scratch);
+    void *const y = attn_target_of(a->dtype, a->y + offset, scratch);
+    a->kernels->activate(a->kind, count, x, y);
+    attn_round_row(a->kernels, a->dtype, count, y, a->y + offset);
 }
 
 attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,
                           int num_threads, attn_error *error)
 {
-    if (dtype != ATTN_F32 && dtype != ATTN_F64) return attn_fail(error, ATTN_INVALID, "x must be float32 or float64");
-    activate_job job = {attn_kernels_for(dtype), (attn_activation_kind)activation, n, x, y};
+    if (attn_size_of_real(dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
+    activate_job job = {attn_kernels_for(attn_computed(dtype)), dtype, (attn_activation_kind)activation, n, x, y, NULL};
     const ptrdiff_t tasks = attn_ceil_div(n, PART);
-    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), one_part, &job);
+    return attn_run_with_scratch("an activation", tasks, attn_workers(num_threads, tasks), attn_row_bytes(dtype, PART),
+                                 &job.scratch, one_part, &job, error);
 }

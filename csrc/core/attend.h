@@ -8,7 +8,6 @@
 #ifndef ATTN_CORE_ATTEND_H
 #define ATTN_CORE_ATTEND_H
 
-#include "copy.h"
 #include "kernels.h"
 #include "parallel.h"
 #include "problem.h"
@@ -19,7 +18,7 @@ enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 typedef struct {
     int keys; /* 0: not read yet */
     attn_tile_kind kind;
-} attn_kept_tile;
+} attn_mask_tile;
 
 /* A block of query rows, its running state, and where its rows live. */
 typedef struct {
@@ -36,7 +35,7 @@ typedef struct {
     void *unscaled;         /* unscaled queries, as distance_block reads them */
     attn_state part, total; /* of this chunk; of the chunks before it */
     char *saved_scores;     /* need_weights: an attn_saved_scores for each key block */
-    char *kept_tiles;       /* an attn_kept_tile for each of the first key blocks */
+    char *mask_tiles;       /* an attn_mask_tile for each of the first key blocks */
 } attn_block;
 
 /* need_weights: the scores of one key block, saved until its rows are finished. */
@@ -57,15 +56,15 @@ typedef struct {
     ptrdiff_t split_batch, split_start; /* chunks that are split at a time; the first of the current ones */
     ptrdiff_t heads_per_task;           /* that one task handles in order: all for average_weights; sharing a mask, as
                                            many as leave every worker several tasks; else 1 */
-    ptrdiff_t kept_tiles;               /* of a block: key blocks whose masks are read once for all heads of a task */
+    ptrdiff_t mask_tiles;               /* of a block: key blocks whose masks are read once for all heads of a task */
     ptrdiff_t columns;                  /* v_dim, padded to whole vectors */
     int copy_keys, copy_values, gather_queries;
     ptrdiff_t features; /* length of a packed row: head_dim, plus 2 for distances */
     int workers;
     /* bytes of one worker's scratch and of its parts */
-    size_t packed_bytes, state_bytes, scores_bytes, saved_bytes, saved_block_bytes, kept_tile_bytes, key_bytes,
+    size_t packed_bytes, state_bytes, scores_bytes, saved_bytes, saved_block_bytes, mask_tile_bytes, key_bytes,
         value_bytes, query_bytes, transposed_bytes;
-    size_t weights_row_bytes; /* average_weights: of one head's row of weights; else 0 */
+    size_t weights_row_bytes; /* of a row of weights that is not written at once: averaged or rounded; else 0 */
     size_t worker_bytes, partial_bytes;
     char *scratch, *partials;
 } attn_plan;
@@ -93,7 +92,7 @@ typedef struct {
     attn_source key, value;
     void *scores, *bias, *drop_mask, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
         *transposed_keys;
-    char *weights;      /* average_weights: one head's weights of a block's rows */
+    char *weights, *mean; /* of a block's rows: one head's, and the mean so far */
     attn_block *blocks; /* in scratch: too large for the stack of a small thread */
 } attn_task;
 
@@ -105,6 +104,10 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
 void attn_layout_state(const attn_plan *plan, char *memory, attn_state *state);
 attn_saved_scores *attn_saved_scores_of(const attn_plan *plan, const attn_block *block, ptrdiff_t key_block);
 ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
+
+/* A number of any stored dtype. */
+double attn_stored_at(const char *at, attn_dtype dtype);
+int attn_is_finite_at(const char *at, attn_dtype dtype);
 
 static inline double attn_real_at(const void *reals, ptrdiff_t n, int size)
 {

@@ -16,8 +16,9 @@
 /* A block of keys or values as the kernels read it. */
 typedef struct {
     const void *data, *next; /* next: the rows after a whole block */
-    ptrdiff_t stride;        /* of rows, in reals */
-    double largest;          /* distances: the largest factor |k|^2 of the block */
+    attn_element element;
+    ptrdiff_t stride; /* of rows, in elements */
+    double largest;   /* distances: the largest factor |k|^2 of the block */
 } key_block;
 
 const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
@@ -27,14 +28,14 @@ const char *attn_rows_at(const attn_source *source, const attn_operand *operand,
     return (const char *)source->pages[page] + source->offset;
 }
 
-static key_block block_of(const attn_source *source, const attn_operand *operand, ptrdiff_t from, int keys,
-                          ptrdiff_t columns, ptrdiff_t padded, int size, void *copy)
+static key_block block_of(const attn_kernels *k, const attn_source *source, const attn_operand *operand, ptrdiff_t from,
+                          int keys, ptrdiff_t columns, ptrdiff_t padded, void *copy)
 {
     const char *at = attn_rows_at(source, operand, from), *next = attn_rows_at(source, operand, from + ATTN_BLOCK_KEYS);
-    if (copy == NULL) return (key_block){at, next, operand->row / size, 0};
-    for (int n = 0; n < keys; n++)
-        attn_copy_row((char *)copy + n * padded * size, at + n * operand->row, operand->column, columns, padded, size);
-    return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * size, padded, 0};
+    const ptrdiff_t size = attn_size_of_real(operand->dtype);
+    if (copy == NULL) return (key_block){at, next, (attn_element)operand->dtype, operand->row / size, 0};
+    k->load_block((attn_element)operand->dtype, keys, columns, at, operand->row, operand->column, padded, copy);
+    return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * k->size, attn_reals(k), padded, 0};
 }
 
 /* Keys in the form that the score function reads: as they are, normalised, or with their squared norms. */
@@ -43,7 +44,7 @@ static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    key_block block = block_of(&task->key, &p->key, from, keys, p->head_dim, plan->features, k->size,
+    key_block block = block_of(k, &task->key, &p->key, from, keys, p->head_dim, plan->features,
                                plan->copy_keys ? task->key_copy : NULL);
     if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(keys, p->head_dim, plan->features, task->key_copy);
     if (p->score == ATTN_SCORE_DISTANCE)
@@ -165,15 +166,18 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     const int vectors = (int)(plan->columns / k->lanes);
     uint64_t nonfinite = 0;
     if (task->redoes) {
-        nonfinite = k->finite_values(keys, vectors, value.data, value.stride, task->factor, task->value_copy);
-        value = (key_block){.data = task->value_copy, .stride = plan->columns};
+        const void *reals = value.data;
+        if (value.element != attn_reals(k)) {
+            k->load_block(value.element, keys, plan->columns, value.data, p->value.row, p->value.column, plan->columns,
+                          task->value_copy);
+            reals = task->value_copy;
+            value.stride = plan->columns;
+        }
+        nonfinite = k->finite_values(keys, vectors, reals, value.stride, task->factor, task->value_copy);
+        value = (key_block){.data = task->value_copy, .element = attn_reals(k), .stride = plan->columns};
     }
-    if (limited)
-        k->value_limited(block->rows, keys, vectors, scores, row, step, first, last, value.data, value.stride,
-                         task->correction, !block->part_begun, block->part.out, plan->columns);
-    else
-        k->value_block(block->rows, keys, vectors, scores, row, step, value.data, value.stride, task->correction,
-                       !block->part_begun, block->part.out, plan->columns);
+    k->value_block(value.element, block->rows, keys, vectors, scores, row, step, limited ? first : NULL, last,
+                   value.data, value.stride, task->correction, !block->part_begun, block->part.out, plan->columns);
     if (nonfinite) attn_add_nonfinite(task, block, nonfinite, from, first, last, bias, scores);
     block->part_begun = 1;
 }
@@ -226,8 +230,8 @@ static void score_decode(const attn_task *task, const attn_block *block, int key
         score_transposed(task, block, keys, key, scores);
         return;
     }
-    plan->kernels->decode_scores(block->rows, keys, plan->features, block->packed, plan->features, key.data, key.stride,
-                                 key.next, plan->far, scores);
+    plan->kernels->decode_scores(key.element, block->rows, keys, plan->features, block->packed, plan->features,
+                                 key.data, key.stride, key.next, plan->far, scores);
     if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
     for (int r = 0; r < block->rows; r++) /* distance_block reads unused lanes, too */
         memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));
@@ -251,7 +255,6 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const int size = plan->kernels->size;
 
     if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
     for (; from < to; from += ATTN_BLOCK_KEYS) {
@@ -264,7 +267,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
             if (seen == 0) continue;
             if (value.data == NULL) {
                 if (!plan->decode) key = keys_of(task, from, keys);
-                value = block_of(&task->value, &p->value, from, keys, p->v_dim, plan->columns, size,
+                value = block_of(plan->kernels, &task->value, &p->value, from, keys, p->v_dim, plan->columns,
                                  plan->copy_values ? task->value_copy : NULL);
             }
             attend_block(task, block, from, seen, key, value);

@@ -1,18 +1,20 @@
 /* The paged KV cache: its rules, its tensors for attention, and appending rows. */
 #include "attend.h"
 #include "check.h"
-#include "copy.h"
+#include "dispatch.h"
 #include "error.h"
+#include "float_state.h"
+#include "stored.h"
 
 _Static_assert((int)ATTN_PAGE_KEYS == (int)ATTN_BLOCK_KEYS, "a page is a block of keys to the kernels");
 
-static ptrdiff_t size_of(const attn_cache *cache) { return cache->dtype == ATTN_F64 ? 8 : 4; }
+static ptrdiff_t size_of(const attn_cache *cache) { return attn_size_of_real(cache->dtype); }
 
 /* The size of a page in bytes must fit in ptrdiff_t. */
 static attn_status check_cache(const attn_cache *c, attn_error *error)
 {
     ptrdiff_t bytes, key, value;
-    if (c->dtype != ATTN_F32 && c->dtype != ATTN_F64) FAIL("the cache must be float32 or float64");
+    if (size_of(c) == 0) FAIL("the cache must be float16, bfloat16, float32 or float64");
     if (c->batches < 0 || c->kv_heads < 0 || c->head_dim < 0 || c->v_dim < 0 || c->length < 0)
         FAIL("the cache has %td batch entries, %td heads, dims %td and %td, length %td, expected sizes of 0 or more",
              c->batches, c->kv_heads, c->head_dim, c->v_dim, c->length);
@@ -80,8 +82,26 @@ static attn_status check_rows(const char *name, const attn_cache *c, const attn_
         FAIL("%s has shape %s, expected %s: %s", name, attn_shape_text(rows->ndim, rows->shape),
              attn_shape_text(4, expected),
              layout == ATTN_LAYOUT_BSHD ? "(batch, new, kv_heads, dim)" : "(batch, kv_heads, new, dim)");
-    if (rows->dtype != c->dtype) FAIL("%s has another dtype than the cache", name);
+    if (!attn_go_together(c->dtype, rows->dtype)) FAIL("%s has another dtype than the cache", name);
     return ATTN_OK;
+}
+
+/* Converts a row to the cache's dtype: a half becomes float32, or float32 a half. */
+static void convert_row(const attn_cache *c, attn_dtype dtype, char *to, const char *from, ptrdiff_t step,
+                        ptrdiff_t dim)
+{
+    enum { PART = 64 };
+    const attn_kernels *k = attn_kernels_for(ATTN_F32);
+    float part[PART];
+    if (c->dtype == ATTN_F32) {
+        k->load_block((attn_element)dtype, 1, dim, from, 0, step, dim, to);
+        return;
+    }
+    for (ptrdiff_t d = 0; d < dim; d += PART) {
+        const ptrdiff_t count = dim - d < PART ? dim - d : PART;
+        k->store_row((attn_element)c->dtype, count,
+                     attn_read_strided(k, ATTN_F32, count, from + d * step, step, part), to + d * size_of(c));
+    }
 }
 
 /* Copies rows [0, count) of one batch entry and head to positions first, first + 1 ... */
@@ -92,7 +112,10 @@ static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page
     for (ptrdiff_t n = 0; n < count; n++, from += rows->strides[length]) {
         const ptrdiff_t at = first + n;
         char *to = (char *)pages[at / ATTN_PAGE_KEYS] + in_page + at % ATTN_PAGE_KEYS * row;
-        attn_copy_row(to, from, rows->strides[3], dim, dim, (int)size_of(c));
+        if (rows->dtype == c->dtype)
+            attn_gather(size_of(c), dim, from, rows->strides[3], to);
+        else
+            convert_row(c, rows->dtype, to, from, rows->strides[3], dim);
     }
 }
 
@@ -125,6 +148,7 @@ attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, c
     const attn_status status = attn_check_append(cache, first, count, &key, &value, layout, error);
     if (status != ATTN_OK) return status;
 
+    const attn_float_state before = attn_float_enter(); /* rounding raises flags */
     for (ptrdiff_t b = 0; b < cache->batches; b++)
         for (int n = 0; n < 2; n++)
             for (ptrdiff_t h = 0; h < cache->kv_heads; h++) {
@@ -133,5 +157,6 @@ attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, c
                 copy_rows(cache, cache->pages[b], (n ? attn_page_values(cache) : 0) + of_head, rows[n], from, length,
                           first[b], count ? count[b] : key.shape[length]);
             }
+    attn_float_leave(before);
     return ATTN_OK;
 }

@@ -31,9 +31,12 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
                 FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
                      attn_shape_text(arrays[n]->ndim, arrays[n]->shape));
         if (arrays[n]->ndim > *rank) *rank = arrays[n]->ndim;
-        if (arrays[n]->dtype != args->query.dtype) FAIL("%s has another dtype than query", names[n]);
     }
-    if (args->query.dtype != ATTN_F32 && args->query.dtype != ATTN_F64) FAIL("query must be float32 or float64");
+    const attn_dtype query = args->query.dtype, key = args->key.dtype, value = args->value.dtype;
+    if (attn_size_of_real(query) == 0) FAIL("query must be float16, bfloat16, float32 or float64");
+    if (!attn_go_together(key, query)) FAIL("key has another dtype than query");
+    if (!attn_go_together(value, query)) FAIL("value has another dtype than query");
+    if (!attn_go_together(value, key)) FAIL("value has another dtype than key");
 
     const int has_heads = *rank >= 4 || args->enable_gqa;
     const int length_first = has_heads && args->layout == ATTN_LAYOUT_BSHD;
@@ -173,8 +176,8 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
     if (weight->ndim != 1 || weight->shape[0] != p->head_dim)
         FAIL("score_weight has shape %s, expected (%td,): query has head_dim %td",
              attn_shape_text(weight->ndim, weight->shape), p->head_dim, p->head_dim);
-    if (weight->dtype != args->query.dtype) FAIL("score_weight has another dtype than query");
-    if (p->head_dim > 1 && weight->strides[0] != (args->query.dtype == ATTN_F64 ? 8 : 4))
+    if (weight->dtype != p->dtype) FAIL("score_weight has another dtype than query");
+    if (p->head_dim > 1 && weight->strides[0] != attn_size_of_real(p->dtype))
         FAIL("score_weight must be contiguous");
     return ATTN_OK;
 }
@@ -192,7 +195,7 @@ static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_err
     if ((status = check_sizes(args, p, error)) != ATTN_OK) return status;
     if ((status = attn_check_masks(args, p, error)) != ATTN_OK) return status;
 
-    p->dtype = args->query.dtype;
+    p->dtype = args->query.dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
     p->has_scale = args->has_scale;
     p->scale = args->scale;
     if ((status = check_score(args, p, error)) != ATTN_OK) return status;

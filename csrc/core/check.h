@@ -36,6 +36,7 @@ static inline void attn_resolve(const attn_tensor *tensor, const attn_axis_place
                                 attn_operand *operand)
 {
     operand->data = tensor->data;
+    operand->dtype = tensor->dtype;
     operand->column = attn_stride_of(tensor, 1);
     operand->row = attn_stride_of(tensor, at->length);
     operand->head = at->heads ? attn_stride_of(tensor, at->heads) : 0;

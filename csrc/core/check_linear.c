@@ -18,15 +18,17 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     if (attn_count_rows(x, weight->shape[0]) < 0)
         FAIL("the result is too large for memory: x %s, weight %s", attn_shape_text(x->ndim, x->shape),
              attn_shape_text(weight->ndim, weight->shape));
-    if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
-    if (weight->dtype != x->dtype) FAIL("weight has another dtype than x");
-    if (bias->data && bias->dtype != x->dtype) FAIL("bias has another dtype than x");
-    const attn_tensor *rows[] = {&args->gate, &args->residual};
-    for (int n = 0; n < 2; n++)
-        if (rows[n]->data &&
-            attn_check_rows(n == 0 ? "gate" : "residual", rows[n], x, weight->shape[0], error) != ATTN_OK)
+    if (attn_size_of_real(x->dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
+    const attn_tensor *others[] = {weight, bias, &args->gate, &args->residual};
+    static const char *const names[] = {"weight", "bias", "gate", "residual"};
+    for (int n = 0; n < 4; n++) {
+        if (others[n]->data && !attn_go_together(others[n]->dtype, x->dtype))
+            FAIL("%s has another dtype than x", names[n]);
+        if (n > 1 && others[n]->data &&
+            attn_check_rows(names[n], others[n], x, weight->shape[0], error) != ATTN_OK)
             return ATTN_INVALID;
-    if (bias->data && bias->shape[0] > 1 && bias->strides[0] != (x->dtype == ATTN_F64 ? 8 : 4))
+    }
+    if (bias->data && bias->shape[0] > 1 && bias->strides[0] != attn_size_of_real(bias->dtype))
         FAIL("bias must be contiguous");
     return ATTN_OK;
 }
@@ -36,7 +38,9 @@ attn_status attn_setup_linear(const attn_linear_args *args, attn_product *produc
     const attn_tensor *x = &args->x, *weight = &args->weight;
     const attn_status status = attn_check_linear(args, error);
     if (status != ATTN_OK) return status;
-    product->dtype = x->dtype;
+    product->dtype = attn_computed(x->dtype);
+    product->weight_dtype = weight->dtype;
+    product->bias_dtype = args->bias.dtype;
     product->rows = attn_count_rows(x, weight->shape[0]);
     product->inner = attn_last_size(x);
     product->features = weight->shape[0];
@@ -56,8 +60,9 @@ attn_status attn_layout_linear(const attn_linear_args *args, const attn_tensor *
 {
     attn_status status = attn_setup_linear(args, product, error);
     if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, product->features, error);
-    if (status == ATTN_OK) attn_rows_of(y, &product->y);
-    return status;
+    if (status != ATTN_OK) return status;
+    attn_rows_of(y, &product->y);
+    return ATTN_OK;
 }
 
 attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error)

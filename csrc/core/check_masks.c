@@ -35,9 +35,10 @@ static const char *axes_hint(const char *name, const attn_tensor *mask, int rank
     return "";
 }
 
-_Static_assert((int)ATTN_MASK_BOOL == (int)ATTN_BOOL && (int)ATTN_MASK_F16 == (int)ATTN_F16 &&
-                   (int)ATTN_MASK_F32 == (int)ATTN_F32 && (int)ATTN_MASK_F64 == (int)ATTN_F64 &&
-                   (int)ATTN_MASK_LONG == (int)ATTN_LONG_DOUBLE,
+_Static_assert((int)ATTN_ELEMENT_BOOL == (int)ATTN_BOOL && (int)ATTN_ELEMENT_F16 == (int)ATTN_F16 &&
+                   (int)ATTN_ELEMENT_BF16 == (int)ATTN_BF16 &&
+                   (int)ATTN_ELEMENT_F32 == (int)ATTN_F32 && (int)ATTN_ELEMENT_F64 == (int)ATTN_F64 &&
+                   (int)ATTN_ELEMENT_LONG == (int)ATTN_LONG_DOUBLE,
                "the kernels' numbers for dtypes are attn.h's");
 
 /* Fills the shape that masks broadcast to, (..., heads, q_len, last), and returns its number of axes. */
@@ -71,7 +72,7 @@ static attn_status check_mask(const attn_args *args, int which, attn_problem *p,
              axes_hint(names[which], mask, rank, expected));
     if (which == ATTN_KEEP && mask->dtype != ATTN_BOOL) FAIL("keep_mask must be bool (True = kept)");
     if (mask->dtype == ATTN_I64) FAIL("%s must be bool or float (added to the scores)", names[which]);
-    p->mask_dtypes[which] = mask->dtype == ATTN_BOOL && blocked ? ATTN_MASK_BLOCKED : (attn_mask_dtype)mask->dtype;
+    p->mask_dtypes[which] = mask->dtype == ATTN_BOOL && blocked ? ATTN_ELEMENT_BLOCKED : (attn_element)mask->dtype;
     attn_resolve(mask, &at, p, &p->masks[which]);
     return ATTN_OK;
 }

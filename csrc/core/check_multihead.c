@@ -18,13 +18,13 @@ static attn_status check_inputs(const attn_multihead_args *args, attn_multihead_
         if (!same)
             FAIL("%s has shape %s, expected (..., length, features) with the leading axes of query, which has shape %s",
                  names[n], attn_shape_text(x->ndim, x->shape), attn_shape_text(axes, args->query.shape));
-        if (x->dtype != args->query.dtype) FAIL("%s has another dtype than query", names[n]);
+        if (!attn_go_together(x->dtype, args->query.dtype)) FAIL("%s has another dtype than query", names[n]);
     }
     if (m->projections > V && args->value.shape[axes - 2] != args->key.shape[axes - 2])
         FAIL("value has length %td but key has %td", args->value.shape[axes - 2], args->key.shape[axes - 2]);
-    if (args->query.dtype != ATTN_F32 && args->query.dtype != ATTN_F64) FAIL("query must be float32 or float64");
-    m->dtype = args->query.dtype;
-    m->size = m->dtype == ATTN_F64 ? 8 : 4;
+    if (attn_size_of_real(args->query.dtype) == 0) FAIL("query must be float16, bfloat16, float32 or float64");
+    m->dtype = attn_computed(args->query.dtype);
+    m->size = attn_size_of_real(m->dtype);
     m->batch_axes = axes - 2;
     m->batch_shape = args->query.shape;
     m->batches = 1;
@@ -44,7 +44,7 @@ static attn_status check_cache(const attn_multihead_args *args, const attn_multi
              attn_shape_text(args->query.ndim, args->query.shape), cache->batches, cache->batches);
     if (cache->kv_heads != args->kv_heads)
         FAIL("the cache has %td heads but kv_heads is %td", cache->kv_heads, args->kv_heads);
-    if (cache->dtype != m->dtype) FAIL("the cache has another dtype than query");
+    if (!attn_go_together(cache->dtype, m->dtype)) FAIL("the cache has another dtype than query");
     if (args->extra_key.data || args->add_zero) FAIL("extra_key and add_zero cannot be used with a cache");
     if (args->key.data && args->cache_first == NULL) FAIL("cache_first is missing: new keys need a position");
     return ATTN_OK;
@@ -53,10 +53,10 @@ static attn_status check_cache(const attn_multihead_args *args, const attn_multi
 static attn_status check_bias(const char *name, const attn_tensor *bias, const char *weight_name,
                               const attn_tensor *weight, attn_error *error)
 {
-    if (weight->dtype != bias->dtype || bias->ndim != 1 || bias->shape[0] != weight->shape[0])
-        FAIL("%s has shape %s, expected (%td,), in query's dtype: %s has shape %s", name,
-             attn_shape_text(bias->ndim, bias->shape), weight->shape[0], weight_name,
-             attn_shape_text(weight->ndim, weight->shape));
+    if (!attn_go_together(weight->dtype, bias->dtype)) FAIL("%s has another dtype than %s", name, weight_name);
+    if (bias->ndim != 1 || bias->shape[0] != weight->shape[0])
+        FAIL("%s has shape %s, expected (%td,): %s has shape %s", name, attn_shape_text(bias->ndim, bias->shape),
+             weight->shape[0], weight_name, attn_shape_text(weight->ndim, weight->shape));
     return ATTN_OK;
 }
 
@@ -88,7 +88,7 @@ static attn_status check_weights(const attn_multihead_args *args, attn_multihead
             FAIL("%s has shape %s, expected (%td * head_dim, %td)", names[n],
                  attn_shape_text(weight->ndim, weight->shape), heads, x->shape[last]);
         m->part[n].features = weight->shape[0];
-        if (weight->dtype != m->dtype) FAIL("%s has another dtype than query", names[n]);
+        if (!attn_go_together(weight->dtype, args->query.dtype)) FAIL("%s has another dtype than query", names[n]);
         const attn_tensor *bias = attn_bias_of(args, n);
         if (bias->data && check_bias(biases[n], bias, names[n], weight, error) != ATTN_OK) return ATTN_INVALID;
     }
@@ -104,9 +104,10 @@ static attn_status check_extra(const attn_multihead_args *args, const attn_multi
         if ((extra[n]->data == NULL) != (extra[0]->data == NULL))
             FAIL("extra_key and extra_value must be given together");
         if (extra[n]->data == NULL) continue;
-        if (extra[n]->ndim != 1 || extra[n]->shape[0] != features || extra[n]->dtype != m->dtype)
-            FAIL("%s has shape %s, expected (%td,), in query's dtype", names[n],
-                 attn_shape_text(extra[n]->ndim, extra[n]->shape), features);
+        if (!attn_go_together(extra[n]->dtype, args->query.dtype)) FAIL("%s has another dtype than query", names[n]);
+        if (extra[n]->ndim != 1 || extra[n]->shape[0] != features)
+            FAIL("%s has shape %s, expected (%td,)", names[n], attn_shape_text(extra[n]->ndim, extra[n]->shape),
+                 features);
     }
     return ATTN_OK;
 }
@@ -120,10 +121,10 @@ static attn_status check_output(const attn_multihead_args *args, const attn_mult
     if (weight->ndim != 2 || weight->shape[1] != m->heads.features)
         FAIL("out_weight has shape %s, expected (out_dim, %td)", attn_shape_text(weight->ndim, weight->shape),
              m->heads.features);
-    if (weight->dtype != m->dtype) FAIL("out_weight has another dtype than query");
+    if (!attn_go_together(weight->dtype, args->query.dtype)) FAIL("out_weight has another dtype than query");
     if (bias->data && check_bias("out_bias", bias, "out_weight", weight, error) != ATTN_OK) return ATTN_INVALID;
-    return args->residual.data ? attn_check_rows("residual", &args->residual, &args->query, weight->shape[0], error)
-                               : ATTN_OK;
+    if (!args->residual.data) return ATTN_OK;
+    return attn_check_rows("residual", &args->residual, &args->query, weight->shape[0], error);
 }
 
 /* Two projections become one product when they share their input and their weights are adjacent in memory. */
@@ -141,7 +142,7 @@ static int joins(const attn_multihead_args *args, int n)
         return 0;
     if (bias->data == NULL || left->data == NULL) return bias->data == left->data;
     /* a bias of one element may have any stride; several are read as contiguous */
-    const ptrdiff_t size = bias->dtype == ATTN_F64 ? 8 : 4;
+    const ptrdiff_t size = attn_size_of_real(bias->dtype);
     return bias->ndim == 1 && left->ndim == 1 && bias->dtype == left->dtype && bias->strides[0] == size &&
            left->strides[0] == size && (char *)bias->data == (char *)left->data + left->shape[0] * size;
 }
@@ -157,6 +158,8 @@ attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead
     if ((status = check_extra(args, m, error)) != ATTN_OK) return status;
     const int length = args->query.ndim - 2;
     const ptrdiff_t v_dim = cache ? cache->v_dim : m->part[V].features / args->kv_heads;
+    for (int n = Q; n < ATTN_PROJECTIONS; n++) m->part[n].dtype = m->dtype;
+    m->heads.dtype = m->dtype;
     m->part[Q].length = m->heads.length = args->query.shape[length];
     if (__builtin_mul_overflow(v_dim, args->heads, &m->heads.features))
         FAIL("%td heads of %td features are too many for memory", args->heads, v_dim);

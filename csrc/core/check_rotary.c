@@ -22,7 +22,7 @@ static attn_status check_x(const attn_tensor *x, attn_layout layout, attn_error 
     if (x->ndim < least)
         FAIL("x has shape %s, expected at least %d axes: %s", attn_shape_text(x->ndim, x->shape), least,
              least == 3 ? "(..., length, heads, dim)" : "(..., length, dim)");
-    if (x->dtype != ATTN_F32 && x->dtype != ATTN_F64) FAIL("x must be float32 or float64");
+    if (attn_size_of_real(x->dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
     for (int n = 0; n < x->ndim; n++) {
         if (x->shape[n] < 0) FAIL("x has shape %s, expected sizes of 0 or more", attn_shape_text(x->ndim, x->shape));
         over |= __builtin_mul_overflow(bytes, x->shape[n], &bytes);
@@ -94,6 +94,7 @@ attn_status attn_layout_rotary(const attn_rotary_args *args, attn_tensor y, attn
     if (status == ATTN_OK) status = attn_check_rows("x", x, x, attn_last_size(x), error);
     if (status == ATTN_OK) status = attn_check_rows("y", &y, x, attn_last_size(x), error);
     if (status != ATTN_OK) return status;
+    if (y.dtype != x->dtype) FAIL("y has another dtype than x");
 
     const attn_axis_places at = places_in(args);
     t->row = axis_of(x, &y, at.length);

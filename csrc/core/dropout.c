@@ -5,7 +5,7 @@
 #include "dispatch.h"
 #include "dropout.h"
 #include "error.h"
-#include "parallel.h"
+#include "stored.h"
 
 /* A weight is dropped with probability round(p * 2^32) / 2^32, and never less than 2^-32. */
 attn_dropout attn_dropout_of(double dropout_p, uint64_t seed)
@@ -87,12 +87,13 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
 /* Dropout of rows, which are cut into the same pieces. */
 typedef struct {
     const attn_kernels *kernels;
+    attn_dtype dtype;
     double dropout_p;
     uint64_t seed;
     attn_row_cut cut;
     ptrdiff_t features, pieces; /* pieces per row */
     const char *x;
-    char *y;
+    char *y, *scratch;
 } drops;
 
 static void drop_pieces(void *context, ptrdiff_t task, int worker, attn_job *job)
@@ -100,30 +101,40 @@ static void drop_pieces(void *context, ptrdiff_t task, int worker, attn_job *job
     const drops *d = context;
     const attn_dropout dropout = attn_dropout_of(d->dropout_p, d->seed);
     const double factor = attn_kept_factor(d->dropout_p);
+    char *const scratch = d->scratch + (size_t)worker * attn_row_bytes(d->dtype, PIECE_KEYS);
     for (ptrdiff_t n = attn_first_row(&d->cut, task); n < attn_first_row(&d->cut, task + 1); n++) {
         const ptrdiff_t row = attn_fast_div(n, d->pieces), from = (n - row * d->pieces) * PIECE_KEYS;
-        const ptrdiff_t at = (row * d->features + from) * d->kernels->size;
+        const ptrdiff_t at = (row * d->features + from) * attn_size_of_real(d->dtype);
+        const ptrdiff_t count = attn_min(d->features - from, PIECE_KEYS);
         if (attn_should_stop(job, worker)) return;
-        d->kernels->drop_features(&dropout, (uint64_t)row, from, attn_min(d->features - from, PIECE_KEYS), factor,
-                                  d->x + at, d->y + at);
+        const void *const x = attn_read_row(d->kernels, d->dtype, count, d->x + at, scratch);
+        void *const y = attn_target_of(d->dtype, d->y + at, scratch);
+        d->kernels->drop_features(&dropout, (uint64_t)row, from, count, factor, x, y);
+        attn_round_row(d->kernels, d->dtype, count, y, d->y + at);
     }
 }
 
 attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features, const void *x, void *y,
                            double dropout_p, uint64_t seed, int num_threads, attn_error *error)
 {
-    if (dtype != ATTN_F32 && dtype != ATTN_F64) FAIL("x must be float32 or float64");
+    if (attn_size_of_real(dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
     if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
     if (features / 4 >= (int64_t)1 << 32) /* 32-bit counters, each for four features */
         FAIL("x has %td features in a row, expected less than 2**34", features);
     if (rows == 0 || features == 0) return ATTN_OK;
-    drops d = {
-        .kernels = attn_kernels_for(dtype), .dropout_p = dropout_p, .seed = seed, .features = features, .x = x, .y = y};
+    drops d = {.kernels = attn_kernels_for(attn_computed(dtype)),
+               .dtype = dtype,
+               .dropout_p = dropout_p,
+               .seed = seed,
+               .features = features,
+               .x = x,
+               .y = y};
     if (dropout_p == 0) {
-        memmove(y, x, (size_t)(rows * features * d.kernels->size));
+        memmove(y, x, (size_t)(rows * features * attn_size_of_real(dtype)));
         return ATTN_OK;
     }
     d.pieces = attn_ceil_div(features, PIECE_KEYS);
     d.cut = attn_cut_rows(rows * d.pieces, (size_t)attn_min(features, PIECE_KEYS));
-    return attn_parallel_for(d.cut.tasks, attn_workers(num_threads, d.cut.tasks), drop_pieces, &d);
+    return attn_run_with_scratch("dropout", d.cut.tasks, attn_workers(num_threads, d.cut.tasks),
+                                 attn_row_bytes(dtype, PIECE_KEYS), &d.scratch, drop_pieces, &d, error);
 }

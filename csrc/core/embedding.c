@@ -4,10 +4,9 @@
  */
 #include "embedding.h"
 
-#include "copy.h"
 #include "dispatch.h"
 #include "error.h"
-#include "parallel.h"
+#include "stored.h"
 
 /* Starts a tensor of y's shape (..., dim), for ids (...); all strides are 0 for now. */
 static attn_tensor begin_spread(const attn_embedding_args *args)
@@ -47,7 +46,7 @@ attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_er
     if (weight->ndim != 2)
         FAIL("weight has shape %s, expected 2 axes: (num_embeddings, embedding_dim)",
              attn_shape_text(weight->ndim, weight->shape));
-    if (weight->dtype != ATTN_F32 && weight->dtype != ATTN_F64) FAIL("weight must be float32 or float64");
+    if (attn_size_of_real(weight->dtype) == 0) FAIL("weight must be float16, bfloat16, float32 or float64");
     if (count_rows(args) < 0)
         FAIL("the result is too large for memory: input %s, weight %s", attn_shape_text(ids->ndim, ids->shape),
              attn_shape_text(weight->ndim, weight->shape));
@@ -57,7 +56,7 @@ attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_er
         FAIL("residual has shape %s, which does not broadcast to %s: input has shape %s, weight %s",
              attn_shape_text(residual->ndim, residual->shape), attn_shape_text(spread.ndim, spread.shape),
              attn_shape_text(ids->ndim, ids->shape), attn_shape_text(weight->ndim, weight->shape));
-    if (residual->dtype != weight->dtype) FAIL("residual has another dtype than weight");
+    if (!attn_go_together(residual->dtype, weight->dtype)) FAIL("residual has another dtype than weight");
     return ATTN_OK;
 }
 
@@ -132,42 +131,76 @@ typedef struct {
     const attn_lookup *lookup;
     const attn_kernels *kernels;
     attn_row_cut cut;
+    char *scratch;
+    size_t worker_bytes;
 } lookup_job;
 
-static void look_up_row(const lookup_job *j, ptrdiff_t row)
+/* Scratch for a row of the weight, and then of y, and for one of the residual. */
+typedef struct {
+    void *row, *residual;
+} row_scratch;
+
+static size_t layout_scratch(const attn_lookup *l, char *memory, row_scratch *scratch)
+{
+    const size_t read = attn_strided_bytes(l->dtype, l->dim, l->weight_column),
+                 written = attn_row_bytes(l->y.dtype, l->dim);
+    size_t used = 0;
+    scratch->row = attn_next_part(memory, &used, read > written ? read : written);
+    scratch->residual = attn_next_part(
+        memory, &used,
+        l->residual.data ? attn_strided_bytes(l->residual.dtype, l->dim, attn_last_stride(&l->residual)) : 0);
+    return used;
+}
+
+static void look_up_row(const lookup_job *j, ptrdiff_t row, const row_scratch *scratch)
 {
     const attn_lookup *l = j->lookup;
-    const int size = j->kernels->size;
+    const attn_kernels *k = j->kernels;
     const char *from = l->weight + (ptrdiff_t)id_of(&l->ids, row) * l->weight_row;
-    char *y = attn_row_at(&l->y, row);
-    if (l->residual.data)
-        j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, attn_row_at(&l->residual, row),
-                              attn_last_stride(&l->residual) / size, y);
-    else if (l->scale == 1) /* a plain copy: arithmetic would flush denormals */
-        attn_copy_row(y, from, l->weight_column, l->dim, l->dim, size);
-    else
-        j->kernels->scale_row(l->dim, from, l->weight_column / size, l->scale, NULL, 0, y);
+    char *const y = attn_row_at(&l->y, row);
+    const int plain = l->residual.data == NULL && l->scale == 1; /* arithmetic would flush denormals */
+    if (plain && l->y.dtype == l->dtype) {
+        attn_gather(attn_size_of_real(l->dtype), l->dim, from, l->weight_column, y);
+        return;
+    }
+    if (plain && !attn_is_half(l->y.dtype)) {
+        k->load_block((attn_element)l->dtype, 1, l->dim, from, 0, l->weight_column, l->dim, y);
+        return;
+    }
+    const void *const x = attn_read_strided(k, l->dtype, l->dim, from, l->weight_column, scratch->row);
+    const void *const residual = l->residual.data
+                                     ? attn_read_strided(k, l->residual.dtype, l->dim, attn_row_at(&l->residual, row),
+                                                         attn_last_stride(&l->residual), scratch->residual)
+                                     : NULL;
+    void *const target = attn_target_of(l->y.dtype, y, scratch->row);
+    k->scale_row(l->dim, x, l->scale, residual, target);
+    attn_round_row(k, l->y.dtype, l->dim, target, y);
 }
 
 static void look_up_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const lookup_job *j = context;
+    row_scratch scratch;
+    layout_scratch(j->lookup, j->scratch + (size_t)worker * j->worker_bytes, &scratch);
     if (attn_should_stop(job, worker)) return;
     for (ptrdiff_t row = attn_first_row(&j->cut, task); row < attn_first_row(&j->cut, task + 1); row++)
-        look_up_row(j, row);
+        look_up_row(j, row, &scratch);
 }
 
-attn_status attn_look_up(const attn_lookup *lookup, int num_threads)
+attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error)
 {
+    row_scratch scratch;
     if (lookup->rows == 0 || lookup->dim == 0) return ATTN_OK;
-    lookup_job job = {lookup, attn_kernels_for(lookup->dtype), attn_cut_rows(lookup->rows, (size_t)lookup->dim)};
-    const ptrdiff_t tasks = job.cut.tasks;
-    return attn_parallel_for(tasks, attn_workers(num_threads, tasks), look_up_rows, &job);
+    lookup_job job = {lookup, attn_kernels_for(attn_computed(lookup->dtype)),
+                      attn_cut_rows(lookup->rows, (size_t)lookup->dim), NULL, 0};
+    job.worker_bytes = layout_scratch(lookup, NULL, &scratch);
+    return attn_run_with_scratch("embedding", job.cut.tasks, attn_workers(num_threads, job.cut.tasks), job.worker_bytes,
+                                 &job.scratch, look_up_rows, &job, error);
 }
 
 attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error)
 {
     attn_lookup lookup;
     const attn_status status = attn_layout_embedding(args, y, &lookup, error);
-    return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads) : status;
+    return status == ATTN_OK ? attn_look_up(&lookup, args->num_threads, error) : status;
 }

@@ -5,7 +5,7 @@
 #include "walk.h"
 
 typedef struct {
-    attn_dtype dtype;
+    attn_dtype dtype; /* of the weight */
     ptrdiff_t rows, dim;
     attn_tensor ids, residual, y; /* rows; y: contiguous columns */
     const char *weight;
@@ -21,6 +21,6 @@ attn_status attn_check_embedding_shapes(const attn_embedding_args *args, attn_er
 attn_status attn_layout_embedding(const attn_embedding_args *args, attn_tensor y, attn_lookup *lookup,
                                   attn_error *error);
 
-attn_status attn_look_up(const attn_lookup *lookup, int num_threads);
+attn_status attn_look_up(const attn_lookup *lookup, int num_threads, attn_error *error);
 
 #endif

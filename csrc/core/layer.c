@@ -68,6 +68,7 @@ attn_status attn_layer_shapes(const attn_layer_args *args, attn_shapes *self, at
 {
     const attn_feed_forward_args feed = feed_of(args, args->x, args->x);
     attn_status status;
+    if (args->x.dtype != attn_computed(args->x.dtype)) FAIL("x must be float32 or float64"); /* y holds the sums */
     if ((status = check_sum(args, "the self-attention", &args->self.out_weight, error)) != ATTN_OK) return status;
     if ((status = check_sum(args, "the feed-forward part", &args->feed.out_weight, error)) != ATTN_OK) return status;
     if (has_cross(args) &&
@@ -154,6 +155,7 @@ static attn_status check(const attn_layer_args *args, const attn_tensor *y, cons
     attn_status status = attn_layer_shapes(args, &self, &cross, error);
     if (status == ATTN_OK) status = attn_check_rows("y", y, &args->x, attn_last_size(&args->x), error);
     if (status != ATTN_OK) return status;
+    if (y->dtype != dtype) FAIL("y has another dtype than x");
     if (y->data == args->x.data) FAIL("y must not share x's memory: pass another array");
     status = attn_check_result("self_weights", self_weights, self.weights_ndim, self.weights, dtype, error);
     if (status != ATTN_OK || !has_cross(args)) return status;

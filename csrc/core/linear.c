@@ -6,7 +6,8 @@
  *     (inner, features)   gemm.inc.h: lanes hold features and x is read in place.
  *
  * Either reads the weight in place; one that is neither is copied, a block of features at a time. Each has a form for
- * few rows and one for many. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
+ * few rows and one for many. Halves are read in place by a few rows, and otherwise become reals where they are packed
+ * or copied. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
  * otherwise the workers pack a chunk together and share out its features. So each chunk is packed once, whatever the
  * number of workers. A cut never changes an element's sum.
  */
@@ -15,23 +16,23 @@
 #include <string.h>
 
 #include "arena.h"
-#include "copy.h"
 #include "dispatch.h"
 #include "error.h"
 #include "parallel.h"
+#include "stored.h"
 
 enum {
-    MOST_BLOCKS = 8,           /* per chunk */
-    CHUNK_BYTES = 1 << 22,     /* packed rows of a chunk, about */
-    TASKS_PER_WORKER = 8,      /* so that no worker waits long for the last one */
-    NEAR_BYTES = 1 << 18,      /* packed rows that may be read again and again */
-    NEAR_WEIGHT = 1 << 22,     /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
-    NR = 8,                    /* features of a register tile, or a multiple of that */
+    MOST_BLOCKS = 8,        /* per chunk */
+    CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
+    TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
+    NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
+    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
+    NR = 8,                 /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1 << 14, /* that gemv reads from each row of the weight at a time, at most: prefetchers need long
                                 * streams. Out of memory one row of x reads 38 GB/s, and 31 with 1024 (Zen 5) */
     STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
-    LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
-    WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
+    LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */
+    WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
 };
@@ -56,11 +57,13 @@ typedef struct {
     ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
     int far;                                            /* the weight is probably not in the cache */
     int packs_x;                                        /* rows are packed or copied before they are multiplied */
-    int copy_x, copy_weight;     /* LANES: each row is copied before it is packed; the weight is neither order */
+    int copy_x, copy_weight;     /* LANES: each row is copied before it is packed; the weight is copied, too */
+    ptrdiff_t weight_size;       /* bytes of an element */
+    const void *bias;            /* reals */
     ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
-    size_t block_bytes, panel_bytes, weight_bytes, row_bytes, worker_bytes;
+    size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, worker_bytes;
     ptrdiff_t chunk;        /* the current one, unless by_chunks */
     ptrdiff_t packed_parts; /* of it; atomic */
     char *packed, *scratch;
@@ -81,6 +84,7 @@ typedef struct {
 /* One worker's scratch. */
 typedef struct {
     char *packed, *panels, *weight, *rows, *maximum;
+    char *y, *gate, *residual; /* as reals, of a block's features, where they are halves */
 } worker_memory;
 
 /* Addresses of `count` rows, each plus `offset` bytes. */
@@ -105,10 +109,13 @@ static size_t layout_scratch(const linear_plan *plan, char *memory, worker_memor
     w->weight = attn_next_part(memory, &used, plan->weight_bytes);
     w->rows = attn_next_part(memory, &used, plan->row_bytes);
     w->maximum = attn_next_part(memory, &used, ATTN_MAX_WIDTH * sizeof(double));
+    w->y = attn_next_part(memory, &used, attn_is_half(plan->product->y.dtype) ? plan->stored_bytes : 0);
+    w->gate = attn_next_part(memory, &used, attn_is_half(plan->product->gate.dtype) ? plan->stored_bytes : 0);
+    w->residual = attn_next_part(memory, &used, attn_is_half(plan->product->residual.dtype) ? plan->stored_bytes : 0);
     return used;
 }
 
-static int unit_stride(ptrdiff_t stride, ptrdiff_t count, int size) { return stride == size || count <= 1; }
+static int unit_stride(ptrdiff_t stride, ptrdiff_t count, ptrdiff_t size) { return stride == size || count <= 1; }
 
 /* An inner axis that fits in memory (check_linear.c) fits with its padding, too. */
 static ptrdiff_t copied_row(ptrdiff_t inner, int size)
@@ -126,21 +133,23 @@ static void cut_out_in(linear_plan *plan)
     plan->form = few ? DECODE : LANES;
     plan->step = FEATURES;
     plan->packs_x = 1;
-    plan->copy_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size);
+    plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
     plan->row_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
-    plan->copy_weight = !unit_stride(p->weight_column, p->inner, k->size);
+    plan->copy_weight =
+        !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!few && attn_is_half(p->weight_dtype));
     plan->blocks = few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
     plan->block_bytes = attn_saturating_mul(rows, few ? (size_t)plan->x_row : (size_t)p->inner * size);
 
     /* a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order. For
      * 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
     const size_t used = attn_saturating_mul(attn_padded(attn_saturating_mul((size_t)p->rows, size)), (size_t)p->inner);
-    const int alone = !few && plan->blocks == 1 && !plan->copy_weight && used <= NEAR_BYTES;
+    const int in_order = unit_stride(p->weight_column, p->inner, plan->weight_size);
+    const int alone = !few && plan->blocks == 1 && in_order && used <= NEAR_BYTES;
     plan->nr = alone ? NR : FEATURES;
     plan->kc = alone || few ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
 
     plan->weight_row = copied_row(plan->kc, k->size);
-    plan->weight_bytes = plan->copy_weight ? attn_saturating_mul((size_t)plan->weight_row, FEATURES) : 0;
+    plan->weight_bytes = plan->copy_weight ? attn_saturating_mul((size_t)plan->weight_row, (size_t)plan->nr) : 0;
     plan->panel_row = few ? FEATURES : 0;
     plan->panel_bytes = FEATURES * (few ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
@@ -162,26 +171,34 @@ static void cut_in_out(linear_plan *plan)
     plan->form = few ? STREAM : TILES;
     plan->step = few ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
     plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
-    plan->packs_x = !unit_stride(attn_last_stride(&p->x), p->inner, k->size) || p->x.ndim > 2;
+    plan->packs_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x)) || p->x.ndim > 2;
     plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->panel_row = few ? plan->step + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
     plan->panel_bytes = rows * (size_t)plan->panel_row * size * (few ? 2 : 1); /* unfinished sums, too */
-    plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight % ATTN_ALIGNMENT) : 0;
+    plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight / (size_t)plan->weight_size * size % ATTN_ALIGNMENT) : 0;
     plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
 }
 
 static void cut_rows(const attn_product *p, linear_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
+    const ptrdiff_t weight_size = attn_size_of_real(p->weight_dtype);
     const size_t weight =
-        attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)k->size), (size_t)p->inner);
-    *plan =
-        (linear_plan){.product = p, .kernels = k, .far = weight > NEAR_WEIGHT, .x_row = copied_row(p->inner, k->size)};
-    if (!unit_stride(p->weight_column, p->inner, k->size) && unit_stride(p->weight_row, p->features, k->size))
+        attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)weight_size), (size_t)p->inner);
+    *plan = (linear_plan){.product = p,
+                          .kernels = k,
+                          .far = weight > NEAR_WEIGHT,
+                          .weight_size = weight_size,
+                          .bias = p->bias,
+                          .x_row = copied_row(p->inner, k->size)};
+    if (!unit_stride(p->weight_column, p->inner, weight_size) && unit_stride(p->weight_row, p->features, weight_size))
         cut_in_out(plan);
     else
         cut_out_in(plan);
 
+    const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
+    plan->stored_bytes = attn_saturating_mul(rows, (size_t)(plan->step * k->size));
+    plan->bias_bytes = p->bias && attn_is_half(p->bias_dtype) ? attn_row_bytes(p->bias_dtype, p->features) : 0;
     plan->blocks_per_chunk = attn_min(MOST_BLOCKS, plan->blocks);
     while (plan->blocks_per_chunk > 1 && chunk_bytes(plan) > CHUNK_BYTES) plan->blocks_per_chunk--;
 }
@@ -254,6 +271,7 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
 {
     const attn_tensor *x = &plan->product->x;
     const attn_kernels *k = plan->kernels;
+    const attn_element element = (attn_element)x->dtype;
     const ptrdiff_t number = chunk->first + part / plan->pack_parts, stride = attn_last_stride(x);
     const ptrdiff_t from = part % plan->pack_parts * plan->pack_inner;
     const ptrdiff_t inner = attn_min(plan->product->inner - from, plan->pack_inner);
@@ -264,11 +282,11 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
     addresses_of(x, block.row, block.rows, from * stride, row);
     if (plan->form != LANES) {
         for (int i = 0; i < block.rows; i++)
-            attn_copy_row(packed + i * plan->x_row + from * k->size, row[i], stride, inner, inner, k->size);
+            k->load_block(element, 1, inner, row[i], 0, stride, inner, packed + i * plan->x_row + from * k->size);
         return;
     }
     for (int i = 0; plan->copy_x && i < block.rows; i++) {
-        attn_copy_row(w->rows + i * plan->x_row, row[i], stride, inner, inner, k->size);
+        k->load_block(element, 1, inner, row[i], 0, stride, inner, w->rows + i * plan->x_row);
         row[i] = w->rows + i * plan->x_row;
     }
     packed += from * block.vectors * k->lanes * k->size;
@@ -277,18 +295,19 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
 
 /* The weight as (features, inner) ---------------------------------------------------------------------------------- */
 
-/* `features` rows of the weight, over part of the inner axis: in place or copied. Returns the row stride in reals. */
+/* `features` rows of the weight, over part of the inner axis: in place, or copied as reals. Returns the row stride in
+ * elements. */
 static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, ptrdiff_t feature, int features,
                              ptrdiff_t from, ptrdiff_t inner, const char **part)
 {
     const attn_product *p = plan->product;
+    const ptrdiff_t row = plan->weight_row / plan->kernels->size;
     *part = p->weight + feature * p->weight_row + from * p->weight_column;
-    if (!plan->copy_weight) return p->weight_row / plan->kernels->size;
-    for (int n = 0; n < features; n++)
-        attn_copy_row(w->weight + n * plan->weight_row, *part + n * p->weight_row, p->weight_column, inner, inner,
-                      plan->kernels->size);
+    if (!plan->copy_weight) return p->weight_row / plan->weight_size;
+    plan->kernels->load_block((attn_element)p->weight_dtype, features, inner, *part, p->weight_row, p->weight_column,
+                              row, w->weight);
     *part = w->weight;
-    return plan->weight_row / plan->kernels->size;
+    return row;
 }
 
 /* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time. */
@@ -297,6 +316,8 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
+    const attn_element element = plan->copy_weight ? attn_reals(k) : (attn_element)p->weight_dtype;
+    const ptrdiff_t size = plan->copy_weight ? k->size : plan->weight_size;
     ptrdiff_t from = 0;
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
@@ -308,8 +329,8 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
             char *panel =
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->form == DECODE)
-                k->decode_scores(block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
-                                 weight + FEATURES * stride * k->size, plan->far, panel);
+                k->decode_scores(element, block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
+                                 weight + FEATURES * stride * size, plan->far, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
                                weight, stride, NULL, from > 0, panel, w->maximum);
@@ -327,25 +348,48 @@ static void multiply_panels(const linear_plan *plan, const worker_memory *w, con
 
 /* The epilogue ----------------------------------------------------------------------------------------------------- */
 
+/* Addresses of a block's columns of `tensor`; of rows in `reals` where they are halves. */
+static void columns_of(const linear_plan *plan, const attn_tensor *tensor, const row_block *block, ptrdiff_t feature,
+                       char *reals, void **row)
+{
+    if (!attn_is_half(tensor->dtype)) {
+        addresses_of(tensor, block->row, block->rows, feature * plan->kernels->size, row);
+        return;
+    }
+    for (int i = 0; i < block->rows; i++) row[i] = reals + i * plan->step * plan->kernels->size;
+}
+
+static void read_columns(const linear_plan *plan, const attn_tensor *tensor, const row_block *block, ptrdiff_t feature,
+                         ptrdiff_t features, char *reals, void **row)
+{
+    const attn_element element = (attn_element)tensor->dtype;
+    columns_of(plan, tensor, block, feature, reals, row);
+    for (int i = 0; attn_is_half(tensor->dtype) && i < block->rows; i++)
+        plan->kernels->load_block(element, 1, features, attn_row_at(tensor, block->row + i) + 2 * feature, 0, 2,
+                                  features, row[i]);
+}
+
 /* Applies the epilogue to `features` columns of a block's product, and stores them. */
-static void store_block(const linear_plan *plan, const row_block *block, const char *product, ptrdiff_t feature,
-                        ptrdiff_t features)
+static void store_block(const linear_plan *plan, const worker_memory *w, const row_block *block, const char *product,
+                        ptrdiff_t feature, ptrdiff_t features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     void *y[ATTN_MAX_WIDTH], *gate[ATTN_MAX_WIDTH], *residual[ATTN_MAX_WIDTH];
-    const attn_epilogue epilogue = {.bias = p->bias ? p->bias + feature * k->size : NULL,
+    const attn_epilogue epilogue = {.bias = plan->bias ? (const char *)plan->bias + feature * k->size : NULL,
                                     .activation = (attn_activation_kind)p->activation,
                                     .gate = p->gate.data ? (const void *const *)gate : NULL,
                                     .residual = p->residual.data ? (const void *const *)residual : NULL};
 
-    addresses_of(&p->y, block->row, block->rows, feature * k->size, y);
-    if (epilogue.gate) addresses_of(&p->gate, block->row, block->rows, feature * k->size, gate);
-    if (epilogue.residual) addresses_of(&p->residual, block->row, block->rows, feature * k->size, residual);
+    columns_of(plan, &p->y, block, feature, w->y, y);
+    if (epilogue.gate) read_columns(plan, &p->gate, block, feature, features, w->gate, gate);
+    if (epilogue.residual) read_columns(plan, &p->residual, block, feature, features, w->residual, residual);
     if (plan->form == LANES)
         k->linear_block(block->vectors, block->rows, (int)features, product, &epilogue, y);
     else
         k->linear_rows(block->rows, features, product, plan->panel_row, &epilogue, y);
+    for (int i = 0; attn_is_half(p->y.dtype) && i < block->rows; i++)
+        k->store_row((attn_element)p->y.dtype, features, y[i], attn_row_at(&p->y, block->row + i) + 2 * feature);
 }
 
 static void store_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
@@ -353,7 +397,7 @@ static void store_features(const linear_plan *plan, const worker_memory *w, cons
 {
     for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
         const row_block block = block_of(plan, n);
-        store_block(plan, &block, w->panels + (size_t)(n - chunk->first) * plan->panel_bytes, feature, features);
+        store_block(plan, w, &block, w->panels + (size_t)(n - chunk->first) * plan->panel_bytes, feature, features);
     }
 }
 
@@ -379,9 +423,9 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
     for (ptrdiff_t from = 0, stride; from < p->inner; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
         const char *x = rows_of(plan, chunk, from, &stride);
-        k->gemv((int)p->rows, (int)inner, features, x, stride,
-                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / k->size, plan->far,
-                from == 0, part, sums, plan->panel_row);
+        k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)inner, features, x, stride,
+                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
+                plan->far, from == 0, part, sums, plan->panel_row);
     }
 }
 
@@ -392,7 +436,8 @@ static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdif
     const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
     const ptrdiff_t inner = n % folds * ATTN_FOLD_FEATURES, feature = from + n / folds * ATTN_TILE_FEATURES;
     return (attn_tile){.weight = p->weight + inner * p->weight_column + feature * p->weight_row,
-                       .stride = p->weight_column / plan->kernels->size,
+                       .element = (attn_element)p->weight_dtype,
+                       .stride = p->weight_column / plan->weight_size,
                        .inner = (int)attn_min(p->inner - inner, ATTN_FOLD_FEATURES),
                        .features = (int)attn_min(to - feature, ATTN_TILE_FEATURES),
                        .packed = w->weight + n % 2 * TILE_REALS * plan->kernels->size};
@@ -503,11 +548,14 @@ attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *er
     const int workers = cut_tasks(&plan, num_threads);
     plan.worker_bytes = layout_scratch(&plan, NULL, &unused);
     const size_t shared = plan.by_chunks ? 0 : attn_padded(chunk_bytes(&plan));
-    const size_t bytes = attn_saturating_add(shared, attn_saturating_mul((size_t)workers, plan.worker_bytes));
+    const size_t bytes = attn_saturating_add(attn_saturating_add(shared, plan.bias_bytes),
+                                             attn_saturating_mul((size_t)workers, plan.worker_bytes));
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "linear needs %zu bytes of scratch memory", bytes);
     plan.packed = arena.scratch;
-    plan.scratch = arena.scratch + shared;
+    plan.scratch = arena.scratch + shared + plan.bias_bytes;
+    if (plan.bias_bytes > 0)
+        plan.bias = attn_read_outside(plan.kernels, p->bias_dtype, p->features, p->bias, arena.scratch + shared);
     const attn_status status = run(&plan, workers);
     attn_arena_give(&arena);
     return status;

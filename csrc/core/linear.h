@@ -1,11 +1,12 @@
-/* A fully checked matrix product: y = activation(x . weight^T + bias) * gate + residual. */
+/* A fully checked matrix product: y = activation(x . weight^T + bias) * gate + residual. Each array has a dtype of its
+ * own. */
 #ifndef ATTN_CORE_LINEAR_H
 #define ATTN_CORE_LINEAR_H
 
 #include "walk.h"
 
 typedef struct {
-    attn_dtype dtype;
+    attn_dtype dtype, weight_dtype, bias_dtype; /* dtype: of the sums */
     ptrdiff_t rows, inner, features;
     attn_tensor x, gate, residual, y; /* rows; all but x: contiguous columns */
     const char *weight, *bias;        /* bias: contiguous, may be NULL */

@@ -92,8 +92,10 @@ void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t
             if (n >= first[r] && n < last[r] && !(bias && is_cut(plan, bias, r * step.row + n * step.key)))
                 sees[count++] = r;
         for (ptrdiff_t d = 0; d < p->v_dim && count > 0; d++) {
-            const double x = attn_real_at(value + d * p->value.column, 0, size);
-            for (int s = 0; s < count && !isfinite(x); s++)
+            const char *at = value + d * p->value.column;
+            if (attn_is_finite_at(at, p->value.dtype)) continue;
+            const double x = attn_stored_at(at, p->value.dtype);
+            for (int s = 0; s < count; s++)
                 add_real(plan, block->part.out, sees[s] * plan->columns + d,
                          attn_real_at(weights, sees[s] * step.row + n * step.key, size) * x);
         }
@@ -130,14 +132,12 @@ static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, 
     return ATTN_TILE_MIXED;
 }
 
-static int is_bool(attn_mask_dtype dtype) { return dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED; }
-
 /* Whether a bool mask alone masks every pair of the tile. Float masks are not read. */
 int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_problem *p = task->plan->problem;
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)
-        if (p->masks[which].data && is_bool(p->mask_dtypes[which]) &&
+        if (p->masks[which].data && attn_is_bool(p->mask_dtypes[which]) &&
             read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_MASKED)
             return 1;
     return 0;
@@ -170,7 +170,7 @@ static attn_tile_kind read_masks(const attn_task *task, const attn_block *block,
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const int one = p->masks[ATTN_MASK].data != NULL, other = p->masks[ATTN_PADDING].data != NULL;
-    const int added = one && other && !is_bool(p->mask_dtypes[ATTN_MASK]) && !is_bool(p->mask_dtypes[ATTN_PADDING]);
+    const int added = one && other && !attn_is_bool(p->mask_dtypes[ATTN_MASK]) && !attn_is_bool(p->mask_dtypes[ATTN_PADDING]);
     const double times = added ? 1 : LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
     if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, tile);
@@ -181,25 +181,25 @@ static attn_tile_kind read_masks(const attn_task *task, const attn_block *block,
     return second == ATTN_TILE_FREE ? first : second;
 }
 
-static attn_kept_tile *kept_tile(const attn_plan *plan, const attn_block *block, ptrdiff_t number)
+static attn_mask_tile *mask_tile_of(const attn_plan *plan, const attn_block *block, ptrdiff_t number)
 {
-    return (attn_kept_tile *)(void *)(block->kept_tiles + (size_t)number * plan->kept_tile_bytes);
+    return (attn_mask_tile *)(void *)(block->mask_tiles + (size_t)number * plan->mask_tile_bytes);
 }
 
 void attn_forget_tiles(const attn_plan *plan, attn_block *block)
 {
-    for (ptrdiff_t n = 0; n < plan->kept_tiles; n++) kept_tile(plan, block, n)->keys = 0;
+    for (ptrdiff_t n = 0; n < plan->mask_tiles; n++) mask_tile_of(plan, block, n)->keys = 0;
 }
 
 attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void **bias)
 {
     const attn_plan *plan = task->plan;
     *bias = task->bias;
-    if (from / ATTN_BLOCK_KEYS >= plan->kept_tiles || from + keys > plan->problem->maskable_len)
+    if (from / ATTN_BLOCK_KEYS >= plan->mask_tiles || from + keys > plan->problem->maskable_len)
         return read_masks(task, block, from, keys, task->bias); /* extra keys add each row's limits to the bias */
-    attn_kept_tile *tile = kept_tile(plan, block, from / ATTN_BLOCK_KEYS);
+    attn_mask_tile *tile = mask_tile_of(plan, block, from / ATTN_BLOCK_KEYS);
     *bias = (char *)tile + ATTN_ALIGNMENT;
-    if (tile->keys != keys) *tile = (attn_kept_tile){keys, read_masks(task, block, from, keys, *bias)};
+    if (tile->keys != keys) *tile = (attn_mask_tile){keys, read_masks(task, block, from, keys, *bias)};
     return tile->kind;
 }
 

@@ -4,59 +4,26 @@
 #include <math.h>
 #include <string.h>
 
-#include "arena.h"
+#include "dispatch.h"
 #include "error.h"
-#include "parallel.h"
+#include "stored.h"
 
 static double real_at(attn_dtype dtype, const void *data, ptrdiff_t i)
 {
-    return dtype == ATTN_F32 ? (double)((const float *)data)[i] : ((const double *)data)[i];
+    return dtype == ATTN_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
 
 static void store_real(attn_dtype dtype, void *data, ptrdiff_t i, double x)
 {
-    if (dtype == ATTN_F32)
-        ((float *)data)[i] = (float)x;
-    else
+    if (dtype == ATTN_F64)
         ((double *)data)[i] = x;
-}
-
-/* One row: softmax of the lses, then the weighted sum of outputs. Scratch: `share` (parts), `sum` (dim). */
-static void merge_row(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t row, ptrdiff_t dim, const void *const *outputs,
-                      const void *const *lses, void *output, void *lse, double *share, double *sum)
-{
-    /* 1. the largest logsumexp; a NaN wins */
-    double top = (double)-INFINITY, total = 0;
-    for (ptrdiff_t n = 0; n < parts; n++) {
-        share[n] = real_at(dtype, lses[n], row);
-        if (!(share[n] <= top)) top = share[n];
-    }
-
-    /* 2. each part's share; without any key, the output is 0 and lse -inf */
-    for (ptrdiff_t n = 0; n < parts; n++) {
-        share[n] = share[n] == (double)-INFINITY ? 0 : exp(share[n] - top);
-        total += share[n];
-    }
-    store_real(dtype, lse, row, total == 0 ? (double)-INFINITY : top + log(total));
-
-    /* 3. outputs; a part without a share is never read */
-    memset(sum, 0, (size_t)dim * sizeof *sum);
-    for (ptrdiff_t n = 0; n < parts; n++) {
-        if (share[n] == 0) continue;
-        const double weight = share[n] / total;
-        for (ptrdiff_t d = 0; d < dim; d++) sum[d] += weight * real_at(dtype, outputs[n], row * dim + d);
-    }
-    for (ptrdiff_t d = 0; d < dim; d++) {
-        int finite = 1;
-        for (ptrdiff_t n = 0; isinf(sum[d]) && finite && n < parts; n++)
-            finite = share[n] == 0 || isfinite(real_at(dtype, outputs[n], row * dim + d));
-        if (isinf(sum[d]) && finite) sum[d] = copysign(DBL_MAX, sum[d]); /* shares add up to 1 and a rounding */
-        store_real(dtype, output, row * dim + d, sum[d]);
-    }
+    else
+        ((float *)data)[i] = (float)x;
 }
 
 typedef struct {
-    attn_dtype dtype;
+    const attn_kernels *kernels;
+    attn_dtype dtype, computed; /* of outputs; of lses */
     attn_row_cut cut;
     ptrdiff_t parts, dim;
     const void *const *outputs, *const *lses;
@@ -65,13 +32,80 @@ typedef struct {
     size_t worker_bytes;
 } merge_job;
 
+/* Scratch of a row: the share of each part, sums, and a row of an output. */
+typedef struct {
+    double *share, *sum;
+    void *row;
+} row_scratch;
+
+static size_t layout_scratch(const merge_job *m, char *memory, row_scratch *scratch)
+{
+    size_t used = 0;
+    scratch->share = attn_next_part(memory, &used, attn_saturating_mul((size_t)m->parts, sizeof(double)));
+    scratch->sum = attn_next_part(memory, &used, attn_saturating_mul((size_t)m->dim, sizeof(double)));
+    scratch->row = attn_next_part(memory, &used, attn_row_bytes(m->dtype, m->dim));
+    return used;
+}
+
+/* Row `row` of part n. */
+static const void *output_row(const merge_job *m, ptrdiff_t n, ptrdiff_t row, const row_scratch *scratch)
+{
+    const char *from = (const char *)m->outputs[n] + row * m->dim * attn_size_of_real(m->dtype);
+    return attn_read_row(m->kernels, m->dtype, m->dim, from, scratch->row);
+}
+
+/* Whether all parts that have a share are finite at d, so that an infinite sum is one of roundings. */
+static int is_finite_at(const merge_job *m, ptrdiff_t row, ptrdiff_t d, const row_scratch *scratch)
+{
+    for (ptrdiff_t n = 0; n < m->parts; n++)
+        if (scratch->share[n] != 0 && !isfinite(real_at(m->computed, output_row(m, n, row, scratch), d))) return 0;
+    return 1;
+}
+
+/* One row: softmax of the lses, then the weighted sum of outputs. */
+static void merge_row(const merge_job *m, ptrdiff_t row, const row_scratch *scratch)
+{
+    double *const share = scratch->share, *const sum = scratch->sum;
+
+    /* 1. the largest logsumexp; a NaN wins */
+    double top = (double)-INFINITY, total = 0;
+    for (ptrdiff_t n = 0; n < m->parts; n++) {
+        share[n] = real_at(m->computed, m->lses[n], row);
+        if (!(share[n] <= top)) top = share[n];
+    }
+
+    /* 2. each part's share; without any key, the output is 0 and lse -inf */
+    for (ptrdiff_t n = 0; n < m->parts; n++) {
+        share[n] = share[n] == (double)-INFINITY ? 0 : exp(share[n] - top);
+        total += share[n];
+    }
+    store_real(m->computed, m->lse, row, total == 0 ? (double)-INFINITY : top + log(total));
+
+    /* 3. outputs; a part without a share is never read */
+    memset(sum, 0, (size_t)m->dim * sizeof *sum);
+    for (ptrdiff_t n = 0; n < m->parts; n++) {
+        if (share[n] == 0) continue;
+        const double weight = share[n] / total;
+        const void *const output = output_row(m, n, row, scratch);
+        for (ptrdiff_t d = 0; d < m->dim; d++) sum[d] += weight * real_at(m->computed, output, d);
+    }
+    for (ptrdiff_t d = 0; m->computed == ATTN_F64 && d < m->dim; d++) /* shares add up to 1 and a rounding */
+        if (isinf(sum[d]) && is_finite_at(m, row, d, scratch)) sum[d] = copysign(DBL_MAX, sum[d]);
+
+    char *const to = (char *)m->output + row * m->dim * attn_size_of_real(m->dtype);
+    void *const merged = attn_target_of(m->dtype, to, scratch->row);
+    for (ptrdiff_t d = 0; d < m->dim; d++) store_real(m->computed, merged, d, sum[d]);
+    attn_round_row(m->kernels, m->dtype, m->dim, merged, to);
+}
+
 static void some_rows(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
     const merge_job *m = context;
-    double *share = (double *)(void *)(m->scratch + (size_t)worker * m->worker_bytes);
+    row_scratch scratch;
+    layout_scratch(m, m->scratch + (size_t)worker * m->worker_bytes, &scratch);
     if (attn_should_stop(job, worker)) return;
     for (ptrdiff_t row = attn_first_row(&m->cut, task); row < attn_first_row(&m->cut, task + 1); row++)
-        merge_row(m->dtype, m->parts, row, m->dim, m->outputs, m->lses, m->output, m->lse, share, share + m->parts);
+        merge_row(m, row, &scratch);
 }
 
 attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows, ptrdiff_t dim,
@@ -79,20 +113,14 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
                               attn_error *error)
 {
     const size_t row_elements = attn_saturating_add((size_t)parts, attn_saturating_mul((size_t)parts, (size_t)dim));
-    const size_t bytes =
-        attn_padded(attn_saturating_mul(attn_saturating_add((size_t)parts, (size_t)dim), sizeof(double)));
-    attn_arena arena;
-    if (dtype != ATTN_F32 && dtype != ATTN_F64)
-        return attn_fail(error, ATTN_INVALID, "outputs and lses must be float32 or float64");
+    row_scratch scratch;
+    if (attn_size_of_real(dtype) == 0) FAIL("outputs must be float16, bfloat16, float32 or float64");
     if (rows == 0) return ATTN_OK;
 
-    merge_job job = {dtype, attn_cut_rows(rows, row_elements), parts, dim, outputs, lses, output, lse, NULL, bytes};
-    const int workers = attn_workers(0, job.cut.tasks);
-    if (!attn_arena_take(&arena, attn_saturating_mul((size_t)workers, bytes)))
-        return attn_fail(error, ATTN_NO_MEMORY, "merge_states needs %zu bytes of scratch memory",
-                         attn_saturating_mul((size_t)workers, bytes));
-    job.scratch = arena.scratch;
-    const attn_status status = attn_parallel_for(job.cut.tasks, workers, some_rows, &job);
-    attn_arena_give(&arena);
-    return status;
+    const attn_dtype computed = attn_computed(dtype);
+    merge_job job = {attn_kernels_for(computed), dtype, computed, attn_cut_rows(rows, row_elements), parts, dim,
+                     outputs, lses, output, lse, NULL, 0};
+    job.worker_bytes = layout_scratch(&job, NULL, &scratch);
+    return attn_run_with_scratch("merge_states", job.cut.tasks, attn_workers(0, job.cut.tasks), job.worker_bytes,
+                                 &job.scratch, some_rows, &job, error);
 }

@@ -8,8 +8,9 @@
 
 #include <string.h>
 
-#include "copy.h"
+#include "dispatch.h"
 #include "error.h"
+#include "float_state.h"
 #include "linear.h"
 #include "parallel.h"
 #include "rotary.h"
@@ -60,7 +61,8 @@ static size_t layout_scratch(attn_multihead_plan *m, char *memory)
 static attn_tensor tensor_of(const attn_multihead_plan *m, const attn_projection *part, ptrdiff_t length,
                              ptrdiff_t features, ptrdiff_t heads)
 {
-    attn_tensor t = {.data = part->data, .dtype = m->dtype, .ndim = m->batch_axes};
+    const ptrdiff_t size = attn_size_of_real(part->dtype);
+    attn_tensor t = {.data = part->data, .dtype = part->dtype, .ndim = m->batch_axes};
     ptrdiff_t step = part->length * part->row;
     for (int axis = m->batch_axes - 1; axis >= 0; axis--) {
         t.shape[axis] = m->batch_shape[axis];
@@ -71,11 +73,11 @@ static attn_tensor tensor_of(const attn_multihead_plan *m, const attn_projection
     t.strides[t.ndim++] = part->row;
     if (heads > 0) {
         t.shape[t.ndim] = heads;
-        t.strides[t.ndim++] = features / heads * m->size;
+        t.strides[t.ndim++] = features / heads * size;
         features /= heads;
     }
     t.shape[t.ndim] = features;
-    t.strides[t.ndim++] = m->size;
+    t.strides[t.ndim++] = size;
     return t;
 }
 
@@ -104,6 +106,7 @@ static attn_status project(const attn_multihead_plan *m, int n, attn_error *erro
 /* Writes the extra keys and values behind those of `key`: the given pair, then a pair of zeros. */
 static void append_extra(const attn_multihead_plan *m)
 {
+    const attn_float_state before = attn_float_enter();
     const attn_tensor *given[] = {&m->args->extra_key, &m->args->extra_value};
     for (int n = 0; n < 2; n++) {
         const attn_projection *part = &m->part[K + n];
@@ -111,12 +114,14 @@ static void append_extra(const attn_multihead_plan *m)
         for (ptrdiff_t b = 0; b < m->batches; b++) {
             char *row = part->data + ((b + 1) * part->length - m->extra) * part->row;
             if (given[n]->data) {
-                attn_copy_row(row, given[n]->data, given[n]->strides[0], part->features, part->features, (int)m->size);
+                attn_kernels_for(m->dtype)->load_block((attn_element)given[n]->dtype, 1, part->features, given[n]->data,
+                                                       0, given[n]->strides[0], part->features, row);
                 row += part->row;
             }
             if (m->args->add_zero) memset(row, 0, bytes);
         }
     }
+    attn_float_leave(before);
 }
 
 /* Arguments of the inner attention. */
@@ -217,15 +222,17 @@ static attn_projection heads_in(const attn_multihead_plan *m, attn_tensor output
 {
     attn_projection heads = m->heads;
     heads.data = output.data;
-    heads.row = heads.features * m->size;
+    heads.dtype = output.dtype;
+    heads.row = heads.features * attn_size_of_real(output.dtype);
     return heads;
 }
 
 /* Without out_weight, output must be contiguous: heads are written as its columns. Strides of empty arrays vary. */
 static attn_status check_contiguous(const attn_multihead_plan *m, const attn_tensor *output, attn_error *error)
 {
-    ptrdiff_t step = m->size;
-    int fits = output->ndim == m->args->query.ndim && output->dtype == m->dtype, contiguous = 1;
+    ptrdiff_t step = attn_size_of_real(output->dtype);
+    int fits = output->ndim == m->args->query.ndim && step > 0 && attn_computed(output->dtype) == m->dtype;
+    int contiguous = 1;
     for (int axis = output->ndim - 1; fits && axis >= 0; axis--) {
         const ptrdiff_t size = axis == output->ndim - 1 ? m->heads.features : m->args->query.shape[axis];
         fits = output->shape[axis] == size;

@@ -7,15 +7,16 @@
 
 enum { ATTN_Q, ATTN_K, ATTN_V, ATTN_PROJECTIONS };
 
-/* An array (batch, length, features) in scratch memory. */
+/* An array (batch, length, features) in scratch memory, or the result. */
 typedef struct {
     char *data;
+    attn_dtype dtype;
     ptrdiff_t length, features, row; /* row: stride in bytes */
 } attn_projection;
 
 typedef struct {
     const attn_multihead_args *args;
-    attn_dtype dtype;
+    attn_dtype dtype; /* of the sums and of all that is between */
     ptrdiff_t size, batches, extra; /* extra: keys behind those of `key` */
     int batch_axes;
     const ptrdiff_t *batch_shape;

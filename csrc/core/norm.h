@@ -5,11 +5,10 @@
 #include "walk.h"
 
 typedef struct {
-    attn_dtype dtype;
     attn_norm kind;
     ptrdiff_t rows, columns;
     attn_tensor x, residual, sum, y; /* rows of contiguous columns */
-    const char *weight, *bias;       /* contiguous, may be NULL */
+    attn_tensor weight, bias;        /* contiguous, may be left out */
     double epsilon;
 } attn_normalization;
 
@@ -19,6 +18,6 @@ attn_status attn_check_norm(const attn_norm_args *args, attn_error *error);
 attn_status attn_layout_norm(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_normalization *norm,
                              attn_error *error);
 
-attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads);
+attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads, attn_error *error);
 
 #endif

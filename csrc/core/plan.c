@@ -2,6 +2,7 @@
 #include "arena.h"
 #include "attend.h"
 #include "dispatch.h"
+#include "stored.h"
 
 enum { NEAR_KEYS = 1 << 23 }; /* bytes of all keys that are probably in the cache; a shared key counts each time */
 
@@ -14,7 +15,7 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key)
 
 static size_t bytes_of_all_keys(const attn_problem *p, const attn_plan *plan)
 {
-    const size_t row = attn_saturating_mul((size_t)p->head_dim, (size_t)plan->kernels->size);
+    const size_t row = attn_saturating_mul((size_t)p->head_dim, (size_t)attn_size_of_real(p->key.dtype));
     const size_t rows = attn_saturating_mul((size_t)(p->batches * plan->groups), (size_t)p->kv_len);
     return attn_saturating_mul(row, rows);
 }
@@ -49,11 +50,12 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->value_bytes = attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size));
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->saved_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
-    plan->kept_tile_bytes = ATTN_ALIGNMENT + plan->scores_bytes;
+    plan->mask_tile_bytes = ATTN_ALIGNMENT + plan->scores_bytes;
     plan->saved_bytes = p->weights.data ? attn_saturating_mul(key_blocks, plan->saved_block_bytes) : 0;
     const int average = p->weights.data && p->average;
     /* an odd number of cache lines, so that rows do not share cache sets */
-    plan->weights_row_bytes = average ? attn_padded(attn_saturating_mul((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
+    const int apart = average || (p->weights.data && attn_is_half(p->weights.dtype));
+    plan->weights_row_bytes = apart ? attn_padded(attn_saturating_mul((size_t)p->kv_len, size)) | ATTN_ALIGNMENT : 0;
 }
 
 static int is_shared(const attn_operand *mask, int axis)
@@ -72,30 +74,46 @@ static ptrdiff_t sharers_of(const attn_problem *p, const attn_plan *plan)
     return sharers;
 }
 
-/* Sets the blocks per task, which walk the keys together: as many as fit their packed queries and states into
- * TASK_BYTES while leaving every worker several tasks. Then the heads per task, by the same rule. */
-static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
+/* Lets heads that share their masks also share the tiles read from these: sets the heads per task and the tiles that
+ * fit in the memory for them. Returns the blocks per task, at most `most`. Apart from cut_tasks, as it would slow down
+ * a small call. */
+static __attribute__((noinline)) ptrdiff_t share_tiles(const attn_problem *p, attn_plan *plan, ptrdiff_t sharers,
+                                                       ptrdiff_t enough, ptrdiff_t most)
 {
-    enum { TASK_BYTES = 384 << 10, KEPT_BYTES = 6 << 20 };
+    enum { TILES_BYTES = 6 << 20 };
     const int average = p->weights.data && p->average;
-    const ptrdiff_t units = p->batches * plan->groups, sharers = sharers_of(p, plan);
-    const ptrdiff_t key_blocks = attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS);
-    const size_t block_bytes = attn_saturating_add(plan->packed_bytes, attn_saturating_mul(2, plan->state_bytes));
-    ptrdiff_t most = p->weights.data ? 1 : attn_min(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+    const ptrdiff_t units = p->batches * plan->groups, key_blocks = attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS);
+    const ptrdiff_t tiles = (ptrdiff_t)(TILES_BYTES / plan->mask_tile_bytes) / plan->workers; /* of one worker */
     ptrdiff_t heads = average ? plan->groups : sharers;
-
-    plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
-    const ptrdiff_t enough = plan->workers > 1 ? 3 * (ptrdiff_t)plan->workers : 1;
-    const ptrdiff_t tiles = (ptrdiff_t)(KEPT_BYTES / plan->kept_tile_bytes) / plan->workers; /* those of one worker */
-    while (most > 1 && attn_saturating_mul((size_t)most, block_bytes) > TASK_BYTES) most--;
-    while (most > 1 && heads > 1 && key_blocks > tiles / most) most--;
+    while (most > 1 && key_blocks > tiles / most) most--;
     while (most > 1 && units / heads * attn_ceil_div(plan->blocks, most) < enough) most--;
     while (!average && heads > 1 && (sharers % heads != 0 || units / heads * plan->blocks < enough)) heads--;
     plan->heads_per_task = heads;
+    plan->mask_tiles = heads > 1 ? attn_min(tiles / most, key_blocks) : 0;
+    return most;
+}
+
+/* Sets the blocks per task, which walk the keys together: as many as fit their packed queries and states into
+ * TASK_BYTES while leaving every worker several tasks. */
+static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
+{
+    enum { TASK_BYTES = 384 << 10 };
+    const int average = p->weights.data && p->average;
+    const ptrdiff_t sharers = sharers_of(p, plan);
+    const size_t block_bytes = attn_saturating_add(plan->packed_bytes, attn_saturating_mul(2, plan->state_bytes));
+    ptrdiff_t most = p->weights.data ? 1 : attn_min(ATTN_MOST_BLOCKS, plan->blocks > 0 ? plan->blocks : 1);
+
+    plan->workers = attn_workers(num_threads, PTRDIFF_MAX);
+    plan->heads_per_task = average ? plan->groups : 1;
+    plan->mask_tiles = 0;
+    const ptrdiff_t units = attn_fast_div(p->batches * plan->groups, plan->heads_per_task);
+    const ptrdiff_t enough = plan->workers > 1 ? 3 * (ptrdiff_t)plan->workers : 1;
+    while (most > 1 && attn_saturating_mul((size_t)most, block_bytes) > TASK_BYTES) most--;
+    if (sharers > 1) most = share_tiles(p, plan, sharers, enough, most);
+    while (sharers == 1 && most > 1 && units * attn_ceil_div(plan->blocks, most) < enough) most--;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
     plan->blocks_per_task = plan->tasks_per_group ? attn_ceil_div(plan->blocks, plan->tasks_per_group) : 1;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, plan->blocks_per_task);
-    plan->kept_tiles = sharers > 1 && heads > 1 ? attn_min(tiles / plan->blocks_per_task, key_blocks) : 0;
 }
 
 /* With too few tasks for the workers, splits the chunks, too: at a time, as many as have their states in
@@ -107,7 +125,9 @@ static void cut_chunks(const attn_problem *p, attn_plan *plan)
     plan->chunks = p->kv_len == 0 ? 0 : attn_ceil_div(p->key_start % ATTN_CHUNK_KEYS + p->kv_len, ATTN_CHUNK_KEYS);
     plan->kv_splits = 1;
     plan->partial_bytes = 0;
-    if (plan->workers == 1 || plan->heads_per_task > 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers || plan->chunks < 2) return;
+    if (plan->workers == 1 || plan->heads_per_task > 1 || p->weights.data || tasks == 0 || tasks >= 4 * plan->workers ||
+        plan->chunks < 2)
+        return;
 
     const size_t slot_bytes =
         attn_saturating_mul((size_t)(tasks * plan->blocks_per_task), plan->state_bytes + ATTN_ALIGNMENT);
@@ -125,6 +145,21 @@ static int lose_lines(const attn_kernels *k, ptrdiff_t row)
     return k->lanes * k->size < ATTN_ALIGNMENT && attn_aliases(row);
 }
 
+/* Whether the kernels read rows of an array where they lie: halves where each is read once. */
+static int is_read_in_place(const attn_problem *p, const attn_operand *rows, ptrdiff_t columns, int once)
+{
+    return (rows->dtype == p->dtype || (once && attn_is_half(rows->dtype))) &&
+           (columns <= 1 || rows->column == attn_size_of_real(rows->dtype));
+}
+
+/* Bytes behind copied values, which come last in a worker's memory: prefetches run on to where the next worker writes.
+ * Without the gap two workers take 1.25 times as long, where values are in half precision (Zen 5). */
+static size_t gap_of(const attn_plan *plan)
+{
+    if (!plan->copy_values || plan->workers == 1) return 0;
+    return attn_saturating_mul((size_t)plan->columns, (size_t)(ATTN_ROWS_AHEAD * plan->kernels->size));
+}
+
 void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
 {
     const attn_kernels *k = attn_kernels_for(p->dtype);
@@ -136,19 +171,21 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
     plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX - 1 ? p->head_dim + 2 : p->head_dim;
     const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* the copy is modified */
-    plan->gather_queries = prepared || (p->query.column != k->size && p->head_dim > 1);
-    plan->copy_keys = prepared || (p->key.column != k->size && p->head_dim > 1);
-    plan->copy_values = (p->value.column != k->size && p->v_dim > 1) || plan->columns != p->v_dim ||
+    plan->gather_queries = prepared || !is_read_in_place(p, &p->query, p->head_dim, 0);
+    plan->copy_keys =
+        prepared || !is_read_in_place(p, &p->key, p->head_dim, plan->decode && p->score != ATTN_SCORE_ADDITIVE);
+    plan->copy_values = !is_read_in_place(p, &p->value, p->v_dim, plan->decode) || plan->columns != p->v_dim ||
                         (!plan->decode && lose_lines(k, p->value.row));
     plan->far = plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS;
     size_scratch(p, plan);
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);
 
-    ptrdiff_t tasks = p->batches * plan->groups / plan->heads_per_task * plan->tasks_per_group * plan->kv_splits;
+    ptrdiff_t tasks =
+        attn_fast_div(p->batches * plan->groups, plan->heads_per_task) * plan->tasks_per_group * plan->kv_splits;
     plan->workers = attn_workers(plan->workers, tasks);
     attn_task unused;
-    plan->worker_bytes = attn_layout_scratch(plan, NULL, &unused);
+    plan->worker_bytes = attn_saturating_add(attn_layout_scratch(plan, NULL, &unused), gap_of(plan));
 }
 
 size_t attn_plan_bytes(const attn_plan *plan)
@@ -193,6 +230,9 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
     task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
     task->weights = attn_next_part(memory, &used, attn_saturating_mul(rows, plan->weights_row_bytes));
+    task->mean = attn_next_part(
+        memory, &used,
+        p->average && attn_is_half(p->weights.dtype) ? attn_saturating_mul(rows, plan->weights_row_bytes) : 0);
     task->blocks = attn_next_part(memory, &used, (size_t)plan->blocks_per_task * sizeof *task->blocks);
     for (ptrdiff_t n = 0; n < plan->blocks_per_task; n++) {
         attn_block unused, *block = memory ? &task->blocks[n] : &unused;
@@ -201,7 +241,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
             plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);
         layout_state(plan, memory, &used, &block->part);
         layout_state(plan, memory, &used, &block->total);
-        block->kept_tiles = attn_next_part(memory, &used, (size_t)plan->kept_tiles * plan->kept_tile_bytes);
+        block->mask_tiles = attn_next_part(memory, &used, (size_t)plan->mask_tiles * plan->mask_tile_bytes);
         block->saved_scores = plan->saved_bytes ? attn_next_part(memory, &used, plan->saved_bytes) : NULL;
     }
     task->value_copy = attn_next_part(memory, &used, plan->value_bytes); /* last: mostly unused */

@@ -4,6 +4,7 @@
 
 #include "arena.h"
 #include "attn.h"
+#include "walk.h"
 #include "kernels.h"
 
 /* The masks of a problem: attn_args' mask, padding_mask and keep_mask. */
@@ -12,6 +13,7 @@ enum { ATTN_MASK, ATTN_PADDING, ATTN_KEEP, ATTN_MASKS };
 /* One array. Strides are in bytes; an axis that is broadcast has stride 0. data == NULL: not given. */
 typedef struct {
     char *data;
+    attn_dtype dtype;
     ptrdiff_t head, row, column; /* masks, weights: row is the query axis, column the key axis; lse: row alone */
     ptrdiff_t batch[ATTN_MAX_AXES];
 } attn_operand;
@@ -23,7 +25,7 @@ typedef struct {
     ptrdiff_t maskable_len;           /* keys that masks, windows and lengths apply to; every row sees those after */
     ptrdiff_t key_group, value_group; /* query heads per key head, per value head */
     ptrdiff_t group;                  /* query heads that share both of them */
-    attn_dtype dtype;
+    attn_dtype dtype; /* of all arithmetic */
     int has_scale; /* 0: the score's default, computed inside a task, where flags are not the caller's */
     attn_score score;
     const char *score_weight;
@@ -34,7 +36,7 @@ typedef struct {
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
     ptrdiff_t query_start, key_start, offset;
     int lower_right, average; /* average: mean of the weights over heads */
-    attn_mask_dtype mask_dtypes[ATTN_MASKS];
+    attn_element mask_dtypes[ATTN_MASKS];
     attn_operand masks[ATTN_MASKS];
     const attn_cache *cache; /* NULL, or the cache; key.data and value.data then point to its page tables */
     attn_operand query, key, value, key_limits, key_lengths, query_lengths, output, weights, lse;
@@ -61,7 +63,7 @@ attn_status attn_check_append(const attn_cache *cache, const ptrdiff_t *first, c
 /* Byte offset of the values in a page. */
 static inline ptrdiff_t attn_page_values(const attn_cache *cache)
 {
-    return cache->kv_heads * ATTN_PAGE_KEYS * cache->head_dim * (cache->dtype == ATTN_F64 ? 8 : 4);
+    return cache->kv_heads * ATTN_PAGE_KEYS * cache->head_dim * attn_size_of_real(cache->dtype);
 }
 
 /* The shapes of the results of a checked problem. */

@@ -16,6 +16,7 @@ static int zero_or_one(const char *at, attn_dtype dtype)
     uint64_t twice;
     switch (dtype) {
     case ATTN_F16: memcpy(&half, at, sizeof half); return (half & 0x7fff) == 0 ? 0 : half == 0x3c00 ? 1 : 2;
+    case ATTN_BF16: memcpy(&half, at, sizeof half); return (half & 0x7fff) == 0 ? 0 : half == 0x3f80 ? 1 : 2;
     case ATTN_F32:
         memcpy(&single, at, sizeof single);
         return (single & 0x7fffffff) == 0 ? 0 : single == 0x3f800000 ? 1 : 2;
@@ -32,8 +33,8 @@ static int zero_or_one(const char *at, attn_dtype dtype)
 static int looks_like_ones(const attn_problem *p, int which)
 {
     const attn_operand *mask = &p->masks[which];
-    const attn_mask_dtype dtype = p->mask_dtypes[which];
-    if (mask->data == NULL || dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED) return 0;
+    const attn_element dtype = p->mask_dtypes[which];
+    if (mask->data == NULL || dtype == ATTN_ELEMENT_BOOL || dtype == ATTN_ELEMENT_BLOCKED) return 0;
     if (p->q_len == 0 || p->maskable_len == 0) return 0;
     if (p->batches == 0 || p->heads == 0) return 0;
     const ptrdiff_t columns = mask->column == 0 ? 1 : p->maskable_len < 2048 ? p->maskable_len : 2048;
@@ -98,7 +99,7 @@ attn_status attn_check_result(const char *name, const attn_tensor *tensor, int a
     if (!same)
         FAIL("%s has shape %s, expected %s", name, attn_shape_text(tensor->ndim, tensor->shape),
              attn_shape_text(axes, shape));
-    if (tensor->dtype != dtype) FAIL("%s must have query's dtype", name);
+    if (!attn_go_together(tensor->dtype, dtype)) FAIL("%s has another dtype than query", name);
     return ATTN_OK;
 }
 
@@ -108,10 +109,12 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *p, con
     attn_shapes want;
     attn_status status;
     attn_describe(args, p, &want);
-    if ((status = attn_check_result("output", output, want.ndim, want.output, p->dtype, error)) != ATTN_OK)
+    if ((status = attn_check_result("output", output, want.ndim, want.output, args->query.dtype, error)) != ATTN_OK)
         return status;
-    status = attn_check_result("weights", weights, want.weights_ndim, want.weights, p->dtype, error);
-    return status != ATTN_OK ? status : attn_check_result("lse", lse, want.lse_ndim, want.lse, p->dtype, error);
+    status = attn_check_result("weights", weights, want.weights_ndim, want.weights, args->query.dtype, error);
+    if (status == ATTN_OK) status = attn_check_result("lse", lse, want.lse_ndim, want.lse, p->dtype, error);
+    if (status == ATTN_OK && lse->data && lse->dtype != p->dtype) FAIL("lse must be float64 for float64, else float32");
+    return status;
 }
 
 attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output, const attn_tensor *weights,
@@ -120,12 +123,14 @@ attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output,
     const attn_axis_places at = attn_places_of(args->layout, p->has_heads);
     const attn_axis_places weights_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads && !p->average);
     const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
-    const ptrdiff_t size = p->dtype == ATTN_F64 ? 8 : 4;
+    const ptrdiff_t size = attn_size_of_real(output->dtype);
 
-    if (output->data == NULL || output->dtype != p->dtype) FAIL("output must be given, in query's dtype");
+    if (output->data == NULL || size == 0 || attn_computed(output->dtype) != p->dtype)
+        FAIL("output must be given, in query's dtype");
     const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
     if (written && p->v_dim > 1 && attn_stride_of(output, 1) != size) FAIL("output's last axis must be contiguous");
-    if (written && weights->data != NULL && p->kv_len > 1 && attn_stride_of(weights, 1) != size)
+    if (written && weights->data != NULL && p->kv_len > 1 &&
+        attn_stride_of(weights, 1) != attn_size_of_real(weights->dtype))
         FAIL("the last axis of weights must be contiguous");
     attn_resolve(output, &at, p, &p->output);
     p->weights.data = p->lse.data = NULL;

@@ -12,10 +12,9 @@
 
 #include <math.h>
 
-#include "arena.h"
 #include "dispatch.h"
 #include "error.h"
-#include "parallel.h"
+#include "stored.h"
 
 enum { STEPS = 32 }; /* positions per block, and per base */
 
@@ -40,6 +39,7 @@ typedef struct {
     table_cache *cache;
     double *bases, *steps; /* (2, pairs), (STEPS, 2, pairs): cosines and sines */
     char *table;           /* (STEPS, width) */
+    void *row;             /* of x in half precision */
 } worker_memory;
 
 static size_t layout_scratch(const rope_plan *plan, char *memory, worker_memory *w)
@@ -52,6 +52,7 @@ static size_t layout_scratch(const rope_plan *plan, char *memory, worker_memory 
     w->table = attn_next_part(
         memory, &used,
         attn_saturating_mul(STEPS, attn_saturating_mul((size_t)plan->width, (size_t)plan->kernels->size)));
+    w->row = attn_next_part(memory, &used, attn_row_bytes(plan->rope->dtype, plan->rope->dim));
     return used;
 }
 
@@ -110,14 +111,25 @@ static void make_table(const rope_plan *plan, const worker_memory *w, ptrdiff_t 
 static void rotate_rows(const rope_plan *plan, const worker_memory *w, ptrdiff_t rows, const char *x, char *y)
 {
     const attn_rope *t = plan->rope;
-    const ptrdiff_t size = plan->kernels->size;
+    const attn_kernels *k = plan->kernels;
+    const ptrdiff_t size = k->size;
     const int along_heads = rows == 1 || (t->heads > 1 && t->head.x < t->row.x);
     const attn_rotary_axis *in = along_heads ? &t->head : &t->row, *out = along_heads ? &t->row : &t->head;
     const ptrdiff_t inner = along_heads ? t->heads : rows, outer = along_heads ? rows : t->heads;
-    for (ptrdiff_t n = 0; n < outer; n++)
-        plan->kernels->rotary_rows(t->interleaved, inner, t->pairs, t->dim,
-                                   w->table + (along_heads ? n * plan->width * size : 0), along_heads ? 0 : plan->width,
-                                   x + n * out->x, in->x / size, y + n * out->y, in->y / size);
+    const ptrdiff_t table_step = along_heads ? 0 : plan->width;
+    for (ptrdiff_t n = 0; n < outer; n++, x += out->x, y += out->y) {
+        const char *const table = w->table + (along_heads ? n * plan->width * size : 0);
+        if (!attn_is_half(t->dtype)) {
+            k->rotary_rows(t->interleaved, inner, t->pairs, t->dim, table, table_step, x, in->x / size, y,
+                           in->y / size);
+            continue;
+        }
+        for (ptrdiff_t i = 0; i < inner; i++) {
+            attn_read_row(k, t->dtype, t->dim, x + i * in->x, w->row);
+            k->rotary_rows(t->interleaved, 1, t->pairs, t->dim, table + i * table_step * size, 0, w->row, 0, w->row, 0);
+            attn_round_row(k, t->dtype, t->dim, w->row, y + i * in->y);
+        }
+    }
 }
 
 static void rotate_unit(const rope_plan *plan, const worker_memory *w, ptrdiff_t unit)
@@ -150,7 +162,7 @@ attn_status attn_apply_rope(const attn_rope *t, int num_threads, attn_error *err
 {
     worker_memory w;
     attn_arena arena;
-    rope_plan plan = {.rope = t, .kernels = attn_kernels_for(t->dtype)};
+    rope_plan plan = {.rope = t, .kernels = attn_kernels_for(attn_computed(t->dtype))};
     const ptrdiff_t rows = attn_min(STEPS, t->length);
     if (t->own == 0 || t->shared == 0 || t->heads == 0 || t->length == 0 || t->dim == 0) return ATTN_OK;
 

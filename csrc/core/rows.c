@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "attend.h"
+#include "dispatch.h"
 
 static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < low ? low : x > high ? high : x; }
 
@@ -130,7 +131,7 @@ static void query_rows(const attn_task *task, attn_block *block, void **query)
     if (!plan->gather_queries) return;
     for (int r = 0; r < block->rows; r++) {
         char *to = (char *)task->query_rows + (ptrdiff_t)r * plan->features * k->size;
-        attn_copy_row(to, query[r], p->query.column, p->head_dim, plan->features, k->size);
+        k->load_block((attn_element)p->query.dtype, 1, p->head_dim, query[r], 0, p->query.column, plan->features, to);
         query[r] = to;
     }
     if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(block->rows, p->head_dim, plan->features, task->query_rows);
@@ -147,19 +148,6 @@ static void distance_rows(const attn_task *task, attn_block *block, void **query
         k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, 1, block->unscaled);
     for (int r = 0; r < block->rows; r++)
         query[r] = (char *)task->scaled_queries + (ptrdiff_t)r * plan->features * k->size;
-}
-
-/* Queries in the decode layout: rows, not transposed, times the factor. */
-static void scale_rows(const attn_plan *plan, int rows, void *const *query, double factor, void *packed)
-{
-    const ptrdiff_t features = plan->features;
-    for (int r = 0; r < rows; r++)
-        for (ptrdiff_t d = 0; d < features; d++) {
-            if (plan->kernels->size == 4)
-                ((float *)packed)[r * features + d] = ((const float *)query[r])[d] * (float)factor;
-            else
-                ((double *)packed)[r * features + d] = ((const double *)query[r])[d] * factor;
-        }
 }
 
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
@@ -192,9 +180,10 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     /* 3. packed queries */
     query_rows(task, block, query);
     if (p->score == ATTN_SCORE_DISTANCE) distance_rows(task, block, query);
-    if (plan->decode)
-        scale_rows(plan, block->rows, query, factor, block->packed);
-    else
+    for (int r = 0; plan->decode && r < block->rows; r++) /* not transposed */
+        k->scale_row(plan->features, query[r], factor, NULL,
+                     (char *)block->packed + (ptrdiff_t)r * plan->features * k->size);
+    if (!plan->decode)
         k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, factor, block->packed);
 
     if (block->saved_scores)
@@ -223,18 +212,40 @@ static void store_lse(const attn_problem *p, const attn_block *block, int r, voi
         *(double *)lse = y;
 }
 
-/* Whether a row of `columns` reals, `step` bytes apart, has a NaN or an infinity. */
-static int has_nonfinite(const char *row, ptrdiff_t columns, ptrdiff_t step, int size)
+double attn_stored_at(const char *at, attn_dtype dtype)
 {
+    float single;
+    if (dtype == ATTN_F64 || dtype == ATTN_F32) return attn_real_at(at, 0, dtype == ATTN_F32 ? 4 : 8);
+    attn_kernels_for(ATTN_F32)->load_block((attn_element)dtype, 1, 1, at, 0, 0, 1, &single);
+    return (double)single;
+}
+
+static uint16_t highest_exponent(attn_dtype half) { return half == ATTN_F16 ? 0x7c00 : 0x7f80; }
+
+int attn_is_finite_at(const char *at, attn_dtype dtype)
+{
+    uint16_t bits;
+    if (!attn_is_half(dtype)) return isfinite(attn_stored_at(at, dtype));
+    memcpy(&bits, at, sizeof bits);
+    return (bits & highest_exponent(dtype)) != highest_exponent(dtype);
+}
+
+/* Whether a row has a NaN or an infinity. */
+static int has_nonfinite(const attn_operand *operand, const char *row, ptrdiff_t columns)
+{
+    const uint16_t *half = (const uint16_t *)(const void *)row, highest = highest_exponent(operand->dtype);
     const float *single = (const float *)row;
     const double *wide = (const double *)row;
     int any = 0;
-    if (step != size)
-        for (ptrdiff_t d = 0; d < columns; d++) any |= !isfinite(attn_real_at(row + d * step, 0, size));
-    else if (size == 4)
+    if (attn_is_half(operand->dtype) && operand->column == sizeof *half)
+        for (ptrdiff_t d = 0; d < columns; d++) any |= (half[d] & highest) == highest;
+    else if (operand->dtype == ATTN_F32 && operand->column == sizeof *single)
         for (ptrdiff_t d = 0; d < columns; d++) any |= single[d] - single[d] != 0;
-    else
+    else if (operand->dtype == ATTN_F64 && operand->column == sizeof *wide)
         for (ptrdiff_t d = 0; d < columns; d++) any |= wide[d] - wide[d] != 0;
+    else
+        for (ptrdiff_t d = 0; d < columns; d++)
+            any |= !attn_is_finite_at(row + d * operand->column, operand->dtype);
     return any;
 }
 
@@ -249,15 +260,14 @@ const char *attn_value_at(const attn_task *task, ptrdiff_t key)
 static void find_nonfinite(attn_task *task)
 {
     const attn_problem *p = task->plan->problem;
-    const int size = task->plan->kernels->size;
     ptrdiff_t *first = task->nonfinite_keys, *last = first + p->v_dim, from, to;
     attn_visible_span(task, &from, &to);
     for (ptrdiff_t d = 0; d < p->v_dim; d++) first[d] = last[d] = -1;
     for (ptrdiff_t key = from; key < attn_min(to, task->key_length); key++) {
         const char *row = attn_value_at(task, key);
-        if (!has_nonfinite(row, p->v_dim, p->value.column, size)) continue;
+        if (!has_nonfinite(&p->value, row, p->v_dim)) continue;
         for (ptrdiff_t d = 0; d < p->v_dim; d++) {
-            if (isfinite(attn_real_at(row + d * p->value.column, 0, size))) continue;
+            if (attn_is_finite_at(row + d * p->value.column, p->value.dtype)) continue;
             if (first[d] < 0) first[d] = key;
             last[d] = key;
         }
@@ -268,8 +278,8 @@ static void find_nonfinite(attn_task *task)
 /* Whether this column of a key's value is NaN where the output `y` is, or the same infinity. */
 static int explains(const attn_task *task, ptrdiff_t key, ptrdiff_t column, double y)
 {
-    const char *at = attn_value_at(task, key) + column * task->plan->problem->value.column;
-    const double x = attn_real_at(at, 0, task->plan->kernels->size);
+    const attn_operand *value = &task->plan->problem->value;
+    const double x = attn_stored_at(attn_value_at(task, key) + column * value->column, value->dtype);
     return isnan(y) ? isnan(x) : x == y;
 }
 
@@ -319,22 +329,27 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    void *output[ATTN_MAX_WIDTH];
+    const int rounds = attn_is_half(p->output.dtype);
+    void *output[ATTN_MAX_WIDTH], *stored[ATTN_MAX_WIDTH];
 
     if (!block->total_begun) memset(block->total.sum, 0, (size_t)(block->rows * plan->kernels->size));
     if (p->lse.data) {
         row_addresses(task, &p->lse, block, output);
         for (int r = 0; r < block->rows; r++) store_lse(p, block, r, output[r]);
     }
-    row_addresses(task, &p->output, block, output);
-    for (int r = 0; r < block->rows; r++)
-        if (!(rows >> r & 1)) output[r] = NULL;
+    row_addresses(task, &p->output, block, stored);
+    for (int r = 0; r < block->rows; r++) { /* rounded from a state that is not needed now */
+        void *unrounded = (char *)block->part.out + (size_t)(r * plan->columns * plan->kernels->size);
+        output[r] = !(rows >> r & 1) ? NULL : rounds ? unrounded : stored[r];
+    }
     const int is_mean =
         task->factor != 1 && task->keep_prob == 1; /* of values that were made small, and nothing dropped */
     uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
                                                     task->factor * task->keep_prob, is_mean, p->empty, output);
     for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++)
         if ((nonfinite >> r & 1) && stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+    for (int r = 0; rounds && r < block->rows; r++)
+        if (output[r] != NULL) plan->kernels->store_row((attn_element)p->output.dtype, p->v_dim, output[r], stored[r]);
     return nonfinite;
 }
 
@@ -364,16 +379,23 @@ void attn_finish_weights(attn_task *task, const attn_block *block)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
+    const int rounds = attn_is_half(p->weights.dtype);
     void *output[ATTN_MAX_WIDTH], *row[ATTN_MAX_WIDTH];
 
     row_addresses(task, &p->weights, block, output);
-    if (!p->average) {
+    if (!p->average && !rounds) {
         write_weights(task, block, output);
         return;
     }
     for (int r = 0; r < block->rows; r++) row[r] = task->weights + (size_t)r * plan->weights_row_bytes;
     write_weights(task, block, row);
-    for (int r = 0; r < block->rows; r++) /* heads in order, so that the sum is reproducible */
-        plan->kernels->share_row(p->kv_len, task->weights + (size_t)r * plan->weights_row_bytes, 1 / (double)p->heads,
-                                 place_of(task, block->row + r).head == 0, output[r]);
+    for (int r = 0; r < block->rows; r++) {
+        const ptrdiff_t head = place_of(task, block->row + r).head;
+        void *weights = task->weights + (size_t)r * plan->weights_row_bytes, *mean = output[r];
+        if (p->average && rounds) mean = task->mean + (size_t)r * plan->weights_row_bytes;
+        if (p->average) /* heads in order, so that the sum is reproducible */
+            plan->kernels->share_row(p->kv_len, weights, 1 / (double)p->heads, head == 0, mean);
+        if (rounds && (!p->average || head == p->heads - 1))
+            plan->kernels->store_row((attn_element)p->weights.dtype, p->kv_len, p->average ? mean : weights, output[r]);
+    }
 }

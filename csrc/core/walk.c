@@ -5,8 +5,9 @@
 
 size_t attn_layout_contiguous(const attn_tensor *x, ptrdiff_t columns, attn_tensor *tensor)
 {
-    size_t bytes = x->dtype == ATTN_F64 ? 8 : 4;
-    *tensor = (attn_tensor){.dtype = x->dtype, .ndim = x->ndim};
+    const attn_dtype dtype = attn_computed(x->dtype);
+    size_t bytes = (size_t)attn_size_of_real(dtype);
+    *tensor = (attn_tensor){.dtype = dtype, .ndim = x->ndim};
     for (int n = x->ndim - 1; n >= 0; n--) {
         tensor->shape[n] = n == x->ndim - 1 ? columns : x->shape[n];
         tensor->strides[n] = (ptrdiff_t)bytes;
@@ -48,7 +49,6 @@ ptrdiff_t attn_count_rows(const attn_tensor *tensor, ptrdiff_t columns)
 attn_status attn_check_rows(const char *name, const attn_tensor *tensor, const attn_tensor *x, ptrdiff_t columns,
                             attn_error *error)
 {
-    const ptrdiff_t size = x->dtype == ATTN_F64 ? 8 : 4;
     ptrdiff_t expected[ATTN_MAX_AXES];
     int same = tensor->ndim == x->ndim;
     for (int n = 0; n < x->ndim; n++) {
@@ -58,8 +58,8 @@ attn_status attn_check_rows(const char *name, const attn_tensor *tensor, const a
     if (!same)
         FAIL("%s has shape %s, expected %s", name, attn_shape_text(tensor->ndim, tensor->shape),
              attn_shape_text(x->ndim, expected));
-    if (tensor->dtype != x->dtype) FAIL("%s has another dtype than x", name);
-    if (columns > 1 && attn_count_rows(x, columns) > 0 && attn_last_stride(tensor) != size)
+    if (!attn_go_together(tensor->dtype, x->dtype)) FAIL("%s has another dtype than x", name);
+    if (columns > 1 && attn_count_rows(x, columns) > 0 && attn_last_stride(tensor) != attn_size_of_real(tensor->dtype))
         FAIL("%s must have a contiguous last axis", name);
     return ATTN_OK;
 }

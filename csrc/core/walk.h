@@ -4,6 +4,26 @@
 
 #include "attn.h"
 
+/* Bytes of a stored real; 0 for other dtypes. */
+static inline ptrdiff_t attn_size_of_real(attn_dtype dtype)
+{
+    static const unsigned char sizes[] = {[ATTN_F16] = 2, [ATTN_BF16] = 2, [ATTN_F32] = 4, [ATTN_F64] = 8};
+    return (size_t)dtype < sizeof sizes ? sizes[dtype] : 0;
+}
+
+static inline int attn_is_half(attn_dtype dtype) { return dtype == ATTN_F16 || dtype == ATTN_BF16; }
+
+/* The dtype in which numbers of a stored dtype are computed. */
+static inline attn_dtype attn_computed(attn_dtype dtype) { return dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32; }
+
+/* Whether numbers of two stored dtypes are computed together: not float16 with bfloat16, nor float64 with another. */
+static inline int attn_go_together(attn_dtype a, attn_dtype b)
+{
+    if (a == b) return attn_size_of_real(a) > 0;
+    if (attn_size_of_real(a) == 0 || attn_size_of_real(b) == 0) return 0;
+    return attn_computed(a) == attn_computed(b) && !(attn_is_half(a) && attn_is_half(b));
+}
+
 static const attn_tensor attn_none = {.data = NULL}; /* no tensor */
 
 /* Describes a contiguous array of x's dtype and axes, but with `columns` columns; its data is set later. Returns its
@@ -16,7 +36,7 @@ void attn_rows_of(const attn_tensor *tensor, attn_tensor *rows);
 /* The number of rows; -1 when rows of `columns` doubles would not fit in memory. */
 ptrdiff_t attn_count_rows(const attn_tensor *tensor, ptrdiff_t columns);
 
-/* Checks that an array has x's rows and dtype, with `columns` contiguous elements each. */
+/* Checks that an array has x's rows, with `columns` contiguous elements each, and a dtype that goes with x's. */
 attn_status attn_check_rows(const char *name, const attn_tensor *tensor, const attn_tensor *x, ptrdiff_t columns,
                             attn_error *error);
 

@@ -3,7 +3,13 @@
  *     output = softmax(score(query, key) + mask) . value        per batch entry and head
  *
  * Arrays are tensors: up to ATTN_MAX_AXES axes of any strides (in bytes: negative, zero and broadcast ones too).
- * Elements must be aligned and in native byte order. A call that returns ATTN_INVALID writes nothing. After
+ * Elements must be aligned and in native byte order.
+ *
+ * The real arrays of a call are float64 throughout, or each is float32 or one kind of half precision, ATTN_F16 or
+ * ATTN_BF16. Halves are storage: they are computed in float32, as if they had been converted before, and a result that
+ * is stored as a half is rounded once, to nearest, ties to even. A logsumexp is float32 then.
+ *
+ * A call that returns ATTN_INVALID writes nothing. After
  * ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written,
  * except by attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished
  * some.
@@ -31,7 +37,7 @@ typedef struct {
     char message[512];
 } attn_error;
 
-typedef enum { ATTN_BOOL, ATTN_F16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE, ATTN_I64 } attn_dtype;
+typedef enum { ATTN_BOOL, ATTN_F16, ATTN_BF16, ATTN_F32, ATTN_F64, ATTN_LONG_DOUBLE, ATTN_I64 } attn_dtype;
 
 /* A strided array, passed by value; only the elements are borrowed. data == NULL: not given. */
 typedef struct {
@@ -64,7 +70,7 @@ enum { ATTN_UNBOUNDED = -1 };
  * entries may share pages. Rows after a batch entry's last position are never read. */
 enum { ATTN_PAGE_KEYS = 64 };
 typedef struct {
-    attn_dtype dtype;            /* ATTN_F32 or ATTN_F64 */
+    attn_dtype dtype;            /* of keys and values, which are real */
     void *const *const *pages;   /* (batches): page tables */
     const ptrdiff_t *page_count; /* (batches): pages per table */
     ptrdiff_t batches, kv_heads, head_dim, v_dim;
@@ -91,17 +97,18 @@ typedef struct {
  * the query counts by its position in the cache, query_start + i + key_length - query_length.
  */
 typedef struct {
-    attn_tensor query, key, value; /* all ATTN_F32 or all ATTN_F64 */
+    attn_tensor query, key, value; /* real */
     const attn_cache *cache;       /* not NULL: keys and values are read from it; key and value are ignored */
     attn_tensor mask, padding_mask;
     ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, limit, window or length covers them */
     int mask_blocked, padding_blocked; /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
-    attn_tensor key_limits; /* ATTN_I64, (..., heads, q_len, 2), whose last axis does not broadcast; key 0 is the call's */
+    attn_tensor key_limits; /* ATTN_I64, (..., heads, q_len, 2), whose last axis does not broadcast; the call's first key
+                             * counts as 0 */
     attn_tensor key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale;
     attn_score score;
-    attn_tensor score_weight; /* (head_dim), contiguous, of query's dtype: ATTN_SCORE_ADDITIVE alone */
+    attn_tensor score_weight; /* (head_dim), contiguous: ATTN_SCORE_ADDITIVE alone */
     int is_causal;
     attn_align align;
     ptrdiff_t align_offset;              /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
@@ -130,8 +137,8 @@ typedef struct {
 /* Checks every rule and gives the shapes of the results; computes nothing. */
 ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *shapes, attn_error *error);
 
-/* Computes attention. output must have the shape that attn_attention_shapes gives, the dtype of query, and a contiguous
- * last axis; so must weights and lse (natural logarithm), which may be left out (data == NULL). */
+/* Computes attention. output must have the shape that attn_attention_shapes gives and a contiguous last axis; so must
+ * weights and lse (natural logarithm), which may be left out (data == NULL). */
 ATTN_API attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
                                     attn_error *error);
 
@@ -154,7 +161,8 @@ ATTN_API attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t 
 
 /* Combines attention computed over disjoint chunks of keys, through their logsumexps (natural logarithm):
  *     lse = log(sum_n exp(lse_n)),  output = sum_n exp(lse_n - lse) * output_n
- * A part with lse = -inf is never read. outputs (parts, rows, dim) and lses (parts, rows) are contiguous. */
+ * A part with lse = -inf is never read. outputs (parts, rows, dim), of `dtype`, and lses (parts, rows) are
+ * contiguous. */
 ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows, ptrdiff_t dim,
                                        const void *const *outputs, const void *const *lses, void *output, void *lse,
                                        attn_error *error);
@@ -162,8 +170,8 @@ ATTN_API attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdif
 /* Activations, in this order: x, max(x, 0), x Phi(x), the same with tanh in Phi's place, x sigmoid(x), tanh(x). */
 typedef enum { ATTN_IDENTITY, ATTN_RELU, ATTN_GELU, ATTN_GELU_TANH, ATTN_SILU, ATTN_TANH } attn_activation;
 
-/* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. All arrays have one dtype,
- * ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
+/* Arguments of a linear layer, y = activation(x . weight^T + bias) * gate + residual. Zero-initialise what is left
+ * out. */
 typedef struct {
     attn_tensor x;              /* (..., inner) */
     attn_tensor weight;         /* (features, inner), read in place in either memory order */
@@ -177,7 +185,7 @@ typedef struct {
 ATTN_API attn_status attn_linear(const attn_linear_args *args, attn_tensor y, attn_error *error);
 
 /* Layer normalisation, (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis, or RMS normalisation,
- * the same with 0 for the mean. All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out. */
+ * the same with 0 for the mean. Zero-initialise what is left out. */
 typedef enum { ATTN_NORM_LAYER, ATTN_NORM_RMS } attn_norm;
 typedef struct {
     attn_norm kind;
@@ -195,8 +203,8 @@ ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_tensor sum,
  * out, but not scale. */
 typedef struct {
     attn_tensor ids;      /* (...), ATTN_I64, each a row of weight */
-    attn_tensor weight;   /* (num_embeddings, dim), ATTN_F32 or ATTN_F64, read in place */
-    attn_tensor residual; /* broadcast to (..., dim), of weight's dtype, read in place */
+    attn_tensor weight;   /* (num_embeddings, dim), read in place */
+    attn_tensor residual; /* broadcast to (..., dim), read in place */
     double scale;
     int num_threads;
 } attn_embedding_args;
@@ -204,8 +212,8 @@ typedef struct {
 /* Checks every rule on the arguments, every id among them; computes nothing. */
 ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error);
 
-/* Computes an embedding. y (..., dim), of weight's dtype, has a contiguous last axis, and may be residual. With scale 1
- * and without a residual, rows are copied bit for bit. */
+/* Computes an embedding. y (..., dim) has a contiguous last axis, and may be residual. With scale 1 and without a
+ * residual, rows are copied bit for bit to a y of weight's dtype. */
 ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error);
 
 /* Arguments of rotary position embedding: pairs (a, b) of a row's features become
@@ -215,7 +223,7 @@ ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_tensor
  * Pair n is the features (n, n + pairs), or (2n, 2n + 1) where `interleaved`; features after the first 2 * pairs stay
  * as they are. Zero-initialise what is left out. */
 typedef struct {
-    attn_tensor x;            /* (..., heads, length, dim), or (..., length, heads, dim); ATTN_F32 or ATTN_F64, with a
+    attn_tensor x;            /* (..., heads, length, dim), or (..., length, heads, dim), with a
                                * contiguous last axis. Heads are an axis of four axes or more, or in ATTN_LAYOUT_BSHD */
     attn_tensor inv_freq;     /* (pairs), ATTN_F64, contiguous */
     double scale;             /* 1, except for models that also scale the attention's temperature, such as YaRN */
@@ -238,7 +246,7 @@ ATTN_API attn_status attn_rotary(const attn_rotary_args *args, attn_tensor y, at
  *     q, k, v = query . q_weight^T + q_bias, ...      heads = attention(rope(q), rope(k), v)
  *     output = heads . out_weight^T + out_bias + residual
  *
- * All arrays but the masks and the lengths have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ * Zero-initialise what is left out.
  *
  * With attention.cache, query (batches, length, inner) attends to the cache. First k and v are appended to it, as by
  * attn_cache_append with cache_first and cache_count. If key is left out, nothing is appended, and value, k_weight and
@@ -273,8 +281,9 @@ ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_tensor
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
 
-/* The index of the largest element of each of `rows` contiguous rows; the k largest elements of each and their indices,
- * both (rows, k), largest first. NaN is larger than any number; equal elements are in order of their indices. */
+/* The index of the largest element of each of `rows` contiguous rows of float32 or float64; the k largest elements of
+ * each and their indices, both (rows, k), largest first. NaN is larger than any number; equal elements are in order of
+ * their indices. */
 ATTN_API attn_status attn_argmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, int64_t *indices,
                                  int num_threads, attn_error *error);
 ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t k, void *values,
@@ -286,7 +295,7 @@ ATTN_API attn_status attn_top_k(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, c
  *     hidden = activation(x . gate_weight^T + gate_bias) * (x . in_weight^T + in_bias)      with a gate, as in SwiGLU
  *     output = hidden . out_weight^T + out_bias + residual
  *
- * All arrays have one dtype, ATTN_F32 or ATTN_F64; zero-initialise what is left out.
+ * Zero-initialise what is left out.
  */
 typedef struct {
     attn_tensor x;                      /* (..., inner) */
@@ -311,7 +320,7 @@ typedef struct {
 } attn_norm_weights;
 
 typedef struct {
-    attn_tensor x;                   /* (..., length, features), with a contiguous last axis */
+    attn_tensor x;                   /* (..., length, features), float32 or float64, with a contiguous last axis */
     attn_tensor memory;              /* (..., memory length, memory features). data == NULL: no cross attention, unless
                                       * cross.attention.cache already holds the keys and values of memory */
     attn_multihead_args self, cross; /* their query, key, value and residual are ignored */

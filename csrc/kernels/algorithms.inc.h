@@ -5,6 +5,7 @@
 #include "norm.inc.h"
 #include "stream.inc.h"
 #include "square.inc.h"
+#include "elements.inc.h"
 #include "score.inc.h"
 #include "prepare.inc.h"
 #include "distance.inc.h"
@@ -12,10 +13,10 @@
 #include "activation.inc.h"
 #include "additive.inc.h"
 #include "softmax.inc.h"
+#include "decode.inc.h"
 #include "pack.inc.h"
 #include "value.inc.h"
 #include "gemm.inc.h"
-#include "decode.inc.h"
 #include "bias.inc.h"
 #include "dropout.inc.h"
 #include "state.inc.h"
@@ -31,6 +32,10 @@ static const attn_kernels K(kernels) = {
     .size = (int)sizeof(real),
     .decode_rows = LANES / 2 < ATTN_DECODE_ROWS ? LANES / 2 : ATTN_DECODE_ROWS,
     .gemv_rows = 4 * K(panel_rows) - 1,
+    .load_block = K(load_block),
+#if REAL_F32
+    .store_row = K(store_row),
+#endif
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
     .score_limited = K(score_limited),
@@ -41,7 +46,6 @@ static const attn_kernels K(kernels) = {
     .additive_block = K(additive_block),
     .softmax_block = K(softmax_block),
     .value_block = K(value_block),
-    .value_limited = K(value_limited),
     .finite_values = K(finite_values),
     .decode_scores = K(decode_scores),
     .decode_softmax = K(decode_softmax),

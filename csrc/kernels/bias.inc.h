@@ -1,6 +1,6 @@
-/* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is converted to real and multiplied by
- * log2(e) or by 1. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would see
- * no key.
+/* Reads a tile of a mask through its strides. bool becomes 0 or -inf; a float mask is converted to real and multiplied
+ * by log2(e) or by 1. A finite bias stays finite: finfo.min * log2(e) would become -inf, and a row of finfo.min would
+ * see no key.
  *
  * 1. A line, up to ATTN_BLOCK_KEYS elements of any dtype and step, becomes contiguous reals.
  * 2. LANES lines become rows of the prefill layout, transposed in registers. Contiguous rows of reals are not copied to
@@ -21,107 +21,17 @@ static inline vec K(bias_of)(vec x, vec times)
     return V(has_nan)(V(sub)(y, y)) ? K(bias_at_the_edge)(x, y) : y;
 }
 
-/* LANES elements as reals: float16, float32, float64. */
-static inline vec K(load_f16)(const char *p) { return V(load_f16)(p); }
-#if REAL_F32
-static inline vec K(load_f32)(const char *p) { return V(load)((const real *)(const void *)p); }
-static inline vf64 K(within)(vf64 x)
+/* A row of a mask, or a column of one, of any dtype: at most ATTN_BLOCK_KEYS elements; whole vectors are written. */
+static void K(bias_line)(attn_element dtype, int count, const char *mask, ptrdiff_t step, double times, real *bias)
 {
-    const vf64 least = vf64_splat(-(double)FLT_MAX), most = vf64_splat((double)FLT_MAX);
-    const vf64 low = vf64_splat(-(double)INFINITY), high = vf64_splat((double)INFINITY);
-    const vf64 y = vf64_select(vf64_lt(x, least), least, vf64_select(vf64_lt(most, x), most, x));
-    return vf64_select(vf64_eq(x, low), low, vf64_select(vf64_eq(x, high), high, y));
-}
-static inline vec K(load_f64)(const char *p) /* rounded; finite numbers stay finite */
-{
-    const double *at = (const double *)(const void *)p;
-    return vf32_narrow(K(within)(vf64_load(at)), K(within)(vf64_load(at + VF64_LANES)));
-}
-#else
-static inline vec K(load_f32)(const char *p) { return vf64_widen((const float *)(const void *)p); }
-static inline vec K(load_f64)(const char *p) { return V(load)((const real *)(const void *)p); }
-#endif
-
-static inline double K(double_of_long)(const char *p)
-{
-    long double x;
-    memcpy(&x, p, sizeof x);
-    const double y = (double)x; /* may overflow to inf for a finite x */
-    return isinf(y) && !isinf(x) ? (y < 0 ? -DBL_MAX : DBL_MAX) : y;
-}
-
-static inline ptrdiff_t K(mask_size)(attn_mask_dtype dtype)
-{
-    switch (dtype) {
-    case ATTN_MASK_BOOL:
-    case ATTN_MASK_BLOCKED: return 1;
-    case ATTN_MASK_F16: return 2;
-    case ATTN_MASK_F32: return 4;
-    case ATTN_MASK_F64: return 8;
-    case ATTN_MASK_LONG: break;
-    }
-    return (ptrdiff_t)sizeof(long double);
-}
-
-/* LANES elements as a bias. Every caller passes dtype as a constant. */
-ATTN_TEMPLATE vec K(bias_vector)(const attn_mask_dtype dtype, const char *at, vec times)
-{
-    const vec none = V(splat)(0), masked = V(splat)(-INFINITY);
-    if (dtype == ATTN_MASK_BOOL) return V(load_bool)(at);
-    if (dtype == ATTN_MASK_BLOCKED) return V(select)(V(eq)(V(load_bool)(at), none), masked, none);
-    return K(bias_of)(dtype == ATTN_MASK_F16   ? K(load_f16)(at)
-                      : dtype == ATTN_MASK_F32 ? K(load_f32)(at)
-                                               : K(load_f64)(at),
-                      times);
-}
-
-/* A contiguous line; writes whole vectors. */
-ATTN_TEMPLATE void K(bias_elements)(const attn_mask_dtype dtype, int count, const char *mask, vec times, real *bias)
-{
-    const ptrdiff_t size = K(mask_size)(dtype);
-    int n = 0;
-    for (; n + LANES <= count; n += LANES) V(store)(bias + n, K(bias_vector)(dtype, mask + n * size, times));
-    if (n == count) return;
-    char rest[LANES * sizeof(double)] = {0};
-    memcpy(rest, mask + n * size, (size_t)((count - n) * size));
-    V(store)(bias + n, K(bias_vector)(dtype, rest, times));
-}
-
-#define GATHER(type) for (int n = 0; n < count; n++) memcpy(to + n * sizeof(type), from + n * step, sizeof(type))
-static void K(gather)(ptrdiff_t size, int count, const char *from, ptrdiff_t step, char *to)
-{
-    switch (size) {
-    case 1: GATHER(char); break;
-    case 2: GATHER(uint16_t); break;
-    case 4: GATHER(float); break;
-    default: GATHER(double); break;
-    }
-}
-#undef GATHER
-
-/* A row of a mask, or a column of one, of any dtype; at most ATTN_BLOCK_KEYS elements, but whole vectors are written. */
-static void K(bias_line)(attn_mask_dtype dtype, int count, const char *mask, ptrdiff_t step, double times, real *bias)
-{
-    double copy[ATTN_BLOCK_KEYS];
+    K(load_rows)(dtype, 1, count, mask, 0, step, count, bias);
+    for (int n = count; n % LANES != 0; n++) bias[n] = 0;
     const vec factor = V(splat)((real)times);
-    if (dtype == ATTN_MASK_LONG) {
-        for (int n = 0; n < count; n++) copy[n] = K(double_of_long)(mask + n * step);
-        dtype = ATTN_MASK_F64;
-        mask = (const char *)copy;
-    } else if (step != K(mask_size)(dtype)) {
-        K(gather)(K(mask_size)(dtype), count, mask, step, (char *)copy);
-        mask = (const char *)copy;
-    }
-    switch (dtype) {
-    case ATTN_MASK_BOOL: K(bias_elements)(ATTN_MASK_BOOL, count, mask, factor, bias); break;
-    case ATTN_MASK_BLOCKED: K(bias_elements)(ATTN_MASK_BLOCKED, count, mask, factor, bias); break;
-    case ATTN_MASK_F16: K(bias_elements)(ATTN_MASK_F16, count, mask, factor, bias); break;
-    case ATTN_MASK_F32: K(bias_elements)(ATTN_MASK_F32, count, mask, factor, bias); break;
-    default: K(bias_elements)(ATTN_MASK_F64, count, mask, factor, bias); break;
-    }
+    for (int n = 0; !attn_is_bool(dtype) && n < count; n += LANES)
+        V(store)(bias + n, K(bias_of)(V(load)(bias + n), factor));
 }
 
-/* Lines into the prefill layout. Only rows that are not copied are still to be scaled; then keys is a multiple of LANES. */
+/* Lines into the prefill layout. Rows that are not copied must still be scaled: keys is a multiple of LANES then. */
 ATTN_TEMPLATE void K(bias_squares)(const int in_place, int keys, const real *const *line, double times, real *bias,
                                    ptrdiff_t key_out)
 {
@@ -139,10 +49,11 @@ ATTN_TEMPLATE void K(bias_squares)(const int in_place, int keys, const real *con
 }
 
 /* Rows into the prefill layout, LANES at a time. They are far apart, so those of the next key block are prefetched. */
-static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
-                         double times, real *bias, ptrdiff_t key_out)
+static void K(bias_rows)(attn_element dtype, int rows, int keys, const char *const *mask, ptrdiff_t step, double times,
+                         real *bias, ptrdiff_t key_out)
 {
-    const int contiguous = step == K(mask_size)(dtype), own = dtype == (REAL_F32 ? ATTN_MASK_F32 : ATTN_MASK_F64);
+    const int contiguous = step == K(element_size)(dtype),
+              own = dtype == (REAL_F32 ? ATTN_ELEMENT_F32 : ATTN_ELEMENT_F64);
     const int in_place = own && contiguous && keys % LANES == 0;
     real lines[LANES][ATTN_BLOCK_KEYS];
     for (int i = 0; i < rows; i += LANES) {
@@ -163,15 +74,15 @@ static void K(bias_rows)(attn_mask_dtype dtype, int rows, int keys, const char *
 }
 
 /* A transposed mask: the rows of a column follow one another, as in the prefill layout. */
-static void K(bias_columns)(attn_mask_dtype dtype, int rows, int keys, const char *mask, ptrdiff_t step, double times,
+static void K(bias_columns)(attn_element dtype, int rows, int keys, const char *mask, ptrdiff_t step, double times,
                             real *bias, ptrdiff_t key_out)
 {
     for (int n = 0; n < keys; n++)
-        K(bias_line)(dtype, rows, mask + n * step, K(mask_size)(dtype), times, bias + n * key_out);
+        K(bias_line)(dtype, rows, mask + n * step, K(element_size)(dtype), times, bias + n * key_out);
 }
 
 /* One row that all queries share: read once. */
-static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
+static void K(bias_broadcast)(attn_element dtype, int rows, int keys, const char *const *mask, ptrdiff_t step,
                               double times, real *bias, ptrdiff_t row_out, ptrdiff_t key_out)
 {
     real row[ATTN_BLOCK_KEYS];
@@ -184,7 +95,7 @@ static void K(bias_broadcast)(attn_mask_dtype dtype, int rows, int keys, const c
 }
 
 /* For contiguous bool rows, tests eight keys at a time whether all pairs are visible, or none. */
-static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask)
+static attn_tile_kind K(bool_kind)(attn_element dtype, int rows, int keys, const char *const *mask)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t differs = 0, any = 0;
@@ -203,7 +114,7 @@ static attn_tile_kind K(bool_kind)(attn_mask_dtype dtype, int rows, int keys, co
         }
     }
     if (differs != 0 && any != 0) return ATTN_TILE_MIXED;
-    return (any != 0) == (dtype == ATTN_MASK_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_MASKED;
+    return (any != 0) == (dtype == ATTN_ELEMENT_BOOL) ? ATTN_TILE_FREE : ATTN_TILE_MASKED;
 }
 
 /* The bytes from row to row, if they are the same for all rows, else 0. */
@@ -215,12 +126,12 @@ static ptrdiff_t K(row_step)(int rows, const char *const *mask)
     return step;
 }
 
-static attn_tile_kind K(bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
+static attn_tile_kind K(bias_tile)(attn_element dtype, int rows, int keys, const char *const *mask,
                                    ptrdiff_t key_stride_bytes, double times, void *bias, ptrdiff_t row_out,
                                    ptrdiff_t key_out)
 {
-    const int is_bool = dtype == ATTN_MASK_BOOL || dtype == ATTN_MASK_BLOCKED, prefill = row_out == 1;
-    const ptrdiff_t size = K(mask_size)(dtype);
+    const int is_bool = attn_is_bool(dtype), prefill = row_out == 1;
+    const ptrdiff_t size = K(element_size)(dtype);
     const int contiguous = key_stride_bytes == size, transposed = !contiguous && K(row_step)(rows, mask) == size;
     int same = rows > 1;
 

@@ -8,3 +8,5 @@
 #define REAL_MAX DBL_MAX
 #define REAL_MIN DBL_MIN
 #define REAL_F32 0
+#define OWN ATTN_ELEMENT_F64
+#define EACH_STORED(X) X(own, OWN)

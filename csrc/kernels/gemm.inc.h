@@ -3,16 +3,17 @@
  */
 
 /* R rows times G rows of the weight, for one vector of features. x has been read (`kept`), or has stride 8. */
-ATTN_TEMPLATE void K(gemv_vector)(const int R, const int G, const int keeps, const int whole, int count, const real *x,
-                                  const vec (*kept)[8], const real *weight, ptrdiff_t weight_stride, int begins,
-                                  real *part, ptrdiff_t stride)
+ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const int G, const int keeps,
+                                  const int whole, int count, const real *x, const vec (*kept)[8], const char *weight,
+                                  ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride)
 {
     vec sum[8];
     ATTN_UNROLL for (int r = 0; r < R; r++) sum[r] =
         begins ? V(splat)(0) : K(load_part)(whole, count, part + r * stride);
     ATTN_UNROLL for (int g = 0; g < G; g++)
     {
-        const vec w = K(load_part)(whole, count, weight + g * weight_stride);
+        const char *at = weight + g * weight_step;
+        const vec w = whole ? K(load_elements)(element, at) : K(load_first_elements)(element, at, count);
         ATTN_UNROLL for (int r = 0; r < R; r++) sum[r] =
             V(fma)(keeps ? kept[r][g] : V(splat)(x[8 * r + g]), w, sum[r]);
     }
@@ -21,11 +22,12 @@ ATTN_TEMPLATE void K(gemv_vector)(const int R, const int G, const int keeps, con
 
 /* The same for all features: the weight's rows are read side by side as G streams, and the unfinished sums wait in
  * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched. */
-ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, const int keeps, ptrdiff_t features, const real *x,
-                                 ptrdiff_t x_stride, const real *weight, ptrdiff_t weight_stride, int begins,
-                                 real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead, int lines)
+ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int keeps,
+                                 ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
+                                 ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride,
+                                 K(prefetch_cursor) * ahead, int lines)
 {
-    const ptrdiff_t head = K(before_line)(weight, weight_stride, features);
+    const ptrdiff_t size = K(element_size)(element), head = K(before_line)(size, weight, weight_step, features);
     K(prefetch_cursor) cursor = *ahead;
     vec kept[4][8];
     if (keeps)
@@ -33,7 +35,8 @@ ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, const int keeps, ptrd
             ATTN_UNROLL for (int g = 0; g < G; g++) kept[r][g] = V(splat)(x[r * x_stride + g]);
     ptrdiff_t n = head;
 #define VECTOR(WHOLE, COUNT, AT)                                                                                       \
-    K(gemv_vector)(R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT), weight_stride, begins, part + (AT), stride)
+    K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, begins,         \
+                   part + (AT), stride)
     if (head > 0) VECTOR(0, (int)head, 0);
     for (; n + LANES <= features; n += LANES) {
         for (int l = 0; l < lines; l++) K(fetch_lines)(&cursor, 1);
@@ -44,44 +47,47 @@ ATTN_TEMPLATE void K(gemv_strip)(const int R, const int G, const int keeps, ptrd
     *ahead = cursor;
 }
 
-/* Separate functions, so that the compiler allocates registers for each of them alone. */
-typedef void K(gemv_rows)(int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const real *weight,
-                          ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride,
-                          K(prefetch_cursor) * ahead, int lines);
-#define GEMV_ROWS(NAME, R, KEEPS)                                                                                      \
-    static __attribute__((noinline)) void K(NAME##R)(                                                                  \
-        int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const real *weight,                        \
-        ptrdiff_t weight_stride, int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead, int lines)      \
+typedef void K(gemv_rows)(int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
+                          ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead,
+                          int lines);
+#define GEMV_ROWS(NAME, ELEMENT, R, KEEPS)                                                                             \
+    ATTN_SEPARATE void K(NAME##_##R)(                                                                                  \
+        int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight, ptrdiff_t weight_step, \
+        int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead, int lines)                               \
     {                                                                                                                  \
         if (streams == 8)                                                                                              \
-            K(gemv_strip)(R, 8, KEEPS, features, x, x_stride, weight, weight_stride, begins, part, stride, ahead,      \
-                          lines);                                                                                      \
+            K(gemv_strip)(ELEMENT, R, 8, KEEPS, features, x, x_stride, weight, weight_step, begins, part, stride,      \
+                          ahead, lines);                                                                               \
         else                                                                                                           \
             for (int n = 0; n < streams; n++)                                                                          \
-                K(gemv_strip)(R, 1, KEEPS, features, x + n, x_stride, weight + n * weight_stride, weight_stride,       \
+                K(gemv_strip)(ELEMENT, R, 1, KEEPS, features, x + n, x_stride, weight + n * weight_step, weight_step,  \
                               begins && n == 0, part, stride, ahead, 0);                                               \
     }
-GEMV_ROWS(gemv_kept_, 1, 1)
-GEMV_ROWS(gemv_kept_, 2, 1)
-GEMV_ROWS(gemv_kept_, 3, 1)
-GEMV_ROWS(gemv_kept_, 4, 1)
-GEMV_ROWS(gemv_read_, 3, 0)
-GEMV_ROWS(gemv_read_, 4, 0)
-GEMV_ROWS(gemv_read_, 5, 0)
-GEMV_ROWS(gemv_read_, 6, 0)
-GEMV_ROWS(gemv_read_, 7, 0)
-GEMV_ROWS(gemv_read_, 8, 0)
+GEMV_ROWS(gemv_read, OWN, 3, 0)
+GEMV_ROWS(gemv_read, OWN, 4, 0)
+GEMV_ROWS(gemv_read, OWN, 5, 0)
+GEMV_ROWS(gemv_read, OWN, 6, 0)
+GEMV_ROWS(gemv_read, OWN, 7, 0)
+GEMV_ROWS(gemv_read, OWN, 8, 0)
+#define KEPT(NAME, ELEMENT)                                                                                            \
+    GEMV_ROWS(gemv_##NAME, ELEMENT, 1, 1)                                                                              \
+    GEMV_ROWS(gemv_##NAME, ELEMENT, 2, 1)                                                                              \
+    GEMV_ROWS(gemv_##NAME, ELEMENT, 3, 1)                                                                              \
+    GEMV_ROWS(gemv_##NAME, ELEMENT, 4, 1)
+EACH_STORED(KEPT)
+#undef KEPT
 #undef GEMV_ROWS
 
 /* Whole vectors of up to eight, whose sums stay in registers; returns the number of features. */
-static ptrdiff_t K(gemv_narrow)(int rows, int inner, ptrdiff_t features, const real *x, ptrdiff_t x_stride,
-                                const real *weight, ptrdiff_t weight_stride, int begins, real *out,
+static ptrdiff_t K(gemv_narrow)(attn_element element, int rows, int inner, ptrdiff_t features, const real *x,
+                                ptrdiff_t x_stride, const void *weight, ptrdiff_t weight_stride, int begins, real *out,
                                 ptrdiff_t out_stride)
 {
     static const real ones[ATTN_MAX_WIDTH] = {[0 ... ATTN_MAX_WIDTH - 1] = 1}; /* no earlier sum is scaled */
     const int vectors = (int)(features / LANES);
     if (features > 8 * LANES || vectors == 0) return 0;
-    K(value_block)(rows, inner, vectors, x, x_stride, 1, weight, weight_stride, ones, begins, out, out_stride);
+    K(value_block)(element, rows, inner, vectors, x, x_stride, 1, NULL, NULL, weight, weight_stride, ones, begins, out,
+                   out_stride);
     return (ptrdiff_t)vectors * LANES;
 }
 
@@ -90,33 +96,39 @@ static ptrdiff_t K(gemv_narrow)(int rows, int inner, ptrdiff_t features, const r
  * With more than two rows the hardware prefetcher leaves the memory idle while sums are added up. If the weight comes
  * from memory (`fetch`), they prefetch the next strip meanwhile, in memory's order; and where registers suffice, up to
  * eight rows read the weight once: at 31 GB/s in place of 18 (Zen 5). */
-static void K(gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride, const void *weight,
-                    ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out, ptrdiff_t out_stride)
+static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
+                    const void *weight, ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out,
+                    ptrdiff_t out_stride)
 {
-    static K(gemv_rows) *const kept[] = {K(gemv_kept_1), K(gemv_kept_2), K(gemv_kept_3), K(gemv_kept_4)};
+#define KEPT(NAME, ELEMENT) {K(gemv_##NAME##_1), K(gemv_##NAME##_2), K(gemv_##NAME##_3), K(gemv_##NAME##_4)},
+    static K(gemv_rows) *const keeping[][4] = {EACH_STORED(KEPT)};
+#undef KEPT
     static K(gemv_rows) *const read[] = {K(gemv_read_3), K(gemv_read_4), K(gemv_read_5),
                                          K(gemv_read_6), K(gemv_read_7), K(gemv_read_8)};
+    K(gemv_rows) *const *kept = keeping[K(stored)(element)];
+    const ptrdiff_t size = K(element_size)(element), step = weight_stride * size;
     const ptrdiff_t done =
-        K(gemv_narrow)(rows, inner, features, x, x_stride, weight, weight_stride, begins, out, out_stride);
+        K(gemv_narrow)(element, rows, inner, features, x, x_stride, weight, weight_stride, begins, out, out_stride);
     if (done == features) return;
-    weight = (const real *)weight + done;
+    weight = (const char *)weight + done * size;
     out = (real *)out + done;
     features -= done;
-    const int fetches = fetch && rows > 2, reads = VEC_ACCUMULATORS >= 24 && fetches && rows <= 8;
-    const int groups = reads ? 1 : (rows + 3) / 4, lines = fetches ? (8 * LANES / K(line) + groups - 1) / groups : 0;
+    const int fetches = fetch && rows > 2, reads = VEC_ACCUMULATORS >= 24 && element == OWN && fetches && rows <= 8;
+    const int groups = reads ? 1 : (rows + 3) / 4, some_lines = (int)(8 * LANES * size) / 64;
+    const int lines = fetches ? (some_lines + groups - 1) / groups : 0;
     real near[8][8]; /* rows of x that are read again and again would be in each other's way in the L1 cache */
     for (int n = 0; n < inner; n += 8) {
         const int streams = inner - n < 8 ? inner - n : 8;
-        const real *at = (const real *)weight + n * weight_stride;
-        K(prefetch_cursor) ahead = K(rows_from)(at + 8 * weight_stride, weight_stride, features);
+        const char *at = (const char *)weight + n * step;
+        K(prefetch_cursor) ahead = K(rows_from)(at + 8 * step, step, features * size);
         for (int g = 0; g < groups; g++) {
             const int i = rows * g / groups, some = rows * (g + 1) / groups - i;
             const real *from = (const real *)x + i * x_stride + n;
             if (reads)
                 for (int r = 0; r < some; r++) memcpy(near[r], from + r * x_stride, (size_t)streams * sizeof(real));
             (reads ? read[some - 3] : kept[some - 1])(streams, features, reads ? near[0] : from, x_stride, at,
-                                                      weight_stride, n == 0, (real *)part + i * out_stride, out_stride,
-                                                      &ahead, lines);
+                                                      step, n == 0, (real *)part + i * out_stride, out_stride, &ahead,
+                                                      lines);
         }
     }
     for (int i = 0; i < rows; i++)
@@ -127,35 +139,66 @@ static void K(gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrd
         }
 }
 
-/* A packed tile: as many rows at a time as fit in the registers, then the rest. */
+/* N rows times a packed panel; PACKS vectors of another tile are packed for each inner element meanwhile. */
+#define TILE(N, ELEMENT, PACKS, PACKER)                                                                                \
+    K(value_tile)(OWN, (N), K(panel_vectors), inner, 0, x + i * x_stride, x_stride, 1, (const char *)packed,           \
+                  K(panel) * (ptrdiff_t)sizeof(real), K(no_scale), begins, out + i * out_stride, out_stride,           \
+                  (ELEMENT), (PACKS), (PACKER))
+static const real K(no_scale)[8] = {1, 1, 1, 1, 1, 1, 1, 1}; /* of earlier sums */
+
+/* Rows of a panel from i on: as many at a time as fit in the registers, then the rest. */
+ATTN_SEPARATE void K(gemm_panel)(int i, int rows, int inner, const real *packed, const real *x, ptrdiff_t x_stride,
+                                 int begins, real *out, ptrdiff_t out_stride)
+{
+    enum { R = K(panel_rows) };
+    for (; i + R <= rows; i += R) TILE(R, OWN, 0, NULL);
+    if (R > 4)
+        for (; i + 4 <= rows; i += 4) TILE(4, OWN, 0, NULL);
+    for (; i + 2 <= rows; i += 2) TILE(2, OWN, 0, NULL);
+    for (; i < rows; i++) TILE(1, OWN, 0, NULL);
+}
+
+/* A packed tile. Its first rows pack the next one meanwhile. */
+ATTN_TEMPLATE void K(gemm_tile)(const attn_element element, int rows, const attn_tile *tile, const real *x,
+                                ptrdiff_t x_stride, const attn_tile *next, int begins, real *to, ptrdiff_t out_stride)
+{
+    enum { R = K(panel_rows) };
+    const int inner = tile->inner, panels = (tile->features + K(panel) - 1) / K(panel);
+    K(packer) packer = K(begin_packing)(next);
+    const ptrdiff_t steps = (ptrdiff_t)(rows / R) * panels * inner; /* of whole register tiles */
+    const int packs = packer.left <= steps ? 1 : 2;
+    for (int c = 0; c < panels; c++) {
+        const real *const packed = (const real *)tile->packed + (ptrdiff_t)c * K(panel) * inner;
+        real *const out = to + c * K(panel);
+        int i = 0;
+        for (; i + R <= rows && packer.left >= packs * inner; i += R) {
+            if (packs == 1)
+                TILE(R, element, 1, &packer);
+            else
+                TILE(R, element, 2, &packer);
+        }
+        if (i < rows) K(gemm_panel)(i, rows, inner, packed, x, x_stride, begins, out, out_stride);
+    }
+    K(finish_packing)(element, next, &packer);
+}
+#undef TILE
+
+typedef void K(gemm_of)(int rows, const attn_tile *tile, const real *x, ptrdiff_t x_stride, const attn_tile *next,
+                        int begins, real *out, ptrdiff_t out_stride);
+#define GEMM(NAME, ELEMENT)                                                                                            \
+    ATTN_SEPARATE void K(gemm_##NAME)(int rows, const attn_tile *tile, const real *x, ptrdiff_t x_stride,              \
+                                      const attn_tile *next, int begins, real *out, ptrdiff_t out_stride)              \
+    {                                                                                                                  \
+        K(gemm_tile)(ELEMENT, rows, tile, x, x_stride, next, begins, out, out_stride);                                 \
+    }
+EACH_STORED(GEMM)
+#undef GEMM
+
 static void K(gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_stride, const attn_tile *next,
                     int begins, void *out, ptrdiff_t out_stride)
 {
-    enum { J = K(panel_vectors), R = K(panel_rows) };
-    static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1}; /* no earlier sum is scaled */
-    const int panels = (tile->features + K(panel) - 1) / K(panel);
-    K(packer) packer = K(begin_packing)(next);
-    const ptrdiff_t steps = (ptrdiff_t)(rows / R) * panels * tile->inner; /* of whole register tiles */
-    const int packs = packer.left <= steps ? 1 : 2;
-#define TILE(N, PACKS)                                                                                                 \
-    K(value_tile)((N), J, tile->inner, 0, (const real *)x + i * x_stride, x_stride, 1,                                 \
-                  (const real *)tile->packed + (ptrdiff_t)c * K(panel) * tile->inner, K(panel), ones, begins,          \
-                  (real *)out + i * out_stride + c * K(panel), out_stride, (PACKS), &packer)
-    for (int c = 0; c < panels; c++) {
-        int i = 0;
-        for (; i + R <= rows; i += R) {
-            if (packer.left < packs * tile->inner)
-                TILE(R, 0);
-            else if (packs == 1)
-                TILE(R, 1);
-            else
-                TILE(R, 2);
-        }
-        if (R > 4)
-            for (; i + 4 <= rows; i += 4) TILE(4, 0);
-        for (; i + 2 <= rows; i += 2) TILE(2, 0);
-        for (; i < rows; i++) TILE(1, 0);
-    }
-#undef TILE
-    K(finish_packing)(next, &packer);
+#define GEMM(NAME, ELEMENT) K(gemm_##NAME),
+    static K(gemm_of) *const gemms[] = {EACH_STORED(GEMM)};
+#undef GEMM
+    gemms[K(stored)(tile->element)](rows, tile, x, x_stride, next, begins, out, out_stride);
 }

@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "gather.h"
+
 enum {
     ATTN_BLOCK_KEYS = 64,
     ATTN_CHUNK_KEYS = 512,
@@ -26,21 +28,28 @@ enum {
     ATTN_PRODUCT_LIMIT = 32,  /* distances: pairs with larger norms take the direct form (distance.inc.h) */
     ATTN_VECTORS = 3,         /* vectors of queries in a full query block */
     ATTN_MAX_WIDTH = 48,      /* lanes of a full query block, at most */
-    ATTN_DECODE_ROWS = 8      /* most rows in the decode layout */
+    ATTN_DECODE_ROWS = 8,     /* most rows in the decode layout */
+    ATTN_ROWS_AHEAD = 24      /* prefetches of keys and values, which may be past the end of an array */
 };
 
 /* Whether rows `stride` bytes apart fall into the same few sets of the L1 cache. */
 static inline int attn_aliases(ptrdiff_t stride) { return stride != 0 && stride % 2048 == 0; }
 
-/* Storage type of a mask. A nonzero byte means attend (BOOL) or the opposite (BLOCKED). */
+/* What an array holds. A nonzero byte of a mask means attend (BOOL) or the opposite (BLOCKED). */
 typedef enum {
-    ATTN_MASK_BOOL,
-    ATTN_MASK_F16,
-    ATTN_MASK_F32,
-    ATTN_MASK_F64,
-    ATTN_MASK_LONG,
-    ATTN_MASK_BLOCKED
-} attn_mask_dtype;
+    ATTN_ELEMENT_BOOL,
+    ATTN_ELEMENT_F16,
+    ATTN_ELEMENT_BF16,
+    ATTN_ELEMENT_F32,
+    ATTN_ELEMENT_F64,
+    ATTN_ELEMENT_LONG,
+    ATTN_ELEMENT_BLOCKED = 16 /* those before are attn_dtype's */
+} attn_element;
+
+static inline int attn_is_bool(attn_element element)
+{
+    return element == ATTN_ELEMENT_BOOL || element == ATTN_ELEMENT_BLOCKED;
+}
 
 /* bias_tile's result: no pair of the tile is masked, all are, or the bias decides. */
 typedef enum { ATTN_TILE_FREE, ATTN_TILE_MASKED, ATTN_TILE_MIXED } attn_tile_kind;
@@ -75,6 +84,7 @@ typedef struct {
  * ATTN_TILE_FEATURES reals at most. */
 typedef struct {
     const void *weight;
+    attn_element element;
     ptrdiff_t stride;
     int inner, features;
     void *packed;
@@ -91,6 +101,13 @@ typedef struct {
     int size;        /* bytes of a real */
     int decode_rows; /* most rows for which the decode layout is faster */
     int gemv_rows;   /* most rows for which gemv is faster than gemm, on a weight from memory */
+
+    /* to (rows, padded) = a block of elements of any dtype and strides, in bytes; columns past `columns` become 0. */
+    void (*load_block)(attn_element element, int rows, ptrdiff_t columns, const char *from, ptrdiff_t row_step,
+                       ptrdiff_t column_step, ptrdiff_t padded, void *to);
+
+    /* Rounds contiguous reals to float16 or bfloat16: float kernels alone. */
+    void (*store_row)(attn_element element, ptrdiff_t count, const void *from, void *to);
 
     /* packed (head_dim, vectors * lanes) = query[i][d] * factor, transposed; lanes past `rows` are zero. */
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
@@ -134,16 +151,13 @@ typedef struct {
                           void *correction);
 
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
-     * weight(i, j) = weights[i * row_stride + j * key_stride]. `begins`: out held nothing before. */
-    void (*value_block)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                        ptrdiff_t key_stride, const void *value, ptrdiff_t value_stride, const void *correction,
-                        int begins, void *out, ptrdiff_t out_stride);
-
-    /* The same, where a weight is 0 outside [first, last) of its row. */
-    void (*value_limited)(int rows, int keys, int vectors, const void *weights, ptrdiff_t row_stride,
-                          ptrdiff_t key_stride, const int32_t *first, const int32_t *last, const void *value,
-                          ptrdiff_t value_stride, const void *correction, int begins, void *out,
-                          ptrdiff_t out_stride);
+     * weight(i, j) = weights[i * row_stride + j * key_stride], which is 0 outside [first, last) of its row unless first
+     * is NULL. `begins`: out held nothing before. value holds reals or, in the kernels of float, halves; so do the keys
+     * of decode_scores and the weight of gemv. */
+    void (*value_block)(attn_element element, int rows, int keys, int vectors, const void *weights,
+                        ptrdiff_t row_stride, ptrdiff_t key_stride, const int32_t *first, const int32_t *last,
+                        const void *value, ptrdiff_t value_stride, const void *correction, int begins, void *out,
+                        ptrdiff_t out_stride);
 
     /* copy (keys, vectors * lanes) = value * factor, a power of two that is at most 1, with a zero of the same sign in
      * place of NaN and infinities. Returns a bit for each key that has some. copy may be value. */
@@ -152,13 +166,14 @@ typedef struct {
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
      * `next` is the block to prefetch. `far`: keys probably come from memory. */
-    void (*decode_scores)(int rows, int keys, ptrdiff_t head_dim, const void *queries, ptrdiff_t query_stride,
-                          const void *key, ptrdiff_t key_stride, const void *next, int far, void *scores);
+    void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
+                          ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next, int far,
+                          void *scores);
     void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
                            void *scores, attn_state *state, void *correction);
 
     /* Reads a mask tile, times `times`, log2(e) or 1. Row i and key j go to bias[j * key_out + i * row_out]. */
-    attn_tile_kind (*bias_tile)(attn_mask_dtype dtype, int rows, int keys, const char *const *mask,
+    attn_tile_kind (*bias_tile)(attn_element dtype, int rows, int keys, const char *const *mask,
                                 ptrdiff_t key_stride_bytes, double times, void *bias, ptrdiff_t row_out,
                                 ptrdiff_t key_out);
 
@@ -211,8 +226,9 @@ typedef struct {
      * gemv reads the weight in place, in memory's order; `fetch`: it is probably not in the cache. `part` is scratch
      * memory of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
-    void (*gemv)(int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride, const void *weight,
-                 ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out, ptrdiff_t out_stride);
+    void (*gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
+                 const void *weight, ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out,
+                 ptrdiff_t out_stride);
     void (*pack_tile)(const attn_tile *tile);
     void (*gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_stride, const attn_tile *next, int begins,
                  void *out, ptrdiff_t out_stride);
@@ -222,10 +238,8 @@ typedef struct {
     void (*norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
                      const void *bias, double epsilon, void *sum, void *y);
 
-    /* y = x * scale + residual, over n reals; x_step and residual_step are strides in reals. residual may be NULL. y
-     * may be residual, or x if x_step is 1. */
-    void (*scale_row)(ptrdiff_t n, const void *x, ptrdiff_t x_step, double scale, const void *residual,
-                      ptrdiff_t residual_step, void *y);
+    /* y = x * scale + residual, over n reals. residual may be NULL. y may be residual or x. */
+    void (*scale_row)(ptrdiff_t n, const void *x, double scale, const void *residual, void *y);
 
     /* Writes the cosines, then the sines, of the angles base + step, which are each given as (2, pairs): cosines,
      * sines. Interleaved, each value is repeated, and the first of two sines is negated. */
@@ -256,6 +270,12 @@ typedef struct {
     double (*fma_rounds)(ptrdiff_t rounds, void *sink);
     void (*read_array)(ptrdiff_t n, const void *x, void *sink);
 } attn_kernels;
+
+/* The reals that kernels compute with. */
+static inline attn_element attn_reals(const attn_kernels *k)
+{
+    return k->size == 4 ? ATTN_ELEMENT_F32 : ATTN_ELEMENT_F64;
+}
 
 typedef struct {
     const char *name;

@@ -79,7 +79,7 @@ static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const v
     real mean = centred ? K(mean_of)(0, n, in, 0) : 0, variance = K(mean_of)(1, n, in, mean);
     if (!(variance <= REAL_MAX)) { /* overflow: repeat with x scaled down, stored in y */
         const double factor = REAL_F32 ? 0x1p-80 : 0x1p-600;
-        K(scale_row)(n, in, 1, factor, NULL, 0, y);
+        K(scale_row)(n, in, factor, NULL, y);
         in = y;
         mean = centred ? K(mean_of)(0, n, in, 0) : 0;
         variance = K(mean_of)(1, n, in, mean);

@@ -17,9 +17,9 @@ enum {
 
 /* A cursor over the vectors of a whole tile, in memory's order. */
 typedef struct {
-    const real *from;
+    const char *from;
     real *to;
-    ptrdiff_t stride, panel_step, left; /* left: vectors */
+    ptrdiff_t step, panel_step, left; /* step: in bytes; left: vectors */
     int column, features;
 } K(packer);
 
@@ -29,26 +29,27 @@ static inline K(packer) K(begin_packing)(const attn_tile *tile)
     if (tile == NULL || tile->features % K(panel) != 0) return p;
     return (K(packer)){.from = tile->weight,
                        .to = tile->packed,
-                       .stride = tile->stride,
+                       .step = tile->stride * K(element_size)(tile->element),
                        .panel_step = (ptrdiff_t)tile->inner * K(panel),
                        .features = tile->features,
                        .left = tile->inner * (tile->features / LANES)};
 }
 
-ATTN_TEMPLATE void K(pack_vectors)(const int count, K(packer) * p)
+ATTN_TEMPLATE void K(pack_vectors)(const attn_element element, const int count, K(packer) * p)
 {
+    const ptrdiff_t size = K(element_size)(element);
     ATTN_UNROLL for (int n = 0; n < count; n++)
     {
-        V(store)(p->to, V(load)(p->from));
-        __builtin_prefetch(p->from + K(pack_ahead) * p->stride);
-        p->from += LANES;
+        V(store)(p->to, K(load_elements)(element, p->from));
+        __builtin_prefetch(p->from + K(pack_ahead) * p->step);
+        p->from += LANES * size;
         p->to += LANES;
         p->column += LANES;
         if (p->column % K(panel) == 0) p->to += p->panel_step - K(panel);
         if (p->column == p->features) {
             p->column = 0;
-            p->from += p->stride - p->features;
-            __builtin_prefetch(p->from + (K(pack_ahead) - 1) * p->stride + p->features - 1);
+            p->from += p->step - p->features * size;
+            __builtin_prefetch(p->from + (K(pack_ahead) - 1) * p->step + (p->features - 1) * size);
             p->to += K(panel) - p->features / K(panel) * p->panel_step;
         }
     }
@@ -58,24 +59,31 @@ ATTN_TEMPLATE void K(pack_vectors)(const int count, K(packer) * p)
 /* A tile of fewer features: its last panel ends with zeros. */
 static void K(pack_edge)(const attn_tile *tile)
 {
+    const ptrdiff_t size = K(element_size)(tile->element);
     for (int n = 0; n < tile->inner; n++)
-        for (int c = 0; c < tile->features; c += K(panel))
-            for (int j = 0; j < K(panel); j += LANES) {
-                const int left = tile->features - c - j, count = left < 0 ? 0 : left < LANES ? left : LANES;
-                V(store)((real *)tile->packed + (ptrdiff_t)c * tile->inner + n * K(panel) + j,
-                         V(load_first)((const real *)tile->weight + n * tile->stride + (count > 0 ? c + j : 0), count));
-            }
+        for (int c = 0; c < tile->features; c += K(panel)) {
+            const int left = tile->features - c, count = left < K(panel) ? left : K(panel);
+            real *to = (real *)tile->packed + (ptrdiff_t)c * tile->inner + n * K(panel);
+            const char *from = (const char *)tile->weight + (n * tile->stride + c) * size;
+            K(load_rows)(tile->element, 1, count, from, 0, size, K(panel), to);
+        }
 }
 
 /* Packs what is left of a tile. */
-static void K(finish_packing)(const attn_tile *tile, K(packer) * p)
+ATTN_TEMPLATE void K(finish_packing)(const attn_element element, const attn_tile *tile, K(packer) * p)
 {
-    while (p->left > 0) K(pack_vectors)(1, p);
+    while (p->left > 0) K(pack_vectors)(element, 1, p);
     if (tile != NULL && tile->features % K(panel) != 0) K(pack_edge)(tile);
 }
 
 static void K(pack_tile)(const attn_tile *tile)
 {
     K(packer) p = K(begin_packing)(tile);
-    K(finish_packing)(tile, &p);
+    switch (tile->element) {
+#define PACK(NAME, ELEMENT)                                                                                            \
+    case ELEMENT: K(finish_packing)(ELEMENT, tile, &p); break;
+        EACH_STORED(PACK)
+#undef PACK
+    default: break;
+    }
 }

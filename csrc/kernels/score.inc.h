@@ -82,7 +82,9 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
                                  const real *packed, const real *key, ptrdiff_t key_stride, const real *bias,
                                  const K(lane_limits) * limits, int from, real *scores, vec *best)
 {
-    K(prefetch_cursor) cursor = K(rows_from)(key + K(rows_ahead) * key_stride, key_stride, features);
+    K(prefetch_cursor) cursor =
+        K(rows_from)((const char *)(key + ATTN_ROWS_AHEAD * key_stride), key_stride * (ptrdiff_t)sizeof(real),
+                     features * (ptrdiff_t)sizeof(real));
     vec acc[8][ATTN_VECTORS];
 
     ATTN_UNROLL for (int r = 0; r < R; r++)

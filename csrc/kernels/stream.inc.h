@@ -6,10 +6,10 @@
  * fill buffers. Addresses may be past the end of an array, which is harmless: nothing is read.
  */
 
-enum { K(rows_ahead) = 24, K(line) = 64 / sizeof(real) };
+enum { K(line) = 64 / sizeof(real) };
 
-/* Address of row n of a block; `next` follows its last row. */
-static inline const real *K(row_of)(const real *block, const real *next, int n, ptrdiff_t stride)
+/* Address of row n of a block; `next` follows its last row. Strides and columns are in bytes. */
+static inline const char *K(row_of)(const char *block, const char *next, int n, ptrdiff_t stride)
 {
     return n < ATTN_BLOCK_KEYS ? block + n * stride : next + (n - ATTN_BLOCK_KEYS) * stride;
 }
@@ -21,22 +21,21 @@ typedef struct {
 } K(prefetch_cursor);
 
 /* Starts a cursor at `row`, over `columns` of each row. */
-static inline K(prefetch_cursor) K(rows_from)(const real *row, ptrdiff_t stride, ptrdiff_t columns)
+static inline K(prefetch_cursor) K(rows_from)(const char *row, ptrdiff_t stride, ptrdiff_t columns)
 {
-    return (K(prefetch_cursor)){(const char *)row, stride == columns ? PTRDIFF_MAX : columns * (ptrdiff_t)sizeof(real),
-                                stride * (ptrdiff_t)sizeof(real), 0};
+    return (K(prefetch_cursor)){row, stride == columns ? PTRDIFF_MAX : columns, stride, 0};
 }
 
 /* Starts a cursor some rows ahead of row n and of those processed with it. Contiguous rows count as one long row up to
  * the end of the block, and as another one from `next` on, so that as many bytes are prefetched as are read. */
 static inline K(prefetch_cursor)
-    K(rows_ahead_of)(const real *block, const real *next, int n, ptrdiff_t stride, ptrdiff_t columns, int nr)
+    K(rows_ahead_of)(const char *block, const char *next, int n, ptrdiff_t stride, ptrdiff_t columns, int nr)
 {
-    const int first = n + (nr + 8 < K(rows_ahead) ? K(rows_ahead) : nr + 8);
+    const int first = n + (nr + 8 < ATTN_ROWS_AHEAD ? ATTN_ROWS_AHEAD : nr + 8);
     K(prefetch_cursor) cursor = K(rows_from)(K(row_of)(block, next, first, stride), stride, columns);
     if (stride == columns && first < ATTN_BLOCK_KEYS) {
-        cursor.row_bytes = (ATTN_BLOCK_KEYS - first) * stride * (ptrdiff_t)sizeof(real);
-        cursor.to_next_row = (const char *)next - cursor.at;
+        cursor.row_bytes = (ATTN_BLOCK_KEYS - first) * stride;
+        cursor.to_next_row = next - cursor.at;
     }
     return cursor;
 }

@@ -13,11 +13,13 @@
 #define ATTN_TARGET_BEGIN(features) \
     ATTN_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define ATTN_TARGET_END _Pragma("clang attribute pop")
+#define ATTN_SEPARATE static __attribute__((noinline))
 #define ATTN_UNROLL _Pragma("clang loop unroll(full)")
 #define ATTN_UNROLL_SOME _Pragma("clang loop unroll_count(8)")
 #else
 #define ATTN_TARGET_BEGIN(features) _Pragma("GCC push_options") ATTN_PRAGMA(GCC target(features))
 #define ATTN_TARGET_END _Pragma("GCC pop_options")
+#define ATTN_SEPARATE static __attribute__((noinline, noclone))
 #define ATTN_UNROLL _Pragma("GCC unroll 32")
 #define ATTN_UNROLL_SOME _Pragma("GCC unroll 8")
 #endif
@@ -28,5 +30,7 @@
 
 /* A template: every caller passes its sizes as constants, so that loops over them are unrolled. */
 #define ATTN_TEMPLATE static inline __attribute__((always_inline))
+
+/* ATTN_SEPARATE: a function for which the compiler allocates registers alone. */
 
 #endif

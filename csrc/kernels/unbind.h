@@ -7,3 +7,5 @@
 #undef REAL_MAX
 #undef REAL_MIN
 #undef REAL_F32
+#undef OWN
+#undef EACH_STORED

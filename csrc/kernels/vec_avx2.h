@@ -82,6 +82,50 @@ static inline vf64 vf64_load_f16(const char *p)
 {
     return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
+static inline vf32 vf32_load_bf16(const char *p)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+static inline vf64 vf64_load_bf16(const char *p)
+{
+    const __m128i wide = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(wide, 16)));
+}
+/* Those of the pairs of halves in 32 bits that come first in memory, and those that come second. */
+static inline vf32 vf32_low_f16(__m256i low)
+{
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+}
+static inline vf32 vf32_even_f16(vf32 pairs)
+{
+    return vf32_low_f16(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(0xffff)));
+}
+static inline vf32 vf32_odd_f16(vf32 pairs) { return vf32_low_f16(_mm256_srli_epi32(_mm256_castps_si256(pairs), 16)); }
+static inline vf32 vf32_even_bf16(vf32 pairs)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+static inline vf32 vf32_odd_bf16(vf32 pairs)
+{
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32((int)0xffff0000)));
+}
+/* Rounded to nearest, ties to even. */
+static inline void vf32_store_f16(char *p, vf32 a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline void vf32_store_bf16(char *p, vf32 a)
+{
+    const __m256i bits = _mm256_castps_si256(a), one = _mm256_set1_epi32(1), quiet = _mm256_set1_epi32(1 << 22);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one);
+    const __m256i near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(near, _mm256_or_si256(bits, quiet), nan), 16);
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(halves));
+}
 static inline vf64 vf64_widen(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 /* Both, rounded. */
 static inline vf32 vf32_narrow(vf64 low, vf64 high)

@@ -64,6 +64,47 @@ static inline vf64 vf64_load_f16(const char *p)
 {
     return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)));
 }
+static inline vf32 vf32_load_bf16(const char *p)
+{
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline vf64 vf64_load_bf16(const char *p)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+}
+/* Those of the pairs of halves in 32 bits that come first in memory, and those that come second. */
+static inline vf32 vf32_even_f16(vf32 pairs)
+{
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(pairs)));
+}
+static inline vf32 vf32_odd_f16(vf32 pairs)
+{
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(pairs), 16)));
+}
+static inline vf32 vf32_even_bf16(vf32 pairs)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+static inline vf32 vf32_odd_bf16(vf32 pairs)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32((int)0xffff0000)));
+}
+/* Rounded to nearest, ties to even. */
+static inline void vf32_store_f16(char *p, vf32 a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline void vf32_store_bf16(char *p, vf32 a) /* AVX512-BF16's own conversion flushes denormals */
+{
+    const __m512i bits = _mm512_castps_si512(a), one = _mm512_set1_epi32(1), quiet = _mm512_set1_epi32(1 << 22);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i near = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(near, nan, bits, quiet);
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+}
 static inline vf64 vf64_widen(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 /* Both, rounded. */
 static inline vf32 vf32_narrow(vf64 low, vf64 high)
@@ -125,7 +166,7 @@ static inline void vf32_transpose_across(vf32 r[4])
 
 /* transpose_across of what is in memory, `offset` elements from row[i]. Halves are combined as they are loaded, which
  * saves half of the shuffles (Zen 4 does one a cycle): eight rows of a linear layer take 0.84 of the time. */
-static inline vf64 vf64_load_halves(const double *low, const double *high)
+static inline vf64 vf64_load_two(const double *low, const double *high)
 {
     return _mm512_mask_broadcast_f64x4(_mm512_castpd256_pd512(_mm256_loadu_pd(low)), 0xf0, _mm256_loadu_pd(high));
 }
@@ -133,16 +174,16 @@ static inline void vf64_load_across(const double *const row[4], ptrdiff_t offset
 {
     const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
     const __m512i odd = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
-    const vf64 a = vf64_load_halves(row[0] + offset, row[2] + offset);
-    const vf64 b = vf64_load_halves(row[1] + offset, row[3] + offset);
-    const vf64 c = vf64_load_halves(row[0] + offset + 4, row[2] + offset + 4);
-    const vf64 d = vf64_load_halves(row[1] + offset + 4, row[3] + offset + 4);
+    const vf64 a = vf64_load_two(row[0] + offset, row[2] + offset);
+    const vf64 b = vf64_load_two(row[1] + offset, row[3] + offset);
+    const vf64 c = vf64_load_two(row[0] + offset + 4, row[2] + offset + 4);
+    const vf64 d = vf64_load_two(row[1] + offset + 4, row[3] + offset + 4);
     r[0] = _mm512_permutex2var_pd(a, even, b);
     r[1] = _mm512_permutex2var_pd(a, odd, b);
     r[2] = _mm512_permutex2var_pd(c, even, d);
     r[3] = _mm512_permutex2var_pd(c, odd, d);
 }
-static inline vf32 vf32_load_halves(const float *low, const float *high)
+static inline vf32 vf32_load_two(const float *low, const float *high)
 {
     return _mm512_mask_broadcast_f32x8(_mm512_castps256_ps512(_mm256_loadu_ps(low)), 0xff00, _mm256_loadu_ps(high));
 }
@@ -150,10 +191,10 @@ static inline void vf32_load_across(const float *const row[4], ptrdiff_t offset,
 {
     const __m512i even = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
     const __m512i odd = _mm512_setr_epi32(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    const vf32 a = vf32_load_halves(row[0] + offset, row[2] + offset);
-    const vf32 b = vf32_load_halves(row[1] + offset, row[3] + offset);
-    const vf32 c = vf32_load_halves(row[0] + offset + 8, row[2] + offset + 8);
-    const vf32 d = vf32_load_halves(row[1] + offset + 8, row[3] + offset + 8);
+    const vf32 a = vf32_load_two(row[0] + offset, row[2] + offset);
+    const vf32 b = vf32_load_two(row[1] + offset, row[3] + offset);
+    const vf32 c = vf32_load_two(row[0] + offset + 8, row[2] + offset + 8);
+    const vf32 d = vf32_load_two(row[1] + offset + 8, row[3] + offset + 8);
     r[0] = _mm512_permutex2var_ps(a, even, b);
     r[1] = _mm512_permutex2var_ps(a, odd, b);
     r[2] = _mm512_permutex2var_ps(c, even, d);

@@ -105,6 +105,49 @@ static inline vf64 vf64_load_f16(const char *p)
     memcpy(&bits, p, 4);
     return vcvt_f64_f32(vget_low_f32(vcvt_f32_f16(vreinterpret_f16_u16(bits))));
 }
+static inline vf32 vf32_load_bf16(const char *p)
+{
+    uint16x4_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vreinterpretq_f32_u32(vshll_n_u16(bits, 16));
+}
+static inline vf64 vf64_load_bf16(const char *p)
+{
+    uint16x4_t bits = {0};
+    memcpy(&bits, p, 4);
+    return vcvt_f64_f32(vget_low_f32(vreinterpretq_f32_u32(vshll_n_u16(bits, 16))));
+}
+/* Those of the pairs of halves in 32 bits that come first in memory, and those that come second. */
+static inline vf32 vf32_even_f16(vf32 pairs)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_f32(pairs))));
+}
+static inline vf32 vf32_odd_f16(vf32 pairs)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(vreinterpretq_u32_f32(pairs), 16)));
+}
+static inline vf32 vf32_even_bf16(vf32 pairs)
+{
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
+}
+static inline vf32 vf32_odd_bf16(vf32 pairs)
+{
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff0000u)));
+}
+/* Rounded to nearest, ties to even. */
+static inline void vf32_store_f16(char *p, vf32 a)
+{
+    const uint16x4_t bits = vreinterpret_u16_f16(vcvt_f16_f32(a));
+    memcpy(p, &bits, sizeof bits);
+}
+static inline void vf32_store_bf16(char *p, vf32 a)
+{
+    const uint32x4_t bits = vreinterpretq_u32_f32(a), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t near = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t kept = vbslq_u32(vceqq_f32(a, a), near, vorrq_u32(bits, vdupq_n_u32(1u << 22)));
+    const uint16x4_t halves = vshrn_n_u32(kept, 16);
+    memcpy(p, &halves, sizeof halves);
+}
 static inline vf64 vf64_widen(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
 /* Both, rounded. */
 static inline vf32 vf32_narrow(vf64 low, vf64 high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }

@@ -14,6 +14,7 @@ enum { VF32_LANES = 4, VF64_LANES = 2, VEC_ACCUMULATORS = 8 };
 typedef float vf32 __attribute__((vector_size(16)));
 typedef double vf64 __attribute__((vector_size(16)));
 typedef int32_t vf32_mask __attribute__((vector_size(16)));
+typedef uint32_t vf32_bits __attribute__((vector_size(16)));
 typedef int64_t vf64_mask __attribute__((vector_size(16)));
 
 static inline vf32 vf32_load(const float *p) { vf32 a; memcpy(&a, p, sizeof a); return a; }
@@ -99,22 +100,20 @@ static inline int vf64_has_nan(vf64 a)
     return (same[0] & same[1]) == 0;
 }
 
-/* LANES numbers of another dtype. The exponent of a float16 is moved by 112; infinities and NaN get the highest one. */
-static inline vf32 vf32_load_f16(const char *p)
+/* LANES numbers of another dtype. The exponent of a float16 is moved by 112; infinities and NaN get the highest one,
+ * and numbers without one are multiples of 2^-24. */
+static __attribute__((noinline)) vf32 vf32_load_f16(const char *p)
 {
     float lanes[4];
     for (int i = 0; i < 4; i++) {
         uint16_t half;
         memcpy(&half, p + 2 * i, sizeof half);
-        const uint32_t rest = half & 0x7fffu, special = rest >= 0x7c00 ? 0x70000000u : 0;
-        const uint32_t bits = (rest << 13) + special, sign = (half & 0x8000u) << 16;
-        float x;
-        memcpy(&x, &bits, sizeof x);
-        x = special ? x : x * 0x1p112f;
-        uint32_t y;
-        memcpy(&y, &x, sizeof y);
-        y |= sign;
-        memcpy(&lanes[i], &y, sizeof y);
+        const uint32_t rest = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+        const float tiny = (float)(int)rest * 0x1p-24f;
+        uint32_t bits, moved = (rest << 13) + (rest >= 0x7c00 ? 0x70000000u : 0x38000000u);
+        memcpy(&bits, &tiny, sizeof bits);
+        bits = (rest < 0x400 ? bits : moved) | sign;
+        memcpy(&lanes[i], &bits, sizeof bits);
     }
     return vf32_load(lanes);
 }
@@ -124,6 +123,69 @@ static inline vf64 vf64_load_f16(const char *p)
     memcpy(four, p, 4);
     const vf32 x = vf32_load_f16(four);
     return (vf64){(double)x[0], (double)x[1]};
+}
+static inline vf32 vf32_load_bf16(const char *p)
+{
+    uint16_t half[4];
+    memcpy(half, p, sizeof half);
+    return (vf32)((vf32_bits){half[0], half[1], half[2], half[3]} << 16);
+}
+static inline vf64 vf64_load_bf16(const char *p)
+{
+    char four[8] = {0};
+    memcpy(four, p, 4);
+    const vf32 x = vf32_load_bf16(four);
+    return (vf64){(double)x[0], (double)x[1]};
+}
+/* Those of the pairs of halves in 32 bits that come first in memory, and those that come second. */
+static inline void vf32_unpair(vf32 pairs, int second, char halves[8])
+{
+    char bytes[16];
+    memcpy(bytes, &pairs, sizeof bytes);
+    for (int i = 0; i < 4; i++) memcpy(halves + 2 * i, bytes + 4 * i + 2 * second, 2);
+}
+static inline vf32 vf32_even_f16(vf32 pairs)
+{
+    char halves[8];
+    vf32_unpair(pairs, 0, halves);
+    return vf32_load_f16(halves);
+}
+static inline vf32 vf32_odd_f16(vf32 pairs)
+{
+    char halves[8];
+    vf32_unpair(pairs, 1, halves);
+    return vf32_load_f16(halves);
+}
+static inline vf32 vf32_even_bf16(vf32 pairs) { return (vf32)((vf32_bits)pairs << 16); }
+static inline vf32 vf32_odd_bf16(vf32 pairs) { return (vf32)((vf32_bits)pairs & 0xffff0000u); }
+/* Rounded to nearest, ties to even. A number below 2^-14 is a multiple of 2^-24, to which adding 0.5 rounds it. */
+static inline void vf32_store_f16(char *p, vf32 a)
+{
+    for (int i = 0; i < 4; i++) {
+        const float x = a[i];
+        uint32_t bits, tiny;
+        memcpy(&bits, &x, sizeof bits);
+        const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+        const float small = (size < 0x38800000 ? __builtin_fabsf(x) : 0) + 0.5f;
+        memcpy(&tiny, &small, sizeof tiny);
+        uint32_t half = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+        if (size < 0x38800000) half = tiny - 0x3f000000;
+        if (size >= 0x477ff000) half = 0x7c00;
+        if (size > 0x7f800000) half = 0x7e00 | (size >> 13 & 0x3ff);
+        const uint16_t y = (uint16_t)(half | sign);
+        memcpy(p + 2 * i, &y, sizeof y);
+    }
+}
+static inline void vf32_store_bf16(char *p, vf32 a)
+{
+    for (int i = 0; i < 4; i++) {
+        uint32_t bits;
+        const float x = a[i];
+        memcpy(&bits, &x, sizeof bits);
+        bits = x == x ? bits + 0x7fff + (bits >> 16 & 1) : bits | 1u << 22;
+        const uint16_t y = (uint16_t)(bits >> 16);
+        memcpy(p + 2 * i, &y, sizeof y);
+    }
 }
 static inline vf64 vf64_widen(const float *p) { return (vf64){(double)p[0], (double)p[1]}; }
 /* Both, rounded. */

@@ -44,21 +44,38 @@ PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum)
     return converted(array, typenum);
 }
 
+/* Whether a dtype is bfloat16, which NumPy knows by its name alone. */
+static int is_bfloat16(const PyArray_Descr *dtype)
+{
+    if (!PyTypeNum_ISUSERDEF(dtype->type_num) || PyDataType_ELSIZE(dtype) != 2) return 0;
+    const char *name = dtype->typeobj->tp_name, *dot = strrchr(name, '.');
+    return strcmp(dot ? dot + 1 : name, "bfloat16") == 0;
+}
+
+static int is_half(PyArrayObject *array)
+{
+    return PyArray_TYPE(array) == NPY_HALF || is_bfloat16(PyArray_DESCR(array));
+}
+
+#define REALS "float16, bfloat16, float32 or float64"
+
 int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
 {
     const int type = PyArray_TYPE(array);
-    if (type == NPY_FLOAT) return NPY_FLOAT;
+    if (type == NPY_FLOAT || is_half(array)) return type;
     if (type == NPY_DOUBLE || PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type)) return NPY_DOUBLE;
     const int wide = type == NPY_LONGDOUBLE || type == NPY_CDOUBLE || type == NPY_OBJECT;
     int numbers;
     if (PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected float32 or float64", name, PyArray_DESCR(array));
+        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected " REALS, name, PyArray_DESCR(array));
         return -1;
     }
-    PyObject *fix =
-        pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "", wide ? "numpy.float64" : "numpy.float32");
+    PyObject *fix = type == NPY_VOID && PyArray_ITEMSIZE(array) == 2 /* what NumPy makes of bfloat16 in a file */
+                        ? PyUnicode_FromFormat("%s.view(ml_dtypes.bfloat16)", name)
+                        : pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
+                                      wide ? "numpy.float64" : "numpy.float32");
     PyObject *came = fix == NULL ? NULL : pyattn_what_came(array, object, &numbers);
-    if (came != NULL) PyErr_Format(PyExc_TypeError, "%s %U, expected float32 or float64; pass %U", name, came, fix);
+    if (came != NULL) PyErr_Format(PyExc_TypeError, "%s %U, expected " REALS "; pass %U", name, came, fix);
     Py_XDECREF(came);
     Py_XDECREF(fix);
     return -1;
@@ -93,24 +110,46 @@ PyObject *pyattn_merge_axes(const char *function, PyObject *const *args, Py_ssiz
     return result;
 }
 
+static int refuse_both_halves(PyArrayObject *one, const char *name, PyArrayObject *other, const char *other_name)
+{
+    PyErr_Format(PyExc_TypeError, "%s has dtype %S and %s %S; convert one of them, or both to float32", name,
+                 PyArray_DESCR(one), other_name, PyArray_DESCR(other));
+    return -1;
+}
+
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required, PyArrayObject **arrays)
 {
-    int type = NPY_FLOAT;
+    int type = NPY_FLOAT, half = -1;
     for (int n = 0; n < count; n++) {
         if (n >= required && !pyattn_given(objects[n])) continue;
         if ((arrays[n] = pyattn_as_array(objects[n], names[n])) == NULL) return -1;
         if (pyattn_check_axes(arrays[n], names[n]) < 0) return -1;
+        if (PyArray_TYPE(arrays[n]) == NPY_FLOAT) continue;
         const int own = pyattn_real_type(arrays[n], objects[n], names[n]);
         if (own < 0) return -1;
-        if (own == NPY_DOUBLE) type = NPY_DOUBLE;
+        if (own == NPY_DOUBLE) {
+            type = NPY_DOUBLE;
+            continue;
+        }
+        if (half >= 0 && PyArray_TYPE(arrays[half]) != own)
+            return refuse_both_halves(arrays[half], names[half], arrays[n], names[n]);
+        half = n;
     }
     for (int n = 0; n < count; n++) {
         if (arrays[n] == NULL) continue;
-        PyArrayObject *array = pyattn_well_behaved(arrays[n], type);
+        const int keeps = half >= 0 && type == NPY_FLOAT && is_half(arrays[n]);
+        PyArrayObject *array = pyattn_well_behaved(arrays[n], keeps ? PyArray_TYPE(arrays[n]) : type);
         Py_SETREF(arrays[n], array);
         if (array == NULL) return -1;
     }
     return 0;
+}
+
+PyArrayObject *pyattn_widest(PyArrayObject *const *arrays, int count)
+{
+    for (int n = 0; n < count; n++)
+        if (arrays[n] != NULL && !is_half(arrays[n])) return arrays[n];
+    return arrays[0];
 }
 
 /* 1 when an array of objects holds an int outside int64, -1 on error. */
@@ -161,17 +200,25 @@ int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integ
     return array == NULL ? -1 : 0;
 }
 
-int pyattn_dtype(int typenum)
+int pyattn_dtype_of(PyArray_Descr *dtype)
 {
-    switch (typenum) {
+    switch (dtype->type_num) {
     case NPY_BOOL: return ATTN_BOOL;
     case NPY_HALF: return ATTN_F16;
     case NPY_FLOAT: return ATTN_F32;
     case NPY_DOUBLE: return ATTN_F64;
     case NPY_LONGDOUBLE: return ATTN_LONG_DOUBLE;
     case NPY_INT64: return ATTN_I64;
-    default: return -1;
+    default: return is_bfloat16(dtype) ? ATTN_BF16 : -1;
     }
+}
+
+int pyattn_dtype(PyArrayObject *array) { return pyattn_dtype_of(PyArray_DESCR(array)); }
+
+int pyattn_stored_dtype(PyArrayObject *array)
+{
+    const int dtype = pyattn_dtype(array);
+    return dtype == ATTN_F16 || dtype == ATTN_BF16 || dtype == ATTN_F32 || dtype == ATTN_F64 ? dtype : -1;
 }
 
 __attribute__((noinline)) void pyattn_clear(void *memory, size_t bytes) { memset(memory, 0, bytes); }
@@ -179,7 +226,7 @@ __attribute__((noinline)) void pyattn_clear(void *memory, size_t bytes) { memset
 void pyattn_fill_given(attn_tensor *tensor, PyArrayObject *array)
 {
     static const char name[] = "an array that changed during the call";
-    const int dtype = pyattn_dtype(PyArray_TYPE(array));
+    const int dtype = PyArray_TYPE(array) == NPY_FLOAT ? (int)ATTN_F32 : pyattn_dtype(array);
     if (dtype < 0) PyErr_Format(PyExc_ValueError, "%s has dtype %S", name, PyArray_DESCR(array));
     if (dtype < 0 || pyattn_check_axes(array, name) < 0) return;
     tensor->data = PyArray_DATA(array);
@@ -210,6 +257,12 @@ PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dty
 {
     return (PyArrayObject *)PyArray_SimpleNew(axes, (const npy_intp *)shape,
                                               dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
+}
+
+PyArrayObject *pyattn_new_like(int axes, const ptrdiff_t *shape, PyArrayObject *like)
+{
+    PyArray_Descr *descr = PyArray_DescrFromType(PyArray_TYPE(like)); /* native */
+    return descr == NULL ? NULL : (PyArrayObject *)PyArray_SimpleNewFromDescr(axes, (const npy_intp *)shape, descr);
 }
 
 int pyattn_has_contiguous_rows(PyArrayObject *array)
@@ -352,15 +405,15 @@ static int check_fit(PyArrayObject *out, int axes, const ptrdiff_t *shape, PyArr
     return overlap == 0 ? 0 : -1;
 }
 
-PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count)
+PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like,
+                             PyArrayObject *const *inputs, int count)
 {
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(inputs[0]));
-    if (!pyattn_given(out)) return pyattn_new_array(axes, shape, dtype);
-    if (check_fit((PyArrayObject *)out, axes, shape, inputs[0]) < 0) return NULL;
+    if (!pyattn_given(out)) return pyattn_new_like(axes, shape, like);
+    if (check_fit((PyArrayObject *)out, axes, shape, like) < 0) return NULL;
     int apart = pyattn_has_contiguous_rows((PyArrayObject *)out);
     for (int n = 0; n < count; n++)
         if (inputs[n] && may_overlap((PyArrayObject *)out, inputs[n])) apart = 0;
-    return apart ? (PyArrayObject *)Py_NewRef(out) : pyattn_new_array(axes, shape, dtype);
+    return apart ? (PyArrayObject *)Py_NewRef(out) : pyattn_new_like(axes, shape, like);
 }
 
 PyObject *pyattn_filled(PyObject *out, PyArrayObject *result)

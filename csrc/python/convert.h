@@ -35,15 +35,22 @@ int pyattn_is_other_array(PyObject *object);
 /* Converts an array for the core: this dtype, aligned, native byte order. New reference; copies only if necessary. */
 PyArrayObject *pyattn_well_behaved(PyArrayObject *array, int typenum);
 
-/* NPY_FLOAT or NPY_DOUBLE for an array of numbers (bool and integers: double), or -1 and a TypeError. `object` is the
- * caller's original argument. */
+/* The type number of float16, bfloat16, float or double for an array of numbers (bool and integers: double), or -1 and
+ * a TypeError. `object` is the caller's original argument. */
 int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name);
 
-/* Converts objects to arrays of one dtype, by NumPy's promotion, and of at most ATTN_MAX_AXES axes. Optional ones,
- * after the first `required`, become NULL if not given. Returns -1 with an exception; the caller must release `arrays`
- * in any case. */
+/* Converts objects to arrays of float or double, by NumPy's promotion, and of at most ATTN_MAX_AXES axes; unless one is
+ * double, float16 and bfloat16 stay as they are. A TypeError refuses both of these together. Optional objects, after
+ * the first `required`, become NULL if not given. Returns -1 with an exception; the caller must release `arrays` in any
+ * case. */
 int pyattn_as_reals(PyObject *const *objects, const char *const *names, int count, int required,
                     PyArrayObject **arrays);
+
+/* The array whose dtype results have: the first that is not in half precision, or the first one. */
+PyArrayObject *pyattn_widest(PyArrayObject *const *arrays, int count);
+
+/* A new array of the dtype of another one. */
+PyArrayObject *pyattn_new_like(int axes, const ptrdiff_t *shape, PyArrayObject *like);
 
 /* Refuses an array of more than ATTN_MAX_AXES axes. Returns -1 with a ValueError. */
 int pyattn_check_axes(PyArrayObject *array, const char *name);
@@ -84,7 +91,10 @@ int pyattn_exceeds(PyObject *object, int most);
 /* Splits q, which stacks the rows of query, key and value as torch's in_proj_weight does, into q, k and v. Returns -1
  * with a ValueError that calls the array `name`. */
 int pyattn_split_in_proj(attn_tensor *q, attn_tensor *k, attn_tensor *v, const char *name);
-int pyattn_dtype(int typenum); /* an attn_dtype, or -1 */
+/* An attn_dtype, or -1. */
+int pyattn_dtype_of(PyArray_Descr *dtype);
+int pyattn_dtype(PyArrayObject *array);
+int pyattn_stored_dtype(PyArrayObject *array); /* of float16, bfloat16, float32 and float64 alone */
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
 /* 1 for an aligned array in native byte order with a contiguous last axis, which the core can write to. */
@@ -98,10 +108,11 @@ int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
  * which may change any array, so call it before taking tensors. */
 int pyattn_check_out(PyObject *out);
 
-/* The array that the core writes to, with the dtype of the first input: `out` itself if given and without memory in
+/* The array that the core writes to, with the dtype of `like`: `out` itself if given and without memory in
  * common with an input, else a new array. Raises if `out`, already seen by pyattn_check_out, does not fit. An input may
  * be NULL. Runs Python code only to raise an exception. New reference. */
-PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *const *inputs, int count);
+PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like,
+                             PyArrayObject *const *inputs, int count);
 
 /* The return value: `out`, if given, with the result copied into it; else the result. New reference. */
 PyObject *pyattn_filled(PyObject *out, PyArrayObject *result);

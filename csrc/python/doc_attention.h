@@ -15,7 +15,9 @@
     "Parameters\n" \
     "----------\n" \
     "query : array_like, (..., heads, L, head_dim)\n" \
-    "    float32 or float64. Bools, integers and lists of Python's numbers become float64; dtypes that differ are promoted.\n" \
+    "    float16, bfloat16, float32 or float64. Bools, integers and lists of Python's numbers become float64; dtypes that\n" \
+    "    differ are promoted, but float16 with bfloat16 is refused. Halves are computed in float32, and output and\n" \
+    "    weights are rounded to them; lse is float32.\n" \
     "    Arrays with any strides, torch CPU tensors, and other DLPack or buffer objects are read in place.\n" \
     "key : array_like, (..., heads, S, head_dim)\n" \
     "    Keys, which are compared with the queries.\n" \

@@ -10,8 +10,8 @@
     "input : array_like of int, (...)\n" \
     "    Ids, each the index of a row of weight. Any integer dtype.\n" \
     "weight : array_like, (num_embeddings, embedding_dim)\n" \
-    "    float32 or float64, any strides; it is read in place. Bools and integers become float64; dtypes that differ are\n" \
-    "    promoted.\n" \
+    "    Any strides; it is read in place. Bools and integers become float64; dtypes that differ are promoted, but float16\n" \
+    "    with bfloat16 is refused. Both are computed in float32, and the result is rounded to them.\n" \
     "padding_idx : int, optional\n" \
     "    The id of padding, as in torch; a negative one counts from the end. It has no effect on the result.\n" \
     "scale : float\n" \

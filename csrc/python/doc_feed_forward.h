@@ -14,8 +14,8 @@
     "Parameters\n" \
     "----------\n" \
     "x : array_like, (..., features)\n" \
-    "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
-    "    are promoted.\n" \
+    "    Real numbers, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ are\n" \
+    "    promoted. float16 and bfloat16 are computed in float32, and the result is rounded to them.\n" \
     "in_weight : array_like, (hidden, features)\n" \
     "    Read in place, like all weights.\n" \
     "in_bias : array_like, (hidden,), or None\n" \

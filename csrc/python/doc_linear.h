@@ -8,8 +8,8 @@
     "Parameters\n" \
     "----------\n" \
     "x : array_like, (..., inner)\n" \
-    "    float32 or float64, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ\n" \
-    "    are promoted.\n" \
+    "    Real numbers, any strides. Bools, integers and lists of Python's numbers become float64; dtypes that differ are\n" \
+    "    promoted. float16 and bfloat16 are computed in float32, and the result is rounded to them.\n" \
     "weight : array_like, (features, inner)\n" \
     "    In torch.nn.Linear's layout: for a product ``x @ w``, pass ``w.T``. Read in place; no packed copy is kept.\n" \
     "bias : array_like, (features,), optional\n" \

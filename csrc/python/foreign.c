@@ -167,7 +167,33 @@ static PyObject *from_dlpack(PyObject *object)
     return array;
 }
 
-/* "; pass NAME.float()" for a tensor of a dtype that NumPy lacks, such as bfloat16; else "". NULL with an exception. */
+/* 1 for a tensor of torch's bfloat16, or a list that begins with one, which NumPy cannot read; -1 on error. */
+static int is_bfloat16_tensor(PyObject *object)
+{
+    for (int depth = 0; depth < NPY_MAXDIMS && (PyList_CheckExact(object) || PyTuple_CheckExact(object)); depth++) {
+        if (PySequence_Fast_GET_SIZE(object) == 0) return 0;
+        object = PySequence_Fast_GET_ITEM(object, 0);
+    }
+    if (PyFloat_CheckExact(object) || PyLong_CheckExact(object)) return 0;
+    Py_INCREF(object); /* looking up an attribute may change the list */
+    PyObject *dtype = optional_attribute(object, "dtype"), *name = NULL;
+    Py_DECREF(object);
+    if (dtype != NULL && strcmp(Py_TYPE(dtype)->tp_name, "torch.dtype") == 0) name = PyObject_Str(dtype);
+    const int found = name != NULL && PyUnicode_CompareWithASCIIString(name, "torch.bfloat16") == 0;
+    Py_XDECREF(dtype);
+    Py_XDECREF(name);
+    return PyErr_Occurred() ? -1 : found;
+}
+
+static PyObject *from_bfloat16_tensor(PyObject *object)
+{
+    PyObject *module = PyImport_ImportModule("pyattn._util.halves");
+    PyObject *array = module ? PyObject_CallMethod(module, "of_tensor", "(O)", object) : NULL;
+    Py_XDECREF(module);
+    return array;
+}
+
+/* "; pass NAME.float()" for a tensor of a dtype that NumPy lacks, such as float8; else "". NULL with an exception. */
 static PyObject *tensor_fix(PyObject *object, const char *name)
 {
     PyObject *dtype = optional_attribute(object, "dtype"), *size = NULL;
@@ -199,7 +225,7 @@ static void name_complaint(PyObject *object, const char *name)
         PyErr_Format(kind, "%s has rows of different lengths; pad them to one length (attention takes key_lengths)",
                      name);
     else if (fix != NULL)
-        PyErr_Format(kind, "%s is not an array of float32 or float64: %U%U", name, said, fix);
+        PyErr_Format(kind, "%s is not an array of numbers: %U%U", name, said, fix);
     Py_XDECREF(fix);
     Py_XDECREF(said);
     Py_XDECREF(type);
@@ -212,10 +238,10 @@ static void name_complaint(PyObject *object, const char *name)
     PyErr_Restore(type, value, trace);
 }
 
-/* Converts an object with NumPy. A masked array or matrix returned by __array__ is refused, too. */
-static PyArrayObject *from_any(PyObject *object, const char *name, int dlpack)
+/* Converts an object by `read`. A masked array or matrix returned by __array__ is refused, too. */
+static PyArrayObject *from_any(PyObject *object, const char *name, PyObject *(*read)(PyObject *))
 {
-    PyObject *array = dlpack ? from_dlpack(object) : PyArray_FROM_O(object);
+    PyObject *array = read(object);
     if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
                           PyErr_ExceptionMatches(PyExc_RuntimeError)))
         name_complaint(object, name);
@@ -227,6 +253,8 @@ static PyArrayObject *from_any(PyObject *object, const char *name, int dlpack)
     return (PyArrayObject *)array;
 }
 
+static PyObject *from_numpy(PyObject *object) { return PyArray_FROM_O(object); }
+
 static PyArrayObject *from_foreign(PyObject *object, const char *name)
 {
     const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
@@ -234,8 +262,9 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
     Py_ssize_t place[NPY_MAXDIMS];
     if (refuse_other_items(object, name, place, 0) < 0) return NULL;
     if (!plain && refuse_foreign(object, name) < 0) return NULL;
-    const int dlpack = plain ? 0 : only_dlpack(object);
-    return dlpack < 0 ? NULL : from_any(object, name, dlpack);
+    const int bfloat16 = is_bfloat16_tensor(object), dlpack = bfloat16 == 0 && !plain ? only_dlpack(object) : 0;
+    if (bfloat16 < 0 || dlpack < 0) return NULL;
+    return from_any(object, name, bfloat16 ? from_bfloat16_tensor : dlpack ? from_dlpack : from_numpy);
 }
 
 /* 1 for a number that fits a NumPy dtype, so that it did not cause the object array. */

@@ -41,13 +41,13 @@ static PyObject *activate(PyObject *self, PyObject *const *args, Py_ssize_t narg
         return NULL;
     }
     PyArrayObject *x = (PyArrayObject *)args[0];
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int dtype = pyattn_stored_dtype(x);
     if (pyattn_activation(args[1], &activation) < 0) return NULL;
-    if (!PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
-        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+    if (!PyArray_ISCARRAY_RO(x) || dtype < 0) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of real numbers");
         return NULL;
     }
-    PyArrayObject *y = pyattn_new_array(PyArray_NDIM(x), (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    PyArrayObject *y = pyattn_new_like(PyArray_NDIM(x), (const ptrdiff_t *)PyArray_DIMS(x), x);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_SIZE(x);
     const void *const from = PyArray_DATA(x);

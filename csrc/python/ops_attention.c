@@ -76,19 +76,21 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
     return status < 0 ? -1 : 1;
 }
 
-static int make_results(PyObject *const *values, const attn_shapes *shapes, attn_dtype dtype, owned *o)
+static int make_results(PyObject *const *values, const attn_shapes *shapes, owned *o)
 {
+    PyArrayObject *const like = pyattn_widest(o->inputs, SCORE_WEIGHT);
     PyArrayObject *const inputs[] = {
         o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
         o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
+    const attn_dtype lse = pyattn_dtype(like) == ATTN_F64 ? ATTN_F64 : ATTN_F32;
     Py_CLEAR(o->output);
     Py_CLEAR(o->weights);
     Py_CLEAR(o->lse);
-    o->output = pyattn_result(values[OUT], shapes->ndim, shapes->output, inputs, sizeof inputs / sizeof *inputs);
+    o->output = pyattn_result(values[OUT], shapes->ndim, shapes->output, like, inputs, sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
-    if (o->need_weights && (o->weights = pyattn_new_array(shapes->weights_ndim, shapes->weights, dtype)) == NULL)
+    if (o->need_weights && (o->weights = pyattn_new_like(shapes->weights_ndim, shapes->weights, like)) == NULL)
         return -1;
-    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_ndim, shapes->lse, dtype)) == NULL) return -1;
+    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_ndim, shapes->lse, lse)) == NULL) return -1;
     return 0;
 }
 
@@ -278,7 +280,7 @@ static __attribute__((noinline)) int prepare(PyObject *const *values, attn_args 
     attn_describe(args, problem, &shapes);
     const int warned =
         first ? warn_of_likely_mistakes(&shapes, args->layout, o->lowered || args->cache ? NULL : o->options.mask) : 0;
-    if (warned < 0 || make_results(values, &shapes, args->query.dtype, o) < 0) return -1;
+    if (warned < 0 || make_results(values, &shapes, o) < 0) return -1;
     const int drew = first ? pyattn_draw_seed(values + OPTIONS, args, &args->dropout_seed) : 0;
     return drew < 0 ? -1 : warned || drew;
 }
@@ -325,8 +327,7 @@ static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
     const int failed = pyattn_as_reals(arrays, names, 2, 1, reals) < 0;
     o->inputs[QUERY] = reals[0];
     o->inputs[SCORE_WEIGHT] = reals[1];
-    if (failed || pyattn_convert_cache_use(given[CACHE], pyattn_dtype(PyArray_TYPE(reals[0])), &o->cache) < 0)
-        return -1;
+    if (failed || pyattn_convert_cache_use(given[CACHE], &o->cache) < 0) return -1;
     pyattn_use_cache(&o->cache, args);
     return 0;
 }

@@ -47,7 +47,7 @@ static PyObject *append_to_pages(PyObject *self, PyObject *const *positional, Py
     if (bshd < 0) return NULL;
 
     if (pyattn_as_reals(values + KEY, argument_names + KEY, 2, 2, o.rows) < 0) goto done;
-    if (pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o.rows[0])), &o.use) < 0) goto done;
+    if (pyattn_convert_cache_use(values[CACHE], &o.use) < 0) goto done;
     if (o.use.positions == NULL) {
         PyErr_SetString(PyExc_ValueError, "first and new are missing: pass the position and number of new rows");
         goto done;
@@ -61,22 +61,22 @@ done:
     return result;
 }
 
-/* new_page(elements, like): zeros of like's dtype, aligned to a cache line inside a larger array. */
+/* new_page(elements, dtype): zeros, aligned to a cache line inside a larger array. */
 static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { LINE = 64 };
     Py_ssize_t elements;
     (void)self;
-    if (nargs > 0 && pyattn_size(args[0], "elements", &elements) < 0) return NULL; /* its code may change `like` */
-    const int type = nargs == 2 && PyArray_Check(args[1]) ? PyArray_TYPE((PyArrayObject *)args[1]) : -1;
-    if (type != NPY_FLOAT && type != NPY_DOUBLE) {
-        PyErr_SetString(PyExc_TypeError, "new_page(elements: int, like: ndarray of float32 or float64)");
+    if (nargs > 0 && pyattn_size(args[0], "elements", &elements) < 0) return NULL;
+    PyArray_Descr *const dtype = nargs == 2 && PyArray_DescrCheck(args[1]) ? (PyArray_Descr *)args[1] : NULL;
+    const int type = dtype == NULL ? -1 : pyattn_dtype_of(dtype);
+    if (type != ATTN_F16 && type != ATTN_BF16 && type != ATTN_F32 && type != ATTN_F64) {
+        PyErr_SetString(PyExc_TypeError, "new_page(elements: int, dtype: float16, bfloat16, float32 or float64)");
         return NULL;
     }
-    PyArray_Descr *const dtype = PyArray_DescrFromType(type);
-    const npy_intp size = PyArray_ITEMSIZE((PyArrayObject *)args[1]), spare = LINE / size;
+    const npy_intp size = PyDataType_ELSIZE(dtype), spare = LINE / size;
     const npy_intp all = elements < NPY_MAX_INTP - spare ? elements + spare : elements;
-    if (dtype == NULL) return NULL;
+    Py_INCREF(dtype); /* for the memory */
     Py_INCREF(dtype); /* for the page */
     PyArrayObject *const memory = (PyArrayObject *)PyArray_Zeros(1, &all, dtype, 0);
     if (memory == NULL) {
@@ -93,7 +93,7 @@ static PyObject *new_page(PyObject *self, PyObject *const *args, Py_ssize_t narg
 
 PyMethodDef pyattn_cache_methods[] = {
     {"new_page", (PyCFunction)(void (*)(void))new_page, METH_FASTCALL,
-     "new_page($module, elements, like, /)\n--\n\nZeros of like's dtype that begin at a cache line."},
+     "new_page($module, elements, dtype, /)\n--\n\nZeros that begin at a cache line."},
     {"append_to_pages", (PyCFunction)(void (*)(void))append_to_pages, METH_FASTCALL | METH_KEYWORDS,
      "append_to_pages($module, cache, key, value, layout)\n--\n\n"
      "Write rows of keys and values into pages. See pyattn.KVCache.append."},

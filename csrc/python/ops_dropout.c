@@ -32,14 +32,14 @@ static PyObject *drop_rows(PyObject *self, PyObject *args)
     attn_status status;
     (void)self;
     if (!PyArg_ParseTuple(args, "O!dK", &PyArray_Type, &x, &dropout_p, &seed)) return NULL;
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int dtype = pyattn_stored_dtype(x);
     const int axes = PyArray_NDIM(x);
-    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
-        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || dtype < 0) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of real numbers");
         return NULL;
     }
 
-    PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    PyArrayObject *y = pyattn_new_like(axes, (const ptrdiff_t *)PyArray_DIMS(x), x);
     if (y == NULL) return NULL;
     const npy_intp features = PyArray_DIM(x, axes - 1), rows = features > 0 ? PyArray_SIZE(x) / features : 0;
     const void *const from = PyArray_DATA(x);

@@ -60,7 +60,7 @@ static int make_result(PyObject *const *values, const attn_embedding_args *args,
     ptrdiff_t shape[ATTN_MAX_AXES];
     const int axes = args->ids.ndim + 1;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->ids.shape[n] : args->weight.shape[1];
-    o->y = pyattn_result(values[OUT], axes, shape, o->floats, FLOATS);
+    o->y = pyattn_result(values[OUT], axes, shape, pyattn_widest(o->floats, FLOATS), o->floats, FLOATS);
     return o->y == NULL ? -1 : 0;
 }
 
@@ -69,7 +69,7 @@ static attn_status compute(const attn_embedding_args *args, const owned *o, attn
     attn_lookup lookup;
     attn_status status = attn_layout_embedding(args, pyattn_tensor(o->y), &lookup, error);
     if (status != ATTN_OK) return status;
-    PYATTN_RUN(status, PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL, attn_look_up(&lookup, args->num_threads));
+    PYATTN_RUN(status, PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL, attn_look_up(&lookup, args->num_threads, error));
     return status;
 }
 

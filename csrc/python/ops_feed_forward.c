@@ -80,7 +80,7 @@ static int make_result(PyObject *const *values, const attn_feed_forward_args *ar
     ptrdiff_t shape[ATTN_MAX_AXES];
     const int axes = args->x.ndim;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->x.shape[n] : args->out_weight.shape[0];
-    o->y = pyattn_result(values[OUT], axes, shape, o->arrays, ARRAYS);
+    o->y = pyattn_result(values[OUT], axes, shape, pyattn_widest(o->arrays, ARRAYS), o->arrays, ARRAYS);
     return o->y == NULL ? -1 : 0;
 }
 

@@ -199,13 +199,12 @@ static int convert_attention(PyObject *const *values, int which, owned *o, attn_
     return pyattn_integer(values[KV_HEADS], "kv_heads", "an int", &args->kv_heads);
 }
 
-/* Converts the caches, which must have x's dtype. */
+/* Converts the caches. */
 static int convert_caches(PyObject *const *values, owned *o, attn_layer_args *args)
 {
     static const int caches[] = {CACHE, MEMORY_CACHE};
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(o->arrays[X]));
     for (int n = SELF; n < ATTENTIONS; n++)
-        if (pyattn_given(values[caches[n]]) && pyattn_convert_cache_use(values[caches[n]], dtype, &o->caches[n]) < 0)
+        if (pyattn_given(values[caches[n]]) && pyattn_convert_cache_use(values[caches[n]], &o->caches[n]) < 0)
             return -1;
     return pyattn_given(values[ROTARY]) ? pyattn_convert_rope(values[ROTARY], &args->self.rotary, &o->rope) : 0;
 }

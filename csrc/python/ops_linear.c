@@ -41,7 +41,7 @@ static int make_result(PyObject *const *values, const attn_linear_args *args, ow
     ptrdiff_t shape[ATTN_MAX_AXES];
     const int axes = args->x.ndim;
     for (int n = 0; n < axes; n++) shape[n] = n < axes - 1 ? args->x.shape[n] : args->weight.shape[0];
-    o->y = pyattn_result(values[OUT], axes, shape, o->arrays, ARRAYS);
+    o->y = pyattn_result(values[OUT], axes, shape, pyattn_widest(o->arrays, ARRAYS), o->arrays, ARRAYS);
     return o->y == NULL ? -1 : 0;
 }
 

@@ -72,9 +72,7 @@ static int convert_arrays(PyObject *const *values, owned *o, attn_multihead_args
     const int required = pyattn_given(values[CACHE]) && values[KEY] == Py_None ? KEY : REQUIRED;
     if (pyattn_as_reals(values, argument_names, ARRAYS, required, o->arrays) < 0) return -1;
     if (pyattn_make_rows_contiguous(o->arrays + Q_BIAS, OUT_BIAS + 1 - Q_BIAS) < 0) return -1;
-    if (pyattn_given(values[CACHE]) &&
-        pyattn_convert_cache_use(values[CACHE], pyattn_dtype(PyArray_TYPE(o->arrays[QUERY])), &o->cache) < 0)
-        return -1;
+    if (pyattn_given(values[CACHE]) && pyattn_convert_cache_use(values[CACHE], &o->cache) < 0) return -1;
     return pyattn_given(values[ROTARY]) ? pyattn_convert_rope(values[ROTARY], &args->rotary, &o->rope) : 0;
 }
 
@@ -166,13 +164,13 @@ static int prepare(PyObject *const *values, multi_head_call *c)
 /* (output, weights or None). */
 static PyObject *compute(const attn_multihead_args *args, const attn_shapes *shapes, int need_weights, owned *o)
 {
-    const attn_dtype dtype = args->query.dtype;
+    PyArrayObject *const like = pyattn_widest(o->arrays, ARRAYS);
     attn_tensor weights = {.data = NULL};
     attn_error error;
     attn_status status;
-    if ((o->output = pyattn_new_array(shapes->ndim, shapes->output, dtype)) == NULL) return NULL;
+    if ((o->output = pyattn_new_like(shapes->ndim, shapes->output, like)) == NULL) return NULL;
     if (need_weights) {
-        o->weights = pyattn_new_array(shapes->weights_ndim, shapes->weights, dtype);
+        o->weights = pyattn_new_like(shapes->weights_ndim, shapes->weights, like);
         if (o->weights == NULL) return NULL;
         weights = pyattn_tensor(o->weights);
     }

@@ -35,9 +35,10 @@ static int convert(PyObject *const *values, owned *o, attn_norm_args *args, int 
 /* Allocates y and sum, arrays of x's shape. */
 static int make_results(const attn_tensor *x, int need_sum, owned *o)
 {
-    o->y = pyattn_new_array(x->ndim, x->shape, x->dtype);
+    PyArrayObject *const like = pyattn_widest(o->arrays, ARRAYS);
+    o->y = pyattn_new_like(x->ndim, x->shape, like);
     if (o->y == NULL || !need_sum) return o->y == NULL ? -1 : 0;
-    o->sum = pyattn_new_array(x->ndim, x->shape, x->dtype);
+    o->sum = pyattn_new_like(x->ndim, x->shape, like);
     return o->sum == NULL ? -1 : 0;
 }
 
@@ -47,7 +48,7 @@ static attn_status compute(const attn_norm_args *args, const owned *o, attn_erro
     attn_status status = attn_layout_norm(args, pyattn_tensor(o->sum), pyattn_tensor(o->y), &norm, error);
     if (status != ATTN_OK) return status;
     const int is_long = PyArray_SIZE(o->y) >= PYATTN_WORTH_THE_GIL / 4;
-    PYATTN_RUN(status, is_long, attn_normalize_rows(&norm, args->num_threads));
+    PYATTN_RUN(status, is_long, attn_normalize_rows(&norm, args->num_threads, error));
     return status;
 }
 

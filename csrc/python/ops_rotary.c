@@ -123,7 +123,7 @@ static PyObject *rotary(PyObject *self, PyObject *const *positional, Py_ssize_t 
         goto done;
     }
     const int in_place = is_in_place(values[OUT], o.x);
-    o.y = pyattn_result(values[OUT], args.x.ndim, args.x.shape, &o.x, in_place ? 0 : 1);
+    o.y = pyattn_result(values[OUT], args.x.ndim, args.x.shape, o.x, &o.x, in_place ? 0 : 1);
     if (o.y == NULL) goto done;
     if ((status = compute(&args, &o, in_place, &error)) != ATTN_OK)
         pyattn_raise(status, &error);

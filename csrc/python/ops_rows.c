@@ -17,7 +17,7 @@ static PyObject *as_array(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return name == NULL ? NULL : (PyObject *)pyattn_as_array(args[0], name);
 }
 
-/* as_real(x, name): the same as an aligned, native array of float32 or float64. */
+/* as_real(x, name): the same as an aligned, native array of float16, bfloat16, float32 or float64. */
 static PyObject *as_real(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     const char *name = name_argument(args, nargs);
@@ -52,14 +52,14 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyArrayObject *x = (PyArrayObject *)args[0];
     const int logarithm = PyObject_IsTrue(args[1]); /* first, as its code may change the array */
     if (logarithm < 0) return NULL;
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const int dtype = pyattn_stored_dtype(x);
     const int axes = PyArray_NDIM(x);
-    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || (dtype != ATTN_F32 && dtype != ATTN_F64)) {
-        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of float32 or float64");
+    if (axes == 0 || !PyArray_ISCARRAY_RO(x) || dtype < 0) {
+        PyErr_SetString(PyExc_ValueError, "x must be a C-contiguous array of real numbers");
         return NULL;
     }
 
-    PyArrayObject *y = pyattn_new_array(axes, (const ptrdiff_t *)PyArray_DIMS(x), dtype);
+    PyArrayObject *y = pyattn_new_like(axes, (const ptrdiff_t *)PyArray_DIMS(x), x);
     if (y == NULL) return NULL;
     const npy_intp n = PyArray_DIM(x, axes - 1), rows = n > 0 ? PyArray_SIZE(x) / n : 0;
     const void *const from = PyArray_DATA(x);
@@ -103,18 +103,18 @@ static PyObject *merge_states(PyObject *self, PyObject *const *args, Py_ssize_t 
     const npy_intp dim = PyArray_NDIM(output) > 0 ? PyArray_DIM(output, PyArray_NDIM(output) - 1) : 0;
     attn_error error;
     attn_status status;
-    if (!PyArray_ISCARRAY(output) || !PyArray_ISCARRAY(lse) || rows * dim != size ||
-        PyArray_TYPE(output) != PyArray_TYPE(lse)) {
-        PyErr_SetString(PyExc_ValueError, "output and lse must be C-contiguous, (..., dim) and (...), of one dtype");
+    const int dtype = pyattn_stored_dtype(output);
+    if (!PyArray_ISCARRAY(output) || !PyArray_ISCARRAY(lse) || rows * dim != size || dtype < 0 ||
+        PyArray_TYPE(lse) != (dtype == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT)) {
+        PyErr_SetString(PyExc_ValueError, "output and lse must be C-contiguous, (..., dim) and (...), of real numbers");
         return NULL;
     }
 
     const void **lses = NULL, **outputs = data_of(args[0], parts, PyArray_TYPE(output), size);
     PyObject *result = NULL;
     if (outputs == NULL || (lses = data_of(args[1], parts, PyArray_TYPE(lse), rows)) == NULL) goto done;
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(output));
     void *const merged = PyArray_DATA(output), *const sums = PyArray_DATA(lse);
-    PYATTN_RUN(status, 1, attn_merge_states(dtype, parts, rows, dim, outputs, lses, merged, sums, &error));
+    PYATTN_RUN(status, 1, attn_merge_states((attn_dtype)dtype, parts, rows, dim, outputs, lses, merged, sums, &error));
     result = status == ATTN_OK ? Py_NewRef(Py_None) : pyattn_raise(status, &error);
 done:
     PyMem_Free(outputs);
@@ -127,7 +127,7 @@ PyMethodDef pyattn_rows_methods[] = {
      "as_array($module, x, name, /)\n--\n\nAn object as a plain array, by the rules of attention."},
     {"cast", cast, METH_VARARGS, "cast($module, x, name, dtype, /)\n--\n\nHow to write a cast of x, for messages."},
     {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
-     "as_real($module, x, name, /)\n--\n\nAn object as an array of float32 or float64, by the rules of attention."},
+     "as_real($module, x, name, /)\n--\n\nAn object as an array of floats, by the rules of attention."},
     {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,
      "softmax_rows($module, x, logarithm, /)\n--\n\nsoftmax or log_softmax over a C-contiguous array's last axis."},
     {"merge_states", (PyCFunction)(void (*)(void))merge_states, METH_FASTCALL,

@@ -26,7 +26,7 @@ static PyObject *argmax_rows(PyObject *self, PyObject *object)
     const int last = PyArray_NDIM(x) - 1;
     PyArrayObject *indices = (PyArrayObject *)PyArray_SimpleNew(last, PyArray_DIMS(x), NPY_INT64);
     if (indices == NULL) return NULL;
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const attn_dtype dtype = pyattn_dtype(x);
     const ptrdiff_t rows = count_rows(x), n = PyArray_DIM(x, last);
     const void *const from = PyArray_DATA(x);
     int64_t *const found = PyArray_DATA(indices);
@@ -51,7 +51,7 @@ static PyObject *top_k_rows(PyObject *self, PyObject *const *args, Py_ssize_t na
     if ((x = rows_argument(args[0])) == NULL) return NULL; /* last, as an int's own code may change the array */
 
     const int axes = PyArray_NDIM(x);
-    const attn_dtype dtype = pyattn_dtype(PyArray_TYPE(x));
+    const attn_dtype dtype = pyattn_dtype(x);
     const ptrdiff_t rows = count_rows(x), n = PyArray_DIM(x, axes - 1);
     for (int axis = 0; axis < axes; axis++) shape[axis] = PyArray_DIM(x, axis);
     shape[axes - 1] = k < 0 || k > n ? 0 : k; /* the core refuses an invalid k */

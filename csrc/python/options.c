@@ -34,7 +34,7 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
         Py_XDECREF(numbers);
         return -1;
     }
-    if (type != NPY_BOOL && type != NPY_HALF && type != NPY_FLOAT && type != NPY_DOUBLE && type != NPY_LONGDOUBLE) {
+    if (pyattn_dtype(*mask) < 0) {
         PyErr_Format(PyExc_TypeError,
                      "%s has dtype %S, expected bool (True = %s) or a float type (added to the scores); pass "
                      "numpy.asarray(%s, bool) or numpy.asarray(%s, numpy.float32)",

@@ -35,7 +35,7 @@ static PyObject *hold(PyObject *tables)
 static void *address_of(PyObject *object, attn_dtype dtype, npy_intp elements)
 {
     PyArrayObject *page = (PyArrayObject *)object;
-    if (PyArray_CheckExact(object) && pyattn_dtype(PyArray_TYPE(page)) == (int)dtype && PyArray_ISCARRAY(page) &&
+    if (PyArray_CheckExact(object) && pyattn_dtype(page) == (int)dtype && PyArray_ISCARRAY(page) &&
         PyArray_SIZE(page) == elements)
         return PyArray_DATA(page);
     PyErr_Format(PyExc_ValueError, "a page must be a contiguous array of %zd elements of the cache's dtype", elements);
@@ -103,10 +103,10 @@ static int convert_positions(PyObject *object, const char *name, ptrdiff_t batch
     return 0;
 }
 
-int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use *use)
+int pyattn_convert_cache_use(PyObject *given, pyattn_cache_use *use)
 {
-    enum { PAGES, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, START, FIRST, NEW, MEMBERS };
-    static const char *const names[MEMBERS] = {"pages",  "kv_heads", "head_dim", "v_head_dim",
+    enum { PAGES, DTYPE, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, START, FIRST, NEW, MEMBERS };
+    static const char *const names[MEMBERS] = {"pages",      "dtype",  "kv_heads", "head_dim", "v_head_dim",
                                                "length", "start",    "first",    "new"};
     ptrdiff_t sizes[FIRST];
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != MEMBERS) {
@@ -115,7 +115,14 @@ int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use
     }
     for (int n = KV_HEADS; n < FIRST; n++)
         if (pyattn_size(PyTuple_GET_ITEM(given, n), names[n], &sizes[n]) < 0) return -1;
-    if (pyattn_convert_pages(PyTuple_GET_ITEM(given, PAGES), dtype, sizes + KV_HEADS, &use->pages) < 0) return -1;
+    PyObject *const described = PyTuple_GET_ITEM(given, DTYPE);
+    const int dtype = PyArray_DescrCheck(described) ? pyattn_dtype_of((PyArray_Descr *)described) : -1;
+    if (dtype < 0) {
+        PyErr_Format(PyExc_TypeError, "dtype is %.100R, expected the dtype of the pages", described);
+        return -1;
+    }
+    if (pyattn_convert_pages(PyTuple_GET_ITEM(given, PAGES), (attn_dtype)dtype, sizes + KV_HEADS, &use->pages) < 0)
+        return -1;
     use->pages.cache.length = sizes[LENGTH];
     use->start = sizes[START];
     if (PyTuple_GET_ITEM(given, FIRST) == Py_None) return 0;

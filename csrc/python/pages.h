@@ -19,16 +19,16 @@ int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t siz
 int pyattn_fill_pages(pyattn_pages *pages);
 void pyattn_release_pages(pyattn_pages *pages);
 
-/* A call's use of a cache: a tuple (pages, kv_heads, head_dim, v_head_dim, length, start, first, new). `start` is the
- * position of the first row of the first page. `first` and `new` are tuples of ints, the position of new rows relative
- * to start and their number, or None without new rows. */
+/* A call's use of a cache: a tuple (pages, dtype, kv_heads, head_dim, v_head_dim, length, start, first, new). `start`
+ * is the position of the first row of the first page. `first` and `new` are tuples of ints, the position of new rows
+ * relative to start and their number, or None without new rows. */
 typedef struct {
     pyattn_pages pages;
     ptrdiff_t start, *positions; /* positions (2, batches): first, new; NULL without new rows */
 } pyattn_cache_use;
 
 /* Returns -1 with an exception; the caller must release `use` in any case. */
-int pyattn_convert_cache_use(PyObject *given, attn_dtype dtype, pyattn_cache_use *use);
+int pyattn_convert_cache_use(PyObject *given, pyattn_cache_use *use);
 void pyattn_release_cache_use(pyattn_cache_use *use);
 /* Makes attention read the cache, and multi-head attention write to it first. Does nothing without a cache. */
 void pyattn_use_cache(const pyattn_cache_use *use, attn_args *args);

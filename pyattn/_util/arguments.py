@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
 from pyattn._util.messages import short_repr
 
@@ -19,7 +18,6 @@ __all__ = [
     "as_count",
     "as_finite",
     "as_flag",
-    "as_float_dtype",
     "as_index",
     "as_number",
     "as_probability",
@@ -89,19 +87,6 @@ def as_probability(x: SupportsFloat, name: str) -> float:
     if not 0 <= p <= 1:
         raise ValueError(f"{name} is {x}, expected a probability from 0 to 1")
     return p
-
-
-def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Read float32 or float64 as a dtype; torch's count as NumPy's."""
-    if type(dtype).__module__ == "torch":
-        dtype = str(dtype).removeprefix("torch.")
-    try:
-        found = None if dtype is None else np.dtype(dtype).newbyteorder("=")
-    except TypeError:
-        found = None
-    if found is None or found not in FLOATS:
-        raise TypeError(f"dtype is {found or short_repr(dtype)}, expected numpy.float32 or numpy.float64")
-    return found
 
 
 def is_collection(x: object) -> bool:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.halves import bfloat16, is_stored_dtype
 from pyattn._util.typing import CacheUse
 from pyattn.cache.pages import PAGE, Layer, PageSizes, empty_layer, gather, grow
 
-__all__ = ["Saved", "read_state", "state_of"]
+__all__ = ["Saved", "read_state", "state_of", "with_bits"]
 
 VERSION = 1
 
@@ -39,8 +40,14 @@ def state_of(saved: Saved) -> dict[str, npt.NDArray[Any]]:
         "lengths": np.array([layer.lengths for layer in layers], np.int64),
     }
     for n, layer in enumerate(layers):
-        state[f"{n}.key"], state[f"{n}.value"] = gather(layer, sizes)
+        for name, array in zip(("key", "value"), gather(layer, sizes), strict=True):
+            state[f"{n}.{name}"] = array
     return state
+
+
+def with_bits(state: State) -> dict[str, npt.NDArray[Any]]:
+    """Replace bfloat16, which .npz lacks, by uint16 of the same bits."""
+    return {name: x.view(np.uint16) if x.dtype.name == "bfloat16" else x for name, x in state.items()}
 
 
 def read_state(state: State) -> Saved:
@@ -74,7 +81,7 @@ def _layer(state: State, n: int, sizes: PageSizes, window: int | None, starts: l
     for b, count in enumerate(held):
         at = starts[b] - start
         key, value = (array[b : b + 1, :, at : at + count] for array in rows)
-        use = CacheUse(layer.pages[b : b + 1], *sizes[:3], count, 0, (0,), (count,))
+        use = CacheUse(layer.pages[b : b + 1], sizes.dtype, *sizes[:3], count, 0, (0,), (count,))
         _core.append_to_pages(use, key, value, "bhsd")
     return Layer(layer.pages, tuple(starts), tuple(lengths))
 
@@ -92,6 +99,9 @@ def _array(state: State, name: str, axes: int) -> npt.NDArray[Any]:
 def _floats(state: State, name: str) -> npt.NDArray[Any]:
     if name not in state:
         raise ValueError(f"{name} is missing")
-    if state[name].dtype not in (np.float32, np.float64):
-        raise ValueError(f"{name} has dtype {state[name].dtype}, expected float32 or float64")
+    found = state[name].dtype
+    if found == np.uint16:  # from a .npz file
+        return state[name].view(bfloat16())
+    if not is_stored_dtype(found):
+        raise ValueError(f"{name} has dtype {found}, expected float16, float32 or float64, or uint16 for bfloat16")
     return state[name]

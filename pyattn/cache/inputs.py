@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice
+from pyattn._util.halves import are_mixable, as_float32, expression_of, is_half, is_stored_dtype
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import Layout
 from pyattn.cache.pages import PageSizes
@@ -26,6 +27,7 @@ def as_rows(
     arrays = []
     for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.v_head_dim)):
         array = as_floats(x, name, sizes.dtype)
+        array = as_float32(array) if sizes.dtype == np.float32 else array
         new = array.shape[_length_axis(layout)] if array.ndim == 4 else 0
         other: Layout = "bhsd" if layout == "bshd" else "bshd"
         if array.shape != _shape(batches, sizes.kv_heads, new, dim, layout):
@@ -69,16 +71,16 @@ def as_counts(x: npt.ArrayLike, name: str, batches: int, most: int | None) -> li
 
 
 def as_floats(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read an array of the cache's dtype, as strictly as modules do: another dtype is probably a mistake."""
+    """Read an array of the cache's dtype; float32 and one kind of half may meet, others are probably a mistake."""
     array = _core.as_array(x, name)
     found = array.dtype.newbyteorder("=")
-    if found != dtype:
-        other = f", or make the cache with dtype=numpy.{found}" if found in (np.float32, np.float64) else ""
-        raise TypeError(
-            f"{name} has dtype {array.dtype}, expected {dtype} as the cache's; "
-            f"pass {_core.cast(x, name, f'numpy.{dtype}')}{other}"
-        )
-    return array
+    if are_mixable(found, dtype):
+        return array
+    other = f", or make the cache with dtype={expression_of(found)}" if is_stored_dtype(found) else ""
+    raise TypeError(
+        f"{name} has dtype {array.dtype}, expected {dtype} as the cache's{' or float32' if is_half(dtype) else ''}; "
+        f"pass {_core.cast(x, name, expression_of(dtype))}{other}"
+    )
 
 
 def _length_axis(layout: Layout) -> int:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.io as io
-from pyattn._util.arguments import as_count, as_float_dtype
+from pyattn._util.arguments import as_count
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.ids import as_integers
 from pyattn._util.names import naming_keywords_of_class
 from pyattn._util.typing import RNG, CacheUse, EmptyRows, FloatArray, Layout, Score, Window
@@ -50,7 +51,8 @@ class KVCache:
     batch_size : int
         Batch entries. Default: 1.
     dtype : dtype
-        numpy.float32, the default, or numpy.float64.
+        numpy.float32, the default, numpy.float64, or half of the memory: numpy.float16 or 'bfloat16', which needs
+        ml_dtypes. A half cache stores float32 keys and values rounded to nearest, and takes float32 queries, too.
     window : int, optional
         Each query sees this many positions before its own, in every call of `attend`; older pages are freed. Default:
         None, all positions.
@@ -66,7 +68,9 @@ class KVCache:
     Raises
     ------
     TypeError
-        An argument is not an integer, or dtype is neither float32 nor float64.
+        An argument is not an integer, or dtype is not float16, bfloat16, float32 or float64.
+    ImportError
+        dtype is bfloat16 and ml_dtypes is missing.
     ValueError
         A size is too small.
 
@@ -85,6 +89,13 @@ class KVCache:
     (1, 2, 1, 8)
     >>> cache.lengths
     array([4])
+
+    A half takes half of the memory. Keys and values are rounded as they are stored; results stay float32:
+
+    >>> half = pyattn.KVCache(1, 2, 8, dtype="float16")
+    >>> half.append(0, key, value)
+    >>> half.attend(0, query).dtype, half.keys(0)[0].dtype
+    (dtype('float32'), dtype('float16'))
     """
 
     def __init__(
@@ -103,7 +114,7 @@ class KVCache:
         self.num_kv_heads = as_count(num_kv_heads, "num_kv_heads", least=1)
         self.head_dim = as_count(head_dim, "head_dim", least=1)
         self.v_head_dim = as_count(v_head_dim, "v_head_dim", least=1, default=self.head_dim)
-        self.dtype = as_float_dtype(dtype)
+        self.dtype = as_stored_dtype(dtype)
         self.window = None if window is None else as_count(window, "window", least=0)
         self.max_length = None if max_length is None else as_count(max_length, "max_length", least=0)
         self._sizes = PageSizes(self.num_kv_heads, self.head_dim, self.v_head_dim, self.dtype)
@@ -347,8 +358,8 @@ class KVCache:
         layer : int
             Layer.
         query : array_like, (batch_size, heads, L, head_dim)
-            Of the cache's dtype; the number of heads is a multiple of num_kv_heads. With layout='bshd': (batch_size,
-            L, heads, head_dim).
+            Of the cache's dtype, or of float32 with a half cache, as the result is then; the number of heads is a
+            multiple of num_kv_heads. With layout='bshd': (batch_size, L, heads, head_dim).
         attn_mask : array_like, optional
             Broadcasts to (batch_size, heads, L, S). bool: True = attend; float: added to the scaled scores. Default:
             None.
@@ -456,7 +467,8 @@ class KVCache:
         layer : int
             Layer.
         key : array_like, (batch_size, num_kv_heads, new, head_dim)
-            Of the cache's dtype. With layout='bshd': (batch_size, new, num_kv_heads, head_dim).
+            Of the cache's dtype, or one of the two of float32 and the other a half: what is stored has the cache's.
+            With layout='bshd': (batch_size, new, num_kv_heads, head_dim).
         value : array_like, (batch_size, num_kv_heads, new, v_head_dim)
             In the same layout.
         lengths : array_like of int, (batch_size,), optional
@@ -622,7 +634,10 @@ class KVCache:
         ValueError
             path ends in neither of them.
         """
-        io.save(files.state_of(files.Saved(self.window, self.max_length, self._sizes, self._layers)), path)
+        state = files.state_of(files.Saved(self.window, self.max_length, self._sizes, self._layers))
+        if self.dtype.name == "bfloat16" and os.fspath(path).endswith(".npz"):
+            state = files.with_bits(state)
+        io.save(state, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KVCache:

@@ -39,11 +39,11 @@ class PageSizes(NamedTuple):
 
     def new_pages(self, count: int) -> list[Page]:
         """Make pages of zeros, so that old memory contents never get into a file."""
-        elements, like = self.kv_heads * PAGE * (self.head_dim + self.v_head_dim), np.empty(0, self.dtype)
+        elements = self.kv_heads * PAGE * (self.head_dim + self.v_head_dim)
         made: list[Page] = []
         while len(made) < count:
             some = min(TOGETHER, count - len(made))
-            memory = _core.new_page(some * elements, like)
+            memory = _core.new_page(some * elements, self.dtype)
             made += [memory[n * elements : (n + 1) * elements] for n in range(some)]
         return made
 
@@ -202,7 +202,7 @@ def use_of(layer: Layer, sizes: PageSizes) -> CacheUse:
         tables = tuple(
             unseen * ((start - first) // PAGE) + table for table, start in zip(tables, layer.starts, strict=True)
         )
-    return CacheUse(tables, *sizes[:3], layer.length - first, first)
+    return CacheUse(tables, sizes.dtype, *sizes[:3], layer.length - first, first)
 
 
 def bytes_of(layers: Iterable[Layer]) -> int:

@@ -24,7 +24,8 @@ def gelu(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> Flo
     Parameters
     ----------
     x : array_like
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     approximate : {'none', 'tanh'}
         'tanh': ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``, as in GPT-2. Default: 'none'.
 
@@ -59,7 +60,8 @@ def silu(x: npt.ArrayLike) -> FloatArray:
     Parameters
     ----------
     x : array_like
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
 
     Returns
     -------

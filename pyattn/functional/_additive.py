@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, SupportsFloat, SupportsIndex, overload
+from collections.abc import Mapping
+from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
 
+import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import linear
+from pyattn._util.halves import as_float32, check_same_half, is_half, rounded
 from pyattn._util.typing import RNG, Align, EmptyRows, FloatArray, Layout, Window
 from pyattn.functional._attention import AttentionResult, attention
 from pyattn.functional._self_attention import check_inner, read_rows, read_weight
@@ -165,7 +168,8 @@ def additive_attention(
     Parameters
     ----------
     query : array_like, (..., L, d_q)
-        float32 or float64; lists, bools and integers are read as float64. Heads and leading axes as in `attention`.
+        float16, bfloat16, float32 or float64; lists, bools and integers are read as float64. Heads and leading axes as
+        in `attention`; so is the rule for halves.
     key : array_like, (..., S, d_k)
         Keys; d_k may differ from d_q.
     value : array_like, (..., S, v_dim)
@@ -233,14 +237,19 @@ def additive_attention(
     >>> pyattn.additive_attention(query, states, states, *np.split(w, [3]), w_score).round(4)
     array([[0.6638, 0.6516]])
     """
+    given = {"query": query, "key": key, "value": value, "w_query": w_query, "w_key": w_key, "w_score": w_score}
+    arrays = {name: _core.as_real(x, name) for name, x in {**given, "bias": bias}.items() if x is not None}
+    check_same_half(arrays.items())
+    half = arrays["query"].dtype if all(is_half(x.dtype) for x in arrays.values()) else None
+    arrays = {name: as_float32(x) for name, x in arrays.items()}
     if w_query is None and w_key is None:
-        queries, keys, weight = _without_layer(query, key, w_score, bias)
+        queries, keys, weight = _without_layer(arrays)
     else:
-        queries, keys, weight = _first_layer(query, key, w_query, w_key, w_score, bias, num_threads)
-    return attention(
+        queries, keys, weight = _first_layer(arrays, num_threads)
+    result = attention(
         queries,
         keys,
-        value,
+        arrays["value"],
         score="additive",
         score_weight=weight,
         attn_mask=attn_mask,
@@ -259,52 +268,61 @@ def additive_attention(
         empty_rows=empty_rows,
         layout=layout,
         num_threads=num_threads,
-        out=out,
+        out=out if half is None else None,
     )
+    return result if half is None else _rounded(result, half, out)
 
 
-def _without_layer(
-    query: npt.ArrayLike, key: npt.ArrayLike, w_score: npt.ArrayLike, bias: npt.ArrayLike | None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _rounded(
+    result: FloatArray | AttentionResult, half: np.dtype[Any], out: FloatArray | None
+) -> FloatArray | AttentionResult:
+    """Round output and weights of a result, and write the output to `out`, if given."""
+    whole = result if isinstance(result, AttentionResult) else AttentionResult(result)
+    output: FloatArray = rounded(whole.output, half)
+    if out is not None:
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out is of type {type(out).__name__}, expected a numpy.ndarray")
+        if (out.shape, out.dtype) != (output.shape, half):
+            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}, expected {output.shape} and {half}")
+        out[...] = output
+        output = out
+    return AttentionResult(output, rounded(whole.weights, half), whole.lse) if whole is result else output
+
+
+def _without_layer(given: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Check the arguments of Keras's form; return queries, keys and w_score unprojected."""
-    if bias is not None:
+    if "bias" in given:
         raise ValueError("bias is given, but w_query and w_key are None; pass both weights, or leave bias out")
-    queries, keys = (read_rows(x, name, columns=False) for x, name in ((query, "query"), (key, "key")))
+    queries, keys = (read_rows(given[name], name, columns=False) for name in ("query", "key"))
     d_q, d_k = queries.shape[-1], keys.shape[-1]
     if d_q != d_k:
         raise ValueError(f"query has {d_q} features and key {d_k}; without w_query and w_key they must be equal")
-    return queries, keys, _vector(w_score, "w_score", d_q, f"query and key have {d_q} features")
+    return queries, keys, _vector(given, "w_score", d_q, f"query and key have {d_q} features")
 
 
 def _first_layer(
-    query: npt.ArrayLike,
-    key: npt.ArrayLike,
-    w_query: npt.ArrayLike | None,
-    w_key: npt.ArrayLike | None,
-    w_score: npt.ArrayLike,
-    bias: npt.ArrayLike | None,
-    num_threads: SupportsIndex | None,
+    given: Mapping[str, FloatArray], num_threads: SupportsIndex | None
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Check the arguments; return the projected queries and keys, and w_score."""
     rows, weights = [], []
-    for x, x_name, w, w_name in ((query, "query", w_query, "w_query"), (key, "key", w_key, "w_key")):
-        if w is None:
+    for x_name, w_name in (("query", "w_query"), ("key", "w_key")):
+        if w_name not in given:
             raise ValueError(f"{w_name} is None, expected a weight, or None for both w_query and w_key (Keras's form)")
-        rows.append(read_rows(x, x_name, columns=False))
-        weights.append(read_weight(w, w_name, columns=False))
+        rows.append(read_rows(given[x_name], x_name, columns=False))
+        weights.append(read_weight(given[w_name], w_name, columns=False))
         check_inner(w_name, weights[-1], x_name, rows[-1], columns=False)
     hidden, other = map(len, weights)
     if hidden != other:
         raise ValueError(f"w_query gives {hidden} features per query, but w_key gives {other} per key")
     why = f"w_query and w_key give {hidden} features"
-    weight = _vector(w_score, "w_score", hidden, why)
-    offset = None if bias is None else _vector(bias, "bias", hidden, why)
+    weight = _vector(given, "w_score", hidden, why)
+    offset = _vector(given, "bias", hidden, why) if "bias" in given else None
     queries = linear(rows[0], weights[0], offset, num_threads=num_threads)
     return queries, linear(rows[1], weights[1], num_threads=num_threads), weight
 
 
-def _vector(x: npt.ArrayLike, name: str, hidden: int, why: str) -> FloatArray:
-    array = _core.as_real(x, name)
+def _vector(given: Mapping[str, FloatArray], name: str, hidden: int, why: str) -> FloatArray:
+    array = given[name]
     if array.shape != (hidden,):
         raise ValueError(f"{name} has shape {array.shape}, expected ({hidden},): {why}")
     return array

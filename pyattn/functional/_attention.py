@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._core import attention
-from pyattn._util.arguments import FLOATS, as_choice
+from pyattn._util.arguments import as_choice
+from pyattn._util.halves import as_float32, check_same_half, expression_of, is_half, is_stored_dtype
 from pyattn._util.typing import RNG, FloatArray, Layout
 from pyattn.masks import Mask
 
@@ -93,7 +94,7 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query : array_like, (..., L, head_dim)
-        float32 or float64.
+        float16, bfloat16, float32 or float64.
     key : array_like, (..., S, head_dim)
         Keys, of query's dtype.
     value : array_like, (..., S, v_dim)
@@ -121,7 +122,7 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError
-        Dtypes differ, or are not float32 or float64.
+        Dtypes differ, or are others.
     ValueError
         Shapes disagree; dropout_p is not a probability.
 
@@ -137,16 +138,16 @@ def scaled_dot_product_attention(
     arrays = [_core.as_array(x, name) for name, x in given.items()]
     dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
     for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
-        if own != dtype or dtype not in FLOATS:
-            wanted = dtype if dtype in FLOATS else np.dtype(np.float32)
-            fix = _core.cast(x, name, f"numpy.{wanted}")
+        if own != dtype or not is_stored_dtype(dtype):
+            wanted = dtype if is_stored_dtype(dtype) else np.dtype(np.float32)
+            fix = _core.cast(x, name, expression_of(wanted))
             others = ", and key and value likewise" if len(set(dtypes)) == 1 else ""
             raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}{others}")
     mask = attn_mask
     if attn_mask is not None and not isinstance(attn_mask, Mask):
         mask = array = _core.as_array(attn_mask, "attn_mask")
         if array.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
-            flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", f"numpy.{dtype}"))
+            flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", expression_of(dtype)))
             wrong = f"attn_mask has dtype {array.dtype}, expected bool or {dtype}"
             raise TypeError(f"{wrong}; pass {flags} (True = attend) or {numbers}")
     if not enable_gqa:
@@ -188,7 +189,8 @@ def merge_states(
     Parameters
     ----------
     outputs : iterable of array_like, (..., heads, L, v_dim)
-        Output of each chunk, or one array with chunks along its first axis. Without heads: (..., L, v_dim).
+        Output of each chunk, or one array with chunks along its first axis. Without heads: (..., L, v_dim). float16
+        and bfloat16 are combined in float32, and the result is rounded to them.
     lses : iterable of array_like, (..., heads, L)
         Logsumexp of each chunk (natural logarithm), as `attention` returns it with ``need_lse=True``.
     layout : {'bhsd', 'bshd'}
@@ -221,7 +223,8 @@ def merge_states(
     (True, True)
     """
     as_choice(layout, "layout", get_args(Layout))
-    outs, sums = _real_arrays(outputs, "outputs"), _real_arrays(lses, "lses")
+    outs, sums = _arrays(outputs, "outputs"), [as_float32(lse) for lse in _arrays(lses, "lses")]
+    check_same_half((f"outputs[{n}]", out) for n, out in enumerate(outs))
     if not outs or len(outs) != len(sums):
         raise ValueError(
             f"outputs and lses have {len(outs)} and {len(sums)} entries; pass one of each per chunk, at least one"
@@ -241,14 +244,18 @@ def merge_states(
         _check_lse(n, lse.shape, shape, layout)
 
     sums = [lse.swapaxes(-2, -1) for lse in sums] if swap else sums
-    dtype = np.result_type(*outs, *sums)
-    parts = [tuple(np.ascontiguousarray(x, dtype=dtype).reshape(x.shape) for x in xs) for xs in (outs, sums)]
-    output, lse = np.empty(shape, dtype), np.empty(shape[:-1], dtype)
+    dtype, lse_dtype = np.result_type(*outs), np.result_type(*outs, *sums)
+    dtype = dtype if is_half(dtype) and lse_dtype == np.float32 else lse_dtype
+    parts = [
+        tuple(np.ascontiguousarray(x, dtype=kind).reshape(x.shape) for x in xs)
+        for xs, kind in ((outs, dtype), (sums, lse_dtype))
+    ]
+    output, lse = np.empty(shape, dtype), np.empty(shape[:-1], lse_dtype)
     _core.merge_states(parts[0], parts[1], output, lse)
     return output, np.ascontiguousarray(lse.swapaxes(-2, -1)) if swap else lse
 
 
-def _real_arrays(xs: Iterable[npt.ArrayLike], name: str) -> list[FloatArray]:
+def _arrays(xs: Iterable[npt.ArrayLike], name: str) -> list[FloatArray]:
     try:
         parts = iter(xs)
     except TypeError:

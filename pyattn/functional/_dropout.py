@@ -28,7 +28,8 @@ def dropout(
     Parameters
     ----------
     x : array_like, (..., features)
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     p : float
         Probability that an element becomes 0. Default: 0.5.
     training : bool

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.halves import as_float32, check_same_half, compute_dtype, is_half, rounded
 from pyattn._util.typing import RNG, CacheUse, EmptyRows, FloatArray, Rotation
 from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 
@@ -158,7 +159,7 @@ def multi_head_attention_forward(
         MultiheadAttention, as torch: True = blocked
 
     Project query, key and value; attend with every head; project the concatenated heads. All arrays but the masks share
-    one dtype.
+    one dtype; float32 and one of float16 and bfloat16 may mix, which gives float32.
 
     Intended differences from torch: `is_causal` works without `attn_mask` (torch raises) and is combined with it (torch
     replaces it in some cases); the keys of bias_k and add_zero_attn stay visible under it; a row with nothing to attend
@@ -167,7 +168,7 @@ def multi_head_attention_forward(
     Parameters
     ----------
     query : array_like, (L, N, E) or unbatched (L, E)
-        float32 or float64.
+        float16, bfloat16, float32 or float64.
     key : array_like, (S, N, kdim) or (S, kdim)
         kdim is E unless use_separate_proj_weight.
     value : array_like, (S, N, vdim) or (S, vdim)
@@ -224,7 +225,7 @@ def multi_head_attention_forward(
     Returns
     -------
     output : ndarray, (L, N, out_dim) or (L, out_dim)
-        Of query's dtype.
+        Of the arrays' dtype.
     weights : ndarray, (N, L, S) or (L, S), or None
         With heads, (N, num_heads, L, S), unless averaged; S counts the keys of bias_k and add_zero_attn. After
         dropout, as torch's.
@@ -232,7 +233,7 @@ def multi_head_attention_forward(
     Raises
     ------
     TypeError
-        Dtypes differ or are not float32 or float64; a mask is neither bool nor of floats.
+        Dtypes differ or are others; a mask is neither bool nor of floats.
     ValueError
         Shapes disagree; the message names the argument.
 
@@ -258,7 +259,7 @@ def multi_head_attention_forward(
             raise ValueError(f"{name} is None, but use_separate_proj_weight={separate} needs it")
     others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
     others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
-    arrays = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
+    arrays, half = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
     embed_dim, heads = _check_sizes(embed_dim_to_check, num_heads)
     _check_shapes(arrays, embed_dim)
     inputs, parameters = _project(arrays, embed_dim, heads)
@@ -273,25 +274,29 @@ def multi_head_attention_forward(
         average_weights=average_attn_weights,
         empty_rows=empty_rows,
     )
-    return output.swapaxes(0, 1) if output.ndim == 3 else output, attended
+    result = output.swapaxes(0, 1) if output.ndim == 3 else output, attended
+    return result if half is None else rounded(result, half)
 
 
 # Arrays of the function
 
 
-def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> dict[str, Array]:
-    """Read the given arrays, which must all have the dtype of the first."""
+def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> tuple[dict[str, Array], np.dtype[Any] | None]:
+    """Read arrays that are computed in one dtype, inputs as that; the dtype of the result, if all are one half."""
     # as_array's message names a required argument that is None.
     arrays = {name: _core.as_array(x, name) for name, x in given.items() if x is not None or name in _REQUIRED}
-    kinds = [array.dtype.newbyteorder("=") for array in arrays.values()]
-    wanted = kinds[0] if kinds[0] in (np.float32, np.float64) else np.dtype(np.float32)
-    for name, own in zip(arrays, kinds, strict=True):
-        if own != wanted:
+    wanted = compute_dtype(arrays["query"].dtype)
+    wanted = wanted if wanted in (np.float32, np.float64) else np.dtype(np.float32)
+    for name, array in arrays.items():
+        if compute_dtype(array.dtype) != wanted:
             fix = _core.cast(given[name], name, f"numpy.{wanted}")
-            raise TypeError(f"{name} has dtype {arrays[name].dtype}, expected {wanted}; pass {fix}")
-    return arrays
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}")
+    check_same_half(arrays.items())
+    half = arrays["query"].dtype.newbyteorder("=") if all(is_half(x.dtype) for x in arrays.values()) else None
+    return arrays | {name: as_float32(arrays[name]) for name in _INPUTS if name in arrays}, half
 
 
+_INPUTS = ("query", "key", "value", "static_k", "static_v")
 _REQUIRED = ("query", "key", "value", "out_proj_weight")
 
 

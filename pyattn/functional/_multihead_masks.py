@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.masks._lowering as lowering
+from pyattn._util.halves import as_float32
 from pyattn._util.typing import Window
 from pyattn._util.warnings import MaskWarning, warn
 from pyattn.masks import Mask, from_blocked
@@ -208,6 +209,7 @@ def read_padding_mask(x: npt.ArrayLike, name: str) -> Array:
 
 def _flags_or_floats(x: npt.ArrayLike, name: str) -> Array:
     mask = _core.as_array(x, name)
+    mask = mask if mask.dtype.kind == "f" else as_float32(mask)  # NumPy has functions for float16, not for bfloat16
     if mask.dtype.kind not in "bf":
         wrong = f"{name} has dtype {mask.dtype}, expected bool or floats"
         if mask.dtype.kind in "iu" and ((mask != 0) & (mask != 1)).any():

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_index
+from pyattn._util.arguments import FLOATS, as_index
 from pyattn._util.typing import FloatArray
 
 __all__ = ["as_shape", "layer_norm", "rms_norm"]
@@ -58,7 +58,8 @@ def layer_norm(
     Parameters
     ----------
     x : array_like, (..., normalized_shape)
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     normalized_shape : int or sequence of int
         The last axes of x.
     weight, bias : array_like, normalized_shape, optional
@@ -132,13 +133,14 @@ def rms_norm(
     Parameters
     ----------
     x : array_like, (..., normalized_shape)
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     normalized_shape : int or sequence of int
         The last axes of x.
     weight : array_like, normalized_shape, optional
         Default: None, 1.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of x's dtype.
+        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for a half.
     residual : array_like, (..., normalized_shape), optional
         Added to x in the same pass. Default: None.
     need_sum : bool
@@ -193,7 +195,7 @@ def _normalize(
     added = None if residual is None else _core.as_real(residual, "residual")
     if added is not None and added.shape != x.shape:
         raise ValueError(f"residual has shape {added.shape}, expected {x.shape} as x")
-    least = float(np.finfo(x.dtype).eps) if eps is None else eps
+    least = float(np.finfo(x.dtype if x.dtype in FLOATS else np.float32).eps) if eps is None else eps
     lead = x.shape[: x.ndim - len(shape)]
     rows = (*(lead if len(lead) < 8 else (math.prod(lead),)), math.prod(shape))  # the core takes 8 axes
     weight, bias, residual = (

@@ -7,7 +7,8 @@ from typing import SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_count, as_finite, as_float_dtype
+from pyattn._util.arguments import as_count, as_finite
+from pyattn._util.halves import as_stored_dtype, compute_dtype, round_to
 from pyattn._util.typing import FloatArray
 
 __all__ = ["positional_encoding"]
@@ -40,7 +41,7 @@ def positional_encoding(
     base : float
         Wavelengths range from 2 pi to 2 pi * base. Default: 10000.0, as published.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16. The last two are float32, rounded.
 
     Returns
     -------
@@ -50,7 +51,8 @@ def positional_encoding(
     Raises
     ------
     TypeError
-        length, embed_dim or start is not an integer, base is not a number, or dtype is neither float32 nor float64.
+        length, embed_dim or start is not an integer, base is not a number, or dtype is not
+        float16, bfloat16, float32 or float64.
     ValueError
         length, embed_dim or start is negative, a position is 2**53 or more, or base is not above 0.
 
@@ -72,9 +74,10 @@ def positional_encoding(
     first = as_count(start, "start", least=0)
     if first + rows > _FAR:
         raise ValueError(f"start is {first} and length {rows}, expected positions below 2**53")
-    table = np.empty((rows, columns), as_float_dtype(dtype))
+    kind = as_stored_dtype(dtype)
+    table = np.empty((rows, columns), compute_dtype(kind))
     positions = np.arange(rows, dtype=np.float64) + first
     angles = positions[:, np.newaxis] / as_finite(base, "base", above=0) ** (np.arange(0, columns, 2) / max(1, columns))
     table[:, 0::2] = np.sin(angles)
     table[:, 1::2] = np.cos(angles[:, : columns // 2])
-    return table
+    return round_to(table, kind)

@@ -39,8 +39,8 @@ def rotary_embedding(
     Parameters
     ----------
     x : array_like, (..., heads, length, dim)
-        Queries or keys, float32 or float64; bools, integers and lists of Python's numbers become float64. Without
-        heads: (..., length, dim), of up to three axes.
+        Queries or keys; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are
+        computed in float32, and the result is rounded to them. Without heads: (..., length, dim), of up to three axes.
     frequencies : RotaryFrequencies, optional
         Result of `rotary_frequencies`, in place of theta, rotary_dim, scaling, max_position_embeddings and seq_len:
         the first ``2 * len(inv_freq)`` features are rotated. Default: None, computed from those.

@@ -20,7 +20,8 @@ def softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
     Parameters
     ----------
     x : array_like
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     axis : int or tuple of ints or None
         Axes to normalise over; None means all of them. Default: -1, the last.
 
@@ -54,7 +55,8 @@ def log_softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
     Parameters
     ----------
     x : array_like
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers; bools, integers and lists of Python's numbers become float64. float16 and bfloat16 are computed
+        in float32, and the result is rounded to them.
     axis : int or tuple of ints or None
         Axes to normalise over; None means all of them. Default: -1, the last.
 

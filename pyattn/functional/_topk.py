@@ -11,6 +11,7 @@ from numpy.lib.array_utils import normalize_axis_index
 import pyattn._core as _core
 import pyattn._util.slabs as _slabs
 from pyattn._util.arguments import as_count, as_index
+from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 
 __all__ = ["TopK", "argmax", "topk"]
@@ -46,7 +47,7 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     Parameters
     ----------
     x : array_like
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        Real numbers.
     axis : int or None
         None: the index into the flattened array. Default: -1, the last.
 
@@ -70,7 +71,7 @@ def argmax(x: npt.ArrayLike, axis: SupportsIndex | None = -1) -> npt.NDArray[np.
     >>> pyattn.functional.argmax([[0.1, 0.7, 0.2], [0.5, 0.0, 0.5]])
     array([1, 0])
     """
-    array = _core.as_real(x, "x")
+    array = as_float32(_core.as_real(x, "x"))
     number = None if axis is None else as_index(axis, "axis", "an int or None")
     if number is None or (array.ndim == 0 and number in (0, -1)):  # a scalar has no axis, as in softmax
         array, number = array.reshape(-1), 0
@@ -94,7 +95,7 @@ def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
     Parameters
     ----------
     x : array_like, (..., n)
-        float32 or float64; bools, integers and lists of Python's numbers become float64.
+        float32, float64, float16 or bfloat16; bools, integers and lists of Python's numbers become float64.
     k : int
         Number of elements, from 0 to n.
 
@@ -126,4 +127,5 @@ def topk(x: npt.ArrayLike, k: SupportsIndex) -> TopK:
         raise ValueError("x is a scalar, expected (..., n); for one row, pass [x]")
     if count > array.shape[-1]:
         raise ValueError(f"k is {count}, expected 0 <= k <= {array.shape[-1]}: x has shape {array.shape}")
-    return TopK(*_core.top_k_rows(np.ascontiguousarray(array), count))
+    values, indices = _core.top_k_rows(np.ascontiguousarray(as_float32(array)), count)
+    return TopK(round_to(values, array.dtype), indices)

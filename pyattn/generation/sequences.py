@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_index
+from pyattn._util.halves import as_dtype, as_float32, is_half
 from pyattn._util.ids import as_signed_ids
 from pyattn._util.typing import IntArray
 
@@ -211,8 +212,8 @@ def pad_sequences(
     """
     as_choice(truncate, "truncate", ("right", "left", None))
     as_choice(side, "side", ("right", "left"))
-    numbers = np.dtype(dtype)
-    if dtype is None or numbers.kind not in "biuf":
+    numbers = as_dtype(dtype)
+    if dtype is None or not (numbers.kind in "biuf" or is_half(numbers)):
         given = None if dtype is None else numbers
         raise TypeError(f"dtype is {given}, expected a dtype of numbers, such as numpy.int64")
     arrays = _read_arrays(sequences)
@@ -261,8 +262,9 @@ def _read_padding_value(x: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[A
 
 def _cast(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Cast an array: integers and bools must stay exact; floats may be rounded, but must not overflow."""
-    if array.size > 0 and array.dtype.kind not in ("biuf" if dtype.kind == "f" else "biu"):
-        expected = "numbers" if dtype.kind == "f" else "integers"
+    array, floats = as_float32(array), dtype.kind == "f" or is_half(dtype)
+    if array.size > 0 and array.dtype.kind not in ("biuf" if floats else "biu"):
+        expected = "numbers" if floats else "integers"
         raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} that {dtype} can hold")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
@@ -270,7 +272,7 @@ def _cast(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArr
         lost = np.isinf(cast) & np.isfinite(array)
     else:  # compared in both dtypes: in one alone, 2**53 + 1 equals a rounded float, or -1 an unsigned integer
         with np.errstate(invalid="ignore"):
-            lost = (cast != array) | (cast.astype(array.dtype) != array)
+            lost = (as_float32(cast) != array) | (cast.astype(array.dtype) != array)
     if lost.any():
         raise ValueError(f"{name} holds {array[lost][0]}, which {dtype} cannot hold")
     return cast

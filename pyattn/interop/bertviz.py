@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.halves import as_float32
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def _read_layer(layer: npt.ArrayLike, name: str) -> Array:
     if hasattr(layer, "weights"):
         kind = type(layer).__name__
         raise TypeError(f"{name} is of type {kind}, expected an array (heads, L, S); pass {name}.weights")
-    array = np.asarray(_core.as_real(layer, name))
+    array = as_float32(_core.as_real(layer, name))
     if array.ndim == 2:
         raise ValueError(
             f"{name} has shape {array.shape}, expected (heads, L, S); pass a single layer as [weights], and call "

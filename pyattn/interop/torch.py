@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.nn as nn
+from pyattn._util.halves import of_tensor
 from pyattn.nn.feed_forward import Activation, core_activation
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
     ----------
     module : torch.nn.Module
         A `torch.nn.Linear`, `Embedding`, `Dropout`, `LayerNorm`, `RMSNorm`, `MultiheadAttention`, `Transformer`, or a
-        layer or stack of a `Transformer`, on the CPU, in float32 or float64. Activations may be torch's relu, gelu and
-        silu, as functions or modules.
+        layer or stack of a `Transformer`, on the CPU, in float16, bfloat16, float32 or float64. Activations may be
+        torch's relu, gelu and silu, as functions or modules.
     share : bool
         Share torch's memory instead of copying it: changes of a parameter on either side, such as an optimiser's steps,
         show on the other. Default: False.
@@ -491,24 +492,34 @@ def _to_array(tensor: torch.Tensor, name: str, share: bool) -> npt.NDArray[Any]:
         )
     if tensor.device.type != "cpu":
         raise TypeError(f"{name} is on device '{tensor.device}'; pass module.cpu()")
-    if tensor.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name} has dtype {tensor.dtype}, expected float32 or float64; pass module.float()")
-    array: npt.NDArray[Any] = tensor.detach().numpy()
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(
+            f"{name} has dtype {tensor.dtype}, expected float16, bfloat16, float32 or float64; pass module.float()"
+        )
+    own = tensor.detach()
+    array: npt.NDArray[Any] = of_tensor(own) if own.dtype == torch.bfloat16 else own.numpy()
     return array if share else array.copy()
 
 
 def _to_tensor(array: npt.NDArray[Any], name: str, share: bool) -> torch.Tensor:
     """Copy an array into a tensor, or view its memory."""
-    import torch
-
     if not share:
-        return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+        return view_as_tensor(np.array(array, array.dtype.newbyteorder("="), order="C"))
     if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
         raise ValueError(
             f"{name} is read-only, byte-swapped or has negative strides, which torch cannot view: pass share=False to "
             "copy it"
         )
-    return torch.from_numpy(array)
+    return view_as_tensor(array)
+
+
+def view_as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """View an array as a tensor; torch does not know the bfloat16 of ml_dtypes."""
+    import torch
+
+    if array.dtype.name != "bfloat16":
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
 def _update_hooked_weights(module: torch.nn.Module) -> None:

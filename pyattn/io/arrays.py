@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.halves import bfloat16, is_half
 from pyattn.io.safetensors import DTYPES, METADATA, NAMES, open_tensors, write_tensors
 
 __all__ = ["load", "save"]
@@ -67,8 +68,7 @@ def save(obj: HasState | Mapping[str, npt.ArrayLike], path: str | os.PathLike[st
     for key in state:
         _check_key(key, ending)
     arrays = {key: _as_numbers(value, key) for key, value in state.items()}
-    if ending == ".safetensors":
-        _check_dtypes(arrays)
+    _check_dtypes(arrays, ending)
     with _replacing(path) as file:
         write_tensors(arrays, file) if ending == ".safetensors" else _write_npz(arrays, file)
 
@@ -90,7 +90,9 @@ def load(path: str | os.PathLike[str]) -> State:
     ------
     ValueError
         path has another ending; the file is damaged, of another kind, or holds a dtype that NumPy lacks, such as
-        bfloat16. A .safetensors file has no checksum: damage to the numbers themselves is not detected.
+        float8. A .safetensors file has no checksum: damage to the numbers themselves is not detected.
+    ImportError
+        The file holds bfloat16, and ml_dtypes is not installed.
     OSError
         The file cannot be read.
 
@@ -127,14 +129,16 @@ def _check_key(key: object, ending: str) -> None:
 
 def _as_numbers(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
     array = _core.as_array(value, key)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufc" and not is_half(array.dtype):
         raise TypeError(f"{key} has dtype {array.dtype}, expected numbers")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
-def _check_dtypes(arrays: State) -> None:
+def _check_dtypes(arrays: State, ending: str) -> None:
     for key, array in arrays.items():
-        if array.dtype.name not in NAMES:
+        if ending == ".npz" and array.dtype.name == "bfloat16":
+            raise TypeError(f"{key} has dtype bfloat16, which .npz lacks; save a .safetensors")
+        if ending == ".safetensors" and array.dtype.name not in NAMES:
             fix = f"{key}.astype(numpy.{'complex64' if array.dtype.kind == 'c' else 'float64'})"
             raise TypeError(f"{key} has dtype {array.dtype}, which .safetensors lacks; pass {fix}, or save a .npz")
 
@@ -202,7 +206,9 @@ def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:
 def _read_safetensors(path: str) -> State:
     tensors = open_tensors(path)
     for key, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype == "BF16":
+            bfloat16()
+        elif tensor.dtype not in DTYPES:
             raise ValueError(
                 f"{path} holds {key} as {tensor.dtype}, a dtype that NumPy lacks: "
                 "save it as float32, in torch with module.float()"

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.halves import bfloat16, has_bfloat16, is_half, store_as
 from pyattn._util.messages import short_repr
 from pyattn.io.json import parse_object
 
@@ -32,6 +33,7 @@ _CODES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "C64": "<c8", "BOOL": "?"}
 _CODES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 DTYPES = {name: np.dtype(code) for name, code in _CODES.items()}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}  # by name, as hashing a dtype hides a MemoryError
+NAMES["bfloat16"] = "BF16"
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"BF16": 16}
 BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
 BITS |= {"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
@@ -45,17 +47,20 @@ class StoredTensor(NamedTuple):
     raw: npt.NDArray[np.uint8]
 
     def to_array(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-        """View the bytes as numbers; another dtype or unaligned bytes need a copy, and bfloat16 becomes float32."""
-        if self.dtype == "BF16":  # the upper half of a float32
+        """View the bytes as numbers; another dtype or unaligned bytes need a copy, and BF16 without ml_dtypes."""
+        array: npt.NDArray[Any]
+        if self.dtype == "BF16" and (dtype is None or is_half(dtype)) and has_bfloat16():
+            array = self.raw.view(bfloat16().newbyteorder("<"))
+        elif self.dtype == "BF16":  # the upper half of a float32
             halves = self.raw.view("<u2").astype(np.uint32)
-            array: npt.NDArray[Any] = np.left_shift(halves, 16, out=halves).view(np.float32)
+            array = np.left_shift(halves, 16, out=halves).view(np.float32)
         elif self.dtype in DTYPES:
             array = self.raw.view(DTYPES[self.dtype])
         else:
             raise ValueError(f"a tensor has dtype {self.dtype}, expected one of {', '.join([*DTYPES, 'BF16'])}")
         if not array.flags.aligned:
             array = array.copy()
-        return array.astype(dtype or array.dtype, copy=False).reshape(self.shape)
+        return store_as(array, dtype or array.dtype).reshape(self.shape)
 
 
 class _Entry(NamedTuple):
@@ -85,7 +90,7 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def write_tensors(arrays: Mapping[str, npt.NDArray[Any]], file: BinaryIO) -> None:
-    """Write contiguous arrays of dtypes in `DTYPES`; larger item sizes come first, so that all are aligned."""
+    """Write contiguous arrays of dtypes in `NAMES`; larger item sizes come first, so that all are aligned."""
     order = sorted(arrays, key=lambda key: arrays[key].itemsize, reverse=True)
     header, end = {}, 0
     for key in order:
@@ -96,7 +101,8 @@ def write_tensors(arrays: Mapping[str, npt.NDArray[Any]], file: BinaryIO) -> Non
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
     for key in order:
-        file.write(arrays[key].astype(arrays[key].dtype.newbyteorder("<"), copy=False).data)
+        numbers = arrays[key].astype(arrays[key].dtype.newbyteorder("<"), copy=False)
+        file.write(numbers.reshape(-1).view(np.uint8).data)  # bfloat16 itself has no buffer
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, _Entry], int]:

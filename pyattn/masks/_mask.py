@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_index
+from pyattn._util.halves import as_dtype, is_half
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import Align, Axis, Corner
 
@@ -342,8 +343,8 @@ class Mask:
         TypeError
             dtype is not a float dtype.
         """
-        kind = np.dtype(dtype)
-        if kind.kind != "f":
+        kind = as_dtype(dtype)
+        if kind.kind != "f" and not is_half(kind):
             raise TypeError(f"dtype is {kind}; a bias needs floats, such as numpy.float32")
         bias = np.zeros(self.shape, kind)
         bias[~self._attend()] = -np.inf

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
+from pyattn._util.halves import as_float32
 from pyattn._util.typing import FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.masks import from_blocked
@@ -131,6 +132,8 @@ class Bert(Module):
     layers: ModuleList[Module]
     pooler: Module | None
 
+    _widens_halves = False  # ids are not floats
+
     def __init__(
         self,
         embeddings: Module,
@@ -189,7 +192,8 @@ class Bert(Module):
         Returns
         -------
         EncoderOutput
-            In the weights' dtype. A sequence of padding alone attends to no key, but to the padding in transformers.
+            float32, or float64 with such weights. A sequence of padding alone attends to no key, but to the padding in
+            transformers.
 
         Raises
         ------
@@ -217,6 +221,8 @@ class Embeddings(Module):
     types: Embedding | None
     norm: Module
     projection: Linear | None
+
+    _widens_halves = False  # ids are not floats
 
     def __init__(
         self,
@@ -246,7 +252,7 @@ class Embeddings(Module):
         """Add up the vectors of words, positions and token types, then normalize."""
         ids = as_tokens(input_ids, self.words.num_embeddings)
         types = self._read_types(token_type_ids, ids.shape)
-        x = self._embed_words(ids, self._position_rows(ids, position_ids))
+        x = self._embed_words(ids, as_float32(self._position_rows(ids, position_ids)))
         if types is not None and self.types is not None:
             x = functional.embedding(types, self.types.weight, residual=x)
         elif self.types is not None:

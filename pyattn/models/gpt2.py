@@ -11,6 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 import pyattn.functional as functional
+from pyattn._util.halves import as_float32
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.models.decoder import UNSUPPORTED, CausalLM, CausalOutput, make_head
@@ -117,7 +118,7 @@ class GPT2(CausalLM):
         Returns
         -------
         CausalOutput
-            In the weights' dtype; rows of padding are unspecified.
+            float32, or float64 with such weights; rows of padding are unspecified.
 
         Raises
         ------
@@ -128,7 +129,7 @@ class GPT2(CausalLM):
             other numbers than 0 and 1.
         """
         ids, padding = self._read(input_ids, attention_mask, lengths)
-        rows = self._position_rows(position_ids, ids)
+        rows = as_float32(self._position_rows(position_ids, ids))
         x = functional.embedding(ids, self.embedding.weight, residual=rows)
         return self._run(x, padding, need_weights, need_hidden_states)
 
@@ -144,7 +145,7 @@ class GPT2(CausalLM):
         return table[: ids.shape[1]]
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
-        rows = rows_at(self.positions.weight, starts, ids.shape[1])
+        rows = as_float32(rows_at(self.positions.weight, starts, ids.shape[1]))
         return functional.embedding(ids, self.embedding.weight, residual=rows)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 import pyattn.functional as functional
+from pyattn._util.halves import as_float32
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.models.decoder import UNSUPPORTED, CausalLM, CausalOutput, make_head
@@ -128,7 +129,7 @@ class Llama(CausalLM):
         Returns
         -------
         CausalOutput
-            In the weights' dtype; rows of padding are unspecified.
+            float32, or float64 with such weights; rows of padding are unspecified.
 
         Raises
         ------
@@ -138,11 +139,13 @@ class Llama(CausalLM):
             An id is out of range, a shape does not match input_ids, or attention_mask holds other numbers than 0 and 1.
         """
         ids, padding = self._read(input_ids, attention_mask, lengths)
-        x = functional.embedding(ids, self.embedding.weight)
-        return self._run(x, padding, need_weights, need_hidden_states)
+        return self._run(self._embed(ids), padding, need_weights, need_hidden_states)
+
+    def _embed(self, ids: IntArray) -> FloatArray:
+        return as_float32(functional.embedding(ids, self.embedding.weight))
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
-        return functional.embedding(ids, self.embedding.weight)
+        return self._embed(ids)
 
 
 class _Sizes(NamedTuple):

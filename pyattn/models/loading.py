@@ -53,8 +53,9 @@ def load(
         Require a decoder's head. False: load files without one, too; then `logits` are None. A pooler may always be
         missing. Default: True.
     dtype : dtype, optional
-        float32 or float64: convert the weights. Default: None, the dtype of the files; float16 and bfloat16 become
-        float32.
+        float16, bfloat16, float32 or float64: convert the weights. Default: None, as the files have them, float16 and
+        bfloat16 in place. Arithmetic and results are float32 then, so only memory and time depend on it. Without
+        ml_dtypes, bfloat16 becomes float32.
     model_type : str, optional
         The family, for files from 2018 whose config.json has no ``model_type``. Default: None, read from config.json.
 

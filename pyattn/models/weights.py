@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_float_dtype
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.messages import short_repr
 from pyattn._util.typing import FloatArray
 from pyattn.io.safetensors import StoredTensor
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A model's arrays, all of one dtype, the names that the files lack, and the names that are not used."""
+    """A model's arrays, all float64 or none, the names that the files lack, and the names that are not used."""
 
     arrays: dict[str, FloatArray]
     missing: list[str]
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
 
 def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTypeLike | None) -> Weights:
     """Find the tensors of a plan: views of the files, or converted copies if the dtype differs."""
-    wanted = None if dtype is None else as_float_dtype(dtype)
+    wanted = None if dtype is None else as_stored_dtype(dtype)
     names = _names(files, plan)
     if plan.tied:
         _tie(files, plan, names)
@@ -65,8 +65,9 @@ def find_weights(files: ModelFiles, plan: Plan, *, strict: bool, dtype: npt.DTyp
         raise ValueError("\n- ".join([f"{files.source} does not fit {files.config.source}{hint}:", *lines]))
 
     tensors, used = {name: files.tensors[key] for name, key in names.items()}, set(names.values())
-    if wanted is None:
-        wanted = np.dtype(np.float64 if any(tensor.dtype == "F64" for tensor in tensors.values()) else np.float32)
+    stored = {tensor.dtype for tensor in tensors.values()}
+    if wanted is None and ("F64" in stored or stored >= {"F16", "BF16"}):
+        wanted = np.dtype(np.float64 if "F64" in stored else np.float32)
     arrays: dict[str, FloatArray] = {name: tensor.to_array(wanted) for name, tensor in tensors.items()}
     if plan.tied:
         arrays.setdefault(HEAD, arrays[plan.embedding])

@@ -53,7 +53,7 @@ class Dropout(Module):
         Parameters
         ----------
         x : array_like, (..., features)
-            float32 or float64.
+            float16, bfloat16, float32 or float64.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 

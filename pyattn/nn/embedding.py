@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_float_dtype, as_index
+from pyattn._util.arguments import as_count, as_index
+from pyattn._util.halves import as_float32, as_stored_dtype
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
 from pyattn.nn.inputs import check_parameter
@@ -31,7 +32,7 @@ class Embedding(Module):
     padding_idx : int, optional
         Id of the padding token, whose vector is initially zero; a negative one counts from the end. Default: None.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -45,7 +46,7 @@ class Embedding(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         padding_idx is out of range, or a size or rng is negative.
 
@@ -64,6 +65,8 @@ class Embedding(Module):
     weight: FloatArray
     padding_idx: int | None
 
+    _widens_halves = False  # ids are not floats
+
     def __init__(
         self,
         num_embeddings: SupportsIndex,
@@ -77,7 +80,7 @@ class Embedding(Module):
         self.num_embeddings = as_count(num_embeddings, "num_embeddings", least=0)
         self.embedding_dim = as_count(embedding_dim, "embedding_dim", least=0)
         self.padding_idx = _as_padding_idx(padding_idx, self.num_embeddings)
-        self.weight = np.empty((self.num_embeddings, self.embedding_dim), as_float_dtype(dtype))
+        self.weight = np.empty((self.num_embeddings, self.embedding_dim), as_stored_dtype(dtype))
         self.reset_parameters(rng)
 
     @classmethod
@@ -89,7 +92,7 @@ class Embedding(Module):
         Parameters
         ----------
         embeddings : ndarray, (num_embeddings, embedding_dim)
-            float32 or float64.
+            float16, bfloat16, float32 or float64.
         padding_idx : int, optional
             The id of padding. Default: None.
 
@@ -101,7 +104,7 @@ class Embedding(Module):
         Raises
         ------
         TypeError
-            embeddings is not an array of float32 or float64, or padding_idx is not an int.
+            embeddings is not an array of one of these dtypes, or padding_idx is not an int.
         ValueError
             embeddings does not have two axes, or padding_idx is out of range.
 
@@ -147,7 +150,7 @@ class Embedding(Module):
         Returns
         -------
         ndarray, (..., embedding_dim)
-            Exact copies of rows of weight, in its dtype.
+            Exact copies of rows of weight, in its dtype, but in float32 where weight is float16 or bfloat16.
 
         Raises
         ------
@@ -156,7 +159,7 @@ class Embedding(Module):
         ValueError
             An id is out of range.
         """
-        return functional.embedding(input, self.weight)
+        return as_float32(functional.embedding(input, self.weight))
 
     def extra_repr(self) -> str:
         """Return the sizes, as in torch's repr.

@@ -62,7 +62,7 @@ class FeedForward(Module):
     out_dim : int, optional
         Size of the last axis of an output. Default: embed_dim.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -78,7 +78,7 @@ class FeedForward(Module):
     Raises
     ------
     TypeError
-        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+        An argument other than activation has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A size is below 1, dropout is not a probability, activation is neither callable nor a known name, or rng is
         negative.

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pyattn._util.arguments import as_choice, as_finite, as_number
+from pyattn._util.halves import is_half, round_to
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 
@@ -70,7 +71,7 @@ def uniform_(tensor: FloatArray, a: float = 0.0, b: float = 1.0, *, rng: RNG = N
     a, b = as_number(a, "a"), as_number(b, "b")
     if not 0 <= b - a < math.inf:
         raise ValueError(f"a is {a} and b is {b}, expected finite bounds with a <= b")
-    tensor[...] = as_generator(rng).uniform(a, b, tensor.shape)
+    tensor[...] = round_to(as_generator(rng).uniform(a, b, tensor.shape), tensor.dtype)
     return tensor
 
 
@@ -109,7 +110,7 @@ def normal_(tensor: FloatArray, mean: float = 0.0, std: float = 1.0, *, rng: RNG
     """
     _check_writable(tensor)
     mean, std = as_number(mean, "mean"), as_finite(std, "std", least=0)
-    tensor[...] = as_generator(rng).normal(mean, std, tensor.shape)
+    tensor[...] = round_to(as_generator(rng).normal(mean, std, tensor.shape), tensor.dtype)
     return tensor
 
 
@@ -143,7 +144,7 @@ def constant_(tensor: FloatArray, val: float) -> FloatArray:
     array([0.5, 0.5])
     """
     _check_writable(tensor)
-    tensor[...] = as_number(val, "val")
+    tensor[...] = round_to(np.asarray(as_number(val, "val")), tensor.dtype)
     return tensor
 
 
@@ -407,7 +408,7 @@ def _gain(nonlinearity: str, given: Any, name: str) -> float:
 def _check_writable(tensor: Any) -> None:
     if not isinstance(tensor, np.ndarray):
         raise TypeError(f"tensor is of type {type(tensor).__name__}, expected a numpy.ndarray to fill in place")
-    if tensor.dtype.kind != "f":
+    if tensor.dtype.kind != "f" and not is_half(tensor.dtype):
         raise TypeError(f"tensor has dtype {tensor.dtype}, expected floats")
     if not tensor.flags.writeable:
         raise ValueError("tensor is read-only; pass a copy")

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, check_dtype
+from pyattn.nn.inputs import as_input, check_dtype, check_mixture
 from pyattn.nn.module import Module
 
 __all__ = ["Linear"]
@@ -33,7 +34,7 @@ class Linear(Module):
     bias : bool
         With a bias. Default: True.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -49,7 +50,7 @@ class Linear(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A size or rng is negative.
 
@@ -81,7 +82,7 @@ class Linear(Module):
         super().__init__()
         self.in_features = as_count(in_features, "in_features", least=0)
         self.out_features = as_count(out_features, "out_features", least=0)
-        kind = as_float_dtype(dtype)
+        kind = as_stored_dtype(dtype)
         self.weight = np.empty((self.out_features, self.in_features), kind, order="F")
         self.register_parameter("bias", np.empty(self.out_features, kind) if as_flag(bias, "bias") else None)
         self.reset_parameters(rng)
@@ -93,9 +94,9 @@ class Linear(Module):
         Parameters
         ----------
         weight : ndarray, (out_features, in_features)
-            float32 or float64.
+            float16, bfloat16, float32 or float64.
         bias : ndarray, (out_features,), optional
-            Of weight's dtype. Default: None, without one.
+            Of weight's dtype, or one of them of float32 and the other a half. Default: None, without one.
 
         Returns
         -------
@@ -105,7 +106,7 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            weight or bias is not an array of float32 or float64, or their dtypes differ.
+            weight or bias is not an array of one of these dtypes, or they have two that do not mix.
         ValueError
             Their shapes disagree.
 
@@ -126,8 +127,7 @@ class Linear(Module):
             raise ValueError(f"weight has shape {weight.shape}, expected 2 axes: (out_features, in_features)")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ValueError(f"bias has shape {bias.shape}, expected {weight.shape[:1]}: weight has {weight.shape}")
-        if bias is not None and bias.dtype.newbyteorder("=") != weight.dtype.newbyteorder("="):
-            raise TypeError(f"bias has dtype {bias.dtype}, expected {weight.dtype} as weight")
+        check_mixture([("weight", weight)] if bias is None else [("weight", weight), ("bias", bias)])
         linear.out_features, linear.in_features = weight.shape
         return linear
 

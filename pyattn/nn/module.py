@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_choice, as_flag, as_float_dtype
-from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class, refuse_call
+from pyattn._util.arguments import as_choice, as_flag
+from pyattn._util.halves import as_stored_dtype, is_half, round_to
+from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class
 from pyattn._util.typing import FloatArray
-from pyattn.nn.inputs import check_parameter
+from pyattn.nn.inputs import call_rounding, check_parameter
 from pyattn.nn.memory_order import MemoryOrder, reordered
 from pyattn.nn.state import IncompatibleKeys, write_state
 
@@ -26,7 +27,6 @@ _ELSEWHERE = {
     "backward": NO_GRADIENTS,
     "from_torch": "call pyattn.interop.torch.from_torch(module)",
     "generate": "call pyattn.generate(model, source)",
-    "half": "parameters are float32 or float64: call float() or double()",
     "save": "call pyattn.nn.save(module, path)",
     "zero_grad": NO_GRADIENTS,
 }
@@ -59,6 +59,9 @@ class Module:
     Assigning a float array to an attribute registers it as a parameter; assigning a module registers it as a part. Both
     keep their order. Parameters are ordinary arrays: edit one, or a view of it, and the next call uses it. A call does
     not change the module, so threads may share one.
+
+    Parameters may be float16 or bfloat16, which take half of the memory, beside others of float32. Arithmetic is in
+    float32, and so are results, except that a first input in half precision rounds them to its dtype.
 
     Attributes
     ----------
@@ -105,18 +108,15 @@ class Module:
     _parameter_names: tuple[str, ...] = ()
     _module_names: tuple[str, ...] = ()
     _linear_weights: tuple[str, ...] = ()  # parameters (out, in) that inputs are multiplied with
+    _widens_halves = True  # a first argument in half precision becomes float32
 
     if TYPE_CHECKING:
         __call__ = _CallsForward()
     else:
 
         def __call__(self, *args, **kwargs):
-            """Call `forward`."""
-            try:
-                return self.forward(*args, **kwargs)
-            except TypeError as error:
-                refuse_call(error, args, kwargs, self.forward, f"{type(self).__name__}.forward")
-                raise
+            """Call `forward`; a first argument in half precision is float32 there, and the results are rounded."""
+            return call_rounding(self, self.forward, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output; every subclass defines this."""
@@ -146,7 +146,7 @@ class Module:
         """Set an attribute; float arrays are registered as parameters, modules as parts."""
         if name in self._parameter_names:
             self.register_parameter(name, value)
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        elif isinstance(value, np.ndarray) and (value.dtype.kind == "f" or is_half(value.dtype)):
             self._require_parameter(name)
             self.register_parameter(name, value)
         elif name in self._module_names or isinstance(value, Module):
@@ -184,12 +184,13 @@ class Module:
         name : str
             The attribute.
         param : ndarray or None
-            float32 or float64, not copied. None is left out of `state_dict`; an array may be assigned later.
+            float16, bfloat16, float32 or float64, not copied. None is left out of `state_dict`; an array may be
+            assigned later.
 
         Raises
         ------
         TypeError
-            param is neither an array of float32 or float64 nor None.
+            param is neither None nor an array of one of these dtypes.
         KeyError
             The name is empty, has a dot, or is already another attribute.
         """
@@ -430,7 +431,7 @@ class Module:
         Parameters
         ----------
         dtype : dtype
-            float32 or float64, NumPy's or torch's. ``"cpu"`` is accepted and does nothing.
+            float16, bfloat16, float32 or float64, NumPy's or torch's. ``"cpu"`` is accepted and does nothing.
 
         Returns
         -------
@@ -450,8 +451,8 @@ class Module:
         """
         if str(dtype) == "cpu":
             return self
-        wanted = as_float_dtype(dtype)
-        self._replace({id(array): array.astype(wanted) for array in self.parameters() if array.dtype != wanted})
+        wanted = as_stored_dtype(dtype)
+        self._replace({id(array): round_to(array, wanted) for array in self.parameters() if array.dtype != wanted})
         for module in self.modules():
             module._set_dtype(wanted)
         return self
@@ -526,6 +527,39 @@ class Module:
             The module itself.
         """
         return self.to(np.float32)
+
+    def half(self: _Self) -> _Self:
+        """Convert all parameters to float16, as ``to(numpy.float16)`` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> linear, x = nn.Linear(3, 2).half(), np.ones(3, np.float32)
+        >>> linear.dtype, linear(x).dtype, linear(x.astype(np.float16)).dtype
+        (dtype('float16'), dtype('float32'), dtype('float16'))
+        """
+        return self.to(np.float16)
+
+    def bfloat16(self: _Self) -> _Self:
+        """Convert all parameters to bfloat16, as ``to("bfloat16")`` does.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        ImportError
+            ml_dtypes is not installed.
+        """
+        return self.to("bfloat16")
 
     def double(self: _Self) -> _Self:
         """Convert all parameters to float64, as ``to(numpy.float64)`` does.

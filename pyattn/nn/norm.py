@@ -7,7 +7,8 @@ from typing import SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_finite, as_flag, as_float_dtype
+from pyattn._util.arguments import as_finite, as_flag
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.typing import FloatArray
 from pyattn.functional._norm import Shape, as_shape, layer_norm, rms_norm
 from pyattn.nn import init
@@ -33,7 +34,7 @@ class LayerNorm(Module):
     bias : bool
         With a bias. Default: True.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
 
     Attributes
     ----------
@@ -45,7 +46,7 @@ class LayerNorm(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         normalized_shape is empty or has a size below 1, or eps is negative or not finite.
 
@@ -76,7 +77,7 @@ class LayerNorm(Module):
         self.normalized_shape = _sizes(normalized_shape)
         self.eps = as_finite(eps, "eps", least=0)
         self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
-        with_bias, kind = as_flag(bias, "bias") and self.elementwise_affine, as_float_dtype(dtype)
+        with_bias, kind = as_flag(bias, "bias") and self.elementwise_affine, as_stored_dtype(dtype)
         self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
         self.register_parameter("bias", np.empty(self.normalized_shape, kind) if with_bias else None)
         self.reset_parameters()
@@ -94,7 +95,7 @@ class LayerNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype; without one, float32 or float64.
+            Of the weight's dtype, or a half; without a weight, any of these.
 
         Returns
         -------
@@ -133,11 +134,11 @@ class RMSNorm(Module):
     normalized_shape : int or sequence of int
         The last axes of an input, over which the mean is taken.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of x's dtype.
+        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for a half.
     elementwise_affine : bool
         With a weight. Default: True.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
 
     Attributes
     ----------
@@ -147,7 +148,7 @@ class RMSNorm(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         normalized_shape is empty or has a size below 1, or eps is negative or not finite.
 
@@ -176,7 +177,7 @@ class RMSNorm(Module):
         self.normalized_shape = _sizes(normalized_shape)
         self.eps = None if eps is None else as_finite(eps, "eps", least=0)
         self.elementwise_affine = as_flag(elementwise_affine, "elementwise_affine")
-        kind = as_float_dtype(dtype)
+        kind = as_stored_dtype(dtype)
         self.register_parameter("weight", np.empty(self.normalized_shape, kind) if self.elementwise_affine else None)
         self.reset_parameters()
 
@@ -191,7 +192,7 @@ class RMSNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype; without one, float32 or float64.
+            Of the weight's dtype, or a half; without a weight, any of these.
 
         Returns
         -------

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_probability
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_probability
+from pyattn._util.halves import as_stored_dtype, compute_dtype
 from pyattn._util.typing import RNG, FloatArray, Layout, Rotation
 from pyattn.functional._dropout import dropout
 from pyattn.functional._positions import positional_encoding
@@ -47,7 +48,7 @@ class PositionalEncoding(Module):
     base : float
         Wavelengths of the sinusoids range from 2 pi to 2 pi * base. Default: 10000.0, as published.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial weight, if learned. Default: None, fresh entropy, so each call differs.
 
@@ -60,7 +61,7 @@ class PositionalEncoding(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A size or rng is negative, dropout is not a probability, or base is not a finite number above 0.
 
@@ -99,8 +100,9 @@ class PositionalEncoding(Module):
         self.learned, self.batch_first = as_flag(learned, "learned"), as_flag(batch_first, "batch_first")
         positional_encoding(0, self.embed_dim, base=base)  # checks base early
         self.base = float(base)
-        self._dtype = as_float_dtype(dtype)
-        table = np.empty((self.max_length, self.embed_dim), self._dtype) if learned else None
+        kind = as_stored_dtype(dtype)
+        self._set_dtype(kind)
+        table = np.empty((self.max_length, self.embed_dim), kind) if learned else None
         self.register_parameter("weight", table)
         self.reset_parameters(rng)
 
@@ -117,11 +119,11 @@ class PositionalEncoding(Module):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the encoding, and of inputs."""
+        """The dtype of the encoding, and of inputs; sinusoids are float32 or float64."""
         return self._dtype if self.weight is None else self.weight.dtype.newbyteorder("=")
 
     def _set_dtype(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
+        self._dtype = compute_dtype(dtype)
 
     def rows(self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike | None = None) -> FloatArray:
         """Return the encoding of some positions.
@@ -145,7 +147,7 @@ class PositionalEncoding(Module):
         Raises
         ------
         TypeError
-            length or start is not an integer, or dtype is neither float32 nor float64.
+            length or start is not an integer, or dtype is not float16, bfloat16, float32 or float64.
         ValueError
             One of them is negative, or the last position is beyond max_length.
 
@@ -166,7 +168,7 @@ class PositionalEncoding(Module):
             )
         table = self.weight
         if table is None:
-            kind = self._dtype if dtype is None else as_float_dtype(dtype)
+            kind = self._dtype if dtype is None else as_stored_dtype(dtype)
             table = _sinusoids(self.max_length, self.embed_dim, self.base, kind.name)
         return table[first : first + count]
 
@@ -276,6 +278,8 @@ class RotaryEmbedding(Module):
     (2, 8, 5, 64)
     """
 
+    _widens_halves = False  # the function rounds, into `out`, too
+
     def __init__(
         self,
         dim: SupportsIndex,
@@ -336,7 +340,7 @@ class RotaryEmbedding(Module):
         Parameters
         ----------
         x : array_like, (..., heads, length, dim)
-            float32 or float64; (..., length, heads, dim) with ``layout="bshd"``.
+            float16, bfloat16, float32 or float64; (..., length, heads, dim) with ``layout="bshd"``.
         offset : int
             Position of the first row. Default: 0.
         position_ids : array_like of int, optional

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+from pyattn._util.halves import is_half, store_as
 from pyattn._util.typing import FloatArray
-from pyattn.nn.inputs import check_parameter
+from pyattn.nn.inputs import check_mixture, check_parameter
 
 __all__ = ["IncompatibleKeys", "check_arrays", "write_state"]
 
@@ -57,24 +58,22 @@ def write_state(
     if problems:
         raise ValueError("\n- ".join([f"this state does not fit {owner}:", *problems]))
 
-    converted = [_separate(value.astype(own[key].dtype, copy=False), own) for key, value in values.items()]
+    converted = [_separate(store_as(value, own[key].dtype), own) for key, value in values.items()]
     for key, value in zip(values, converted, strict=True):
         own[key][...] = value
     return report
 
 
 def check_arrays(arrays: Mapping[str, FloatArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check names and shapes of arrays that become parameters; all have the dtype of the last one in shapes."""
+    """Check names and shapes of arrays that become parameters; float32 and one kind of half may mix."""
     for name in (*shapes, *arrays):
         if name not in arrays or name not in shapes:
             raise ValueError(f"{name} is {'missing' if name in shapes else 'unexpected'}; expected {', '.join(shapes)}")
         check_parameter(arrays[name], name)
         if arrays[name].shape != shapes[name]:
             raise ValueError(f"{name} has shape {arrays[name].shape}, expected {shapes[name]}")
-    for name in arrays:
-        own, last = (arrays[key].dtype.newbyteorder("=") for key in (name, list(shapes)[-1]))
-        if own != last:
-            raise TypeError(f"{name} has dtype {own}, expected {last} as {list(shapes)[-1]}")
+    last = list(shapes)[-1]
+    check_mixture([(last, arrays[last]), *arrays.items()])
 
 
 def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:
@@ -87,7 +86,7 @@ def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:
 
 def _real_values(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:
     array = _core.as_array(value, key)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf" and not is_half(array.dtype):
         raise TypeError(f"{key} has dtype {array.dtype}, expected real numbers")
     return array
 

@@ -15,6 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
 import pyattn._core as _core
+from pyattn._util.halves import as_float32
 from pyattn.plot.cell_numbers import write_numbers
 from pyattn.plot.fonts import Fonts, shorten
 from pyattn.plot.inputs import Array, Tokens, read_matrix, read_title, read_tokens
@@ -229,7 +230,7 @@ def mask(
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['attend', 'blocked']
     """
-    array = _core.as_array(mask, "mask")
+    array = as_float32(_core.as_array(mask, "mask"))
     if array.dtype.kind not in "bf":
         fix = "; pass masks.from_array(mask) if 1 = attend" if array.dtype.kind in "iu" else ""
         raise TypeError(f"mask has dtype {array.dtype}, expected bool (True = attend) or float (added){fix}")

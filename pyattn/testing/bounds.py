@@ -7,8 +7,8 @@ empty row.
 
 The bounds of a row of a result, over the keys j that it attends to:
 
-    u      2^-24 for float32, 2^-53 for float64
-    tiny   2^-126, 2^-1022: denormals may be flushed
+    u      2^-8 for bfloat16, 2^-11 for float16, 2^-24 for float32, 2^-53 for float64
+    tiny   2^-126, 2^-25, 2^-126, 2^-1022: denormals may be flushed, except float16's, which are rounded
     a_j    |scale| size_j + |bias_j|: the sum of the absolute terms of a score; A = max_j a_j
     output   u sum_j p_j (|v_j| + |o|) (1 + a_j) + (S + D + 1) tiny
     weight   8u w (1 + 2A) + tiny;  a row's sum: 8u sqrt(S)
@@ -76,7 +76,7 @@ __all__ = [
 
 OUTPUT_BAR, FLAT_OUTPUT_BAR = 4.0, 16.0
 PRODUCT_LIMIT = 32 / np.log2(np.e)  # the core's is 32 in units of log2
-WIDER: dict[str, Any] = {"float32": np.float64, "float64": np.longdouble}
+WIDER: dict[str, Any] = {**dict.fromkeys(("bfloat16", "float16", "float32"), np.float64), "float64": np.longdouble}
 
 Array = npt.NDArray[Any]
 
@@ -108,12 +108,12 @@ class Expected:
     @property
     def unit_roundoff(self) -> float:
         """Half the distance from 1 to the next number."""
-        return float(np.finfo(self.dtype).eps) / 2
+        return PRECISIONS[self.dtype.name].u
 
     @property
     def tiny(self) -> float:
-        """The smallest normal number."""
-        return float(np.finfo(self.dtype).tiny)
+        """How far a small number may be off."""
+        return PRECISIONS[self.dtype.name].flushed
 
 
 def expect(
@@ -154,8 +154,8 @@ def expect(
         amplified = shares * (1 + a)
         magnitude = amplified @ sizes + amplified.sum(-1, keepdims=True) * np.abs(rows)
         flat = _flat(shares, visible)[..., np.newaxis] & (np.abs(rows) >= FLAT_SUM * (shares @ sizes))
-        number = np.finfo(np.dtype(dtype))
-        unit = (magnitude * (number.eps / 2) + (keys + features + 1) * number.tiny).astype(np.float64)
+        precision = PRECISIONS[np.dtype(dtype).name]
+        unit = (magnitude * precision.u + (keys + features + 1) * precision.flushed).astype(np.float64)
     if rows is not output:
         unit, flat = unit.swapaxes(-3, -2), flat.swapaxes(-3, -2)
     return Expected(np.dtype(dtype), output, weights, lse, visible, unit, flat, largest)
@@ -290,6 +290,11 @@ class Precision(NamedTuple):
         """The smallest normal number."""
         return 2.0**self.least
 
+    @property
+    def flushed(self) -> float:
+        """How far a small number may be off: denormals may be flushed, except float16's."""
+        return self.u * self.tiny if self.name == "float16" else self.tiny
+
 
 PRECISIONS = {
     name: Precision(name, bits, least)
@@ -329,12 +334,12 @@ def _linear_bound(x: Array, parameters: Affine | None, precision: Precision, inh
         return np.asarray(inherited)
     x, weight = np.abs(x.astype(np.float64)), np.abs(parameters.weight.astype(np.float64))
     size = x @ weight.T + (0.0 if parameters.bias is None else np.abs(parameters.bias.astype(np.float64)))
-    own = 4 * precision.u * np.sqrt(max(1, x.shape[-1])) * size + (x.shape[-1] + 1) * precision.tiny
+    own = 4 * precision.u * np.sqrt(max(1, x.shape[-1])) * size + (x.shape[-1] + 1) * precision.flushed
     return np.asarray(own + (np.sqrt(np.square(inherited) @ np.square(weight).T) if np.ndim(inherited) else 0.0))
 
 
 def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str, Array]:
-    u, tiny = precision.u, precision.tiny
+    u, tiny = precision.u, precision.flushed
     q, k, v = (np.abs(np.nan_to_num(x)) for x in c.operands[:3])
     found, operands = _projection_bounds(f, precision)
     scale, flush = abs(f.factor), (k.shape[-2] + q.shape[-1] + 1) * tiny
@@ -368,6 +373,6 @@ def _projection_bounds(f: Formula, precision: Precision) -> tuple[dict[str, Arra
     if f.projections is None:
         return {}, None
     bounds = [_linear_bound(x, a, precision) for x, a in zip((f.query, f.key, f.value), f.projections, strict=True)]
-    rows = [[precision.u * np.abs(extra[n]) + precision.tiny for extra in f.extras] for n in range(2)]
+    rows = [[precision.u * np.abs(extra[n]) + precision.flushed for extra in f.extras] for n in range(2)]
     bounds[1:] = [append_rows(x, extra) for x, extra in zip(bounds[1:], rows, strict=True)]
     return dict(zip(STAGES, bounds, strict=False)), f.operands(bounds)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.functional as functional
+from pyattn._util.halves import as_float32
 
 __all__ = [
     "Signature",
@@ -147,10 +148,11 @@ def read_numbers(x: Any, name: str) -> Array:
     try:
         if hasattr(x, "detach"):
             x = x.detach().cpu()
-            x = x.double() if str(x.dtype) == "torch.bfloat16" else x  # NumPy has no bfloat16
+            x = x.double() if str(x.dtype) == "torch.bfloat16" else x  # without ml_dtypes, too
         array: Array = _core.as_array(x, name)
     except Exception as error:  # reading an unknown object may raise anything
         raise _unreadable(error, name) from error
+    array = array if array.dtype.kind == "f" else as_float32(array)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} has dtype {array.dtype}, expected real numbers")
     return array

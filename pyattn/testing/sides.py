@@ -16,6 +16,7 @@ import numpy as np
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice
+from pyattn._util.halves import as_float32
 from pyattn._util.in_proj import in_projections
 from pyattn._util.typing import Score
 from pyattn.functional._multihead_masks import read_padding_mask
@@ -299,7 +300,9 @@ class Side:
                 hint += f". A function of x and weights must call its arguments {', '.join(WEIGHTED_INPUTS)}"
             raise TypeError(f"{len(inputs)} inputs are given, expected {number}: {', '.join(names)}; {hint}")
         read: dict[int, Array] = {}  # one array for one input
-        return [read.setdefault(id(x), _core.as_real(x, name)) for name, x in zip(names, inputs, strict=False)]
+        return [
+            read.setdefault(id(x), as_float32(_core.as_real(x, name))) for name, x in zip(names, inputs, strict=False)
+        ]
 
     def dropout(self, arguments: Arguments) -> str | None:
         """Describe how dropout is enabled for the side; None if it is not."""

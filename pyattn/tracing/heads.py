@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.reference as reference
+from pyattn._util.halves import compute_dtype
 from pyattn._util.in_proj import in_projections
 from pyattn.masks import Mask
 from pyattn.tracing._trace import Trace
@@ -208,7 +209,7 @@ def trace_heads(
         raise ValueError("module has rotary positions, which a trace does not show")
     with np.errstate(all="ignore"):
         inputs = _read_unbatched(given, module.batch_first)
-        cast = [array.astype(module.out_proj.weight.dtype) for array in inputs]
+        cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]
     # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.
     module(*cast, need_weights=False, **masks)
     is_self_attention = given[1] is None and given[2] is None

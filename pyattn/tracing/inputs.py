@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 import pyattn.reference as reference
 from pyattn._util.arguments import as_choice, as_count, as_scale
+from pyattn._util.halves import as_float32
 from pyattn._util.typing import Align, Convention, EmptyRows, Score
 from pyattn.tracing.compute import Options
 from pyattn.tracing.weights import Normalize
@@ -38,9 +39,9 @@ def read_convention(convention: object) -> Convention:
 
 
 def read_real(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read an array of real numbers, including float16 and longdouble; it may share the caller's memory."""
+    """Read an array of real numbers, including halves and longdouble; it may share the caller's memory."""
     array = _core.as_array(x, name)
-    return array.astype(np.float64) if array.dtype.kind == "f" else _core.as_real(x, name)
+    return array.astype(np.float64) if array.dtype.kind == "f" else as_float32(_core.as_real(x, name))
 
 
 def read_matrix(x: npt.ArrayLike, name: str, axes: tuple[str, str], convention: Convention = "row") -> Array:

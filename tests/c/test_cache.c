@@ -240,7 +240,7 @@ static void test_rules_of_attention(void)
     CLAIM(shapes.weights[3] == 100 && shapes.output[3] == 4, "weights of %td keys, %td columns", shapes.weights[3],
           shapes.output[3]);
 
-    ATTEND_REFUSED("the cache must be float32 or float64", c.cache.dtype = ATTN_F16);
+    ATTEND_REFUSED("the cache must be float16, bfloat16, float32 or float64", c.cache.dtype = ATTN_BOOL);
     ATTEND_REFUSED("key has another dtype than query", c.cache.dtype = ATTN_F64);
     ATTEND_REFUSED("the cache has 1 batch entries, 2 heads, dims 8 and -1, length 100, expected sizes of 0 or more",
                    c.cache.v_dim = -1);
@@ -281,7 +281,7 @@ static void test_rules_of_appending(void)
     APPEND_REFUSED("batch entry 0 would continue at position 9223372036854775807, which is out of range",
                    c.first = PTRDIFF_MAX);
     APPEND_REFUSED("batch entry 0 of the cache has 2 pages of 64 positions, too few for 129", c.first = 124);
-    APPEND_REFUSED("the cache must be float32 or float64", c.cache.dtype = ATTN_BOOL);
+    APPEND_REFUSED("the cache must be float16, bfloat16, float32 or float64", c.cache.dtype = ATTN_BOOL);
 }
 
 int main(void)

@@ -108,7 +108,7 @@ static void test_mistakes(void)
     REFUSED("input must be int64", c.ids.dtype = ATTN_F64);
     REFUSED("input has 8 axes, expected at most 7", c.ids.ndim = ATTN_MAX_AXES);
     REFUSED("weight has shape (6,), expected 2 axes: (num_embeddings, embedding_dim)", c.weight.ndim = 1);
-    REFUSED("weight must be float32 or float64", c.weight.dtype = ATTN_F16);
+    REFUSED("weight must be float16, bfloat16, float32 or float64", c.weight.dtype = ATTN_BOOL);
     REFUSED("the result is too large for memory: input (4611686018427387903, 4), weight (6, 3)",
             c.ids = strided(ids, ATTN_I64, 2, huge, NULL));
     REFUSED("residual has shape (6, 3), which does not broadcast to (2, 2, 3): input has shape (2, 2), weight (6, 3)",

@@ -51,8 +51,9 @@ static void test_ranks_and_dtypes(void)
     REFUSED("key has shape (), expected at least 2 axes: (..., length, dim)", args->key.ndim = 0);
     REFUSED("value has 9 axes, expected at most 8", args->value.ndim = ATTN_MAX_AXES + 1);
     REFUSED("key has another dtype than query", args->key.dtype = ATTN_F64);
-    REFUSED("value has another dtype than query", args->value.dtype = ATTN_F16);
-    REFUSED("query must be float32 or float64", args->query.dtype = args->key.dtype = args->value.dtype = ATTN_F16);
+    REFUSED("value has another dtype than query", args->query.dtype = args->key.dtype = ATTN_BF16;
+            args->value.dtype = ATTN_F16);
+    REFUSED("query must be float16, bfloat16, float32 or float64", args->query.dtype = ATTN_BOOL);
     REFUSED("layout='bshd' needs 4 axes, (batch, length, heads, dim). For (length, heads, dim), pass query[None], "
             "key[None] and value[None], or enable_gqa=True. Given: query (4, 3, 8), key (4, 3, 8), value (3, 8)",
             args->query = args->key = VIEW(ATTN_F32, 4, 3, 8);
@@ -222,11 +223,11 @@ static void test_visibility(void)
 static void test_results(void)
 {
     REFUSED("output must be given, in query's dtype", c.output.data = NULL);
-    REFUSED("output must have query's dtype", c.output.dtype = ATTN_F64);
+    REFUSED("output has another dtype than query", c.output.dtype = ATTN_F64);
     REFUSED("output has shape (2, 4, 3, 7), expected (2, 4, 3, 8)", c.output = VIEW(ATTN_F32, 2, 4, 3, 7));
     REFUSED("output's last axis must be contiguous", c.output.strides[3] = 8);
     REFUSED("weights has shape (2, 4, 3, 8), expected (2, 4, 3, 3)", c.weights = c.output);
-    REFUSED("weights must have query's dtype", c.weights = VIEW(ATTN_F64, 2, 4, 3, 3));
+    REFUSED("weights has another dtype than query", c.weights = VIEW(ATTN_F64, 2, 4, 3, 3));
     REFUSED("the last axis of weights must be contiguous", c.weights = VIEW(ATTN_F32, 2, 4, 3, 3);
             c.weights.strides[3] = 8);
     REFUSED("lse has shape (2, 4), expected (2, 4, 3)", c.lse = VIEW(ATTN_F32, 2, 4));
@@ -251,11 +252,11 @@ static void test_other_functions(void)
 {
     attn_error error = {""};
     const void *parts[] = {&element};
-    CLAIM(attn_softmax(ATTN_F16, 1, 1, &element, &element, 0, 1, &error) == ATTN_INVALID, "softmax of float16");
-    CLAIM(strcmp(error.message, "x must be float32 or float64") == 0, "%s", error.message);
+    CLAIM(attn_softmax(ATTN_BOOL, 1, 1, &element, &element, 0, 1, &error) == ATTN_INVALID, "softmax of bools");
+    CLAIM(strcmp(error.message, "x must be float16, bfloat16, float32 or float64") == 0, "%s", error.message);
     CLAIM(attn_merge_states(ATTN_BOOL, 1, 1, 1, parts, parts, &element, &element, &error) == ATTN_INVALID,
           "bool parts");
-    CLAIM(strcmp(error.message, "outputs and lses must be float32 or float64") == 0, "%s", error.message);
+    CLAIM(strcmp(error.message, "outputs must be float16, bfloat16, float32 or float64") == 0, "%s", error.message);
     CLAIM(attn_set_isa("pentium", &error) == ATTN_INVALID, "a level that is none");
     CLAIM(strcmp(error.message, "pentium is not an instruction-set level of this machine") == 0, "%s", error.message);
     CLAIM(attn_isa_name(-1) == NULL && attn_isa_name(99) == NULL, "levels begin at 0 and end");

@@ -158,7 +158,7 @@ static void test_mistakes(void)
             args.layout = ATTN_LAYOUT_BSHD);
     REFUSED("x has 9 axes, expected at most 8", args.x.ndim = ATTN_MAX_AXES + 1);
     REFUSED("x has shape (5, -8), expected sizes of 0 or more", args.x = VIEW(ATTN_F32, 5, -8));
-    REFUSED("x must be float32 or float64", args.x.dtype = ATTN_F16);
+    REFUSED("x must be float16, bfloat16, float32 or float64", args.x.dtype = ATTN_BOOL);
     REFUSED("the result is too large for memory: x (2, 2305843009213693952, 8)",
             args.x = VIEW(ATTN_F32, 2, (ptrdiff_t)1 << 61, 8));
     REFUSED("inv_freq has shape (4,), expected (pairs,), and must be float64", args.inv_freq.dtype = ATTN_F32);

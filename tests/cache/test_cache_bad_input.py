@@ -42,9 +42,9 @@ MAKING = {
     "v_head_dim": (lambda: KVCache(1, 1, 8, v_head_dim=0), ValueError, "v_head_dim is 0, expected 1 or more"),
     "batch_size": (lambda: KVCache(1, 1, 8, batch_size=-1), ValueError, "batch_size is -1, expected 0 or more"),
     "dtype": (
-        lambda: KVCache(1, 1, 8, dtype="f2"),
+        lambda: KVCache(1, 1, 8, dtype="i2"),
         TypeError,
-        "dtype is float16, expected numpy.float32 or numpy.float64",
+        "dtype is 'i2', expected float16, bfloat16, float32 or float64",
     ),
     "window": (lambda: KVCache(1, 1, 8, window=-1), ValueError, "window is -1, expected 0 or more"),
     "window pair": (lambda: KVCache(1, 1, 8, window=(3, 0)), TypeError, "window is of type tuple, expected an int"),
@@ -282,7 +282,7 @@ SIZES = (3, 8, 4)
 
 
 def into(pages, first, new, sizes=SIZES, key=KEY[:1], value=VALUE[:1], layout="bhsd"):
-    _core.append_to_pages((pages, *sizes, 0, 0, first, new), key, value, layout)
+    _core.append_to_pages((pages, PAGE.dtype, *sizes, 0, 0, first, new), key, value, layout)
 
 
 CORE = {
@@ -304,14 +304,16 @@ CORE = {
              "key has shape (2, 3, 5, 8), expected (1, 3, 5, 8): (batch, kv_heads, new, dim)"),
     "sizes": (lambda: into([[PAGE]], (0,), (5,), (2**62, 8, 4)), ValueError,
               "a page is too large for memory"),
-    "length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 65, 0, None, None)), ValueError,
+    "length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], PAGE.dtype, *SIZES, 65, 0, None, None)), ValueError,
                "batch entry 0 of the cache has 1 pages of 64 positions, too few for 65"),
-    "negative length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, -1, 0, None, None)), ValueError,
-                        "length is -1, expected 0 or more"),
-    "start": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5, 3, None, None)), ValueError,
+    "negative length": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], PAGE.dtype, *SIZES, -1, 0, None, None)),
+                        ValueError, "length is -1, expected 0 or more"),
+    "start": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], PAGE.dtype, *SIZES, 5, 3, None, None)), ValueError,
                   "key_start is 3, expected a multiple of 64"),
-    "missing": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], *SIZES, 5)), TypeError,
-                "the cache argument must be a tuple of 8 items"),
+    "dtype": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], "f4", *SIZES, 5, 0, None, None)), TypeError,
+              "dtype is 'f4', expected the dtype of the pages"),
+    "missing": (lambda: _core.paged_attention(QUERY[:1], ([[PAGE]], PAGE.dtype, *SIZES, 5)), TypeError,
+                "the cache argument must be a tuple of 9 items"),
     "no rows": (lambda: into([[PAGE]], None, None), ValueError,
                 "first and new are missing"),
 }  # fmt: skip

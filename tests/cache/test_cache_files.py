@@ -64,7 +64,7 @@ BROKEN = {
         {"0_value": VALUE.astype(float)},
         "0.value is (2, 3, 5, 4) of float64, expected (2, 3, 5, 4) of float32",
     ),
-    "half": ({"0_key": KEY.astype("f2")}, "0.key has dtype float16, expected float32 or float64"),
+    "half": ({"0_key": KEY.astype("f2")}, "0.value is (2, 3, 5, 4) of float32, expected (2, 3, 5, 4) of float16"),
     "sizes": ({"sizes": np.array([3, 8])}, "sizes are [3, 8], expected three of 1 or more"),
     "no sizes": ({"sizes": np.array([3, 8, 0])}, "sizes are [3, 8, 0], expected three of 1 or more"),
     "lengths": ({"lengths": np.array([[5, -1]])}, "starts are [[0, 0]] and lengths [[5, -1]]"),

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from support.halves import HALVES, assert_rounded, single
 from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
@@ -123,6 +124,25 @@ def test_out_is_what_is_returned(dtype):
     assert_same_bits(out, pyattn.additive_attention(*arrays))
 
 
+@pytest.mark.parametrize("kind", HALVES)
+@for_each("projected", [True, False])
+def test_halves(projected, kind):
+    """Computed in float32 and rounded once, except lse; projections are not rounded in between."""
+    arrays = draw("float32") if projected else [*draw("float32", d_q=16, d_k=16)[:3], None, None, draw("float32")[5]]
+    arrays = [None if x is None else x.astype(HALVES[kind]) for x in arrays]
+    wide = pyattn.additive_attention(*map(single, arrays), need_weights=True, need_lse=True)
+    found = pyattn.additive_attention(*arrays, need_weights=True, need_lse=True)
+    assert_rounded((found.output, found.weights), (wide.output, wide.weights), kind)
+    assert_same_bits(found.lse, wide.lse)
+    out = np.empty((3, 9, 5), HALVES[kind])
+    assert pyattn.additive_attention(*arrays, out=out) is out
+    assert_rounded(out, wide.output, kind)
+    mixed = [single(arrays[0]), *arrays[1:]]
+    assert_same_bits(pyattn.additive_attention(*mixed), wide.output)
+    with pytest.raises(ValueError, match=rf"out has shape \(9,\) and dtype float32, expected \(3, 9, 5\) and {kind}"):
+        pyattn.additive_attention(*arrays, out=np.empty(9, np.float32))
+
+
 def test_lists_and_integers_become_float64():
     arrays = [np.arange(6).reshape(2, 3), [[1, 2], [3, 4]], [[1], [2]], [[1, 0]] * 3, [[0, 1]] * 2, [1, -1]]
     result = pyattn.additive_attention(*arrays)
@@ -178,5 +198,7 @@ def test_mistakes_are_named(arguments, message):
 
 @for_each("name", NAMES)
 def test_what_is_no_array_of_real_numbers_is_named(name):
-    with pytest.raises(TypeError, match=f"^{name} has dtype complex64, expected float32 or float64; pass "):
+    with pytest.raises(
+        TypeError, match=rf"^{name} has dtype complex64, expected float16, bfloat16, float32 or float64; pass "
+    ):
         pyattn.additive_attention(**{**GOOD, name: GOOD[name] * np.complex64(1j)})

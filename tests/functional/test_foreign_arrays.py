@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.helpers import for_each
+from support.helpers import assert_same_bits, for_each, run_python
 
 import pyattn
 from pyattn import _core
@@ -143,7 +143,7 @@ def test_a_complaint_of_the_owner_is_told_in_the_arguments_name(complaint, kind)
     with pytest.raises(kind) as caught:
         pyattn.attention(QUERY, Complaining(), VALUE)
     assert type(caught.value) is kind
-    assert str(caught.value) == f"key is not an array of float32 or float64: {complaint}"
+    assert str(caught.value) == f"key is not an array of numbers: {complaint}"
     assert caught.value.__cause__ is complaint
     assert complaint.__traceback__ is not None
 
@@ -199,18 +199,43 @@ def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
     query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
     with pytest.raises(TypeError, match=r"[Ss]parse"):
         pyattn.attention(query, key.to_sparse(), value)
-    half = r"^query has dtype float16, expected float32 or float64; pass numpy\.asarray\(query, numpy\.float32\)$"
-    with pytest.raises(TypeError, match=half):
-        pyattn.attention(query.half(), key, value)
-    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        with pytest.raises(
-            TypeError, match=r"^query is not an array of float32 or float64: .*; pass query\.float\(\)$"
-        ):
-            pyattn.attention(query.to(dtype), key, value)
-        pyattn.attention(query.to(dtype).float(), key, value)
+    eight = query.to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"^query is not an array of numbers: .*; pass query\.float\(\)$"):
+        pyattn.attention(eight, key, value)
+    pyattn.attention(eight.float(), key, value)
+    for dtype in (torch.float16, torch.bfloat16):
+        halves = [x.to(dtype) for x in (query, key, value)]
+        output = pyattn.attention(*halves)
+        assert output.dtype.name == str(dtype).removeprefix("torch.")
+        expected = pyattn.attention(*(x.float() for x in halves))
+        assert_same_bits(output.view(np.uint16), expected.astype(output.dtype).view(np.uint16))
+    half = query.bfloat16()
+    assert_same_bits(pyattn.attention(torch._neg_view(half), key, value), pyattn.attention(-half.float(), key, value))
+    stacked = torch.stack([half, half])[:, None]
+    assert_same_bits(pyattn.functional.gelu([[half], [half]]), pyattn.functional.gelu(stacked))
+    assert_same_bits(pyattn.attention([*half], key, value), pyattn.attention(half, key, value))
+    with pytest.raises(TypeError, match=r"^x is not an array of numbers: a tensor of it requires grad"):
+        pyattn.functional.gelu([half.clone().requires_grad_()])
     with pytest.raises(TypeError, match=r"pass numpy\.asarray\(attn_mask, bool\) if nonzero means attend"):
         pyattn.attention(query, key, value, attn_mask=torch.ones(3, 5, dtype=torch.int64))
-    with pytest.raises(
-        TypeError, match=r"^value is not an array of float32 or float64: .*[Nn]egative.*numpy\(\) instead\.$"
-    ):
+    with pytest.raises(TypeError, match=r"^value is not an array of numbers: .*[Nn]egative.*numpy\(\) instead\.$"):
         pyattn.attention(query, key, torch.ones(5, 2, dtype=torch.complex64).conj().imag)
+
+
+WITHOUT_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+import torch
+import pyattn
+for call in (lambda: pyattn.nn.Linear(2, 2).bfloat16(), lambda: pyattn.softmax(torch.ones(2).bfloat16())):
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+"""
+
+
+@pytest.mark.peers
+def test_bfloat16_without_ml_dtypes_says_what_helps():
+    needs = "bfloat16 needs ml_dtypes: pip install 'pyattn[half]'"
+    assert run_python(WITHOUT_ML_DTYPES).stdout == f"{needs}\n{needs}, or convert the tensor with float()\n"

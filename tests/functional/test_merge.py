@@ -232,7 +232,12 @@ def test_memory_and_dtypes_do_not_matter():
         ([1.0], [1.0], ValueError, "outputs[0] is a scalar, expected (..., L, v_dim)"),
         ([[[1.0]], [[1.0, 2.0]]], [[0.0]] * 2, ValueError, "outputs[1] has shape (1, 2) but outputs[0] has (1, 1)"),
         ([[[1.0]]], [[0.0, 0.0]], ValueError, "lses[0] has shape (2,), expected (1,): outputs[0] is (1, 1)"),
-        ([[[1j]]], [[0.0]], TypeError, "outputs[0] has dtype complex128, expected float32 or float64"),
+        (
+            [[[1j]]],
+            [[0.0]],
+            TypeError,
+            "outputs[0] has dtype complex128, expected float16, bfloat16, float32 or float64",
+        ),
         ([[[1.0]]], [np.ma.array([0.0])], TypeError, "lses[0] is a masked array"),
         ([[["a"]]], [[0.0]], TypeError, "outputs[0] has dtype <U1"),
         ([[[1.0]], None], [[0.0]] * 2, TypeError, "outputs[1] is an object of type NoneType"),

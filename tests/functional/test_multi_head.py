@@ -113,7 +113,7 @@ INPUTS, WEIGHTS, OPTIONS = draw(np.random.default_rng(0), "float64")
         ({"k_weight": WEIGHTS[1][:, :5]}, r"k_weight has shape \(16, 5\), expected \(2 \* head_dim, 12\)"),
         ({"k_weight": WEIGHTS[2], "k_bias": None}, "q_weight has head_dim 8 but k_weight has 5"),
         ({"out_weight": None}, "out_bias needs out_weight"),
-        ({"k_bias": np.zeros(3)}, r"k_bias has shape \(3,\), expected \(16,\), in query's dtype: k_weight has shape"),
+        ({"k_bias": np.zeros(3)}, r"k_bias has shape \(3,\), expected \(16,\): k_weight has shape"),
         ({"out_bias": np.zeros(3)}, r"bias has shape \(3,\), expected \(6,\)"),
         ({"out_weight": WEIGHTS[0]}, r"out_weight has shape \(32, 12\), expected \(out_dim, 20\)"),
         ({"extra_key": np.zeros(16)}, "extra_key and extra_value must be given together"),

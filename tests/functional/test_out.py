@@ -172,6 +172,6 @@ def test_converted_masks_and_arrays_stay_as_small_as_they_were(dtype):
     output = pyattn.attention(query, key, key, attn_mask=swapped)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < output.nbytes + 500_000
+    assert peak < output.nbytes + 1_200_000  # a whole mask has 6 MB, or 12
     plain = pyattn.attention(query, key.astype(dtype), key.astype(dtype), attn_mask=mask)
     assert_same_bits(output, plain)

@@ -145,7 +145,12 @@ QUERY, KEY, VALUE = make_arrays((3, 4), (5, 4), (5, 2))
             TypeError,
             "value has dtype int64, expected float32; pass numpy.asarray(value, numpy.float32)",
         ),
-        ((QUERY.astype("f2"), KEY, VALUE), {}, TypeError, "query has dtype float16, expected float32; pass query."),
+        (
+            (QUERY.astype("f2"), KEY, VALUE),
+            {},
+            TypeError,
+            "key has dtype float32, expected float16; pass key.astype(numpy.float16)",
+        ),
         ((QUERY.astype("i4"), KEY, VALUE), {}, TypeError, "query has dtype int32, expected float32; pass query."),
         (
             (QUERY, KEY, VALUE),

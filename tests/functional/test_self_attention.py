@@ -195,7 +195,7 @@ def test_a_bias_that_is_a_flag_is_told_to_be_three():
 
 def test_a_bias_that_is_no_array_of_numbers_is_named():
     for bias, message in (("text", "has dtype <U4"), (np.ones(6) * 1j, "has dtype complex128")):
-        with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float32 or float64"):
+        with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float16, bfloat16, float32 or float64"):
             pyattn.self_attention(X, *WEIGHTS, bias=(None, bias, None))
 
 
@@ -203,10 +203,12 @@ def test_a_bias_that_is_no_array_of_numbers_is_named():
 @for_each(
     ("dtype", "message"),
     [
-        ("float16", "has dtype float16, expected float32 or float64; pass {}.astype(numpy.float32)"),
-        ("longdouble", "expected float32 or float64; pass {}.astype(numpy.float64)"),
-        ("complex128", "has dtype complex128, expected float32 or float64; pass {}.real.astype(numpy.float64)"),
-        ("object", "has dtype object, expected float32 or float64; pass {}.astype(numpy.float64)"),
+        ("longdouble", "expected float16, bfloat16, float32 or float64; pass {}.astype(numpy.float64)"),
+        (
+            "complex128",
+            "has dtype complex128, expected float16, bfloat16, float32 or float64; pass {}.real.astype(numpy.float64)",
+        ),
+        ("object", "has dtype object, expected float16, bfloat16, float32 or float64; pass {}.astype(numpy.float64)"),
     ],
 )
 def test_an_argument_of_another_dtype_is_named_as_its_caller_does(name, dtype, message):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.halves import HALVES
+from support.helpers import assert_same_bits
 
 import pyattn
 
@@ -83,6 +85,10 @@ def test_other_dtypes():
     assert pyattn.generation.pad_sequences([[True], []], dtype=bool)[0].tolist() == [[True], [False]]
     array, _ = pyattn.generation.pad_sequences([np.array([0.1]), [1, 2]], padding_value=np.nan, dtype=np.float32)
     np.testing.assert_array_equal(array, np.array([[0.1, np.nan], [1, 2]], np.float32))
+    for name, half in HALVES.items():
+        array, _ = pyattn.generation.pad_sequences([np.array([0.1]), np.ones(2, half), [3]], dtype=name)
+        assert_same_bits(array, np.array([[0.1, 0], [1, 1], [3, 0]], np.float32).astype(half))
+        assert pyattn.generation.pad_sequences([np.ones(1, half)], dtype=np.float64)[0].tolist() == [[1]]
     assert pyattn.generation.pad_sequences([np.array([300], ">u2")], dtype="i4")[0].tolist() == [[300]]
     assert pyattn.generation.pad_sequences(np.array([[1, 2], [3, 4]]))[0].tolist() == [[1, 2], [3, 4]]
     assert pyattn.generation.pad_sequences(iter(RAGGED))[1].tolist() == [3, 1, 0, 4]
@@ -142,6 +148,8 @@ MISTAKES_IN_PADDING = [
         ValueError,
         r"^sequences\[0\] holds 9007199254740993, which float64 cannot hold",
     ),
+    ([[257, 2**20 + 1]], {"dtype": "bfloat16"}, ValueError, r"^sequences\[0\] holds 257, which bfloat16 cannot hold$"),
+    ([[0.5], [1e300]], {"dtype": "f2"}, ValueError, r"^sequences\[1\] holds 1e\+300, which float16 cannot hold$"),
     ([[1e300]], {"dtype": "f4"}, ValueError, r"^sequences\[0\] holds 1e\+300, which float32 cannot hold$"),
     (RAGGED, {"dtype": None}, TypeError, "^dtype is None, expected a dtype of numbers, such as numpy.int64"),
     (RAGGED, {"dtype": str}, TypeError, "^dtype is <U0, expected a dtype of numbers"),

@@ -79,7 +79,6 @@ CALLS = {
         ValueError,
         "for (batch, kv_len), pass attn_mask[:, None, None, :]",
     ),
-    "half": (lambda: language_model().half(), AttributeError, "call float() or double()"),
     "gradients": (lambda: language_model().zero_grad(), AttributeError, "computes no gradients"),
     "ragged tokens": (
         lambda: language_model()([[1, 2], [3]]),
@@ -332,7 +331,7 @@ CALLS = {
         TypeError,
         "; make the module, then call its load_state_dict(state_dict); it takes normalized_shape",
     ),
-    "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected numpy.float32"),
+    "cuda": (lambda: language_model().to("cuda"), TypeError, "dtype is 'cuda', expected float16, bfloat16, float32"),
     "mask's word": (lambda: pyattn.attention(X, X, X, attn_mask="causal"), TypeError, "such as pyattn.masks.causal(L)"),
     "padding as lengths": (
         lambda: pyattn.attention(X, X, X, key_lengths=pyattn.masks.padding([3, 1], 3)),

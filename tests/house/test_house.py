@@ -54,6 +54,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 UPWARD = {"masks": {"plot"}}
 # What the extension imports, while it runs: its slow paths and the type of its results.
 IMPORTED_BY_C = {
+    "pyattn._util.halves",
     "pyattn._util.names",
     "pyattn._util.random",
     "pyattn._util.warnings",
@@ -67,6 +68,7 @@ OPTIONAL = {
     "testing/sides.py": {"torch"},
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
+    "_util/halves.py": {"ml_dtypes", "torch"},
     "interop/torch.py": {"torch"},
     "masks/_mask.py": {"matplotlib"},  # for type checkers
     "models/sentences.py": {"tokenizers"},
@@ -123,7 +125,7 @@ def test_the_public_header_and_the_core_know_the_c_library_alone(path):
     if path.parent.name not in ("include", "core"):
         return
     others = {header for header in includes(path) if header not in HOME}
-    system = {"pthread.h", "signal.h", "sched.h", "time.h", "unistd.h", "xmmintrin.h"}
+    system = {"cpuid.h", "pthread.h", "signal.h", "sched.h", "time.h", "unistd.h", "xmmintrin.h"}
     library = {f"std{name}.h" for name in ("arg", "bool", "def", "int", "io", "lib")}
     library |= {"errno.h", "fenv.h", "float.h", "limits.h", "math.h", "string.h"}
     assert others <= library | (system if path.parent.name == "core" else set())
@@ -143,7 +145,7 @@ def test_other_files_see_prefixed_names_alone(path):
     """A function that is not static, and is not a method of Python's, begins with attn_ or, in the binding, pyattn_."""
     own = "pyattn_|PyInit_" if path.parent.name == "python" else "attn_"
     for name, declaration, _ in functions_of(path):
-        assert re.match(r"\s*(static|ATTN_TEMPLATE)\b", declaration) or re.match(own, name), name
+        assert re.match(r"\s*(static|ATTN_SEPARATE|ATTN_TEMPLATE)\b", declaration) or re.match(own, name), name
 
 
 def functions_of(path):

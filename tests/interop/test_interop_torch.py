@@ -38,8 +38,9 @@ def call(theirs, torch, x):
 def test_a_dtype_may_be_torchs(torch):
     assert nn.MultiheadAttention(8, 2, dtype=torch.float64).dtype == np.float64
     assert nn.Linear(2, 3).to(torch.float64).to(torch.float32).dtype == np.float32
-    with pytest.raises(TypeError, match=r"dtype is float16, expected numpy\.float32 or numpy\.float64"):
-        nn.Linear(2, 3, dtype=torch.float16)
+    assert nn.Linear(2, 3, dtype=torch.bfloat16).dtype.name == "bfloat16"
+    with pytest.raises(TypeError, match=r"dtype is torch\.int8, expected float16, bfloat16, float32 or float64"):
+        nn.Linear(2, 3, dtype=torch.int8)
 
 
 def test_torch_is_not_imported_before_a_call():
@@ -212,11 +213,30 @@ def test_other_modules_are_refused(torch, interop):
 
 
 def test_dtypes_and_devices_that_numpy_lacks_are_refused(torch, interop):
-    for dtype in (torch.float16, torch.bfloat16):
-        with pytest.raises(TypeError, match=rf"weight has dtype {dtype}, .*; pass module.float\(\)"):
-            interop.from_torch(torch.nn.Linear(2, 2, dtype=dtype))
+    eight = torch.nn.Linear(2, 2).to(torch.float8_e4m3fn)
+    with pytest.raises(TypeError, match=r"weight has dtype torch\.float8_e4m3fn, .*; pass module.float\(\)"):
+        interop.from_torch(eight)
     with pytest.raises(TypeError, match=r"weight is on device 'meta'; pass module.cpu\(\)"):
         interop.from_torch(torch.nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_go_over_and_back(dtype, share, torch, interop):
+    theirs = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=getattr(torch, dtype)).eval()
+    ours = interop.from_torch(theirs, share=share)
+    assert ours.dtype.name == dtype
+    x = torch.randn(2, 5, 8).to(getattr(torch, dtype))
+    output = ours(x)
+    assert output.dtype.name == dtype
+    with torch.no_grad():
+        expected = theirs.float()(x.float()).numpy()
+    np.testing.assert_allclose(output.astype(np.float32), expected, atol=4 * 2.0**-8)
+    back = interop.to_torch(ours, share=share)
+    assert back.linear1.weight.dtype == getattr(torch, dtype)
+    if share:
+        ours.linear1.weight[0, 0] = 3
+        assert back.linear1.weight[0, 0].item() == 3
 
 
 # Multi-head attention

@@ -492,7 +492,10 @@ def test_a_mask_is_an_array_in_what_people_do_with_it():
     np.testing.assert_array_equal(mask.astype(int), array.astype(int))
     np.testing.assert_array_equal(np.where(mask, 1.0, 0.0), array)
     np.testing.assert_array_equal(mask[1:, 0], array[1:, 0])
-    np.testing.assert_array_equal(mask.to_bias("f8"), np.where(array, 0, -np.inf))
+    for dtype in ("f8", "f4", "f2", "bfloat16"):
+        bias = mask.to_bias(dtype)
+        assert bias.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(bias.astype(np.float32), np.where(array, 0, -np.inf))
     assert (mask.shape, mask.ndim, mask.size, mask.dtype, len(mask)) == ((4, 4), 2, 16, np.bool_, 4)
     assert (mask.any(), mask.all(), mask.sum(), mask.tolist()) == (True, False, 10, array.tolist())
     assert ((mask == array).all(), (mask != array).any()) == (True, False)

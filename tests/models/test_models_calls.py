@@ -80,6 +80,7 @@ MISTAKES = {
     "three axes": ({"input_ids": [[[1]]]}, ValueError, r"input_ids has shape \(1, 1, 1\)"),
     "no tokens": ({"input_ids": np.zeros((2, 0), int)}, ValueError, "expected at least one token"),
     "floats": ({"input_ids": [[1.0]]}, TypeError, "input_ids has dtype float64, expected integers"),
+    "halves": ({"input_ids": np.ones((1, 4), np.float16)}, TypeError, "input_ids has dtype float16, expected integers"),
     "bools": ({"input_ids": [[True]]}, TypeError, "input_ids has dtype bool"),
     "words": ({"input_ids": [["a"]]}, TypeError, "input_ids"),
     "an id too large": (
@@ -247,8 +248,8 @@ def test_other_dtypes_on_request(folder, tmp_path):
     mixed = bert_tensors()
     mixed["pooler.dense.bias"] = mixed["pooler.dense.bias"].astype(np.float64)
     assert models.load(write_model(tmp_path / "mixed", BERT, mixed)).dtype == np.float64
-    with pytest.raises(TypeError, match=r"dtype is float16, expected numpy\.float32 or numpy\.float64"):
-        models.load(folder, dtype=np.float16)
+    with pytest.raises(TypeError, match=r"dtype is .*, expected float16, bfloat16, float32 or float64"):
+        models.load(folder, dtype=np.int8)
     with pytest.raises(TypeError, match="strict is of type int"):
         models.load(folder, strict=1)
 

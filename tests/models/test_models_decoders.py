@@ -292,18 +292,33 @@ def test_a_layer_is_one_call_of_the_core(name, loaded, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_halves_become_float32(name, dtype, transformers, torch, tmp_path):
+def test_halves_stay_as_they_lie(name, dtype, transformers, torch, tmp_path):
+    """And give the numbers of the same weights in float32."""
     kind, settings = MODELS[name]
     model_class = getattr(transformers, kind)
     theirs = model_class._from_config(model_class.config_class(**settings), attn_implementation="eager")
     theirs = theirs.to(getattr(torch, dtype))
     theirs.save_pretrained(tmp_path)
     ours, ids = models.load(tmp_path), np.arange(9)[None]
-    assert {array.dtype.name for array in ours.parameters()} == {"float32"}
+    assert {array.dtype.name for array in ours.parameters()} == {dtype}
+    assert not any(array.flags.owndata or array.flags.writeable for array in ours.parameters())
     with torch.no_grad():
         expected = theirs.float().eval()(torch.from_numpy(ids)).logits.numpy()
     assert_near(ours(ids).logits, expected, bound(name))
     assert models.load(tmp_path, dtype="float64")(ids).logits.dtype == np.float64
+    wide = models.load(tmp_path, dtype="float32")
+    assert_same_bits(ours(ids).logits, wide(ids).logits)
+    steps = [model.decode_step(ids, model.new_cache()).logits for model in (ours, wide)]
+    assert_same_bits(*steps)
+    found, expected = (pyattn.generate(model, ids, max_new_tokens=4).sequences for model in (ours, wide))
+    assert_same_bits(found[0], expected[0])
+    for parameter in theirs.to(getattr(torch, dtype)).parameters():
+        parameter.data = parameter.data.float() if parameter.ndim == 1 else parameter.data
+    theirs.save_pretrained(tmp_path)  # vectors of float32, as some publish them
+    mixed = models.load(tmp_path)
+    assert {array.dtype.name for array in mixed.parameters()} == {dtype, "float32"}
+    assert_same_bits(mixed(ids).logits, wide(ids).logits)
+    assert_same_bits(mixed.decode_step(ids, mixed.new_cache()).logits, steps[0])
 
 
 def test_files_in_parts(transformers, torch, tmp_path):

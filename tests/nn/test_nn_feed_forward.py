@@ -156,7 +156,7 @@ def test_dropout_is_at_work_in_training_alone(dtype):
         ({"activation": None}, ValueError, "activation is None; it must be 'relu', .* or a callable"),
         ({"gated": 1}, TypeError, "gated is of type int, expected True or False"),
         ({"bias": None}, TypeError, "bias is of type NoneType, expected True or False"),
-        ({"dtype": "float16"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected float16, bfloat16, float32 or float64"),
     ],
 )
 def test_mistakes_of_the_constructor_are_named(arguments, error, message):

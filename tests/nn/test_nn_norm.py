@@ -105,7 +105,7 @@ def test_what_is_written_to_a_weight_counts():
         ({"eps": float("nan")}, ValueError, "eps is nan, expected a finite number of 0 or more"),
         ({"eps": "1e-5"}, TypeError, "eps is of type str, expected a number"),
         ({"elementwise_affine": 1}, TypeError, "elementwise_affine is of type int, expected True or False"),
-        ({"dtype": "float16"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected float16, bfloat16, float32 or float64"),
     ],
 )
 def test_mistakes_of_the_constructor_are_named(kind, arguments, error, message):

@@ -257,16 +257,28 @@ def test_a_dtype_that_safetensors_lacks_is_refused_with_the_fix(dtype, other, tm
 
 
 @pytest.mark.peers
-def test_a_dtype_that_numpy_lacks_is_named_with_the_fix(tmp_path, torch):
-    from safetensors.torch import save_file
+def test_torchs_bfloat16_goes_over_and_back(tmp_path, torch):
+    from safetensors.torch import load_file, save_file
 
     theirs, path = torch.nn.Linear(4, 3), tmp_path / "theirs.safetensors"
     save_file(theirs.bfloat16().state_dict(), path)
-    message = rf"^{re.escape(str(path))} holds (weight|bias) as BF16, a dtype that NumPy lacks: .* module.float\(\)"
+    found = nn.load(path)
+    assert {array.dtype.name for array in found.values()} == {"bfloat16"}
+    assert_same_bits(found["weight"].astype(np.float32), theirs.weight.float().detach().numpy())
+    again = tmp_path / "again.safetensors"
+    nn.save(found, again)
+    assert torch.equal(load_file(again)["weight"], theirs.weight)
+    with pytest.raises(TypeError, match=r"weight has dtype bfloat16, which .npz lacks; save a .safetensors"):
+        nn.save({"weight": found["weight"]}, tmp_path / "a.npz")
+
+
+def test_a_dtype_that_numpy_lacks_is_named_with_the_fix(tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    header = b'{"weight":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"12")
+    message = rf"^{re.escape(str(path))} holds weight as F8_E5M2, a dtype that NumPy lacks: .* module.float\(\)"
     with pytest.raises(ValueError, match=message):
         nn.load(path)
-    save_file(theirs.float().state_dict(), path)
-    assert_same_bits(nn.load(path)["weight"], theirs.weight.detach().numpy())
 
 
 @every_ending

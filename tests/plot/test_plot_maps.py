@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from support.halves import HALVES
 from support.helpers import for_each, run_python
 from support.pictures import CHINESE, SIZES, assert_legible, draw_weights, texts_of, tokens_of, without_chinese_fonts
 
@@ -210,9 +211,10 @@ def test_a_float_mask_of_zeros_and_lowest_numbers_is_two_colours(lowest):
 
 def test_a_float_mask_is_drawn_as_what_it_adds():
     drawn = np.array([[0.5, -np.inf], [-1.5, 2.0]])
-    image = plot.mask(drawn).get_images()[0]
-    np.testing.assert_array_equal(image.get_array().filled(-np.inf), drawn)
-    assert image.get_clim() == (-1.5, 2)
+    for dtype in (np.float64, *HALVES.values()):
+        image = plot.mask(drawn.astype(dtype)).get_images()[0]
+        np.testing.assert_array_equal(image.get_array().filled(-np.inf), drawn)
+        assert image.get_clim() == (-1.5, 2)
 
 
 def test_the_encoding_is_drawn():
@@ -268,7 +270,11 @@ def test_subfigures_are_drawn_on():
         ),
         (lambda: plot.heatmap(np.ones(5)), ValueError, "weights has shape (5,), expected (L, S)"),
         (lambda: plot.heatmap(np.ones((0, 5))), ValueError, "weights has shape (0, 5); it must not be empty"),
-        (lambda: plot.heatmap([["a"]]), TypeError, "weights has dtype <U1, expected float32 or float64"),
+        (
+            lambda: plot.heatmap([["a"]]),
+            TypeError,
+            "weights has dtype <U1, expected float16, bfloat16, float32 or float64",
+        ),
         (
             lambda: plot.heatmap(np.eye(3), ["a", "b"]),
             ValueError,

@@ -18,6 +18,7 @@ Q, K, V = (np.random.default_rng(0).standard_normal(shape, np.float32) for shape
 WORTH_THREADS = np.ones((130, 32), np.float32)  # as query, key and value: more work than one thread does alone
 BATCH = tuple(np.stack([x, x]) for x in (Q, K, V))
 HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
+F4 = np.dtype(np.float32)
 PAGES = [[np.zeros(64 * 8, np.float32)]]
 MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
 TURNS = np.array([1.0, 0.01])
@@ -80,8 +81,8 @@ def layer(x, memory=None, **options):
 
 PROJECTION = np.ones((4, 4), np.float32)
 TURNING = (np.ones(2), 1.0, 3, None, False)
-USE = (PAGES, 1, 4, 4, 5, 0, (3,), (2,))
-READ = (*USE[:6], None, None)
+USE = (PAGES, F4, 1, 4, 4, 5, 0, (3,), (2,))
+READ = (*USE[:7], None, None)
 ZEROS_AND_ONES = BIAS + MASK
 MANY_HEADS = np.zeros((1, 513, 1, 1), np.float32)
 
@@ -204,11 +205,11 @@ WORKING = {
     "rotary, offset": lambda: _core.rotary(Q.T, TURNS[:1], offset=3, num_threads=2, out=np.empty((4, 3), np.float32)),
     "rotary, in place": lambda: (lambda x: _core.rotary(x, TURNS, out=x))(Q.copy()),
     "paged_attention": lambda: _core.paged_attention(
-        Q[None, None], (PAGES, 1, 4, 4, 64, 64, None, None), need_lse=True
+        Q[None, None], (PAGES, F4, 1, 4, 4, 64, 64, None, None), need_lse=True
     ),
-    "new_page": lambda: _core.new_page(7, Q),
+    "new_page": lambda: _core.new_page(7, Q.dtype),
     "append_to_pages": lambda: _core.append_to_pages(
-        (PAGES, 1, 4, 4, 0, 0, (3,), (2,)), K[None, None], K[None, None], "bhsd"
+        (PAGES, F4, 1, 4, 4, 0, 0, (3,), (2,)), K[None, None], K[None, None], "bhsd"
     ),
     "merge_states": lambda: pyattn.merge_states([Q, Q], [LSE, LSE]),
     "masks.causal": lambda: pyattn.masks.causal(3, 5, align="lower_right"),

@@ -156,13 +156,17 @@ class Arguments:
         return x
 
     def _wrapped_array(self, array):
-        kind = self.rng.choice(["plain"] * 6 + ["hooked", "exported", "list", "swapped", "wide", "strided", "integers"])
+        kind = self.rng.choice(
+            ["plain"] * 6 + ["hooked", "exported", "list", "swapped", "wide", "half", "strided", "integers"]
+        )
         if kind == "hooked":
             array = array.view(Hooked)
         elif kind == "swapped":
             array = array.astype(array.dtype.newbyteorder())
         elif kind == "wide" and array.dtype.kind == "f":
             array = array.astype(np.float64)
+        elif kind == "half" and array.dtype.kind == "f":
+            array = array.astype(np.float16)
         elif kind == "strided" and array.ndim:
             array = np.repeat(array, 2, -1)[..., ::2]
         elif kind == "integers" and array.dtype.kind == "f":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+import ml_dtypes
 import numpy as np
 from support.calls import (
     BATCH,
     BIAS,
     ELSEWHERE,
+    F4,
     FROZEN,
     HEADS,
     LSE,
@@ -91,7 +93,8 @@ MISTAKES = {
     "out dtype": lambda: attend(out=np.empty((3, 2))),
     "out read-only": lambda: attend(out=FROZEN),
     "complex": lambda: attend(Q * 1j, K, V),
-    "half": lambda: attend(Q, K, V.astype(np.float16)),
+    "halves of a product": lambda: pyattn.functional.linear(Q.astype(ml_dtypes.bfloat16), K.astype(np.float16)),
+    "both halves": lambda: attend(Q.astype(np.float16), K.astype(ml_dtypes.bfloat16), V),
     "objects": lambda: attend(None, K, V),
     "objects in a list": lambda: attend([[1.0, None]], K, V),
     "numbers that are objects": lambda: attend([[1, 2**64]], K, V),
@@ -148,7 +151,7 @@ MISTAKES = {
     "feed_forward, none": lambda: pyattn.functional.feed_forward(Q, None, None, K.T, None),
     "layer, weights": lambda: _core.layer(Q, None, (K,), None, (), ()),
     "layer, cache": lambda: layer(Q[None], cache=USE[1:]),
-    "layer, cache of others": lambda: layer(Q[None], cache=(PAGES, 2, 2, 2, *USE[4:])),
+    "layer, cache of others": lambda: layer(Q[None], cache=(PAGES, F4, 2, 2, 2, *USE[5:])),
     "layer, rotary": lambda: layer(Q[None], rotary=(np.ones(3), *TURNING[1:])),
     "layer, heads": lambda: layer(Q, heads=3),
     "layer, mask": lambda: layer(Q, attn_mask=MASK),
@@ -177,22 +180,22 @@ MISTAKES = {
     "rotary, position_ids": lambda: _core.rotary(Q, TURNS, position_ids=[1, 2]),
     "rotary, position_ids dtype": lambda: _core.rotary(Q, TURNS, position_ids=[1.5]),
     "rotary, out": lambda: _core.rotary(Q, TURNS, out=FROZEN),
-    "paged_attention, pages": lambda: _core.paged_attention(Q[None, None], ([PAGES], 1, 4, 4, 5, 0, None, None)),
+    "paged_attention, pages": lambda: _core.paged_attention(Q[None, None], ([PAGES], F4, 1, 4, 4, 5, 0, None, None)),
     "paged_attention, list": lambda: _core.paged_attention(
-        Q[None, None], ([[PAGES[0][0]], 3], 1, 4, 4, 5, 0, None, None)
+        Q[None, None], ([[PAGES[0][0]], 3], F4, 1, 4, 4, 5, 0, None, None)
     ),
-    "paged_attention, length": lambda: _core.paged_attention(Q[None, None], (PAGES, 1, 4, 4, 65, 0, None, None)),
-    "paged_attention, size": lambda: _core.paged_attention(Q[None, None], (PAGES, 1, 4.0, 4, 5, 0, None, None)),
-    "new_page, size": lambda: _core.new_page(-1, Q),
-    "new_page, like": lambda: _core.new_page(7, np.empty(0, "V0")),
+    "paged_attention, length": lambda: _core.paged_attention(Q[None, None], (PAGES, F4, 1, 4, 4, 65, 0, None, None)),
+    "paged_attention, size": lambda: _core.paged_attention(Q[None, None], (PAGES, F4, 1, 4.0, 4, 5, 0, None, None)),
+    "new_page, size": lambda: _core.new_page(-1, Q.dtype),
+    "new_page, dtype": lambda: _core.new_page(7, np.dtype("V0")),
     "append_to_pages, page": lambda: _core.append_to_pages(
         ([[Q]], 1, 4, 4, 0, 0, (0,), (5,)), K[None, None], V, "bhsd"
     ),
     "append_to_pages, first": lambda: _core.append_to_pages(
-        (PAGES, 1, 4, 4, 0, 0, ("a",), (5,)), K[None, None], V, "bhsd"
+        (PAGES, F4, 1, 4, 4, 0, 0, ("a",), (5,)), K[None, None], V, "bhsd"
     ),
     "append_to_pages, rows": lambda: _core.append_to_pages(
-        (PAGES, 1, 4, 4, 0, 0, (0,), (5,)), K[None, None], V, "bhsd"
+        (PAGES, F4, 1, 4, 4, 0, 0, (0,), (5,)), K[None, None], V, "bhsd"
     ),
     "merge nothing": lambda: pyattn.merge_states([], []),
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),

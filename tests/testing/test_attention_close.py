@@ -7,9 +7,12 @@ import warnings
 
 import numpy as np
 import pytest
+from support.halves import HALVES
 
 import pyattn
+from pyattn.interop.torch import view_as_tensor
 from pyattn.testing import assert_attention_close
+from pyattn.testing.bounds import PRECISIONS
 
 
 def inputs_of(dtype, *, heads=False, q_len=5, kv_len=7):
@@ -95,6 +98,17 @@ def test_layout_and_shared_heads(dtype):
     assert_attention_close(pyattn.attention(*shared, layout="bshd"), *shared, layout="bshd")
     unbatched = query[0].swapaxes(0, 1), key[0].swapaxes(0, 1)[:1], value[0].swapaxes(0, 1)[:1]
     assert_attention_close(pyattn.attention(*unbatched, enable_gqa=True), *unbatched, enable_gqa=True)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_halves(torch, kind):
+    """Within their own rounding: pyattn's, and torch's, which rounds on the way; one in eight bits is too much."""
+    inputs = [x.astype(HALVES[kind]) for x in inputs_of("float32", heads=True)]
+    assert_attention_close(pyattn.attention(*inputs), *inputs)
+    tensors = [view_as_tensor(x) for x in inputs]
+    assert_attention_close(torch.nn.functional.scaled_dot_product_attention(*tensors), *tensors)
+    wrong = pyattn.attention(*inputs) * HALVES[kind].type(1 + 32 * 2.0 ** -PRECISIONS[kind].bits)
+    assert "further from exact attention" in message_of(wrong, *inputs)
 
 
 def test_lists_are_float64():

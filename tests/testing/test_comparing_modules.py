@@ -362,6 +362,9 @@ def test_a_module_in_half_precision_is_held_to_its_own_rounding(kind, twins, tor
     assert report.equal, report
     assert report.theirs == f"torch.nn.MultiheadAttention, {kind}"
     assert report.stages[-1].error > 1e-4
+    report = pyattn.compare(copy.deepcopy(ours).to(kind), half, QUERY, MEMORY, MEMORY)  # both have rounded weights
+    assert report.equal, report
+    assert report.ours == f"pyattn.nn.MultiheadAttention, {kind}"
 
 
 MASK_OBJECTS = {

@@ -56,7 +56,7 @@ MISTAKES = [
     (
         lambda: pyattn.compare(pyattn.attention, VALUE, QUERY, "key", VALUE),
         TypeError,
-        "key has dtype <U3, expected float32 or float64",
+        "key has dtype <U3, expected float16, bfloat16, float32 or float64",
     ),
     (
         lambda: compare(VALUE.astype(complex)),

@@ -7,6 +7,7 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.halves import are_mixable
 from pyattn._util.typing import CacheUse, FloatArray, Rotation
 from pyattn.cache.kv_cache import KVCache
 from pyattn.cache.pages import Growth
@@ -55,9 +56,11 @@ def open_cache(
             f"{name}, with batch first, has shape {x.shape}, expected {expected}: one for each "
             f"batch entry of {cache_name}"
         )
-    if x.dtype.newbyteorder("=") != cache.dtype:
+    own = x.dtype.newbyteorder("=")
+    if not are_mixable(own, cache.dtype):
         raise TypeError(
-            f"{cache_name} has dtype {cache.dtype}, expected {x.dtype} as {name}'s; make it with dtype=numpy.{x.dtype}"
+            f"{cache_name} has dtype {cache.dtype}, expected {own}, in which the module computes; "
+            f"make it with dtype=numpy.{own}"
         )
     if not stores:
         held, use = cache._read(layer)

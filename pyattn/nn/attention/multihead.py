@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype, as_probability, as_scale, is_collection
+from pyattn._util.arguments import as_count, as_flag, as_probability, as_scale, is_collection
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, EmptyRows, FloatArray, Window
@@ -19,7 +20,7 @@ from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
 from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
 from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
-from pyattn.nn.inputs import as_input, check_dtype, check_multiple
+from pyattn.nn.inputs import as_input, as_inputs, check_dtype, check_multiple, rounding_halves
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import RotaryEmbedding
@@ -77,7 +78,7 @@ class MultiheadAttention(Module):
     scale : float, optional
         Factor on the scores. Default: None, ``1 / sqrt(head_dim)``; 1 leaves them unscaled.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -104,7 +105,7 @@ class MultiheadAttention(Module):
     Raises
     ------
     TypeError
-        An argument has the wrong type, or dtype is neither float32 nor float64.
+        An argument has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A number is out of range, embed_dim is not a multiple of num_heads and head_dim is not given, num_heads is not a
         multiple of num_kv_heads, or the dim of rotary is not head_dim.
@@ -187,7 +188,7 @@ class MultiheadAttention(Module):
         out = as_count(out_dim, "out_dim", least=1, default=self.embed_dim)
         flags = as_flag(bias, "bias"), as_flag(add_bias_kv, "add_bias_kv")
         shapes = shapes_of(self, out, *flags, is_packable(self, out))
-        kind = as_float_dtype(dtype)
+        kind = as_stored_dtype(dtype)
         self._set_parameters({name: np.empty(shape, kind, order="F") for name, shape in shapes.items()})
         self.reset_parameters(rng)
 
@@ -209,7 +210,8 @@ class MultiheadAttention(Module):
         Parameters
         ----------
         state_dict : mapping of str to ndarray
-            As returned by `Module.state_dict`. The arrays set the sizes; all have one dtype, float32 or float64.
+            As returned by `Module.state_dict`. The arrays set the sizes. float16, bfloat16, float32 or float64;
+            float32 and one of the first two may mix, other dtypes may not.
         num_heads : int
             Number of heads.
         num_kv_heads : int, optional
@@ -233,7 +235,7 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            An array is not float32 or float64, or dtypes differ.
+            An array has none of these dtypes, or dtypes do not mix.
         ValueError
             An array is missing or unexpected, or shapes disagree.
 
@@ -430,7 +432,7 @@ class MultiheadAttention(Module):
             Shapes disagree; the message names the argument.
         """
         dtype = self.out_proj.weight.dtype
-        q, k, v = as_input(query, "query", dtype), as_input(key, "key", dtype), as_input(value, "value", dtype)
+        q, k, v = as_inputs((("query", query), ("key", key), ("value", value)), dtype)
         q, k, v = with_batch_first(q, k, v, (self.embed_dim, self.kdim, self.vdim), batch_first=self.batch_first)
         try:
             output, weights = compute(
@@ -508,6 +510,7 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]: ...
+    @rounding_halves
     def decode_step(
         self,
         x: npt.ArrayLike,
@@ -664,6 +667,7 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         rng: RNG = None,
     ) -> tuple[FloatArray, FloatArray | None]: ...
+    @rounding_halves
     def attend_memory(
         self,
         query: npt.ArrayLike,

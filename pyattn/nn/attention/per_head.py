@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice
+from pyattn._util.halves import check_same_half
 from pyattn._util.in_proj import in_projections
 from pyattn._util.typing import Convention, FloatArray
 from pyattn.nn.attention.multihead import MultiheadAttention
@@ -161,6 +162,8 @@ def from_heads(
         parts["in_proj_weight"] = [*query, *key, *value]
     else:
         parts |= {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
+    named = {"w_query": query, "w_key": key, "w_value": value, "w_out": [out], "a bias": parts.get("in_proj_bias", [])}
+    check_same_half((name, array) for name, arrays in named.items() for array in arrays)
     dtype = np.result_type(*(array for arrays in parts.values() for array in arrays))
     return MultiheadAttention.from_arrays(
         {name: np.ascontiguousarray(np.concatenate(arrays, dtype=dtype)) for name, arrays in parts.items()},
@@ -282,7 +285,7 @@ def _vectors(given: Iterable[npt.ArrayLike | None] | None, name: str, matrices: 
 
 def _vector(given: npt.ArrayLike | None, name: str, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Read the bias of a matrix; None becomes 0, in a dtype that does not widen the others."""
-    vector = np.zeros(len(matrix), np.float32) if given is None else _core.as_real(given, name)
+    vector = np.zeros(len(matrix), matrix.dtype) if given is None else _core.as_real(given, name)
     size = len(matrix)
     if vector.shape != (size,):
         raise ValueError(f"{name} has shape {vector.shape}, expected ({size},): w{name[1:]} gives {size} features")

@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, as_count, as_flag, as_float_dtype, as_scale, is_collection
+from pyattn._util.arguments import as_choice, as_count, as_flag, as_scale, is_collection
+from pyattn._util.halves import as_stored_dtype, is_half, store_as
 from pyattn._util.names import FROM_ARRAYS
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
-from pyattn.nn.inputs import as_input, check_dtype
+from pyattn.nn.inputs import as_inputs, check_dtype
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
 
@@ -55,7 +56,7 @@ class SelfAttention(Module):
     convention : {'row', 'column'}
         'column': ``K = W_key X``. Inputs and outputs are columns, and the weights are transposed. Default: 'row'.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -78,7 +79,7 @@ class SelfAttention(Module):
     Raises
     ------
     TypeError
-        An argument has another type, or dtype is not a float dtype.
+        An argument has another type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A size is below 1, scale is not finite, or convention is unknown.
 
@@ -124,7 +125,7 @@ class SelfAttention(Module):
         self.scale = as_scale(scale)
         self.convention: Convention = as_choice(convention, "convention", ("row", "column"))
         biases = _BIASES if as_flag(bias, "bias") else ()
-        kind = as_float_dtype(dtype)
+        kind = as_stored_dtype(dtype)
         shapes = self._shapes()
         order: Literal["C", "F"] = "C" if self.convention == "row" else "F"  # (in, out) in memory
         self._set_parameters({name: np.empty(shapes[name], kind, order=order) for name in (*_WEIGHTS, *biases)})
@@ -148,8 +149,8 @@ class SelfAttention(Module):
         Parameters
         ----------
         w_query : array_like, (embed_dim, key_dim)
-            Float arrays are float32 or float64, all the same. Integers, bools and lists take their dtype, or float64
-            without float arrays. Column convention: (key_dim, embed_dim), and so on.
+            Float arrays are float16, bfloat16, float32 or float64, all the same. Integers, bools and lists take their
+            dtype, or float64 without float arrays. Column convention: (key_dim, embed_dim), and so on.
         w_key : array_like, (context_dim, key_dim)
             Weight of keys.
         w_value : array_like, (context_dim, v_dim)
@@ -196,9 +197,11 @@ class SelfAttention(Module):
         given |= {name: x for name, x in biases if x is not None}
         arrays = {name: _core.as_real(x, name) for name, x in given.items()}
         is_list = {name: isinstance(x, (list, tuple)) for name, x in given.items()}
-        floats = [name for name, x in given.items() if not is_list[name] and _core.as_array(x, name).dtype.kind == "f"]
+        dtypes = {name: _core.as_array(x, name).dtype for name, x in given.items() if not is_list[name]}
+        floats = [name for name, dtype in dtypes.items() if dtype.kind == "f" or is_half(dtype)]
         dtype = arrays[floats[0]].dtype if floats else np.dtype(np.float64)
-        arrays |= {name: x.astype(dtype) for name, x in arrays.items() if name not in floats}  # lists and integers
+        others = [name for name in arrays if name not in floats]  # lists and integers
+        arrays |= {name: np.array(store_as(arrays[name], dtype)) for name in others}
         self = cls.__new__(cls)
         self.scale = as_scale(scale)
         self.convention = as_choice(convention, "convention", ("row", "column"))
@@ -333,14 +336,16 @@ class SelfAttention(Module):
             Shapes disagree, or a rule of `pyattn.attention` is broken.
         """
         dtype = self.w_query.dtype
+        given = (("x", x),) if context is None else (("x", x), ("context", context))
+        rows, *others = as_inputs(given, dtype)
         result = self_attention(
-            as_input(x, "x", dtype),
+            rows,
             self.w_query,
             self.w_key,
             self.w_value,
             bias=self._biases(),
             scale=self.scale,
-            context=None if context is None else as_input(context, "context", dtype),
+            context=others[0] if others else None,
             convention=self.convention,
             need_weights=need_weights,
             attn_mask=attn_mask,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
+from pyattn._util.halves import as_float32, compute_dtype
 from pyattn._util.ids import as_ids, read_lengths
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
@@ -65,6 +66,7 @@ class TokenModel(Module):
     batch_first: Any = True
     window: int | None = None
     """Number of earlier tokens that a token sees; None for all."""
+    _widens_halves = False  # ids are not floats
 
     @property
     def vocab_size(self) -> int | None:
@@ -93,7 +95,13 @@ class TokenModel(Module):
         scores: FloatArray = self.generator(x)
         return scores
 
-    def new_cache(self, batch_size: SupportsIndex = 1, *, max_length: SupportsIndex | None = None) -> KVCache:
+    def new_cache(
+        self,
+        batch_size: SupportsIndex = 1,
+        *,
+        max_length: SupportsIndex | None = None,
+        dtype: npt.DTypeLike | None = None,
+    ) -> KVCache:
         """Make an empty cache for `decode_step`.
 
         Parameters
@@ -102,13 +110,21 @@ class TokenModel(Module):
             Number of rows. Default: 1.
         max_length : int, optional
             Maximum number of tokens in a row. Default: None, the number of the model's positions.
+        dtype : dtype, optional
+            Of the stored keys and values: float16 and bfloat16 take half of the memory. Default: None, the dtype in
+            which the model computes: float32, unless its weights are float64.
 
         Returns
         -------
         KVCache
-            Of the weights' dtype.
+            Without tokens.
+
+        Raises
+        ------
+        TypeError
+            dtype is not float16, bfloat16, float32 or float64.
         """
-        return self._layers_with_cache().new_cache(batch_size, window=self.window, max_length=max_length)
+        return self._layers_with_cache().new_cache(batch_size, window=self.window, max_length=max_length, dtype=dtype)
 
     def decode_step(
         self,
@@ -230,8 +246,8 @@ def embed_next(
     """Embed as `pyattn.nn.transformer.tokens.embed` does, with a start position for each row."""
     rows = ids if batch_first else ids.T
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
-        table = positions.rows(positions.max_length, 0, embedding.weight.dtype)
-        found = rows_at(table, starts, rows.shape[1])
+        table = positions.rows(positions.max_length, 0, compute_dtype(embedding.weight.dtype))
+        found = as_float32(rows_at(table, starts, rows.shape[1]))
         x = functional.embedding(rows, embedding.weight, scale=math.sqrt(d_model), residual=found)
         x = drop(x, positions.dropout if positions.training else 0.0, rng)
         return x if batch_first else x.swapaxes(0, 1)

@@ -76,7 +76,7 @@ class TransformerLM(TokenModel):
     tie_weights : bool
         `generator` and embedding share one weight array. Default: False.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -94,7 +94,7 @@ class TransformerLM(TokenModel):
     Raises
     ------
     TypeError
-        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+        An argument other than activation has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A number is out of range, d_model is not a multiple of nhead, or activation is neither callable nor a known
         name.

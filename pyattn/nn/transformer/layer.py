@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag, as_probability
+from pyattn._util.halves import as_float32, compute_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
@@ -20,7 +21,7 @@ from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.attention.parameters import parameters_of
 from pyattn.nn.containers import check_module
 from pyattn.nn.feed_forward import Activation, as_activation, core_activation, drop, feed
-from pyattn.nn.inputs import as_input, check_dtype, check_multiple
+from pyattn.nn.inputs import as_input, as_inputs, check_dtype, check_multiple, rounding_halves
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm, RMSNorm
@@ -159,8 +160,9 @@ class TransformerLayer(Module):
         """Compute the layer; inputs are x and a decoder's memory, names those of each attention's masks."""
         first = self.self_attn
         if type(first) is not MultiheadAttention:  # a custom attention checks its own inputs
-            return self._call_parts([_core.as_real(x, name) for name, x in inputs], masking, rng, need_weights)
-        given = [as_input(x, name, first.out_proj.weight.dtype) for name, x in inputs]
+            given = [as_float32(_core.as_real(x, name)) for name, x in inputs]
+            return self._call_parts(given, masking, rng, need_weights)
+        given = as_inputs(inputs, first.out_proj.weight.dtype)
         (x, memory), who = (given[0], given[-1]), (inputs[0][0], inputs[-1][0], inputs[-1][0])
         sizes = (first.embed_dim,) * 3
         x, memory, _ = with_batch_first(x, memory, memory, sizes, batch_first=self.batch_first, names=who)
@@ -178,6 +180,7 @@ class TransformerLayer(Module):
         cross = memory if len(inputs) == 2 else None
         return self._call_core(x, cross, read, LayerCaches(rotary=rotation), need_weights)
 
+    @rounding_halves
     def decode_step(
         self,
         x: npt.ArrayLike,
@@ -299,7 +302,7 @@ class TransformerLayer(Module):
     def _options(self) -> LayerOptions:
         heads, kv_heads = self.self_attn.num_heads, self.self_attn.num_kv_heads
         name, rms = str(core_activation(self.activation)), type(self.norm1) is RMSNorm
-        eps = np.finfo(self.linear1.weight.dtype).eps if self.norm1.eps is None else self.norm1.eps
+        eps = np.finfo(compute_dtype(self.linear1.weight.dtype)).eps if self.norm1.eps is None else self.norm1.eps
         return LayerOptions(heads, kv_heads, self.self_attn.scale, name, self.norm_first, float(eps), rms)
 
     # One call for each part
@@ -412,7 +415,7 @@ class TransformerEncoderLayer(TransformerLayer):
     rms_norm : bool
         Normalise by `RMSNorm`, not `LayerNorm`. Default: False.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -430,7 +433,7 @@ class TransformerEncoderLayer(TransformerLayer):
     Raises
     ------
     TypeError
-        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+        An argument other than activation has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A number is out of range, d_model is not a multiple of nhead, nhead is not a multiple of num_kv_heads,
         activation is neither callable nor a known name, or the dim of rotary is not ``d_model / nhead``.
@@ -587,7 +590,7 @@ class TransformerDecoderLayer(TransformerLayer):
     rms_norm : bool
         Normalise by `RMSNorm`, not `LayerNorm`. Default: False.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -605,7 +608,7 @@ class TransformerDecoderLayer(TransformerLayer):
     Raises
     ------
     TypeError
-        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+        An argument other than activation has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A number is out of range, d_model is not a multiple of nhead, nhead is not a multiple of num_kv_heads,
         activation is neither callable nor a known name, or the dim of rotary is not ``d_model / nhead``.

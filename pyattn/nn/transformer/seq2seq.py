@@ -84,7 +84,7 @@ class Seq2SeqTransformer(TokenModel):
     share_embeddings : bool
         Source and target share one embedding, for a common vocabulary. Default: False.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -102,7 +102,8 @@ class Seq2SeqTransformer(TokenModel):
     Raises
     ------
     TypeError
-        An argument has another type, dtype is not a float dtype, or a custom part is not a module.
+        An argument has another type, dtype is not float16, bfloat16, float32 or float64, or a custom part is not a
+        module.
     ValueError
         A size is below 1, d_model is not a multiple of nhead, padding_idx or dropout is out of range, the activation is
         unknown, or vocabularies that share embeddings have different sizes.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.halves import compute_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.cache.kv_cache import KVCache
@@ -19,6 +20,7 @@ from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList, check_module, modules_of
 from pyattn.nn.feed_forward import core_activation
+from pyattn.nn.inputs import rounding_halves
 from pyattn.nn.module import Module
 from pyattn.nn.transformer.layer import TransformerDecoderLayer, TransformerEncoderLayer
 
@@ -102,6 +104,7 @@ class Stack(Module):
         *,
         window: SupportsIndex | None = None,
         max_length: SupportsIndex | None = None,
+        dtype: npt.DTypeLike | None = None,
     ) -> KVCache:
         """Make an empty cache for the keys and values of these layers' self-attentions.
 
@@ -111,30 +114,36 @@ class Stack(Module):
             Batch entries. Default: 1.
         window, max_length : int, optional
             As for `KVCache`. Default: None.
+        dtype : dtype, optional
+            Of the stored keys and values: float16 and bfloat16 take half of the memory. Default: None, the dtype in
+            which the layers compute.
 
         Returns
         -------
         KVCache
-            Of the weights' dtype.
+            Without positions.
 
         Raises
         ------
         TypeError
-            A layer is not one of pyattn's.
+            A layer is not one of pyattn's, or dtype is not float16, bfloat16, float32 or float64.
         ValueError
             Their attentions have different sizes.
         """
-        return self._cache_of("self_attn", batch_size, window=window, max_length=max_length)
+        return self._cache_of("self_attn", batch_size, dtype, window=window, max_length=max_length)
 
-    def _cache_of(self, name: str, batch_size: SupportsIndex, **limits: SupportsIndex | None) -> KVCache:
+    def _cache_of(
+        self, name: str, batch_size: SupportsIndex, dtype: npt.DTypeLike | None = None, **limits: SupportsIndex | None
+    ) -> KVCache:
         """Make a cache for the attention of this name."""
         found = {_heads_of(layer, name) for layer in self.layers}
         if len(found) > 1:
             raise ValueError("layers have attentions of different sizes; a KVCache needs equal sizes in all layers")
-        kv_heads, head_dim, v_head_dim, dtype = found.pop()
-        options: Any = {"batch_size": batch_size, "dtype": dtype, **limits}
+        kv_heads, head_dim, v_head_dim, computed = found.pop()
+        options: Any = {"batch_size": batch_size, "dtype": computed if dtype is None else dtype, **limits}
         return KVCache(len(self.layers), kv_heads, head_dim, v_head_dim=v_head_dim, **options)
 
+    @rounding_halves
     def decode_step(
         self,
         x: npt.ArrayLike,
@@ -614,7 +623,12 @@ def _heads_of(layer: Module, name: str) -> tuple[int, int, int, np.dtype[Any]]:
     if not isinstance(attention, MultiheadAttention):
         kind = type(layer).__name__
         raise TypeError(f"a layer is of type {kind}, whose cache sizes are unknown; make the KVCache yourself")
-    return attention.num_kv_heads, attention.head_dim, attention.v_head_dim, attention.out_proj.weight.dtype
+    return (
+        attention.num_kv_heads,
+        attention.head_dim,
+        attention.v_head_dim,
+        compute_dtype(attention.out_proj.weight.dtype),
+    )
 
 
 def _is_nestable(layer: Module) -> bool:

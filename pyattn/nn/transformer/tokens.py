@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.functional as functional
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.halves import as_float32, as_stored_dtype, compute_dtype
 from pyattn._util.ids import as_ids, read_lengths
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray, IntArray
@@ -101,11 +102,11 @@ def embed(
     """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training, in one pass of the core."""
     options: dict[str, Any] = {} if rng is None else {"rng": rng}
     if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
-        output: FloatArray = positions(embedding(ids) * math.sqrt(d_model), start, **options)
+        output: FloatArray = positions(as_float32(embedding(ids)) * math.sqrt(d_model), start, **options)
         return output
     length_first = ids.ndim == 2 and not batch_first
-    rows = positions.rows(ids.shape[0] if length_first else ids.shape[-1], start, embedding.weight.dtype)
-    rows = rows[:, np.newaxis] if length_first else rows
+    rows = positions.rows(ids.shape[0] if length_first else ids.shape[-1], start, compute_dtype(embedding.weight.dtype))
+    rows = as_float32(rows[:, np.newaxis] if length_first else rows)
     # Vaswani et al. 2017, sections 3.4 and 3.5.
     x = functional.embedding(ids, embedding.weight, scale=math.sqrt(d_model), residual=rows)
     return drop(x, positions.dropout if positions.training else 0.0, rng)
@@ -120,7 +121,7 @@ def make_embedding(
 ) -> Embedding:
     """Make an embedding with uninitialised weights."""
     shape = as_count(vocab_size, name, least=1), as_count(d_model, "d_model", least=1)
-    return Embedding.from_pretrained(np.empty(shape, as_float_dtype(dtype)), padding_idx=padding_idx)
+    return Embedding.from_pretrained(np.empty(shape, as_stored_dtype(dtype)), padding_idx=padding_idx)
 
 
 def make_generator(embedding: Embedding, bias: bool, tie_weights: bool) -> Linear:

@@ -8,12 +8,14 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.arguments import as_count, as_flag, as_float_dtype
+from pyattn._util.arguments import as_count, as_flag
+from pyattn._util.halves import as_stored_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
 from pyattn.nn.containers import check_module
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.inputs import widen_half
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
 from pyattn.nn.transformer.layer import TransformerDecoderLayer, TransformerEncoderLayer
@@ -56,7 +58,7 @@ class Transformer(Module):
     bias : bool
         All parts have biases. Default: True.
     dtype : dtype
-        float32, the default, or float64.
+        float32, the default, float64, float16 or bfloat16.
     rng : None, int, SeedSequence or Generator
         Draws the initial parameters. Default: None, fresh entropy, so each call differs.
 
@@ -71,7 +73,7 @@ class Transformer(Module):
     Raises
     ------
     TypeError
-        An argument other than activation has the wrong type, or dtype is neither float32 nor float64.
+        An argument other than activation has the wrong type, or dtype is not float16, bfloat16, float32 or float64.
     ValueError
         A number is out of range, d_model is not a multiple of nhead, activation is neither callable nor a known name,
         or custom_encoder or custom_decoder has another batch_first.
@@ -248,6 +250,8 @@ class Transformer(Module):
         encoding: dict[str, Any] = {"mask": src_mask, "src_key_padding_mask": src_key_padding_mask}
         encoding["is_causal"] = src_is_causal
         memory = self.encoder(src, **encoding, **drawn)
+        if getattr(memory, "dtype", None) == np.float32:
+            tgt = widen_half(tgt, "tgt")  # src alone says whether results are rounded
         masks: dict[str, Any] = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
         masks |= {"tgt_key_padding_mask": tgt_key_padding_mask, "memory_key_padding_mask": memory_key_padding_mask}
         masks |= {"tgt_is_causal": tgt_is_causal, "memory_is_causal": memory_is_causal}
@@ -265,7 +269,7 @@ class Transformer(Module):
         sz : int
             Rows and columns.
         dtype : dtype
-            float32, the default, or float64.
+            float32, the default, float64, float16 or bfloat16.
 
         Returns
         -------
@@ -275,7 +279,7 @@ class Transformer(Module):
         Raises
         ------
         TypeError
-            sz is not an int, or dtype is neither float32 nor float64.
+            sz is not an int, or dtype is not float16, bfloat16, float32 or float64.
         ValueError
             sz is negative.
 
@@ -287,5 +291,5 @@ class Transformer(Module):
                [  0.,   0., -inf],
                [  0.,   0.,   0.]], dtype=float32)
         """
-        size, kind = as_count(sz, "sz", least=0), as_float_dtype(dtype)
+        size, kind = as_count(sz, "sz", least=0), as_stored_dtype(dtype)
         return np.triu(np.full((size, size), -np.inf, kind), 1)

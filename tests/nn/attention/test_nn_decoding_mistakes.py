@@ -54,7 +54,7 @@ MISTAKES = {
     "dtype": (
         lambda: ATTENTION.decode_step(X, new_cache(dtype="float64")),
         TypeError,
-        "cache has dtype float64, expected float32 as x's; make it with dtype=numpy.float32",
+        "cache has dtype float64, expected float32, in which the module computes; make it with dtype=numpy.float32",
     ),
     "heads": (lambda: ATTENTION.decode_step(X, new_cache(2)), ValueError, "the cache has 2 heads but kv_heads is 4"),
     "head_dim": (

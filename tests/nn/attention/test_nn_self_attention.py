@@ -371,7 +371,7 @@ def test_a_batch_has_the_bits_of_its_entries_and_any_number_of_threads(dtype):
         ({"scale": "1"}, TypeError, "scale is of type str, expected a number"),
         ({"scale": 1j}, TypeError, "scale is of type complex, expected a number"),
         ({"scale": math.nan}, ValueError, "scale is nan, expected a finite number"),
-        ({"dtype": np.float16}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected float16, bfloat16, float32 or float64"),
         ({"bias": "no"}, TypeError, "^bias is of type str, expected True or False"),
         ({"convention": 1}, ValueError, "^convention is of type int; it must be 'row' or 'column'$"),
         ({"rng": "x"}, TypeError, "^rng is 'x', expected None, an int of 0 or more"),

@@ -395,7 +395,7 @@ def test_mistakes_with_memory_are_named():
         ({"padding_idx": 13}, ValueError, "padding_idx is 13, expected -13 <= padding_idx < 13"),
         ({"tie_weights": 1}, TypeError, "tie_weights is of type int, expected True or False"),
         ({"learned_positions": "yes"}, TypeError, "learned is of type str, expected True or False"),
-        ({"dtype": "f2"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected float16, bfloat16, float32 or float64"),
         ({"num_layers": 0}, ValueError, "num_layers is 0, expected 1 or more"),
     ],
 )

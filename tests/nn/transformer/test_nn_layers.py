@@ -241,7 +241,7 @@ def test_the_first_numbers_are_of_torchs_distributions(kind, torch):
         ({"batch_first": 1}, TypeError, "batch_first is of type int, expected True or False"),
         ({"norm_first": "yes"}, TypeError, "norm_first is of type str, expected True or False"),
         ({"bias": None}, TypeError, "bias is of type NoneType, expected True or False"),
-        ({"dtype": "float16"}, TypeError, "dtype is float16, expected numpy.float32 or numpy.float64"),
+        ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected float16, bfloat16, float32 or float64"),
         ({"rng": "a"}, TypeError, "rng is 'a', expected None, an int"),
     ],
 )
@@ -297,7 +297,7 @@ def test_mistakes_of_an_encoders_call_are_named(arguments, error, message, known
             "memory has shape (7, 2, 8), expected (S, 3, 8): tgt has shape (5, 3, 8)",
         ),
         ({"memory": MEMORY[:, 0]}, ValueError, "memory has shape (7, 8), expected (S, 3, 8): tgt has shape (5, 3, 8)"),
-        ({"memory": MEMORY.astype("f2")}, TypeError, "memory has dtype float16, expected float32"),
+        ({"memory": MEMORY.astype("f8")}, TypeError, "memory has dtype float64, expected float32"),
         ({"memory": None}, TypeError, "memory is an object of type NoneType"),
         ({"tgt_mask": np.ones((5, 7), bool)}, ValueError, "tgt_mask has shape (5, 7), expected (5, 5)"),
         ({"memory_mask": np.ones((5, 5), bool)}, ValueError, "memory_mask has shape (5, 5), expected (5, 7)"),

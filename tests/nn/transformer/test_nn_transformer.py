@@ -328,7 +328,7 @@ def test_mistakes_of_the_constructor_are_named(arguments, error, message):
     [
         (-1, "f4", ValueError, "sz is -1, expected 0 or more"),
         (2.0, "f4", TypeError, "sz is of type float"),
-        (2, int, TypeError, "dtype is int64"),
+        (2, int, TypeError, "dtype is <class 'int'>"),
     ],
 )
 def test_mistakes_of_the_mask_are_named(size, dtype, error, message):
