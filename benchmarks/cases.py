@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pyattn._util.halves import as_stored_dtype
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -109,7 +111,13 @@ class AttentionCase(Case):
     def name(self) -> str:
         groups = f"/{self.kv_heads}" if self.kv_heads else ""
         score = f" {self.score}" if self.score != "dot" else ""
-        return f"{super().name}{groups}{' causal' if self.causal else ''}{score}"
+        half = f" {self.dtype}" if self.is_half else ""
+        return f"{super().name}{groups}{' causal' if self.causal else ''}{score}{half}"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether query, key and value are stored in half precision."""
+        return self.dtype in ("float16", "bfloat16")
 
     @property
     def flops(self) -> float:
@@ -119,7 +127,7 @@ class AttentionCase(Case):
     def peer_bars(self, threads: int) -> tuple[Bar, ...]:
         if self.torch is None:
             return ()
-        ahead = tuple(Bar(peer, 1.0) for peer in ("onnxruntime", "jax", "numpy"))
+        ahead = () if self.is_half else tuple(Bar(peer, 1.0) for peer in ("onnxruntime", "jax", "numpy"))
         return (Bar("torch", self.torch[threads > 1]), *ahead)
 
     def inputs(self) -> AttentionInputs:
@@ -129,6 +137,7 @@ class AttentionCase(Case):
         def draw(n_heads: int, length: int) -> np.ndarray:
             axes = (batch, length, n_heads, head_dim) if self.strided else (batch, n_heads, length, head_dim)
             array: np.ndarray = rng.standard_normal(axes, np.float64 if self.dtype == "float64" else np.float32)
+            array = array.astype(as_stored_dtype(self.dtype), copy=False)
             return array.swapaxes(1, 2) if self.strided else array
 
         query = draw(heads, q_len)

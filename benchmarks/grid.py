@@ -38,6 +38,12 @@ CACHE = (  # (heads, kv_heads, q_len, kv_len, head_dim)
     (32, 8, 4, 4096, 64),
     (16, 16, 512, 4096, 64),
 )
+HALF: tuple[tuple[Shape, float], ...] = (  # its time / float32's: out of the caches, in a cache, prefill
+    ((1, 32, 1, 4096, 128), 1 / 1.6),
+    ((1, 2, 1, 512, 128), 1 / 0.9),
+    ((1, 12, 512, 512, 64), 1.06),
+    ((1, 8, 2048, 2048, 64), 1.06),
+)
 LINEAR = ((768, 768), (768, 2304), (768, 3072), (3072, 768))  # (in_features, out_features)
 QUICK_LINEAR = (128, 768, 2304)
 ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
@@ -115,6 +121,13 @@ def _attention() -> Iterator[AttentionCase]:
         yield AttentionCase(f"{mask} mask", (2, 12, 512, 512, 64), (1.2, 1.2), mask=mask, quick=mask == "bool")
     for shape in ((1, 12, 128, 128, 64), (1, 12, 512, 512, 64), (1, 16, 1024, 1024, 64)):
         yield AttentionCase("weights", shape, own=(Bar("cost", 1.25, at_least=False),), quick=shape[2] == 512)
+    for half in ("float16", "bfloat16"):
+        of_a_read = Bar("of a read", 0.8)
+        yield AttentionCase("decode", (1, 32, 1, 4096, 128), (1.3, 1.3), dtype=half, own=(of_a_read,))
+        yield AttentionCase("prefill", (1, 12, 512, 512, 64), (1.3, 1.3), dtype=half)
+        for shape, cost in HALF:
+            bar = Bar("cost", cost, at_least=False)
+            yield AttentionCase("half", shape, dtype=half, own=(bar,), quick=half == "bfloat16")
     for score in ("cosine", "distance", "bilinear"):
         dear = Bar("cost", 1.15, at_least=False)
         yield AttentionCase("scores", (1, 12, 512, 512, 64), score=score, own=(dear,), quick=score == "cosine")

@@ -168,7 +168,7 @@ def pure_read(arrays: Sequence[np.ndarray], threads: int) -> Sample | None:
     probe = _probe("_read_speed")
     if probe is None:
         return None
-    flat = [array.ravel(order="K") for array in arrays]  # as they lie in memory
+    flat = [array.ravel(order="K").view(np.float32) for array in arrays]  # as they lie in memory
 
     def sample(_: int) -> float:
         return sum(array.nbytes / 1e9 / float(probe(array, threads)) for array in flat)

@@ -167,8 +167,9 @@ def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Con
 
 def _as_array(result: Any) -> np.ndarray:
     """The output; where there are weights, too, the numbers of both."""
-    arrays = [np.asarray(part) for part in result if part is not None] if isinstance(result, tuple) else [result]
-    return np.asarray(arrays[0]) if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
+    parts = [part for part in result if part is not None] if isinstance(result, tuple) else [result]
+    arrays = [np.asarray(part.float() if str(part.dtype) == "torch.bfloat16" else part) for part in parts]
+    return arrays[0] if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
 
 
 class Torch:
@@ -183,7 +184,7 @@ class Torch:
 
     def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         attention = self.torch.nn.functional.scaled_dot_product_attention
-        query, key, value = (self.torch.from_numpy(a) for a in (inputs.query, inputs.key, inputs.value))
+        query, key, value = (self._tensor(a) for a in (inputs.query, inputs.key, inputs.value))
         options: dict[str, Any] = {"is_causal": True} if case.causal else {}
         if inputs.mask is not None:  # its fused path wants 2 or 4 axes
             mask = inputs.mask[np.newaxis] if inputs.mask.ndim == 3 else inputs.mask
@@ -191,6 +192,11 @@ class Torch:
         if case.kv_heads:
             options["enable_gqa"] = True
         return [_contender(attention, query, key, value, **options)]
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        if array.dtype.name != "bfloat16":
+            return self.torch.from_numpy(array)
+        return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
 
     def additive(self, case: AdditiveCase, inputs: AdditiveInputs) -> list[Contender]:
         """The eager formula, with the one large array that it needs used twice."""

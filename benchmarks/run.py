@@ -14,7 +14,7 @@ from benchmarks.peers import PEERS, Peer, PeerMissingError, Pyattn, UnsupportedE
 
 OURS = "pyattn"
 READ = "read"
-AGREEMENT = {"float32": 1e-4, "float64": 1e-6}
+AGREEMENT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-6}
 """How far outputs may differ, on values near 1: enough to tell that the work is the same. ONNX Runtime is 1e-7 away in
 float64 too, for its scale is a float32."""
 
@@ -114,15 +114,16 @@ def _enter(
 
 
 def measure_cost(case: AttentionCase, inputs: AttentionInputs, threads: int, result: Result, effort: Effort) -> None:
-    """Compare pyattn with itself: what do weights, pages, masks, scores or odd numbers cost beside the plain call?"""
-    plain = Pyattn.attention(replace(case, score="dot"), replace(inputs, mask=None)).sample
+    """Compare pyattn with itself: what do weights, pages, masks, scores, halves or odd numbers cost?"""
+    wide = {name: getattr(inputs, name).astype(np.float32) for name in ("query", "key", "value") if case.is_half}
+    plain = Pyattn.attention(replace(case, score="dot"), replace(inputs, mask=None, **wide)).sample
     if case.family == "weights":
         asked = Pyattn.attention(case, inputs, need_weights=True).sample
         shape = case.shape[:4]
         write = repeated(lambda: np.empty(shape, np.float32).fill(1.0))  # fresh memory, as the caller gets weights in
         result.times = measure({OURS: asked, "plain": plain, "write": write}, threads, effort)
         writing = result.times["write"].minimum
-    elif case.score != "dot" or case.mask or case.family == "cache":
+    elif case.score != "dot" or case.mask or case.is_half or case.family == "cache":
         ours = Pyattn.cached(case, inputs) if case.family == "cache" else Pyattn.attention(case, inputs)
         result.times = measure({OURS: ours.sample, "plain": plain}, threads, effort)
         writing = 0.0

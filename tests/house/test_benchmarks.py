@@ -70,6 +70,7 @@ def test_a_peer_with_another_output_is_not_timed(error):
     ("case", "own"),
     [
         (AttentionCase("decode", (1, 2, 1, 100, 8), (1.0, 1.0)), 2 * 2 * 100 * 8),
+        (AttentionCase("decode", (1, 2, 1, 100, 8), (1.0, 1.0), dtype="bfloat16"), 2 * 100 * 8),
         (LinearCase("linear", (1, 8, 100), 1.0), 8 * 100),
         (MultiHeadCase("mha", (1, 1, 8, 2), 1.0, layers=3), 3 * 4 * 8 * 8),
     ],
@@ -102,6 +103,23 @@ def test_pages_are_compared_with_arrays_of_the_same_keys(monkeypatch):
     result = run_case(case, 1, {}, {}, SHORT)
     np.testing.assert_array_equal(asked[0].output(), Pyattn.attention(case, case.inputs()).output())
     assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.usefixtures("torch")
+def test_halves_are_compared_with_float32_and_with_torchs(half, monkeypatch):
+    asked = []
+    attend = Pyattn.attention
+    monkeypatch.setattr(
+        Pyattn, "attention", lambda case, inputs: asked.append(inputs.query.dtype.name) or attend(case, inputs)
+    )
+    result = run_case(AttentionCase("half", (1, 2, 9, 9, 8), dtype=half), 1, {}, {}, SHORT)
+    assert sorted(asked) == sorted(["float32", half])
+    assert result.figures["cost"] == result.times["pyattn"].minimum / result.times["plain"].minimum
+    peer = Torch(1)
+    result = run_case(AttentionCase("prefill", (1, 2, 9, 9, 8), (1.0, 1.0), dtype=half), 1, {"torch": peer}, {}, SHORT)
+    peer.close()
+    assert "torch" in result.times
 
 
 @pytest.fixture
