@@ -52,17 +52,12 @@ static int shape_of_pairs(const attn_problem *p, ptrdiff_t last, ptrdiff_t *shap
     return axes;
 }
 
-static attn_status check_mask(const attn_args *args, int which, attn_problem *p, attn_error *error)
+static attn_status check_mask(const attn_args *args, const attn_tensor *mask, int which, attn_problem *p,
+                              attn_error *error)
 {
     static const char *const names[] = {"attn_mask", "key_padding_mask", "keep_mask"};
-    const attn_tensor *mask = which == ATTN_MASK      ? &args->mask
-                              : which == ATTN_PADDING ? &args->padding_mask
-                                                      : &args->keep_mask;
-    const int blocked = which == ATTN_MASK ? args->mask_blocked : which == ATTN_PADDING && args->padding_blocked;
     const attn_axis_places at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads); /* in every layout */
-    p->masks[which].data = NULL;
-    if (mask->data == NULL) return ATTN_OK;
-
+    const int blocked = which == ATTN_MASK ? args->mask_blocked : which == ATTN_PADDING && args->padding_blocked;
     ptrdiff_t expected[ATTN_MAX_AXES + 2];
     const int rank = shape_of_pairs(p, which == ATTN_KEEP ? p->kv_len : p->maskable_len, expected);
     if (!broadcasts_to(mask->ndim, mask->shape, -1, rank, expected))
@@ -192,8 +187,12 @@ attn_status attn_check_masks(const attn_args *args, attn_problem *p, attn_error 
         FAIL("extra_keys is %td, expected 0 to %td (the length of key), and 0 with query_lengths", args->extra_keys,
              p->kv_len);
     p->maskable_len = p->kv_len - args->extra_keys;
-    for (int which = 0; which < ATTN_MASKS; which++)
-        if ((status = check_mask(args, which, p, error)) != ATTN_OK) return status;
+    for (int which = 0; which < ATTN_MASKS; which++) {
+        const attn_tensor *const given[] = {&args->mask, &args->padding_mask, &args->keep_mask};
+        p->masks[which].data = NULL;
+        if (given[which]->data == NULL) continue;
+        if ((status = check_mask(args, given[which], which, p, error)) != ATTN_OK) return status;
+    }
     if ((status = check_limits(&args->key_limits, p, error)) != ATTN_OK) return status;
     if ((status = check_visibility(args, p, error)) != ATTN_OK) return status;
     if ((status = check_dropout(args, p, error)) != ATTN_OK) return status;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attend.h"
+#include "float_state.h"
 
 #define LOG2E 1.4426950408889634
 
@@ -102,17 +103,27 @@ void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t
     }
 }
 
+static attn_tile_kind bias_tile(const attn_task *task, int which, int rows, int keys, const char *const *mask,
+                                double times, void *tile, tile_steps step)
+{
+    const attn_problem *p = task->plan->problem;
+    const attn_element dtype = p->mask_dtypes[which];
+    const attn_long_state before = dtype == ATTN_ELEMENT_LONG ? attn_long_enter() : 0;
+    const attn_tile_kind kind = task->plan->kernels->bias_tile(dtype, rows, keys, mask, p->masks[which].column, times,
+                                                               tile, step.row, step.key);
+    if (dtype == ATTN_ELEMENT_LONG) attn_long_leave(before);
+    return kind;
+}
+
 /* A tile of `keys` columns of a mask. */
 static attn_tile_kind read_columns(const attn_task *task, const attn_block *block, int which, ptrdiff_t from, int keys,
                                    double times, void *tile)
 {
     const attn_problem *p = task->plan->problem;
     const attn_operand *mask = &p->masks[which];
-    const tile_steps step = steps_of(task->plan, block);
     const char *rows[ATTN_MAX_WIDTH];
     for (int r = 0; r < block->rows; r++) rows[r] = (const char *)block->mask[which][r] + from * mask->column;
-    return task->plan->kernels->bias_tile(p->mask_dtypes[which], block->rows, keys, rows, mask->column, times, tile,
-                                          step.row, step.key);
+    return bias_tile(task, which, block->rows, keys, rows, times, tile, steps_of(task->plan, block));
 }
 
 /* The same for a mask that ends before the extra keys, which it leaves visible. */
@@ -152,10 +163,9 @@ int attn_hide_keys(const attn_task *task, const attn_block *block, int r, ptrdif
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++) {
         const int columns = (int)attn_min(keys, p->maskable_len - from);
         if (p->masks[which].data == NULL || columns <= 0) continue;
-        const ptrdiff_t step = p->masks[which].column;
-        const char *at = (const char *)block->mask[which][r] + from * step;
-        const attn_tile_kind kind = task->plan->kernels->bias_tile(p->mask_dtypes[which], 1, columns, &at, step, 1,
-                                                                   task->bias, ATTN_BLOCK_KEYS, 1);
+        const char *at = (const char *)block->mask[which][r] + from * p->masks[which].column;
+        const attn_tile_kind kind =
+            bias_tile(task, which, 1, columns, &at, 1, task->bias, (tile_steps){ATTN_BLOCK_KEYS, 1});
         for (int n = 0; n < columns; n++)
             hidden[n] |= kind == ATTN_TILE_MASKED || (kind == ATTN_TILE_MIXED && is_cut(task->plan, task->bias, n));
     }
@@ -170,7 +180,8 @@ static attn_tile_kind read_masks(const attn_task *task, const attn_block *block,
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const int one = p->masks[ATTN_MASK].data != NULL, other = p->masks[ATTN_PADDING].data != NULL;
-    const int added = one && other && !attn_is_bool(p->mask_dtypes[ATTN_MASK]) && !attn_is_bool(p->mask_dtypes[ATTN_PADDING]);
+    const int added =
+        one && other && !attn_is_bool(p->mask_dtypes[ATTN_MASK]) && !attn_is_bool(p->mask_dtypes[ATTN_PADDING]);
     const double times = added ? 1 : LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
     if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, tile);
