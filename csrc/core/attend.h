@@ -1,5 +1,5 @@
 /* How a checked problem is cut into tasks, and the state of a task. plan.c makes the cut, attend.c and spans.c run
- * the tasks, attention.c walks the keys of one, rows.c begins and ends its rows.
+ * the tasks, attention.c walks the keys of one, rows.c begins and ends its rows, score.c knows the score functions.
  *
  * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
  * head * q_len + query. Rows are cut into query blocks, neighbouring blocks into super-blocks, which walk the keys
@@ -48,6 +48,7 @@ typedef struct {
 typedef struct {
     const attn_problem *problem;
     const attn_kernels *kernels;
+    const struct attn_score_function *score;
     int decode, far;                           /* far: keys are read in place, probably from memory */
     ptrdiff_t groups, rows;                    /* groups of heads in a batch entry; rows of a group */
     ptrdiff_t row_segment, blocks_per_segment; /* rows that are cut into blocks together */
@@ -96,6 +97,34 @@ typedef struct {
     attn_block *blocks; /* in scratch: too large for the stack of a small thread */
 } attn_task;
 
+/* A block of keys or values as the kernels read it. */
+typedef struct {
+    const void *data, *next; /* next: the rows after a whole block */
+    attn_element element;
+    ptrdiff_t stride; /* of rows, in elements */
+    double largest;   /* distances: the largest factor |k|^2 of the block */
+} attn_key_block;
+
+/* score.c: how a score function differs from the others. A function that prepares has copies to change: task->key_copy,
+ * and task->query_rows, to which `query` points. */
+typedef struct attn_score_function {
+    double scale;       /* the default */
+    int over_root;      /* divided by the root of head_dim */
+    int extra_features; /* of a packed row, after head_dim */
+    int scales_queries; /* packed queries are multiplied by the factor, and decode reads keys as they are stored */
+    int unscaled;       /* queries are also kept without a factor */
+    int transposes;     /* decode computes tiles with queries and keys exchanged */
+    void (*prepare_keys)(const attn_task *task, attn_key_block *key, int keys);
+    void (*prepare_queries)(const attn_task *task, attn_block *block, void **query);
+    /* Scores in the prefill layout, which raise task->maximum; and in the decode layout. */
+    void (*tile)(const attn_task *task, const attn_block *block, const attn_key_block *key, int keys,
+                 const attn_score_epilogue *epilogue, void *scores);
+    void (*decode)(const attn_task *task, const attn_block *block, const attn_key_block *key, int keys, void *scores);
+} attn_score_function;
+
+extern const attn_score_function attn_score_functions[]; /* by attn_score */
+double attn_factor_of(const attn_problem *problem);      /* of scores, in units of log2 */
+
 /* plan.c */
 void attn_make_plan(const attn_problem *problem, int num_threads, attn_plan *plan);
 size_t attn_plan_bytes(const attn_plan *plan);
@@ -115,7 +144,6 @@ static inline double attn_real_at(const void *reals, ptrdiff_t n, int size)
 }
 
 /* rows.c */
-double attn_factor_of(const attn_problem *problem); /* of scores, in units of log2 */
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);

@@ -13,14 +13,6 @@
 /* Keys and values ---------------------------------------------------------------------------------------------------
  */
 
-/* A block of keys or values as the kernels read it. */
-typedef struct {
-    const void *data, *next; /* next: the rows after a whole block */
-    attn_element element;
-    ptrdiff_t stride; /* of rows, in elements */
-    double largest;   /* distances: the largest factor |k|^2 of the block */
-} key_block;
-
 const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from)
 {
     if (source->pages == NULL) return source->first + from * operand->row;
@@ -28,27 +20,24 @@ const char *attn_rows_at(const attn_source *source, const attn_operand *operand,
     return (const char *)source->pages[page] + source->offset;
 }
 
-static key_block block_of(const attn_kernels *k, const attn_source *source, const attn_operand *operand, ptrdiff_t from,
-                          int keys, ptrdiff_t columns, ptrdiff_t padded, void *copy)
+static attn_key_block block_of(const attn_kernels *k, const attn_source *source, const attn_operand *operand,
+                               ptrdiff_t from, int keys, ptrdiff_t columns, ptrdiff_t padded, void *copy)
 {
     const char *at = attn_rows_at(source, operand, from), *next = attn_rows_at(source, operand, from + ATTN_BLOCK_KEYS);
     const ptrdiff_t size = attn_size_of_real(operand->dtype);
-    if (copy == NULL) return (key_block){at, next, (attn_element)operand->dtype, operand->row / size, 0};
+    if (copy == NULL) return (attn_key_block){at, next, (attn_element)operand->dtype, operand->row / size, 0};
     k->load_block((attn_element)operand->dtype, keys, columns, at, operand->row, operand->column, padded, copy);
-    return (key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * k->size, attn_reals(k), padded, 0};
+    return (attn_key_block){copy, (char *)copy + ATTN_BLOCK_KEYS * padded * k->size, attn_reals(k), padded, 0};
 }
 
-/* Keys in the form that the score function reads: as they are, normalised, or with their squared norms. */
-static key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
+/* Keys in the form that the score function reads. */
+static attn_key_block keys_of(const attn_task *task, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
-    const attn_kernels *k = plan->kernels;
-    key_block block = block_of(k, &task->key, &p->key, from, keys, p->head_dim, plan->features,
-                               plan->copy_keys ? task->key_copy : NULL);
-    if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(keys, p->head_dim, plan->features, task->key_copy);
-    if (p->score == ATTN_SCORE_DISTANCE)
-        block.largest = k->distance_keys(keys, p->head_dim, plan->features, attn_factor_of(p), task->key_copy);
+    attn_key_block block = block_of(plan->kernels, &task->key, &p->key, from, keys, p->head_dim, plan->features,
+                                    plan->copy_keys ? task->key_copy : NULL);
+    if (plan->score->prepare_keys) plan->score->prepare_keys(task, &block, keys);
     return block;
 }
 
@@ -88,40 +77,9 @@ static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t f
     return block->max_last - from < keys ? (int)(block->max_last - from) : keys;
 }
 
-/* Whether the product form is accurate enough for every pair of a tile of distances. The margin of 1% leaves borderline
- * pairs to the kernel, which decides them in its own arithmetic. NaN compares as false. */
-static int products_do(const attn_block *block, key_block key)
-{
-    return block->largest + key.largest < 0.99 * ATTN_PRODUCT_LIMIT;
-}
-
-/* Scores in the prefill layout, and task->maximum. `first` is NULL when every row sees all keys of the block. */
-static void score_keys(const attn_task *task, const attn_block *block, key_block key, int keys, const void *bias,
-                       const int32_t *first, const int32_t *last, void *scores)
-{
-    const attn_plan *plan = task->plan;
-    const attn_kernels *k = plan->kernels;
-    const attn_problem *p = plan->problem;
-    const size_t lanes = (size_t)(block->vectors * k->lanes * k->size);
-    const int direct = p->score == ATTN_SCORE_DISTANCE && !products_do(block, key);
-    memcpy(task->maximum, block->part.maximum, lanes);
-    if (p->score == ATTN_SCORE_ADDITIVE)
-        k->additive_block(block->vectors, keys, p->head_dim, block->packed, key.data, key.stride, p->score_weight,
-                          attn_factor_of(p), bias, first, last, scores, task->maximum);
-    else if (first && !direct)
-        k->score_limited(block->vectors, keys, plan->features, block->packed, key.data, key.stride, bias, first, last,
-                         scores, task->maximum);
-    else
-        k->score_block(block->vectors, keys, plan->features, block->packed, key.data, key.stride, direct ? NULL : bias,
-                       0, scores, task->maximum);
-    if (!direct) return;
-    memcpy(task->maximum, block->part.maximum, lanes);
-    k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key.data, key.stride, attn_factor_of(p), bias,
-                      first, last, scores, task->maximum);
-}
-
 /* `key` is unused in the decode layout, where decode_chunk has already computed the scores. */
-static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, key_block key, key_block value)
+static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int keys, const attn_key_block *key,
+                         attn_key_block value)
 {
     const attn_plan *plan = task->plan;
     const attn_kernels *k = plan->kernels;
@@ -151,9 +109,12 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
 
     /* 2. scores and their softmax */
     if (plan->decode) {
-        k->decode_softmax(block->rows, keys, first, last, bias, scores, &block->part, task->correction);
+        const attn_score_epilogue epilogue = {.bias = bias, .first = first, .last = last};
+        k->decode_softmax(block->rows, keys, &epilogue, scores, &block->part, task->correction);
     } else {
-        score_keys(task, block, key, keys, bias, limited ? first : NULL, last, scores);
+        const attn_score_epilogue epilogue = {.bias = bias, .first = limited ? first : NULL, .last = last};
+        memcpy(task->maximum, block->part.maximum, (size_t)(block->vectors * k->lanes * k->size));
+        plan->score->tile(task, block, key, keys, &epilogue, scores);
         k->softmax_block(block->vectors, keys, scores, task->maximum, &block->part, task->correction);
     }
     if (block->saved_scores)
@@ -174,7 +135,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
             value.stride = plan->columns;
         }
         nonfinite = k->finite_values(keys, vectors, reals, value.stride, task->factor, task->value_copy);
-        value = (key_block){.data = task->value_copy, .element = attn_reals(k), .stride = plan->columns};
+        value = (attn_key_block){.data = task->value_copy, .element = attn_reals(k), .stride = plan->columns};
     }
     k->value_block(value.element, block->rows, keys, vectors, scores, row, step, limited ? first : NULL, last,
                    value.data, value.stride, task->correction, !block->part_begun, block->part.out, plan->columns);
@@ -200,44 +161,6 @@ void attn_fold_chunk(const attn_plan *plan, attn_block *block)
     block->part_begun = 0;
 }
 
-/* Additive and distance scores in the decode layout. Both are symmetric in query and key, so the block kernels compute
- * them with the roles of queries and keys exchanged, bit-identically. */
-static void score_transposed(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
-{
-    const attn_plan *plan = task->plan;
-    const attn_problem *p = plan->problem;
-    const attn_kernels *k = plan->kernels;
-    const int vectors = ATTN_BLOCK_KEYS / k->lanes;
-    const void *row[ATTN_BLOCK_KEYS];
-    double unused[ATTN_BLOCK_KEYS] = {0}; /* maxima over queries, not needed here */
-
-    for (int n = 0; n < keys; n++) row[n] = (const char *)key.data + n * key.stride * k->size;
-    k->pack_queries(keys, vectors, plan->features, row, 1, task->transposed_keys);
-    if (p->score == ATTN_SCORE_ADDITIVE)
-        k->additive_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->packed, plan->features,
-                          p->score_weight, attn_factor_of(p), NULL, NULL, NULL, scores, unused);
-    else
-        k->distance_block(vectors, block->rows, p->head_dim, task->transposed_keys, block->unscaled, plan->features,
-                          attn_factor_of(p), NULL, NULL, NULL, scores, unused);
-}
-
-static void score_decode(const attn_task *task, const attn_block *block, int keys, key_block key, void *scores)
-{
-    const attn_plan *plan = task->plan;
-    const attn_score score = plan->problem->score;
-    const int size = plan->kernels->size;
-    if (score == ATTN_SCORE_ADDITIVE) {
-        score_transposed(task, block, keys, key, scores);
-        return;
-    }
-    plan->kernels->decode_scores(key.element, block->rows, keys, plan->features, block->packed, plan->features,
-                                 key.data, key.stride, key.next, plan->far, scores);
-    if (score != ATTN_SCORE_DISTANCE || products_do(block, key)) return;
-    for (int r = 0; r < block->rows; r++) /* distance_block reads unused lanes, too */
-        memset((char *)scores + (r * ATTN_BLOCK_KEYS + keys) * size, 0, (size_t)((ATTN_BLOCK_KEYS - keys) * size));
-    score_transposed(task, block, keys, key, scores);
-}
-
 /* Decode: scores of a whole chunk first; attn_walk_chunk then reads its values. Two long reads reach memory bandwidth;
  * alternating between keys and values every 64 rows does not (33 against 24 GB/s on Zen 4). */
 static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
@@ -246,7 +169,8 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = keys_seen(p, block, from, to);
         if (keys == 0 || attn_tile_is_masked(task, block, from, keys)) continue;
-        score_decode(task, block, keys, keys_of(task, from, keys), scores_of(task, block, from));
+        const attn_key_block key = keys_of(task, from, keys);
+        task->plan->score->decode(task, block, &key, keys, scores_of(task, block, from));
     }
 }
 
@@ -259,7 +183,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     if (plan->decode) decode_chunk(task, &task->blocks[0], from, to);
     for (; from < to; from += ATTN_BLOCK_KEYS) {
         const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
-        key_block key = {.data = NULL}, value = {.data = NULL};
+        attn_key_block key = {.data = NULL}, value = {.data = NULL};
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
@@ -270,7 +194,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
                 value = block_of(plan->kernels, &task->value, &p->value, from, keys, p->v_dim, plan->columns,
                                  plan->copy_values ? task->value_copy : NULL);
             }
-            attend_block(task, block, from, seen, key, value);
+            attend_block(task, block, from, seen, &key, value);
         }
     }
 }

@@ -333,7 +333,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
                                  weight + FEATURES * stride * size, plan->far, panel);
             else
                 k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
-                               weight, stride, NULL, from > 0, panel, w->maximum);
+                               weight, stride, &attn_no_epilogue, from > 0, panel, w->maximum);
         }
         from += inner;
     } while (from < p->inner);

@@ -44,9 +44,9 @@ static void size_scratch(const attn_problem *p, attn_plan *plan)
     plan->scores_bytes = attn_padded(rows * ATTN_BLOCK_KEYS * size);
     plan->key_bytes =
         plan->copy_keys ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
-    const int transposed = plan->decode && (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE);
-    plan->transposed_bytes =
-        transposed ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size)) : 0;
+    plan->transposed_bytes = plan->decode && plan->score->transposes
+                                 ? attn_padded(attn_saturating_mul((size_t)plan->features, ATTN_BLOCK_KEYS * size))
+                                 : 0;
     plan->value_bytes = attn_padded(attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size));
     plan->query_bytes = plan->gather_queries ? plan->packed_bytes : 0;
     plan->saved_block_bytes = ATTN_ALIGNMENT + lanes + plan->scores_bytes;
@@ -165,15 +165,15 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     const attn_kernels *k = attn_kernels_for(p->dtype);
     plan->problem = p;
     plan->kernels = k;
+    plan->score = &attn_score_functions[p->score];
     plan->split_batch = plan->split_start = 0;
 
     cut_rows(p, plan);
     plan->columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes;
-    plan->features = p->score == ATTN_SCORE_DISTANCE && p->head_dim < PTRDIFF_MAX - 1 ? p->head_dim + 2 : p->head_dim;
-    const int prepared = p->score == ATTN_SCORE_COSINE || p->score == ATTN_SCORE_DISTANCE; /* the copy is modified */
+    plan->features = attn_min(p->head_dim, PTRDIFF_MAX - plan->score->extra_features) + plan->score->extra_features;
+    const int prepared = plan->score->prepare_keys != NULL; /* the copy is modified */
     plan->gather_queries = prepared || !is_read_in_place(p, &p->query, p->head_dim, 0);
-    plan->copy_keys =
-        prepared || !is_read_in_place(p, &p->key, p->head_dim, plan->decode && p->score != ATTN_SCORE_ADDITIVE);
+    plan->copy_keys = prepared || !is_read_in_place(p, &p->key, p->head_dim, plan->decode && !plan->score->transposes);
     plan->copy_values = !is_read_in_place(p, &p->value, p->v_dim, plan->decode) || plan->columns != p->v_dim ||
                         (!plan->decode && lose_lines(k, p->value.row));
     plan->far = plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS;
@@ -214,7 +214,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     const size_t rows = (size_t)(plan->decode ? plan->rows : plan->kernels->width);
     const attn_problem *p = plan->problem;
     const int masked = p->masks[ATTN_MASK].data || p->masks[ATTN_PADDING].data || p->maskable_len < p->kv_len;
-    const int distances = p->score == ATTN_SCORE_DISTANCE;
+    const int unscaled = plan->score->unscaled;
     size_t used = 0;
 
     task->scores =
@@ -228,7 +228,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
     task->nonfinite_keys =
         attn_next_part(memory, &used, plan->decode ? 0 : attn_saturating_mul((size_t)p->v_dim, 2 * sizeof(ptrdiff_t)));
     task->query_rows = attn_next_part(memory, &used, plan->query_bytes);
-    task->scaled_queries = attn_next_part(memory, &used, distances ? plan->query_bytes : 0);
+    task->scaled_queries = attn_next_part(memory, &used, unscaled ? plan->query_bytes : 0);
     task->weights = attn_next_part(memory, &used, attn_saturating_mul(rows, plan->weights_row_bytes));
     task->mean = attn_next_part(
         memory, &used,
@@ -238,7 +238,7 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
         attn_block unused, *block = memory ? &task->blocks[n] : &unused;
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);
         block->unscaled =
-            plan->decode ? task->query_rows : attn_next_part(memory, &used, distances ? plan->packed_bytes : 0);
+            plan->decode ? task->query_rows : attn_next_part(memory, &used, unscaled ? plan->packed_bytes : 0);
         layout_state(plan, memory, &used, &block->part);
         layout_state(plan, memory, &used, &block->total);
         block->mask_tiles = attn_next_part(memory, &used, (size_t)plan->mask_tiles * plan->mask_tile_bytes);

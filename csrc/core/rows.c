@@ -10,7 +10,7 @@ static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < 
 
 ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise)
 {
-    return lengths->data ? (ptrdiff_t)*(const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
+    return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
 }
 
 /* Visible keys of query i: an interval, [0, 0) when empty. The rules in check.c prevent overflow in the sums. */
@@ -102,26 +102,7 @@ static void name_rows(const attn_task *task, attn_block *block)
     }
 }
 
-static double scale_of(const attn_problem *p)
-{
-    const double root = sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
-    if (p->has_scale) return p->scale;
-    switch (p->score) {
-    case ATTN_SCORE_DOT: return 1 / root;
-    case ATTN_SCORE_DISTANCE: return 0.5 / root;
-    default: return 1;
-    }
-}
-
-double attn_factor_of(const attn_problem *p) { return scale_of(p) * 1.4426950408889634; }
-
-/* The factor of packed queries. Additive scores apply it to score_weight, distances in distance_queries. */
-static double query_factor(const attn_problem *p)
-{
-    return p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_DISTANCE ? 1 : attn_factor_of(p);
-}
-
-/* Rows of queries as contiguous reals: in place, or gathered and normalised for the score function. */
+/* Rows of queries as contiguous reals: in place, or gathered and prepared for the score function. */
 static void query_rows(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
@@ -134,20 +115,7 @@ static void query_rows(const attn_task *task, attn_block *block, void **query)
         k->load_block((attn_element)p->query.dtype, 1, p->head_dim, query[r], 0, p->query.column, plan->features, to);
         query[r] = to;
     }
-    if (p->score == ATTN_SCORE_COSINE) k->normalise_rows(block->rows, p->head_dim, plan->features, task->query_rows);
-}
-
-/* Distances need queries unscaled, packed here, and scaled: afterwards `query` points to the scaled rows. */
-static void distance_rows(const attn_task *task, attn_block *block, void **query)
-{
-    const attn_plan *plan = task->plan;
-    const attn_kernels *k = plan->kernels;
-    block->largest = k->distance_queries(block->rows, plan->problem->head_dim, plan->features,
-                                         attn_factor_of(plan->problem), task->query_rows, task->scaled_queries);
-    if (!plan->decode)
-        k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, 1, block->unscaled);
-    for (int r = 0; r < block->rows; r++)
-        query[r] = (char *)task->scaled_queries + (ptrdiff_t)r * plan->features * k->size;
+    if (plan->score->prepare_queries) plan->score->prepare_queries(task, block, query);
 }
 
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
@@ -157,7 +125,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     const attn_kernels *k = plan->kernels;
     const ptrdiff_t segment = attn_fast_div(number, plan->blocks_per_segment);
     const ptrdiff_t part = number - segment * plan->blocks_per_segment;
-    const double factor = query_factor(p);
+    const double factor = plan->score->scales_queries ? attn_factor_of(p) : 1;
     void *query[ATTN_MAX_WIDTH];
 
     /* 1. which rows: a segment is cut evenly, in units of one vector, so that no block is nearly empty */
@@ -179,7 +147,6 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
 
     /* 3. packed queries */
     query_rows(task, block, query);
-    if (p->score == ATTN_SCORE_DISTANCE) distance_rows(task, block, query);
     for (int r = 0; plan->decode && r < block->rows; r++) /* not transposed */
         k->scale_row(plan->features, query[r], factor, NULL,
                      (char *)block->packed + (ptrdiff_t)r * plan->features * k->size);
@@ -244,8 +211,7 @@ static int has_nonfinite(const attn_operand *operand, const char *row, ptrdiff_t
     else if (operand->dtype == ATTN_F64 && operand->column == sizeof *wide)
         for (ptrdiff_t d = 0; d < columns; d++) any |= wide[d] - wide[d] != 0;
     else
-        for (ptrdiff_t d = 0; d < columns; d++)
-            any |= !attn_is_finite_at(row + d * operand->column, operand->dtype);
+        for (ptrdiff_t d = 0; d < columns; d++) any |= !attn_is_finite_at(row + d * operand->column, operand->dtype);
     return any;
 }
 

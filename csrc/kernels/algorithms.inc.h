@@ -38,7 +38,6 @@ static const attn_kernels K(kernels) = {
 #endif
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
-    .score_limited = K(score_limited),
     .normalise_rows = K(normalise_rows),
     .distance_queries = K(distance_queries),
     .distance_keys = K(distance_keys),

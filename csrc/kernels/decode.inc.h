@@ -277,12 +277,14 @@ static inline void K(decode_row)(int keys, real *s, real *state_max, real *state
     *state_max = top;
 }
 
-static void K(decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
-                              void *scores, attn_state *state, void *correction)
+static void K(decode_softmax)(int rows, int keys, const attn_score_epilogue *epilogue, void *scores, attn_state *state,
+                              void *correction)
 {
+    const real *bias = epilogue->bias;
+    const int32_t *first = epilogue->first, *last = epilogue->last;
     for (int i = 0; i < rows; i++) {
         real *s = (real *)scores + i * ATTN_BLOCK_KEYS;
-        const real *b = bias ? (const real *)bias + i * ATTN_BLOCK_KEYS : NULL;
+        const real *b = bias ? bias + i * ATTN_BLOCK_KEYS : NULL;
         if (b || first[i] > 0 || last[i] < keys) K(decode_mask)(keys, first[i], last[i], b, s);
         K(decode_row)(keys, s, (real *)state->maximum + i, (real *)state->sum + i, (real *)correction + i);
     }

@@ -108,12 +108,14 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
 }
 
 static void K(distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
-                              ptrdiff_t row_stride, double factor, const void *bias, const int32_t *first,
-                              const int32_t *last, void *scores, void *maximum)
+                              ptrdiff_t row_stride, double factor, const attn_score_epilogue *epilogue, void *scores,
+                              void *maximum)
 {
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    const real *bias = epilogue->bias;
+    const int32_t *first = epilogue->first, *last = epilogue->last;
     for (int j = 0; j < vectors; j++) {
-        const real *q = (const real *)packed + j * LANES, *b = bias ? (const real *)bias + j * LANES : NULL;
+        const real *q = (const real *)packed + j * LANES, *b = bias ? bias + j * LANES : NULL;
         real *out = (real *)scores + j * LANES, *top = (real *)maximum + j * LANES;
         K(lane_limits) limits, *const given = first ? &limits : NULL;
         vec best = V(load)(top);

@@ -80,6 +80,15 @@ typedef struct {
     const void *const *gate, *const *residual;
 } attn_epilogue;
 
+/* What happens to a tile of scores before its softmax. The bias has the layout of the scores, and hides a pair where it
+ * is -inf; row i sees the keys [first[i], last[i]), counted from the tile's first. Both may be NULL. */
+typedef struct {
+    const void *bias;
+    const int32_t *first, *last;
+} attn_score_epilogue;
+
+static const attn_score_epilogue attn_no_epilogue = {.bias = NULL};
+
 /* A tile of a weight that lies as (inner, features), and where its packed copy goes: ATTN_FOLD_FEATURES *
  * ATTN_TILE_FEATURES reals at most. */
 typedef struct {
@@ -113,21 +122,16 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query + bias, and -inf where bias is -inf; bias has the same layout and may be
-     * NULL. maximum (lanes) is in and out. `adds`: adds to the scores of earlier features, a multiple of
-     * ATTN_FOLD_FEATURES. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where a pair is hidden. maximum (lanes) is in and out. `adds`:
+     * adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES, and there are no limits. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                        ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum);
+                        ptrdiff_t key_stride, const attn_score_epilogue *epilogue, int adds, void *scores,
+                        void *maximum);
 
-    /* The same, and -inf for keys outside [first, last) of their lane, counted from the block's first key. */
-    void (*score_limited)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                          ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last,
-                          void *scores, void *maximum);
-
-    /* The same for additive scores, factor * weight . tanh(query + key). No limits: first is NULL. */
+    /* The same for additive scores, factor * weight . tanh(query + key). */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *weight, double factor, const void *bias,
-                           const int32_t *first, const int32_t *last, void *scores, void *maximum);
+                           ptrdiff_t key_stride, const void *weight, double factor,
+                           const attn_score_epilogue *epilogue, void *scores, void *maximum);
 
     /* data (rows, dim), in and out: scales rows to norm 1, except rows of zeros. */
     void (*normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
@@ -138,12 +142,12 @@ typedef struct {
     double (*distance_queries)(int rows, ptrdiff_t dim, ptrdiff_t stride, double factor, void *query, void *scaled);
     double (*distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double factor, void *key);
 
-    /* Corrects score_block's scores, computed without bias and limits: pairs whose norms add up to ATTN_PRODUCT_LIMIT
-     * or are not finite get the sum of squared differences instead. bias, limits and maximum as above. packed (features
-     * + 1, vectors * lanes) and row (rows, features + 1) end with -factor |x|^2. Either may be the queries. */
+    /* Corrects score_block's scores, computed without epilogue: pairs whose norms add up to ATTN_PRODUCT_LIMIT or are
+     * not finite get the sum of squared differences instead. packed (features + 1, vectors * lanes) and row (rows,
+     * features + 1) end with -factor |x|^2. Either may be the queries. */
     void (*distance_block)(int vectors, int rows, ptrdiff_t features, const void *packed, const void *row,
-                           ptrdiff_t row_stride, double factor, const void *bias, const int32_t *first,
-                           const int32_t *last, void *scores, void *maximum);
+                           ptrdiff_t row_stride, double factor, const attn_score_epilogue *epilogue, void *scores,
+                           void *maximum);
 
     /* scores -> weights 2^(score - maximum); folds the block's sums into state.sum, sets state.maximum = maximum and
      * correction = the factor for earlier sums and outputs. */
@@ -169,8 +173,8 @@ typedef struct {
     void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
                           ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next, int far,
                           void *scores);
-    void (*decode_softmax)(int rows, int keys, const int32_t *first, const int32_t *last, const void *bias,
-                           void *scores, attn_state *state, void *correction);
+    void (*decode_softmax)(int rows, int keys, const attn_score_epilogue *epilogue, void *scores, attn_state *state,
+                           void *correction);
 
     /* Reads a mask tile, times `times`, log2(e) or 1. Row i and key j go to bias[j * key_out + i * row_out]. */
     attn_tile_kind (*bias_tile)(attn_element dtype, int rows, int keys, const char *const *mask,

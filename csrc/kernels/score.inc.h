@@ -146,16 +146,16 @@ ATTN_TEMPLATE void K(score_some)(const int R, const int J, ptrdiff_t head_dim, p
 
 /* R keys at a time, against those vectors, a to b, that see some of them. */
 static void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                             ptrdiff_t key_stride, const void *bias, const int32_t *first, const int32_t *last,
-                             void *scores, void *maximum)
+                             ptrdiff_t key_stride, const attn_score_epilogue *epilogue, void *scores, void *maximum)
 {
     enum { R = K(tile_keys) };
     const ptrdiff_t width = (ptrdiff_t)vectors * LANES;
+    const real *bias = epilogue->bias;
     K(lane_limits) limits[ATTN_VECTORS];
     vec best[ATTN_VECTORS];
     int from[ATTN_VECTORS], to[ATTN_VECTORS];
     for (int j = 0; j < vectors; j++) {
-        limits[j] = K(limits_of)(first + j * LANES, last + j * LANES, &from[j], &to[j]);
+        limits[j] = K(limits_of)(epilogue->first + j * LANES, epilogue->last + j * LANES, &from[j], &to[j]);
         best[j] = V(load)((const real *)maximum + j * LANES);
     }
     for (int n = 0, some; n < keys; n += some) {
@@ -169,7 +169,7 @@ static void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const vo
                 if (j < a || j >= b) K(hide_all)(out + r * width + j * LANES);
 #define SOME(N, J)                                                                                                  \
     K(score_some)((N), (J), head_dim, width, (const real *)packed + a * LANES, (const real *)key + n * key_stride,  \
-                  key_stride, bias ? (const real *)bias + n * width + a * LANES : NULL, limits + a, n,              \
+                  key_stride, bias ? bias + n * width + a * LANES : NULL, limits + a, n,                            \
                   out + a * LANES, best + a)
 #define KEYS(N) (b - a == 1 ? SOME(N, 1) : b - a == 2 ? SOME(N, 2) : b - a == 3 ? SOME(N, 3) : (void)0)
         some == R ? KEYS(R) : some == 2 ? KEYS(2) : KEYS(1);
@@ -180,13 +180,18 @@ static void K(score_limited)(int vectors, int keys, ptrdiff_t head_dim, const vo
 }
 
 static void K(score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *bias, int adds, void *scores, void *maximum)
+                           ptrdiff_t key_stride, const attn_score_epilogue *epilogue, int adds, void *scores,
+                           void *maximum)
 {
     const real *q = packed, *k = key;
+    if (epilogue->first) {
+        K(score_limited)(vectors, keys, head_dim, packed, key, key_stride, epilogue, scores, maximum);
+        return;
+    }
     do { /* runs once even for head_dim 0, as scores are then 0 */
         const int last = head_dim <= ATTN_FOLD_FEATURES;
         const ptrdiff_t features = last ? head_dim : ATTN_FOLD_FEATURES;
-        const void *add = last ? bias : NULL;
+        const void *add = last ? epilogue->bias : NULL;
         switch (vectors) {
         case 1: K(score_rows)(1, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
         case 2: K(score_rows)(2, keys, features, adds, last, q, k, key_stride, add, scores, maximum); break;
