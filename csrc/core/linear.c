@@ -22,17 +22,17 @@
 #include "stored.h"
 
 enum {
-    MOST_BLOCKS = 8,        /* per chunk */
-    CHUNK_BYTES = 1 << 22,  /* packed rows of a chunk, about */
-    TASKS_PER_WORKER = 8,   /* so that no worker waits long for the last one */
-    NEAR_BYTES = 1 << 18,   /* packed rows that may be read again and again */
-    NEAR_WEIGHT = 1 << 22,  /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
-    NR = 8,                 /* features of a register tile, or a multiple of that */
+    MOST_BLOCKS = 8,           /* per chunk */
+    CHUNK_BYTES = 1 << 22,     /* packed rows of a chunk, about */
+    TASKS_PER_WORKER = 8,      /* so that no worker waits long for the last one */
+    NEAR_BYTES = 1 << 18,      /* packed rows that may be read again and again */
+    NEAR_WEIGHT = 1 << 22,     /* bytes of a weight that is probably in the cache: gemm then pays for fewer rows */
+    NR = 8,                    /* features of a register tile, or a multiple of that */
     STREAM_FEATURES = 1 << 14, /* that gemv reads from each row of the weight at a time, at most: prefetchers need long
                                 * streams. Out of memory one row of x reads 38 GB/s, and 31 with 1024 (Zen 5) */
     STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
-    LEAST_PACKED = 256,     /* inner elements that a worker packs, at least */
-    WORKER_WORK = 1 << 19,  /* multiply-adds that are worth a further worker */
+    LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
+    WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
 };
@@ -132,13 +132,14 @@ static void cut_out_in(linear_plan *plan)
     const size_t size = (size_t)k->size, rows = few ? (size_t)p->rows : (size_t)k->width;
     plan->form = few ? DECODE : LANES;
     plan->step = FEATURES;
-    plan->packs_x = 1;
     plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
+    plan->packs_x = !few || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
     plan->row_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->copy_weight =
         !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!few && attn_is_half(p->weight_dtype));
     plan->blocks = few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
-    plan->block_bytes = attn_saturating_mul(rows, few ? (size_t)plan->x_row : (size_t)p->inner * size);
+    plan->block_bytes =
+        plan->packs_x ? attn_saturating_mul(rows, few ? (size_t)plan->x_row : (size_t)p->inner * size) : 0;
 
     /* a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order. For
      * 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
@@ -293,6 +294,16 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
     k->pack_queries(block.rows, block.vectors, inner, (const void *const *)row, 1, packed);
 }
 
+/* Rows of a chunk from inner element `from` on, in place or copied. Sets their stride in reals. */
+static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t from, ptrdiff_t *stride)
+{
+    const attn_product *p = plan->product;
+    const int size = plan->kernels->size;
+    *stride = plan->packs_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
+    const char *rows = plan->packs_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
+    return rows + from * size;
+}
+
 /* The weight as (features, inner) ---------------------------------------------------------------------------------- */
 
 /* `features` rows of the weight, over part of the inner axis: in place, or copied as reals. Returns the row stride in
@@ -318,7 +329,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
     const attn_kernels *k = plan->kernels;
     const attn_element element = plan->copy_weight ? attn_reals(k) : (attn_element)p->weight_dtype;
     const ptrdiff_t size = plan->copy_weight ? k->size : plan->weight_size;
-    ptrdiff_t from = 0;
+    ptrdiff_t from = 0, x_stride;
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
@@ -328,12 +339,14 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
             const char *packed = packed_block(plan, chunk, n);
             char *panel =
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
-            if (plan->form == DECODE)
-                k->decode_scores(element, block.rows, features, inner, packed, plan->x_row / k->size, weight, stride,
+            if (plan->form == DECODE) {
+                const char *x = rows_of(plan, chunk, 0, &x_stride);
+                k->decode_scores(element, block.rows, features, inner, x, x_stride, weight, stride,
                                  weight + FEATURES * stride * size, plan->far, panel);
-            else
-                k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size,
-                               weight, stride, &attn_no_epilogue, from > 0, panel, w->maximum);
+                continue;
+            }
+            k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size, weight,
+                           stride, &attn_no_epilogue, from > 0, panel, w->maximum);
         }
         from += inner;
     } while (from < p->inner);
@@ -402,16 +415,6 @@ static void store_features(const linear_plan *plan, const worker_memory *w, cons
 }
 
 /* The weight as (inner, features) ---------------------------------------------------------------------------------- */
-
-/* Rows of a chunk from inner element `from` on, in place or copied. Sets their stride in reals. */
-static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t from, ptrdiff_t *stride)
-{
-    const attn_product *p = plan->product;
-    const int size = plan->kernels->size;
-    *stride = plan->packs_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
-    const char *rows = plan->packs_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
-    return rows + from * size;
-}
 
 /* A few rows times `features` columns of the weight. */
 static void stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
