@@ -31,6 +31,8 @@ enum {
     STREAM_FEATURES = 1 << 14, /* that gemv reads from each row of the weight at a time, at most: prefetchers need long
                                 * streams. Out of memory one row of x reads 38 GB/s, and 31 with 1024 (Zen 5) */
     STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
+    ROW_STEP = 12,
+    LEAST_ROWS = 2 * ROW_STEP, /* of a worker: whole register tiles */
     LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
     WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
@@ -48,9 +50,10 @@ typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
     product_form form;
-    ptrdiff_t step; /* features multiplied at a time, and stored */
-    int nr;         /* (features, inner): features processed together */
-    ptrdiff_t kc;   /* inner elements per pass over them */
+    ptrdiff_t step;       /* features multiplied at a time, and stored */
+    int nr;               /* (features, inner): features processed together */
+    ptrdiff_t kc;         /* inner elements per pass over them */
+    ptrdiff_t block_rows; /* at most; not in LANES */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
@@ -131,6 +134,7 @@ static void cut_out_in(linear_plan *plan)
     const int few = p->rows <= k->decode_rows;
     const size_t size = (size_t)k->size, rows = few ? (size_t)p->rows : (size_t)k->width;
     plan->form = few ? DECODE : LANES;
+    plan->block_rows = ATTN_MAX_WIDTH;
     plan->step = FEATURES;
     plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
     plan->packs_x = !few || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
@@ -158,8 +162,20 @@ static void cut_out_in(linear_plan *plan)
 static ptrdiff_t stream_step(const attn_product *p, int size)
 {
     ptrdiff_t step = STREAM_FEATURES;
-    while (p->rows * step * size > STREAM_BYTES) step /= 2;
+    while (attn_min(p->rows, ATTN_MAX_WIDTH) * step * size > STREAM_BYTES) step /= 2;
     return attn_min(step, attn_ceil_div(p->features, FEATURES) * FEATURES);
+}
+
+/* Cuts x into blocks of so many rows. */
+static void cut_blocks(linear_plan *plan, ptrdiff_t block_rows)
+{
+    const attn_product *p = plan->product;
+    const size_t rows = (size_t)attn_min(p->rows, block_rows),
+                 sums = plan->form == STREAM ? 2 : 1; /* unfinished ones */
+    plan->block_rows = block_rows;
+    plan->blocks = attn_ceil_div(p->rows, block_rows);
+    plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
+    plan->panel_bytes = sums * rows * (size_t)(plan->panel_row * plan->kernels->size);
 }
 
 static void cut_in_out(linear_plan *plan)
@@ -167,15 +183,17 @@ static void cut_in_out(linear_plan *plan)
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
-    const int few = p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
-    const size_t rows = (size_t)attn_min(p->rows, ATTN_MAX_WIDTH);
+    /* A weight of a few whole vectors is read in place: packed, it would look the same, or be wider. Many rows pay for
+     * packing whole panels of four vectors. */
+    const int pays = p->rows > ATTN_MAX_WIDTH && p->features % (4 * k->lanes) == 0;
+    const int narrow = p->features <= 8 * k->lanes && p->features % k->lanes == 0 && !pays &&
+                       p->weight_column <= 2 * p->features * k->size && p->weight_dtype == p->dtype;
+    const int few = narrow || p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
     plan->form = few ? STREAM : TILES;
     plan->step = few ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
-    plan->blocks = attn_ceil_div(p->rows, ATTN_MAX_WIDTH);
     plan->packs_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x)) || p->x.ndim > 2;
-    plan->block_bytes = plan->packs_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->panel_row = few ? plan->step + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
-    plan->panel_bytes = rows * (size_t)plan->panel_row * size * (few ? 2 : 1); /* unfinished sums, too */
+    cut_blocks(plan, ATTN_MAX_WIDTH);
     plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight / (size_t)plan->weight_size * size % ATTN_ALIGNMENT) : 0;
     plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
 }
@@ -204,6 +222,18 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
     while (plan->blocks_per_chunk > 1 && chunk_bytes(plan) > CHUNK_BYTES) plan->blocks_per_chunk--;
 }
 
+/* Cuts few rows among several workers where a single tile of features can't be split. Returns whether it did. */
+static int split_rows(linear_plan *plan, int workers)
+{
+    const attn_product *p = plan->product;
+    const ptrdiff_t parts = workers > 1 ? attn_min(2 * workers, p->rows / LEAST_ROWS) : 1;
+    const int in_out = plan->form == STREAM || plan->form == TILES;
+    if (!in_out || parts < 2 || p->features > ATTN_TILE_FEATURES || plan->blocks >= 2 * workers) return 0;
+    if (plan->blocks < parts) cut_blocks(plan, attn_ceil_div(attn_ceil_div(p->rows, parts), ROW_STEP) * ROW_STEP);
+    plan->blocks_per_chunk = 1;
+    return 1;
+}
+
 /* Splits chunks, or the features of each, among tasks: enough for every worker, but not more than needed. Returns the
  * workers. */
 static int cut_tasks(linear_plan *plan, int num_threads)
@@ -216,11 +246,12 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
 
     const ptrdiff_t enough = 2 * workers;
+    const int by_rows = split_rows(plan, workers);
     if (workers > 1 && plan->feature_blocks < enough && plan->blocks >= enough)
         plan->blocks_per_chunk = attn_min(plan->blocks_per_chunk, plan->blocks / enough);
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
-    plan->by_chunks = workers == 1 || plan->chunks >= enough;
+    plan->by_chunks = workers == 1 || by_rows || plan->chunks >= enough;
     /* STREAM takes fewer, longer tasks: the hardware prefetcher follows long streams */
     const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
     plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
@@ -244,8 +275,8 @@ static row_block block_of(const linear_plan *plan, ptrdiff_t number)
 {
     const ptrdiff_t rows = plan->product->rows, lanes = plan->kernels->lanes, vectors = attn_ceil_div(rows, lanes);
     if (plan->form != LANES) {
-        const ptrdiff_t row = number * ATTN_MAX_WIDTH;
-        return (row_block){(int)attn_min(rows - row, ATTN_MAX_WIDTH), 0, row};
+        const ptrdiff_t row = number * plan->block_rows;
+        return (row_block){(int)attn_min(rows - row, plan->block_rows), 0, row};
     }
     const ptrdiff_t from = vectors * number / plan->blocks, to = vectors * (number + 1) / plan->blocks;
     return (row_block){(int)(attn_min(rows, to * lanes) - from * lanes), (int)(to - from), from * lanes};
@@ -416,19 +447,24 @@ static void store_features(const linear_plan *plan, const worker_memory *w, cons
 
 /* The weight as (inner, features) ---------------------------------------------------------------------------------- */
 
-/* A few rows times `features` columns of the weight. */
+/* Blocks of rows times `features` columns of the weight, a part of the inner axis at a time. */
 static void stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
                             ptrdiff_t features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
-    char *sums = w->panels, *part = sums + (size_t)(p->rows * plan->panel_row * k->size);
     for (ptrdiff_t from = 0, stride; from < p->inner; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
         const char *x = rows_of(plan, chunk, from, &stride);
-        k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)inner, features, x, stride,
-                p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
-                plan->far, from == 0, part, sums, plan->panel_row);
+        for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
+            const row_block block = block_of(plan, n);
+            const ptrdiff_t row = (n - chunk->first) * plan->block_rows;
+            char *sums = w->panels + (size_t)(n - chunk->first) * plan->panel_bytes;
+            char *part = sums + (size_t)(block.rows * plan->panel_row * k->size);
+            k->gemv((attn_element)p->weight_dtype, block.rows, (int)inner, features, x + row * stride * k->size, stride,
+                    p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
+                    plan->far, from == 0, part, sums, plan->panel_row);
+        }
     }
 }
 
