@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 import pyattn
-from benchmarks.cases import Bar, Case
+from benchmarks.cases import AHEAD_OF_ONNX_RUNTIME, Bar, Case
+from benchmarks.measure import Sample
 from pyattn import nn
 from pyattn.generation import CachedDecoding
 from pyattn.io.config import Config
-from pyattn.models.bert import plan_bert
+from pyattn.models.bert import Bert, plan_bert
 from pyattn.models.gpt2 import GPT2
 
 WAYS = ("eager", "sdpa")
@@ -50,7 +51,7 @@ class GenerateCase(Case):
         return 2.0 * batch * (weights + layers * 2 * d_model * (prompt + tokens / 2))
 
     def peer_bars(self, threads: int) -> tuple[Bar, ...]:
-        return () if self.least is None else (Bar("torch", self.least),)
+        return () if self.least is None else (Bar("torch", self.least), AHEAD_OF_ONNX_RUNTIME)
 
     def inputs(self) -> GenerateInputs:
         batch, prompt, *_ = self.shape
@@ -83,9 +84,9 @@ class Timed:
     is_encoder_decoder = False
     max_length = GPT2_POSITIONS
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: GPT2, ends: list[float]) -> None:
         self.model = model
-        self.ends: list[float] = []
+        self.ends = ends
 
     def begin(self, source: None, source_lengths: None, *, need_weights: bool) -> Timed:
         self.state = CachedDecoding(self.model, need_weights=need_weights)
@@ -107,46 +108,76 @@ def seconds_of_a_token(ends: list[float]) -> float:
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def our_writer(case: GenerateCase, inputs: GenerateInputs) -> tuple[Callable[[int], float], Callable[[], np.ndarray]]:
-    """A sample of pyattn, and its tokens."""
-
-    def write(model: Any) -> np.ndarray:
-        return pyattn.generate(model, inputs.prompt, max_new_tokens=case.shape[2]).tokens
-
-    def sample(number: int) -> float:
-        times = []
-        for _ in range(number):
-            timed = Timed(inputs.model)
-            write(timed)
-            times.append(seconds_of_a_token(timed.ends))
-        return sum(times) / number
-
-    return sample, lambda: write(inputs.model)
+Write = Callable[[list[float]], np.ndarray]
+"""Returns all tokens (batch, tokens), and adds to the list when each of its steps has ended."""
 
 
-def their_writer(
-    torch: Any, case: GenerateCase, inputs: GenerateInputs, way: str
-) -> tuple[Callable[[int], float], Callable[[], np.ndarray]]:
-    """A sample of transformers, with its usual cache, and its tokens."""
-    model = their_gpt2(torch, case, inputs.model, way)
-    prompt = torch.from_numpy(inputs.prompt)
-    ends: list[float] = []
-    model.register_forward_hook(lambda *_: ends.append(time.perf_counter()))
-
-    def write() -> np.ndarray:
-        options = {"max_new_tokens": case.shape[2], "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        tokens: np.ndarray = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).numpy()
-        return tokens[:, prompt.shape[1] :]
+def token_sample(write: Write) -> Sample:
+    """Seconds of a token."""
 
     def sample(number: int) -> float:
         times = []
         for _ in range(number):
-            ends.clear()
-            write()
+            ends: list[float] = []
+            write(ends)
             times.append(seconds_of_a_token(ends))
         return sum(times) / number
 
-    return sample, write
+    return sample
+
+
+def our_writer(case: GenerateCase, inputs: GenerateInputs) -> Write:
+    """What pyattn writes."""
+
+    def write(ends: list[float]) -> np.ndarray:
+        timed: Any = Timed(inputs.model, ends)
+        return pyattn.generate(timed, inputs.prompt, max_new_tokens=case.shape[2]).tokens
+
+    return write
+
+
+def their_writer(torch: Any, case: GenerateCase, inputs: GenerateInputs, way: str) -> Write:
+    """What transformers writes, with its usual cache."""
+    model = their_gpt2(torch, case, inputs.model, way)
+    prompt = torch.from_numpy(inputs.prompt)
+
+    def write(ends: list[float]) -> np.ndarray:
+        options = {"max_new_tokens": case.shape[2], "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        hook = model.register_forward_hook(lambda *_: ends.append(time.perf_counter()))
+        tokens: np.ndarray = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).numpy()
+        hook.remove()
+        return tokens[:, prompt.shape[1] :]
+
+    return write
+
+
+def onnx_writer(runtime: Any, session: Any, case: GenerateCase, inputs: GenerateInputs) -> Write:
+    """What ONNX Runtime writes with a session of `onnx_modules.gpt2_step`, whose caches are used in place."""
+    batch, _, new, *_ = case.shape
+    token, *caches_out = session.get_outputs()
+    caches_in = session.get_inputs()[-len(caches_out) :]
+    binding = session.io_binding()
+    binding.bind_output(token.name, "cpu")
+    for before, after in zip(caches_in, caches_out, strict=True):
+        cache = runtime.OrtValue.ortvalue_from_shape_and_type(before.shape, np.float32)
+        binding.bind_ortvalue_input(before.name, cache)
+        binding.bind_ortvalue_output(after.name, cache)
+
+    def write(ends: list[float]) -> np.ndarray:
+        tokens, ids, total = [], inputs.prompt, 0
+        for _ in range(new):
+            start, total = total, total + ids.shape[1]
+            last, counted = np.full(batch, total - 1, np.int32), np.array(total, np.int32)
+            step = {"ids": ids, "positions": np.arange(start, total), "last": last, "total": counted}
+            for name, array in step.items():
+                binding.bind_cpu_input(name, array)
+            session.run_with_iobinding(binding)
+            ids = binding.get_outputs()[0].numpy().copy()  # the next step writes to the same memory
+            tokens.append(ids)
+            ends.append(time.perf_counter())
+        return np.concatenate(tokens, axis=1)
+
+    return write
 
 
 def their_gpt2(torch: Any, case: GenerateCase, ours: GPT2, way: str) -> Any:
@@ -210,7 +241,7 @@ class SentencesCase(Case):
         return 4.0 * batch * length * layers * d_model * (2 * d_model + hidden + length)
 
     def peer_bars(self, threads: int) -> tuple[Bar, ...]:
-        return () if self.least is None else (Bar("torch", self.least),)
+        return () if self.least is None else (Bar("torch", self.least), AHEAD_OF_ONNX_RUNTIME)
 
     def config(self) -> dict[str, Any]:
         """As config.json has it."""
@@ -233,9 +264,15 @@ class SentencesCase(Case):
         return ()
 
 
+def our_bert(case: SentencesCase, inputs: SentencesInputs) -> Bert:
+    """pyattn's model."""
+    model: Bert = plan_bert(Config(case.config(), "config")).build(inputs.weights).eval()
+    return model
+
+
 def our_encoder(case: SentencesCase, inputs: SentencesInputs) -> Callable[[], np.ndarray]:
     """A call of pyattn."""
-    model = plan_bert(Config(case.config(), "config")).build(inputs.weights).eval()
+    model = our_bert(case, inputs)
     return lambda: model(inputs.ids).last_hidden_state
 
 

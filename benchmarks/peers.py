@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import pyattn
-from benchmarks import jax_worker, models
+from benchmarks import jax_worker, models, onnx_modules
 from benchmarks.cases import (
     AdditiveCase,
     AdditiveInputs,
@@ -32,7 +32,7 @@ from benchmarks.cases import (
     MultiHeadInputs,
 )
 from benchmarks.measure import Sample, repeated
-from benchmarks.onnx_model import attention_model
+from benchmarks.onnx_model import Graph, attention_model
 from pyattn.interop.torch import to_torch
 
 
@@ -141,7 +141,7 @@ class Pyattn:
 
     @staticmethod
     def generate(case: models.GenerateCase, inputs: models.GenerateInputs) -> Contender:
-        return Contender(*models.our_writer(case, inputs))
+        return _writing(models.our_writer(case, inputs))
 
     @staticmethod
     def sentences(case: models.SentencesCase, inputs: models.SentencesInputs) -> Contender:
@@ -163,6 +163,10 @@ def _stacked(modules: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 def _contender(call: Callable[..., Any], *arguments: Any, **options: Any) -> Contender:
     return Contender(repeated(call, *arguments, **options), lambda: _as_array(call(*arguments, **options)))
+
+
+def _writing(write: models.Write, way: str = "") -> Contender:
+    return Contender(models.token_sample(write), lambda: write([]), way)
 
 
 def _as_array(result: Any) -> np.ndarray:
@@ -238,8 +242,7 @@ class Torch:
         """Transformers, on PyTorch."""
         _import("transformers")
         return [
-            Contender(*models.their_writer(self.torch, case, inputs, way), way=f"transformers {way}")
-            for way in models.WAYS
+            _writing(models.their_writer(self.torch, case, inputs, way), f"transformers {way}") for way in models.WAYS
         ]
 
     def sentences(self, case: models.SentencesCase, inputs: models.SentencesInputs) -> list[Contender]:
@@ -268,7 +271,10 @@ class Torch:
 
 
 class OnnxRuntime:
-    """The Attention operator of ONNX Runtime, from and to ndarrays as its users call it."""
+    """ONNX Runtime, on models that hold their weights, whose shapes are fixed except those of `generate`.
+
+    It is called as its users do, from and to ndarrays.
+    """
 
     def __init__(self, threads: int) -> None:
         self.runtime = _import("onnxruntime")
@@ -291,6 +297,62 @@ class OnnxRuntime:
             return array.reshape(batch, q_len, heads, head_dim).swapaxes(1, 2) if case.strided else array
 
         return [Contender(repeated(session.run, None, arrays), output)]
+
+    def linear(self, case: LinearCase, inputs: LinearInputs) -> list[Contender]:
+        graph, arrays = Graph(), {"x": inputs.x}
+        (x,) = graph.inputs(arrays)
+        return [self._contender(graph.model(onnx_modules.linear(graph, x, inputs.weight, inputs.bias)), arrays)]
+
+    def multi_head(self, case: MultiHeadCase, inputs: MultiHeadInputs) -> list[Contender]:
+        modules = Pyattn.modules(case, inputs)
+        if case.variant == "weights":
+            graph, arrays = Graph(), {"x": inputs.x}
+            (x,), (module,) = graph.inputs(arrays), modules
+            return [self._contender(graph.model(*onnx_modules.attend_with_weights(graph, x, module)), arrays)]
+
+        def build(graph: Graph, x: str, attend: onnx_modules.Attend) -> str:
+            for module in modules:
+                x = attend(graph, x, module)
+            return x
+
+        return self._ways(build, inputs.x, causal=case.variant == "causal", padding=inputs.padding)
+
+    def encoder_layer(self, case: EncoderLayerCase, inputs: EncoderLayerInputs) -> list[Contender]:
+        layer = Pyattn.encoder(case)
+        return self._ways(lambda graph, x, attend: onnx_modules.encoder_layer(graph, x, layer, attend), inputs.x)
+
+    def generate(self, case: models.GenerateCase, inputs: models.GenerateInputs) -> list[Contender]:
+        """With GroupQueryAttention, which adds to its cache in place."""
+        batch, prompt, tokens, *_ = case.shape
+        session = self._session(onnx_modules.gpt2_step(inputs.model, batch, prompt + tokens))
+        return [_writing(models.onnx_writer(self.runtime, session, case, inputs))]
+
+    def sentences(self, case: models.SentencesCase, inputs: models.SentencesInputs) -> list[Contender]:
+        model, length = models.our_bert(case, inputs), case.shape[1]
+        return self._ways(lambda graph, ids, attend: onnx_modules.bert(graph, ids, length, model, attend), inputs.ids)
+
+    def _ways(
+        self,
+        build: Callable[[Graph, str, onnx_modules.Attend], str],
+        x: np.ndarray,
+        *,
+        causal: bool = False,
+        padding: np.ndarray | None = None,
+    ) -> list[Contender]:
+        """A model for each operator that computes attention; `build` goes from x to the output."""
+        contenders = []
+        for way in onnx_modules.WAYS:
+            graph, arrays = Graph(), {"x": x}
+            if padding is not None:
+                arrays["mask"] = onnx_modules.as_mask(way, padding)
+            name, *mask = graph.inputs(arrays)
+            output = build(graph, name, onnx_modules.attend(way, *mask, causal=causal))
+            contenders.append(self._contender(graph.model(output), arrays, way))
+        return contenders
+
+    def _contender(self, model: bytes, arrays: dict[str, np.ndarray], way: str = "") -> Contender:
+        session = self._session(model)
+        return Contender(repeated(session.run, None, arrays), lambda: _as_array(tuple(session.run(None, arrays))), way)
 
     def _session(self, model: bytes) -> Any:
         options = self.runtime.SessionOptions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import warnings
@@ -19,7 +20,8 @@ from benchmarks import models
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
 from benchmarks.measure import Effort
-from benchmarks.peers import Contender, NumPy, Pyattn, Torch
+from benchmarks.onnx_model import Graph
+from benchmarks.peers import Contender, NumPy, OnnxRuntime, Pyattn, Torch, enter
 from benchmarks.run import run_case
 
 SHORT = Effort(seconds=0.0, turns=1, tiny_turns=1, blocks=1)
@@ -50,6 +52,15 @@ def test_every_case_has_a_name_of_its_own():
         name.split()[0] for name in names
     }
     assert max(names.values()) == 1
+
+
+def test_layers_and_models_have_a_bar_on_onnx_runtime():
+    families = {"linear", "multi_head", "encoder_layer", "generate", "sentences"}
+    layered = [case for case in grid() if case.operation in families]
+    assert {case.operation for case in layered} == families
+    for case in layered:
+        assert "onnxruntime >= 1.05" in map(str, case.bars(1)), case.name
+        assert callable(getattr(OnnxRuntime, case.operation))
 
 
 def test_the_time_of_a_peer_is_that_of_its_fastest_way():
@@ -172,6 +183,99 @@ def test_a_calls_growth_is_what_it_takes_beyond_its_result():
     large, small = map(int, run_python(GROWTH).stdout.split())
     assert 60e6 < large < 90e6  # one array beside the result, each of 64 MB; sanitizers add an eighth
     assert small < 5e6
+
+
+# ONNX models
+
+
+def fields_of(message):
+    """The fields of a protobuf message, number to contents: an int, a float, or the bytes of anything else."""
+
+    def varint():
+        nonlocal place
+        number = shift = 0
+        while True:
+            byte = message[place]
+            number |= (byte & 127) << shift
+            place, shift = place + 1, shift + 7
+            if byte < 128:
+                return number
+
+    fields, place = {}, 0
+    while place < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            content = varint()
+        else:
+            size = {2: varint, 5: lambda: 4}[kind]()
+            content, place = message[place : place + size], place + size
+            content = struct.unpack("<f", content)[0] if kind == 5 else content
+        fields.setdefault(number, []).append(content)
+    assert place == len(message)
+    return fields
+
+
+def test_an_onnx_model_has_the_nodes_and_the_numbers_of_its_graph():
+    weight = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    graph = Graph()
+    x = graph.input("x", np.float32, (None, 300))
+    product = graph.node("MatMul", x, graph.weight(weight))
+    first, second = graph.nodes(2, "com.microsoft.Some", product, "", axis=-1, epsilon=0.5, way="tanh", perm=(0, 200))
+    model = fields_of(graph.model(second))
+    assert [fields_of(opset)[1] for opset in model[8]] == [[b""], [b"com.microsoft"]]
+    (content,) = model[7]
+    parts = fields_of(content)
+    assert [fields_of(output)[1] for output in parts[12]] == [[second.encode()]]
+
+    ((name,), (kind,)) = fields_of(parts[11][0]).values()
+    element_type, shape = fields_of(fields_of(kind)[1][0]).values()
+    assert (name, element_type) == (b"x", [1])
+    assert [fields_of(size) for size in fields_of(shape[0])[1]] == [{}, {1: [300]}]
+
+    tensor = fields_of(parts[5][0])
+    assert (tensor[1], tensor[2]) == ([2, 3], [1])
+    np.testing.assert_array_equal(np.frombuffer(tensor[9][0], np.float32).reshape(2, 3), weight)
+
+    matmul, some = map(fields_of, parts[1])
+    assert (matmul[1], matmul[4], matmul[7]) == ([b"x", tensor[8][0]], [b"MatMul"], [b""])
+    assert (some[1], some[2]) == ([product.encode(), b""], [first.encode(), second.encode()])
+    assert (some[4], some[7]) == ([b"Some"], [b"com.microsoft"])
+    assert list(map(fields_of, some[5])) == [
+        {1: [b"axis"], 3: [2**64 - 1], 20: [2]},
+        {1: [b"epsilon"], 2: [0.5], 20: [1]},
+        {1: [b"way"], 4: [b"tanh"], 20: [3]},
+        {1: [b"perm"], 8: [0, 200], 20: [7]},
+    ]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionCase("prefill", (1, 2, 9, 9, 8), (1.0, 1.0), causal=True),
+        AttentionCase("strided", (2, 2, 9, 9, 8), (1.0, 1.0), strided=True, mask="bool"),
+        LinearCase("linear", (3, 8, 5), 1.0),
+        LinearCase("linear", (3, 8, 5), 1.0, order="in_out"),
+        *(MultiHeadCase("mha", (2, 7, 16, 2), 1.0, variant) for variant in ("", "causal", "padding", "weights")),
+        MultiHeadCase("mha", (1, 1, 16, 2), 1.0, layers=3),
+        EncoderLayerCase("encoder layer", (2, 7, 16, 2, 24), 1.0),
+        models.GenerateCase("generate", (2, 9, 5, 16, 2, 2), 1.0),
+        models.SentencesCase("sentences", (2, 7, 16, 2, 2, 24), 1.0),
+    ],
+    ids=lambda case: case.name,
+)
+def test_onnx_runtime_has_the_same_output_in_every_way(case, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: `make bench` installs it")
+    monkeypatch.setattr(models, "GPT2_WORDS", 97)
+    monkeypatch.setattr(models, "MINILM_WORDS", 89)
+    inputs = case.inputs()
+    contenders = enter(OnnxRuntime(1), case, inputs)
+    expected = Pyattn.enter(case, inputs).output()
+    for contender in contenders:
+        np.testing.assert_allclose(contender.output(), expected, rtol=0, atol=1e-5, err_msg=contender.way)
+        assert contender.sample(1) > 0
+    whole = getattr(case, "variant", "") != "weights" and case.operation in ("multi_head", "encoder_layer", "sentences")
+    assert len({contender.way for contender in contenders}) == len(contenders) == (3 if whole else 1)
 
 
 # Against PyTorch
