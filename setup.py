@@ -21,7 +21,8 @@ sanitize = SANITIZERS[os.environ.get("PYATTN_SANITIZE", "")]
 # No flag here depends on the instruction set: csrc/kernels/target.h chooses it file by file. Contraction is off because
 # every fused multiply-add is written as one, so that all compilers give the same bits. gcc makes vectors of loops that
 # compare floats only with -fno-trapping-math, clang's default; the caller's floating-point flags are kept anyway. -g0
-# undoes the -g that most interpreters hand on, and which makes up most of the file.
+# undoes the -g that most interpreters hand on, and which makes up most of the file. Functions begin a cache line: a
+# small call took up to 6 % longer after a change elsewhere had moved them.
 compile_args = ["-std=gnu11", "-ffp-contract=off", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
 compile_args += ["-Wall", "-Wextra"]
 link_args = ["-pthread"]
@@ -30,7 +31,8 @@ if sanitize:  # -fno-wrapv undoes another flag that is handed on, and that would
     compile_args += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=undefined"]
     link_args += [f"-fsanitize={sanitize}"]
 else:
-    compile_args += ["-O3", "-g0", "-Wframe-larger-than=8192"]  # a caller's thread may have a stack of 64 KB
+    compile_args += ["-O3", "-falign-functions=64", "-g0"]
+    compile_args += ["-Wframe-larger-than=8192"]  # a caller's thread may have a stack of 64 KB
 if os.environ.get("PYATTN_WERROR") == "1":
     compile_args += ["-Werror"]
 
