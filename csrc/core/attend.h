@@ -14,7 +14,7 @@
 
 enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 
-/* Both masks of a key block as one bias, kept for the other heads that share them. */
+/* Both masks of a key block as one bias, for the other heads that share them. */
 typedef struct {
     int keys; /* 0: not read yet */
     attn_tile_kind kind;
@@ -86,7 +86,7 @@ typedef struct {
     double factor;       /* 1 unless it redoes */
     int knows_nonfinite; /* nonfinite_keys has been filled: only where a result is not finite */
     ptrdiff_t *nonfinite_keys; /* (2, v_dim): first and last visible key with no finite value in that column, or -1 */
-    double keep_prob;    /* 1 - dropout_p, which divides the weights; infinite for 0 */
+    double keep_prob;          /* 1 - dropout_p, which divides the weights; infinite for 0 */
     attn_dropout dropout;
     ptrdiff_t batch, group;
     ptrdiff_t key_length, query_length; /* of this batch entry */
@@ -94,7 +94,7 @@ typedef struct {
     void *scores, *bias, *drop_mask, *maximum, *correction, *key_copy, *value_copy, *query_rows, *scaled_queries,
         *transposed_keys;
     char *weights, *mean; /* of a block's rows: one head's, and the mean so far */
-    attn_block *blocks; /* in scratch: too large for the stack of a small thread */
+    attn_block *blocks;   /* in scratch: too large for the stack of a small thread */
 } attn_task;
 
 /* A block of keys or values as the kernels read it. */
@@ -111,9 +111,9 @@ typedef struct attn_score_function {
     double scale;       /* the default */
     int over_root;      /* divided by the root of head_dim */
     int extra_features; /* of a packed row, after head_dim */
-    int scales_queries; /* packed queries are multiplied by the factor, and decode reads keys as they are stored */
+    int scales_queries; /* packed queries are multiplied by the factor; else a kernel applies it */
     int unscaled;       /* queries are also kept without a factor */
-    int transposes;     /* decode computes tiles with queries and keys exchanged */
+    int transposes;     /* decode computes tiles with queries and keys exchanged, from keys that are reals */
     void (*prepare_keys)(const attn_task *task, attn_key_block *key, int keys);
     void (*prepare_queries)(const attn_task *task, attn_block *block, void **query);
     /* Scores in the prefill layout, which raise task->maximum; and in the decode layout. */

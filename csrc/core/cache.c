@@ -38,7 +38,7 @@ static attn_tensor tensor_of(const attn_cache *c, attn_layout layout, ptrdiff_t 
 }
 
 attn_status attn_cache_tensors(const attn_cache *cache, attn_layout layout, attn_tensor *key, attn_tensor *value,
-                            attn_error *error)
+                               attn_error *error)
 {
     const attn_status status = check_cache(cache, error);
     if (status != ATTN_OK) return status;
@@ -99,8 +99,8 @@ static void convert_row(const attn_cache *c, attn_dtype dtype, char *to, const c
     }
     for (ptrdiff_t d = 0; d < dim; d += PART) {
         const ptrdiff_t count = dim - d < PART ? dim - d : PART;
-        k->store_row((attn_element)c->dtype, count,
-                     attn_read_strided(k, ATTN_F32, count, from + d * step, step, part), to + d * size_of(c));
+        k->store_row((attn_element)c->dtype, count, attn_read_strided(k, ATTN_F32, count, from + d * step, step, part),
+                     to + d * size_of(c));
     }
 }
 

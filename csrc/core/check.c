@@ -177,8 +177,7 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
         FAIL("score_weight has shape %s, expected (%td,): query has head_dim %td",
              attn_shape_text(weight->ndim, weight->shape), p->head_dim, p->head_dim);
     if (weight->dtype != p->dtype) FAIL("score_weight has another dtype than query");
-    if (p->head_dim > 1 && weight->strides[0] != attn_size_of_real(p->dtype))
-        FAIL("score_weight must be contiguous");
+    if (p->head_dim > 1 && weight->strides[0] != attn_size_of_real(p->dtype)) FAIL("score_weight must be contiguous");
     return ATTN_OK;
 }
 

@@ -24,8 +24,7 @@ attn_status attn_check_linear(const attn_linear_args *args, attn_error *error)
     for (int n = 0; n < 4; n++) {
         if (others[n]->data && !attn_go_together(others[n]->dtype, x->dtype))
             FAIL("%s has another dtype than x", names[n]);
-        if (n > 1 && others[n]->data &&
-            attn_check_rows(names[n], others[n], x, weight->shape[0], error) != ATTN_OK)
+        if (n > 1 && others[n]->data && attn_check_rows(names[n], others[n], x, weight->shape[0], error) != ATTN_OK)
             return ATTN_INVALID;
     }
     if (bias->data && bias->shape[0] > 1 && bias->strides[0] != attn_size_of_real(bias->dtype))

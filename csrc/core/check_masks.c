@@ -36,9 +36,8 @@ static const char *axes_hint(const char *name, const attn_tensor *mask, int rank
 }
 
 _Static_assert((int)ATTN_ELEMENT_BOOL == (int)ATTN_BOOL && (int)ATTN_ELEMENT_F16 == (int)ATTN_F16 &&
-                   (int)ATTN_ELEMENT_BF16 == (int)ATTN_BF16 &&
-                   (int)ATTN_ELEMENT_F32 == (int)ATTN_F32 && (int)ATTN_ELEMENT_F64 == (int)ATTN_F64 &&
-                   (int)ATTN_ELEMENT_LONG == (int)ATTN_LONG_DOUBLE,
+                   (int)ATTN_ELEMENT_BF16 == (int)ATTN_BF16 && (int)ATTN_ELEMENT_F32 == (int)ATTN_F32 &&
+                   (int)ATTN_ELEMENT_F64 == (int)ATTN_F64 && (int)ATTN_ELEMENT_LONG == (int)ATTN_LONG_DOUBLE,
                "the kernels' numbers for dtypes are attn.h's");
 
 /* Fills the shape that masks broadcast to, (..., heads, q_len, last), and returns its number of axes. */

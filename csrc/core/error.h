@@ -5,8 +5,8 @@
 #include "attn.h"
 
 /* Writes the message (printf's format) and returns the status, so that a check is one line. */
-__attribute__((cold, format(printf, 3, 4))) attn_status attn_fail(attn_error *error, attn_status status, const char *format,
-                                                            ...);
+__attribute__((cold, format(printf, 3, 4))) attn_status attn_fail(attn_error *error, attn_status status,
+                                                                  const char *format, ...);
 
 /* Reports a broken rule, in functions that have an `error` and return a status. */
 #define FAIL(...) return attn_fail(error, ATTN_INVALID, __VA_ARGS__)

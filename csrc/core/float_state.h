@@ -1,6 +1,6 @@
 /* Tasks run with denormals flushed to zero, as denormals can be 87 times slower. Afterwards the thread gets back its
  * own floating-point state, flags included. On x86, long doubles have a state of their own, which costs a small call
- * some 2 % to read: what reads a long double keeps it (attn_long_enter).
+ * some 2 % to read: code that reads a long double saves and restores it (attn_long_enter).
  */
 #ifndef ATTN_CORE_FLOAT_STATE_H
 #define ATTN_CORE_FLOAT_STATE_H
@@ -50,7 +50,7 @@ static inline void attn_float_flush(void) { fesetenv(FE_DFL_ENV); }
 static inline void attn_float_keep(void) { fesetenv(FE_DFL_ENV); }
 #endif
 
-/* Flags that reading a long double raises apart from those above. */
+/* The flags of long doubles, which on x86 are others than those above. */
 #if defined(__x86_64__)
 typedef uint16_t attn_long_state;
 static inline attn_long_state attn_long_enter(void)

@@ -5,9 +5,9 @@
  *                         kernels instead.
  *     (inner, features)   gemm.inc.h: lanes hold features and x is read in place.
  *
- * Either reads the weight in place; one that is neither is copied, a block of features at a time. Each has a form for
- * few rows and one for many. Halves are read in place by a few rows, and otherwise become reals where they are packed
- * or copied. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
+ * A few rows read the weight in place, and so do many rows a weight of a few columns; other rows times a weight (inner,
+ * features) copy it a tile at a time. One that is neither is copied, a block of features at a time. Halves become reals
+ * where they are packed or copied. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
  * otherwise the workers pack a chunk together and share out its features. So each chunk is packed once, whatever the
  * number of workers. A cut never changes an element's sum.
  */
@@ -31,8 +31,8 @@ enum {
     STREAM_FEATURES = 1 << 14, /* that gemv reads from each row of the weight at a time, at most: prefetchers need long
                                 * streams. Out of memory one row of x reads 38 GB/s, and 31 with 1024 (Zen 5) */
     STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
-    ROW_STEP = 12,
-    LEAST_ROWS = 2 * ROW_STEP, /* of a worker: whole register tiles */
+    ROW_STEP = 12,             /* whole register tiles at every level */
+    LEAST_ROWS = 2 * ROW_STEP, /* of a task where rows are shared out */
     LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
     WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
@@ -42,7 +42,7 @@ enum {
 typedef enum {
     DECODE, /* (features, inner), a few rows: rows are queries of the decode layout */
     LANES,  /* (features, inner): rows are packed into lanes */
-    STREAM, /* (inner, features), a few rows: a stream over the weight */
+    STREAM, /* (inner, features), a few rows or a few columns: a stream over the weight */
     TILES   /* (inner, features): tiles of the weight are packed */
 } product_form;
 
@@ -60,10 +60,10 @@ typedef struct {
     ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
     int far;                                            /* the weight is probably not in the cache */
     int packs_x;                                        /* rows are packed or copied before they are multiplied */
-    int copy_x, copy_weight;     /* LANES: each row is copied before it is packed; the weight is copied, too */
-    ptrdiff_t weight_size;       /* bytes of an element */
-    const void *bias;            /* reals */
-    ptrdiff_t skew;              /* bytes from a cache line's start to the sums: the same as the weight's */
+    int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
+    ptrdiff_t weight_size;   /* bytes of an element */
+    const void *bias;        /* reals */
+    ptrdiff_t skew;          /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, worker_bytes;
@@ -137,8 +137,9 @@ static void cut_out_in(linear_plan *plan)
     plan->block_rows = ATTN_MAX_WIDTH;
     plan->step = FEATURES;
     plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
+    /* the decode kernels take one step from row to row, and rows that do not share sets of the cache */
     plan->packs_x = !few || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
-    plan->row_bytes = plan->copy_x ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
+    plan->row_bytes = plan->copy_x && !few ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->copy_weight =
         !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!few && attn_is_half(p->weight_dtype));
     plan->blocks = few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
@@ -178,17 +179,25 @@ static void cut_blocks(linear_plan *plan, ptrdiff_t block_rows)
     plan->panel_bytes = sums * rows * (size_t)(plan->panel_row * plan->kernels->size);
 }
 
+/* Whether so few rows are multiplied with a weight (inner, features) that reading it takes the time. */
+static int is_few(const linear_plan *plan)
+{
+    const attn_kernels *k = plan->kernels;
+    return plan->product->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
+}
+
 static void cut_in_out(linear_plan *plan)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
-    /* A weight of a few whole vectors is read in place: packed, it would look the same, or be wider. Many rows pay for
-     * packing whole panels of four vectors. */
-    const int pays = p->rows > ATTN_MAX_WIDTH && p->features % (4 * k->lanes) == 0;
-    const int narrow = p->features <= 8 * k->lanes && p->features % k->lanes == 0 && !pays &&
-                       p->weight_column <= 2 * p->features * k->size && p->weight_dtype == p->dtype;
-    const int few = narrow || p->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
+    /* A weight of a few whole vectors is read in place, unless its rows are far apart: packed, it would look the same,
+     * or be wider. Many rows pay for packing whole panels of four vectors. */
+    const int packing_pays = p->rows > ATTN_MAX_WIDTH && p->features % (4 * k->lanes) == 0;
+    const ptrdiff_t apart = p->weight_column < 0 ? -p->weight_column : p->weight_column;
+    const int narrow = p->features <= 8 * k->lanes && p->features % k->lanes == 0 && !packing_pays &&
+                       apart <= 2 * p->features * k->size && p->weight_dtype == p->dtype;
+    const int few = narrow || is_few(plan);
     plan->form = few ? STREAM : TILES;
     plan->step = few ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
     plan->packs_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x)) || p->x.ndim > 2;
@@ -239,7 +248,7 @@ static int split_rows(linear_plan *plan, int workers)
 static int cut_tasks(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
-    const int few = plan->form == DECODE || plan->form == STREAM; /* then reading the weight counts */
+    const int few = plan->form == DECODE || (plan->form == STREAM && is_few(plan)); /* then reading the weight counts */
     const size_t rows = few ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows;
     const size_t work = attn_saturating_mul(attn_saturating_mul(rows, (size_t)p->inner), (size_t)p->features);
     const int workers = attn_workers(num_threads, work > ATTN_WORTH_THREADS ? (ptrdiff_t)(work / WORKER_WORK) : 1);
@@ -325,13 +334,15 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
     k->pack_queries(block.rows, block.vectors, inner, (const void *const *)row, 1, packed);
 }
 
-/* Rows of a chunk from inner element `from` on, in place or copied. Sets their stride in reals. */
-static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t from, ptrdiff_t *stride)
+/* Rows of a chunk from a block and an inner element on, in place or copied. Sets their stride in reals. */
+static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t number, ptrdiff_t from,
+                           ptrdiff_t *stride)
 {
     const attn_product *p = plan->product;
     const int size = plan->kernels->size;
     *stride = plan->packs_x ? plan->x_row / size : p->x.ndim > 1 ? p->x.strides[0] / size : 0;
-    const char *rows = plan->packs_x ? chunk->packed : attn_row_at(&p->x, block_of(plan, chunk->first).row);
+    const char *rows =
+        plan->packs_x ? packed_block(plan, chunk, number) : attn_row_at(&p->x, block_of(plan, number).row);
     return rows + from * size;
 }
 
@@ -367,17 +378,17 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
-            const char *packed = packed_block(plan, chunk, n);
             char *panel =
                 w->panels + (size_t)(n - chunk->first) * plan->panel_bytes + at * block.vectors * k->lanes * k->size;
             if (plan->form == DECODE) {
-                const char *x = rows_of(plan, chunk, 0, &x_stride);
+                const char *x = rows_of(plan, chunk, n, 0, &x_stride);
                 k->decode_scores(element, block.rows, features, inner, x, x_stride, weight, stride,
                                  weight + FEATURES * stride * size, plan->far, panel);
                 continue;
             }
-            k->score_block(block.vectors, features, inner, packed + from * block.vectors * k->lanes * k->size, weight,
-                           stride, &attn_no_epilogue, from > 0, panel, w->maximum);
+            const char *packed = packed_block(plan, chunk, n) + from * block.vectors * k->lanes * k->size;
+            k->score_block(block.vectors, features, inner, packed, weight, stride, &attn_no_epilogue, from > 0, panel,
+                           w->maximum);
         }
         from += inner;
     } while (from < p->inner);
@@ -455,13 +466,12 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
     const attn_kernels *k = plan->kernels;
     for (ptrdiff_t from = 0, stride; from < p->inner; from += ATTN_FOLD_FEATURES) {
         const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
-        const char *x = rows_of(plan, chunk, from, &stride);
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
-            const ptrdiff_t row = (n - chunk->first) * plan->block_rows;
+            const char *x = rows_of(plan, chunk, n, from, &stride);
             char *sums = w->panels + (size_t)(n - chunk->first) * plan->panel_bytes;
             char *part = sums + (size_t)(block.rows * plan->panel_row * k->size);
-            k->gemv((attn_element)p->weight_dtype, block.rows, (int)inner, features, x + row * stride * k->size, stride,
+            k->gemv((attn_element)p->weight_dtype, block.rows, (int)inner, features, x, stride,
                     p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
                     plan->far, from == 0, part, sums, plan->panel_row);
         }
@@ -495,7 +505,7 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
     for (ptrdiff_t n = 0; n < tiles; n++) {
         const attn_tile next = n + 1 < tiles ? tile_of(plan, w, from, to, n + 1) : (attn_tile){.weight = NULL};
         ptrdiff_t stride;
-        const char *x = rows_of(plan, chunk, n % folds * ATTN_FOLD_FEATURES, &stride);
+        const char *x = rows_of(plan, chunk, chunk->first, n % folds * ATTN_FOLD_FEATURES, &stride);
         plan->kernels->gemm(rows, &tile, x, stride, n + 1 < tiles ? &next : NULL, n % folds == 0, w->panels,
                             plan->panel_row);
         if (n % folds == folds - 1) {

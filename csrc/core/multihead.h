@@ -16,7 +16,7 @@ typedef struct {
 
 typedef struct {
     const attn_multihead_args *args;
-    attn_dtype dtype; /* of the sums and of all that is between */
+    attn_dtype dtype;               /* of the sums and of all that is between */
     ptrdiff_t size, batches, extra; /* extra: keys behind those of `key` */
     int batch_axes;
     const ptrdiff_t *batch_shape;

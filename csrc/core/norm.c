@@ -43,9 +43,8 @@ static void normalize_row(const norm_job *j, ptrdiff_t n, const row_scratch *scr
     char *const y_row = attn_row_at(&p->y, n), *const sum_row = p->sum.data ? attn_row_at(&p->sum, n) : NULL;
     const void *const x = attn_read_row(k, p->x.dtype, columns, attn_row_at(&p->x, n), scratch->first);
     const void *const residual =
-        p->residual.data
-            ? attn_read_row(k, p->residual.dtype, columns, attn_row_at(&p->residual, n), scratch->second)
-            : NULL;
+        p->residual.data ? attn_read_row(k, p->residual.dtype, columns, attn_row_at(&p->residual, n), scratch->second)
+                         : NULL;
     void *const y = attn_target_of(p->y.dtype, y_row, scratch->second);
     void *const sum = sum_row ? attn_target_of(p->sum.dtype, sum_row, scratch->first) : y;
     k->norm_row((attn_norm_kind)p->kind, columns, x, residual, j->weight, j->bias, p->epsilon, sum, y);
@@ -67,8 +66,8 @@ attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads,
 {
     if (norm->rows == 0 || norm->columns == 0) return ATTN_OK;
     const attn_row_cut cut = attn_cut_rows(norm->rows, (size_t)norm->columns);
-    norm_job job = {attn_kernels_for(attn_computed(norm->y.dtype)), norm, cut, norm->weight.data, norm->bias.data,
-                    NULL, 0};
+    norm_job job = {
+        attn_kernels_for(attn_computed(norm->y.dtype)), norm, cut, norm->weight.data, norm->bias.data, NULL, 0};
     row_scratch scratch;
     job.worker_bytes = layout_scratch(norm, NULL, &scratch);
 
@@ -83,11 +82,10 @@ attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads,
     for (int n = 0; n < 2; n++)
         if (factors[n]->data)
             *read[n] = attn_read_outside(job.kernels, factors[n]->dtype, norm->columns, factors[n]->data,
-                                     arena.scratch + (size_t)n * each);
+                                         arena.scratch + (size_t)n * each);
 
-    const attn_status status =
-        attn_run_with_scratch("a normalization", cut.tasks, attn_workers(num_threads, cut.tasks), job.worker_bytes,
-                              &job.scratch, some_rows, &job, error);
+    const attn_status status = attn_run_with_scratch("a normalization", cut.tasks, attn_workers(num_threads, cut.tasks),
+                                                     job.worker_bytes, &job.scratch, some_rows, &job, error);
     if (any) attn_arena_give(&arena);
     return status;
 }

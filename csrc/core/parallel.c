@@ -99,8 +99,8 @@ const char *attn_threads_complaint(void)
     const char *text = getenv("PYATTN_NUM_THREADS");
     environment_threads();
     if (from_environment("PYATTN_NUM_THREADS") >= 0) return NULL;
-    snprintf(complaint, sizeof complaint,
-             "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d and is ignored", text, MOST_WORKERS);
+    snprintf(complaint, sizeof complaint, "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d and is ignored", text,
+             MOST_WORKERS);
     return complaint;
 }
 

@@ -74,9 +74,16 @@ static ptrdiff_t sharers_of(const attn_problem *p, const attn_plan *plan)
     return sharers;
 }
 
+/* The blocks per task, at most `most`, that leave every worker several of a unit's tasks. */
+static ptrdiff_t cut_blocks(const attn_plan *plan, ptrdiff_t units, ptrdiff_t enough, ptrdiff_t most)
+{
+    while (most > 1 && units * attn_ceil_div(plan->blocks, most) < enough) most--;
+    return most;
+}
+
 /* Lets heads that share their masks also share the tiles read from these: sets the heads per task and the tiles that
- * fit in the memory for them. Returns the blocks per task, at most `most`. Apart from cut_tasks, as it would slow down
- * a small call. */
+ * fit in the memory for them. Returns the blocks per task, at most `most`. A function of its own, as cut_tasks would
+ * slow down a small call. */
 static __attribute__((noinline)) ptrdiff_t share_tiles(const attn_problem *p, attn_plan *plan, ptrdiff_t sharers,
                                                        ptrdiff_t enough, ptrdiff_t most)
 {
@@ -84,12 +91,13 @@ static __attribute__((noinline)) ptrdiff_t share_tiles(const attn_problem *p, at
     const int average = p->weights.data && p->average;
     const ptrdiff_t units = p->batches * plan->groups, key_blocks = attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS);
     const ptrdiff_t tiles = (ptrdiff_t)(TILES_BYTES / plan->mask_tile_bytes) / plan->workers; /* of one worker */
-    ptrdiff_t heads = average ? plan->groups : sharers;
-    while (most > 1 && key_blocks > tiles / most) most--;
-    while (most > 1 && units / heads * attn_ceil_div(plan->blocks, most) < enough) most--;
+    ptrdiff_t heads = average ? plan->heads_per_task : sharers;
     while (!average && heads > 1 && (sharers % heads != 0 || units / heads * plan->blocks < enough)) heads--;
+    if (heads == 1 || tiles == 0) return cut_blocks(plan, units / plan->heads_per_task, enough, most);
+    while (most > 1 && key_blocks > tiles / most) most--;
     plan->heads_per_task = heads;
-    plan->mask_tiles = heads > 1 ? attn_min(tiles / most, key_blocks) : 0;
+    most = cut_blocks(plan, units / heads, enough, most);
+    plan->mask_tiles = attn_min(tiles / most, key_blocks);
     return most;
 }
 
@@ -109,8 +117,7 @@ static void cut_tasks(const attn_problem *p, attn_plan *plan, int num_threads)
     const ptrdiff_t units = attn_fast_div(p->batches * plan->groups, plan->heads_per_task);
     const ptrdiff_t enough = plan->workers > 1 ? 3 * (ptrdiff_t)plan->workers : 1;
     while (most > 1 && attn_saturating_mul((size_t)most, block_bytes) > TASK_BYTES) most--;
-    if (sharers > 1) most = share_tiles(p, plan, sharers, enough, most);
-    while (sharers == 1 && most > 1 && units * attn_ceil_div(plan->blocks, most) < enough) most--;
+    most = sharers > 1 ? share_tiles(p, plan, sharers, enough, most) : cut_blocks(plan, units, enough, most);
     plan->tasks_per_group = attn_ceil_div(plan->blocks, most);
     plan->blocks_per_task = plan->tasks_per_group ? attn_ceil_div(plan->blocks, plan->tasks_per_group) : 1;
     plan->tasks_per_group = attn_ceil_div(plan->blocks, plan->blocks_per_task);

@@ -25,7 +25,7 @@ typedef struct {
     ptrdiff_t maskable_len;           /* keys that masks, windows and lengths apply to; every row sees those after */
     ptrdiff_t key_group, value_group; /* query heads per key head, per value head */
     ptrdiff_t group;                  /* query heads that share both of them */
-    attn_dtype dtype; /* of all arithmetic */
+    attn_dtype dtype;                 /* of all arithmetic */
     int has_scale; /* 0: the score's default, computed inside a task, where flags are not the caller's */
     attn_score score;
     const char *score_weight;
@@ -51,7 +51,7 @@ attn_status attn_check_masks(const attn_args *args, attn_problem *problem, attn_
 /* cache.c: checks a cache and describes it as two tensors, key and value, for attention's other rules. Their batch axis
  * steps over page tables; their other strides are valid inside a page. */
 attn_status attn_cache_tensors(const attn_cache *cache, attn_layout layout, attn_tensor *key, attn_tensor *value,
-                            attn_error *error);
+                               attn_error *error);
 
 /* cache.c: checks that a page exists for every visible position. The key_lengths must have been checked. */
 attn_status attn_check_pages(const attn_problem *problem, attn_error *error);

@@ -10,7 +10,9 @@ static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < 
 
 ptrdiff_t attn_length_of(const attn_problem *p, const attn_operand *lengths, ptrdiff_t batch, ptrdiff_t otherwise)
 {
-    return lengths->data ? (ptrdiff_t) * (const int64_t *)(const void *)attn_part(p, lengths, batch, 0) : otherwise;
+    if (lengths->data == NULL) return otherwise;
+    const int64_t *const length = (const int64_t *)(const void *)attn_part(p, lengths, batch, 0);
+    return (ptrdiff_t)*length;
 }
 
 /* Visible keys of query i: an interval, [0, 0) when empty. The rules in check.c prevent overflow in the sums. */

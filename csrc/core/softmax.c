@@ -33,8 +33,8 @@ attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const vo
     if (attn_size_of_real(dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
     if (rows == 0 || n == 0) return ATTN_OK;
 
-    row_job job = {attn_kernels_for(attn_computed(dtype)), dtype, attn_cut_rows(rows, (size_t)n), n, x, y, NULL,
-                   logarithm};
+    row_job job = {
+        attn_kernels_for(attn_computed(dtype)), dtype, attn_cut_rows(rows, (size_t)n), n, x, y, NULL, logarithm};
     return attn_run_with_scratch("softmax", job.cut.tasks, attn_workers(num_threads, job.cut.tasks),
                                  attn_row_bytes(dtype, n), &job.scratch, some_rows, &job, error);
 }

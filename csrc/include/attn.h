@@ -102,8 +102,8 @@ typedef struct {
     attn_tensor mask, padding_mask;
     ptrdiff_t extra_keys; /* number of last keys that every row sees: no mask, limit, window or length covers them */
     int mask_blocked, padding_blocked; /* nonzero of a bool mask means blocked, as in torch.nn.MultiheadAttention */
-    attn_tensor key_limits; /* ATTN_I64, (..., heads, q_len, 2), whose last axis does not broadcast; the call's first key
-                             * counts as 0 */
+    attn_tensor key_limits; /* ATTN_I64, (..., heads, q_len, 2), whose last axis does not broadcast; the call's first
+                             * key counts as 0 */
     attn_tensor key_lengths, query_lengths; /* ATTN_I64, broadcast to the batch axes */
     int has_scale;
     double scale;

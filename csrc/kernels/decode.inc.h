@@ -34,7 +34,8 @@ ATTN_TEMPLATE const char *K(load_transposed)(const ptrdiff_t size, const char *a
     {
         const real *row[K(parts)];
         vec rows[K(parts)];
-        ATTN_UNROLL for (int n = 0; n < K(parts); n++) row[n] = (const real *)(const void *)(group[n] + i * stride * size);
+        ATTN_UNROLL for (int n = 0; n < K(parts); n++) row[n] =
+            (const real *)(const void *)(group[n] + i * stride * size);
         V(load_across)(row, 0, rows);
         ATTN_UNROLL for (int n = 0; n < K(parts); n++) r[n * K(part) + i] = rows[n];
     }
@@ -192,10 +193,10 @@ typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query,
                          const char *key, ptrdiff_t key_stride, const char *next, real *scores);
 #define DECODE_GROUPS(NAME, ELEMENT, R, G)                                                                             \
     ATTN_SEPARATE int K(decode_##NAME##_##R##_##G)(int n, int keys, ptrdiff_t head_dim, const real *query,             \
-                                                   ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,        \
+                                                   ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,      \
                                                    const char *next, real *scores)                                     \
     {                                                                                                                  \
-        return K(decode_groups)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next, scores);   \
+        return K(decode_groups)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next, scores); \
     }
 #define SINGLE(NAME, ELEMENT)                                                                                          \
     DECODE_GROUPS(NAME, ELEMENT, 1, 1)                                                                                 \

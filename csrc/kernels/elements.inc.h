@@ -63,7 +63,7 @@ ATTN_TEMPLATE vec K(load_elements)(const attn_element element, const char *at)
     }
 }
 
-/* The first `count` of them, 0 after these. */
+/* The first `count` of them, zero bytes after these. */
 ATTN_TEMPLATE vec K(load_first_elements)(const attn_element element, const char *at, ptrdiff_t count)
 {
     char some[LANES * sizeof(double)] = {0};
@@ -72,7 +72,7 @@ ATTN_TEMPLATE vec K(load_first_elements)(const attn_element element, const char 
     return K(load_elements)(element, some);
 }
 
-/* Rows of contiguous elements, each followed by zeros up to `padded` reals. */
+/* Rows of contiguous elements, each followed by zeros up to `padded` reals; bools are not padded. */
 ATTN_TEMPLATE void K(load_contiguous)(const attn_element element, int rows, ptrdiff_t columns, const char *from,
                                       ptrdiff_t row_step, ptrdiff_t padded, real *to)
 {

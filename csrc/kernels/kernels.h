@@ -81,7 +81,8 @@ typedef struct {
 } attn_epilogue;
 
 /* What happens to a tile of scores before its softmax. The bias has the layout of the scores, and hides a pair where it
- * is -inf; row i sees the keys [first[i], last[i]), counted from the tile's first. Both may be NULL. */
+ * is -inf; row i sees the keys [first[i], last[i]), counted from the tile's first. bias may be NULL; so may first where
+ * every row sees all keys, but not for decode_softmax. */
 typedef struct {
     const void *bias;
     const int32_t *first, *last;
@@ -122,8 +123,8 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query + bias, and -inf where a pair is hidden. maximum (lanes) is in and out. `adds`:
-     * adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES, and there are no limits. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where a pair is hidden. maximum (lanes) is in and out.
+     * `adds`: adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES, and there are no limits. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
                         ptrdiff_t key_stride, const attn_score_epilogue *epilogue, int adds, void *scores,
                         void *maximum);

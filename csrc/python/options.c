@@ -15,8 +15,8 @@ int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning,
 {
     if (!pyattn_given(object)) return 0;
     if (PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s is %.100R, expected an array or a mask object, such as pyattn.masks.causal(L)",
-                     name, object);
+        PyErr_Format(PyExc_TypeError,
+                     "%s is %.100R, expected an array or a mask object, such as pyattn.masks.causal(L)", name, object);
         return -1;
     }
     if ((*mask = pyattn_as_array(object, name)) == NULL || pyattn_check_axes(*mask, name) < 0) return -1;

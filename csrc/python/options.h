@@ -33,9 +33,9 @@ typedef struct {
     PyArrayObject *mask, *keep_mask, *key_limits, *key_lengths, *query_lengths;
 } pyattn_option_arrays;
 
-/* Fills args except its tensors; values (PYATTN_OPTIONS) are NULL if not given. need_weights and need_lse, which concern
- * results, are ignored; key_limits come from mask objects alone, elsewhere. Returns -1 with an exception; the caller must
- * release `arrays` in any case. */
+/* Fills args except its tensors; values (PYATTN_OPTIONS) are NULL if not given. need_weights and need_lse, which
+ * concern results, are ignored; key_limits come from mask objects alone, elsewhere. Returns -1 with an exception; the
+ * caller must release `arrays` in any case. */
 int pyattn_convert_options(PyObject *const *values, attn_args *args, pyattn_option_arrays *arrays);
 /* Fills the tensors. Call it after all conversions. */
 void pyattn_fill_options(const pyattn_option_arrays *arrays, attn_args *args);

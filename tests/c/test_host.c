@@ -237,8 +237,10 @@ static void test_float_state(void)
 {
     static test_case c;
     attn_error error = {""};
-    for (int number = 71; number < CASES; number += 35) {
+    int longs = 0; /* masks of long double, which raise flags of the x87 */
+    for (int number = 71; number < CASES; number += 37) {
         case_make(&c, number);
+        longs += c.mask_kind == MASK_LONG;
         CLAIM(case_compute(&c, &error) == ATTN_OK, "%s", error.message);
         const uint64_t expected = tensor_hash(&c.output);
         fenv_t before;
@@ -256,6 +258,7 @@ static void test_float_state(void)
         CLAIM(tensor_hash(&c.output) == expected, "%s: other bits when the caller rounds upward", c.text);
         case_free(&c);
     }
+    CLAIM(longs > 0, "no case has a mask of long double");
 }
 
 /* Settings ------------------------------------------------------------------------------------------------------ */

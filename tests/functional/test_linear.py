@@ -162,6 +162,23 @@ def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
         assert_same_bits(copied, y, threads)
 
 
+@pytest.mark.threads
+@for_each("rows", (16, 24, 48, 49, 96, 128, 385))
+def test_a_weight_of_a_few_columns_is_read_in_place_by_all_workers(rows, dtype, level):
+    """Some whole vectors at some level: rows are then shared out, whatever they are."""
+    rng = np.random.default_rng(rows)
+    for features in (4, 8, 16, 24, 40, 48, 64, 80, 128):
+        x, weight, bias, residual = draw(rng, rows, 300, features, dtype)
+        plain = pyattn.functional.linear(x, weight, bias, residual=residual, num_threads=1)
+        wide = np.concatenate([weight, weight, weight])
+        close, apart = laid_out(weight, "in_out"), laid_out(wide, "in_out")[:features]
+        for narrow in (close, apart):
+            for given in (x, laid_out(x, "neither"), laid_out(x, "in_out")):
+                threads = int(rng.choice([1, 2, 16]))
+                y = pyattn.functional.linear(given, narrow, bias, residual=residual, num_threads=threads)
+                assert_same_bits(y, plain, (features, threads))
+
+
 def test_every_few_rows_times_a_weight_out_of_the_cache(dtype, level):
     """Their number decides how many of them read the weight at a time, and what is prefetched meanwhile."""
     x, weight, bias, _ = draw(np.random.default_rng(8), 24, 1030, 1100, dtype)
