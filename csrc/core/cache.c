@@ -8,17 +8,15 @@
 
 _Static_assert((int)ATTN_PAGE_KEYS == (int)ATTN_BLOCK_KEYS, "a page is a block of keys to the kernels");
 
-static ptrdiff_t size_of(const attn_cache *cache) { return attn_size_of_real(cache->dtype); }
-
 /* The size of a page in bytes must fit in ptrdiff_t. */
 static attn_status check_cache(const attn_cache *c, attn_error *error)
 {
     ptrdiff_t bytes, key, value;
-    if (size_of(c) == 0) FAIL("the cache must be float16, bfloat16, float32 or float64");
+    if (attn_size_of_real(c->dtype) == 0) FAIL("the cache must be float16, bfloat16, float32 or float64");
     if (c->batches < 0 || c->kv_heads < 0 || c->head_dim < 0 || c->v_dim < 0 || c->length < 0)
         FAIL("the cache has %td batch entries, %td heads, dims %td and %td, length %td, expected sizes of 0 or more",
              c->batches, c->kv_heads, c->head_dim, c->v_dim, c->length);
-    if (__builtin_mul_overflow(c->kv_heads, ATTN_PAGE_KEYS * size_of(c), &bytes) ||
+    if (__builtin_mul_overflow(c->kv_heads, ATTN_PAGE_KEYS * attn_size_of_real(c->dtype), &bytes) ||
         __builtin_mul_overflow(bytes, c->head_dim, &key) || __builtin_mul_overflow(bytes, c->v_dim, &value) ||
         __builtin_add_overflow(key, value, &bytes))
         FAIL("a page is too large for memory: %td heads, dims %td and %td", c->kv_heads, c->head_dim, c->v_dim);
@@ -29,11 +27,11 @@ static attn_status check_cache(const attn_cache *c, attn_error *error)
 static attn_tensor tensor_of(const attn_cache *c, attn_layout layout, ptrdiff_t dim)
 {
     const int length = layout == ATTN_LAYOUT_BSHD ? 1 : 2, heads = 3 - length;
-    const ptrdiff_t row = dim * size_of(c);
+    const ptrdiff_t row = dim * attn_size_of_real(c->dtype);
     attn_tensor t = {.data = (void *)c->pages, .dtype = c->dtype, .ndim = 4};
     t.shape[0] = c->batches, t.shape[heads] = c->kv_heads, t.shape[length] = c->length, t.shape[3] = dim;
     t.strides[0] = sizeof *c->pages, t.strides[heads] = ATTN_PAGE_KEYS * row, t.strides[length] = row;
-    t.strides[3] = size_of(c);
+    t.strides[3] = attn_size_of_real(c->dtype);
     return t;
 }
 
@@ -100,7 +98,7 @@ static void convert_row(const attn_cache *c, attn_dtype dtype, char *to, const c
     for (ptrdiff_t d = 0; d < dim; d += PART) {
         const ptrdiff_t count = dim - d < PART ? dim - d : PART;
         k->store_row((attn_element)c->dtype, count, attn_read_strided(k, ATTN_F32, count, from + d * step, step, part),
-                     to + d * size_of(c));
+                     to + d * attn_size_of_real(c->dtype));
     }
 }
 
@@ -108,12 +106,12 @@ static void convert_row(const attn_cache *c, attn_dtype dtype, char *to, const c
 static void copy_rows(const attn_cache *c, void *const *pages, ptrdiff_t in_page, const attn_tensor *rows,
                       const char *from, int length, ptrdiff_t first, ptrdiff_t count)
 {
-    const ptrdiff_t dim = rows->shape[3], row = dim * size_of(c);
+    const ptrdiff_t dim = rows->shape[3], row = dim * attn_size_of_real(c->dtype);
     for (ptrdiff_t n = 0; n < count; n++, from += rows->strides[length]) {
         const ptrdiff_t at = first + n;
         char *to = (char *)pages[at / ATTN_PAGE_KEYS] + in_page + at % ATTN_PAGE_KEYS * row;
         if (rows->dtype == c->dtype)
-            attn_gather(size_of(c), dim, from, rows->strides[3], to);
+            attn_gather(attn_size_of_real(c->dtype), dim, from, rows->strides[3], to);
         else
             convert_row(c, rows->dtype, to, from, rows->strides[3], dim);
     }
@@ -152,7 +150,7 @@ attn_status attn_cache_append(const attn_cache *cache, const ptrdiff_t *first, c
     for (ptrdiff_t b = 0; b < cache->batches; b++)
         for (int n = 0; n < 2; n++)
             for (ptrdiff_t h = 0; h < cache->kv_heads; h++) {
-                const ptrdiff_t of_head = h * ATTN_PAGE_KEYS * rows[n]->shape[3] * size_of(cache);
+                const ptrdiff_t of_head = h * ATTN_PAGE_KEYS * rows[n]->shape[3] * attn_size_of_real(cache->dtype);
                 const char *from = (const char *)rows[n]->data + b * rows[n]->strides[0] + h * rows[n]->strides[heads];
                 copy_rows(cache, cache->pages[b], (n ? attn_page_values(cache) : 0) + of_head, rows[n], from, length,
                           first[b], count ? count[b] : key.shape[length]);

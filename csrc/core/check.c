@@ -194,7 +194,7 @@ static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_err
     if ((status = check_sizes(args, p, error)) != ATTN_OK) return status;
     if ((status = attn_check_masks(args, p, error)) != ATTN_OK) return status;
 
-    p->dtype = args->query.dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
+    p->dtype = attn_computed(args->query.dtype);
     p->has_scale = args->has_scale;
     p->scale = args->scale;
     if ((status = check_score(args, p, error)) != ATTN_OK) return status;

@@ -123,8 +123,9 @@ typedef struct {
     void (*pack_queries)(int rows, int vectors, ptrdiff_t head_dim, const void *const *query, double factor,
                          void *packed);
 
-    /* scores (keys, lanes) = key . query + bias, and -inf where a pair is hidden. maximum (lanes) is in and out.
-     * `adds`: adds to the scores of earlier features, a multiple of ATTN_FOLD_FEATURES, and there are no limits. */
+    /* scores (keys, lanes) = key . query + bias, and -inf where a pair is hidden. maximum (lanes) is in and out. With
+     * `adds`, the scores already hold those of earlier features, a multiple of ATTN_FOLD_FEATURES; limits must then be
+     * left out. */
     void (*score_block)(int vectors, int keys, ptrdiff_t head_dim, const void *packed, const void *key,
                         ptrdiff_t key_stride, const attn_score_epilogue *epilogue, int adds, void *scores,
                         void *maximum);

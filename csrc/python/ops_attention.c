@@ -82,7 +82,7 @@ static int make_results(PyObject *const *values, const attn_shapes *shapes, owne
     PyArrayObject *const inputs[] = {
         o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
         o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
-    const attn_dtype lse = pyattn_dtype(like) == ATTN_F64 ? ATTN_F64 : ATTN_F32;
+    const attn_dtype lse = attn_computed((attn_dtype)pyattn_dtype(like));
     Py_CLEAR(o->output);
     Py_CLEAR(o->weights);
     Py_CLEAR(o->lse);
