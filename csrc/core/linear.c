@@ -34,6 +34,7 @@ enum {
     ROW_STEP = 12,             /* whole register tiles at every level */
     LEAST_ROWS = 2 * ROW_STEP, /* of a task where rows are shared out */
     LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
+    FOLDS_BYTES = 1 << 20,     /* sums of all folds, at most, where workers share them out */
     WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
     TILE_REALS = ATTN_FOLD_FEATURES * ATTN_TILE_FEATURES
@@ -58,18 +59,19 @@ typedef struct {
     int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
     ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
-    int far;                                            /* the weight is probably not in the cache */
-    int packs_x;                                        /* rows are packed or copied before they are multiplied */
+    ptrdiff_t folds, fold_parts, fold_tasks; /* STREAM: folds of the inner axis that workers share out; parts of each */
+    int far;                                 /* the weight is probably not in the cache */
+    int packs_x;                             /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
     ptrdiff_t weight_size;   /* bytes of an element */
     const void *bias;        /* reals */
     ptrdiff_t skew;          /* bytes from a cache line's start to the sums: the same as the weight's */
     ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
-    size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, worker_bytes;
-    ptrdiff_t chunk;        /* the current one, unless by_chunks */
-    ptrdiff_t packed_parts; /* of it; atomic */
-    char *packed, *scratch;
+    size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, fold_bytes, worker_bytes;
+    ptrdiff_t chunk; /* the current one, unless by_chunks */
+    ptrdiff_t done;  /* its parts that are packed, and then its folds that are summed; atomic */
+    char *packed, *sums, *scratch;
 } linear_plan;
 
 /* A block of rows, in so many vectors of lanes if lanes hold rows. */
@@ -243,6 +245,22 @@ static int split_rows(linear_plan *plan, int workers)
     return 1;
 }
 
+/* Cuts the inner axis of a few rows' product among several workers, so that each reads memory from end to end. The sums
+ * of each fold wait to be added in order. */
+static void cut_folds(linear_plan *plan, int workers)
+{
+    const attn_product *p = plan->product;
+    const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
+    const size_t bytes = attn_saturating_mul(plan->panel_bytes / 2, (size_t)folds);
+    if (plan->form != STREAM || !is_few(plan) || plan->by_chunks || folds < 2 || p->features > plan->step ||
+        bytes > FOLDS_BYTES)
+        return;
+    plan->folds = folds;
+    plan->fold_tasks = workers; /* the same worker then reads the same part again and again, from its own cache */
+    plan->fold_parts = folds % workers == 0 ? 1 : attn_min(plan->feature_blocks, workers);
+    plan->fold_bytes = plan->panel_bytes / 2;
+}
+
 /* Splits chunks, or the features of each, among tasks: enough for every worker, but not more than needed. Returns the
  * workers. */
 static int cut_tasks(linear_plan *plan, int num_threads)
@@ -267,7 +285,8 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     /* whole tiles, rounded down: the other workers wait for the last task */
     if (plan->form == TILES) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
     plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
-    const int used = attn_workers(workers, plan->tasks);
+    cut_folds(plan, workers);
+    const int used = attn_workers(workers, attn_max(plan->tasks, plan->fold_tasks));
 
     /* workers that pack together share a lone block, so that none waits while another one packs */
     const ptrdiff_t parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
@@ -478,6 +497,37 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
     }
 }
 
+/* Part of a fold, counted from left to right and then down: x times the weight's rows of the fold. */
+static void sum_fold(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t part)
+{
+    const attn_product *p = plan->product;
+    const attn_kernels *k = plan->kernels;
+    const ptrdiff_t fold = part / plan->fold_parts, column = part % plan->fold_parts;
+    const ptrdiff_t inner = fold * ATTN_FOLD_FEATURES, blocks = plan->feature_blocks;
+    const ptrdiff_t from = blocks * column / plan->fold_parts * FEATURES;
+    const ptrdiff_t to = attn_min(p->features, blocks * (column + 1) / plan->fold_parts * FEATURES);
+    ptrdiff_t stride;
+    const char *x = rows_of(plan, chunk, chunk->first, inner, &stride);
+    k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)attn_min(ATTN_FOLD_FEATURES, p->inner - inner), to - from,
+            x, stride, p->weight + inner * p->weight_column + from * p->weight_row,
+            p->weight_column / plan->weight_size, plan->far, 1, w->panels,
+            plan->sums + (size_t)fold * plan->fold_bytes + from * k->size, plan->panel_row);
+}
+
+/* Adds the folds of features [from, to) from left to right, and stores them. */
+static void store_folds(const linear_plan *plan, const worker_memory *w, ptrdiff_t from, ptrdiff_t to)
+{
+    const attn_kernels *k = plan->kernels;
+    const row_block block = block_of(plan, 0);
+    char *sums = plan->sums + from * k->size;
+    for (ptrdiff_t fold = 1; fold < plan->folds; fold++)
+        for (int i = 0; i < block.rows; i++) {
+            char *sum = sums + i * plan->panel_row * k->size;
+            k->scale_row(to - from, sum + (size_t)fold * plan->fold_bytes, 1, sum, sum);
+        }
+    store_block(plan, w, &block, sums, from, to - from);
+}
+
 /* Tile number n of features [from, to), in the order in which they are multiplied: down the inner axis first. */
 static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdiff_t from, ptrdiff_t to, ptrdiff_t n)
 {
@@ -544,20 +594,33 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* Packs a part of the current chunk, or multiplies some features with it once all are packed. */
+/* Packs a part of the current chunk; or sums a fold, once all parts are packed; or multiplies some features with it, or
+ * adds their folds, once that is done. */
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-    const ptrdiff_t parts = parts_to_pack(plan, &chunk);
+    const ptrdiff_t parts = parts_to_pack(plan, &chunk), ready = parts + plan->fold_tasks;
     if (attn_should_stop(job, worker)) return;
     if (number < parts) {
         pack(plan, &w, &chunk, number);
-        __atomic_add_fetch(&plan->packed_parts, 1, __ATOMIC_RELEASE);
-    } else if (attn_wait_for(&plan->packed_parts, parts, worker, job)) {
-        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - parts) * step;
-        multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
+        __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
+    } else if (number < ready) {
+        if (!attn_wait_for(&plan->done, parts, worker, job)) return;
+        const ptrdiff_t sums = plan->folds * plan->fold_parts, task = number - parts;
+        for (ptrdiff_t n = sums * task / plan->fold_tasks; n < sums * (task + 1) / plan->fold_tasks; n++) {
+            if (attn_should_stop(job, worker)) return;
+            sum_fold(plan, &w, &chunk, n);
+        }
+        __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
+    } else if (attn_wait_for(&plan->done, ready, worker, job)) {
+        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - ready) * step;
+        const ptrdiff_t to = attn_min(plan->product->features, from + step);
+        if (plan->folds > 0)
+            store_folds(plan, &w, from, to);
+        else
+            multiply(plan, &w, &chunk, from, to, worker, job);
     }
 }
 
@@ -580,8 +643,9 @@ static attn_status run(linear_plan *plan, int workers)
     if (plan->by_chunks) return attn_parallel_for(plan->chunks, workers, chunk_task, plan);
     for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
         const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
-        plan->packed_parts = 0;
-        status = attn_parallel_for(parts_to_pack(plan, &chunk) + plan->tasks, workers, part_task, plan);
+        const ptrdiff_t tasks = parts_to_pack(plan, &chunk) + plan->fold_tasks + plan->tasks;
+        plan->done = 0;
+        status = attn_parallel_for(tasks, workers, part_task, plan);
     }
     return status;
 }
@@ -596,12 +660,14 @@ attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *er
     cut_rows(p, &plan);
     const int workers = cut_tasks(&plan, num_threads);
     plan.worker_bytes = layout_scratch(&plan, NULL, &unused);
-    const size_t shared = plan.by_chunks ? 0 : attn_padded(chunk_bytes(&plan));
+    const size_t packed = plan.by_chunks ? 0 : attn_padded(chunk_bytes(&plan));
+    const size_t shared = attn_saturating_add(packed, attn_padded((size_t)plan.folds * plan.fold_bytes));
     const size_t bytes = attn_saturating_add(attn_saturating_add(shared, plan.bias_bytes),
                                              attn_saturating_mul((size_t)workers, plan.worker_bytes));
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "linear needs %zu bytes of scratch memory", bytes);
     plan.packed = arena.scratch;
+    plan.sums = arena.scratch + packed;
     plan.scratch = arena.scratch + shared + plan.bias_bytes;
     if (plan.bias_bytes > 0)
         plan.bias = attn_read_outside(plan.kernels, p->bias_dtype, p->features, p->bias, arena.scratch + shared);

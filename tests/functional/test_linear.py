@@ -157,6 +157,8 @@ def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
     for threads in (1, 2, 16):
         y = pyattn.functional.linear(x, laid_out(weight, order), bias, num_threads=threads)
         assert_same_bits(y[:1], few, threads)
+        alone = pyattn.functional.linear(x[:1], laid_out(weight, order), bias, num_threads=threads)
+        assert_same_bits(alone, few, threads)
         assert_close(y, x, weight, bias)
         copied = pyattn.functional.linear(laid_out(x, "neither"), laid_out(weight, order), bias, num_threads=threads)
         assert_same_bits(copied, y, threads)
