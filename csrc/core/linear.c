@@ -60,7 +60,7 @@ typedef struct {
     ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
     ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
     ptrdiff_t folds, fold_parts, fold_tasks; /* STREAM: folds of the inner axis that workers share out; parts of each */
-    int far;                                 /* the weight is probably not in the cache */
+    int prefetch;                            /* of the weight */
     int packs_x;                             /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
     ptrdiff_t weight_size;   /* bytes of an element */
@@ -185,7 +185,7 @@ static void cut_blocks(linear_plan *plan, ptrdiff_t block_rows)
 static int is_few(const linear_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
-    return plan->product->rows <= (plan->far ? k->gemv_rows : k->gemv_rows * 2 / 3);
+    return plan->product->rows <= (plan->prefetch & ATTN_FAR ? k->gemv_rows : k->gemv_rows * 2 / 3);
 }
 
 static void cut_in_out(linear_plan *plan)
@@ -217,7 +217,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
         attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)weight_size), (size_t)p->inner);
     *plan = (linear_plan){.product = p,
                           .kernels = k,
-                          .far = weight > NEAR_WEIGHT,
+                          .prefetch = weight > NEAR_WEIGHT ? ATTN_FAR | attn_prefetch_level() : 0,
                           .weight_size = weight_size,
                           .bias = p->bias,
                           .x_row = copied_row(p->inner, k->size)};
@@ -402,7 +402,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
             if (plan->form == DECODE) {
                 const char *x = rows_of(plan, chunk, n, 0, &x_stride);
                 k->decode_scores(element, block.rows, features, inner, x, x_stride, weight, stride,
-                                 weight + FEATURES * stride * size, plan->far, panel);
+                                 weight + FEATURES * stride * size, plan->prefetch, panel);
                 continue;
             }
             const char *packed = packed_block(plan, chunk, n) + from * block.vectors * k->lanes * k->size;
@@ -492,7 +492,7 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
             char *part = sums + (size_t)(block.rows * plan->panel_row * k->size);
             k->gemv((attn_element)p->weight_dtype, block.rows, (int)inner, features, x, stride,
                     p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
-                    plan->far, from == 0, part, sums, plan->panel_row);
+                    plan->prefetch, from == 0, part, sums, plan->panel_row);
         }
     }
 }
@@ -510,7 +510,7 @@ static void sum_fold(const linear_plan *plan, const worker_memory *w, const row_
     const char *x = rows_of(plan, chunk, chunk->first, inner, &stride);
     k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)attn_min(ATTN_FOLD_FEATURES, p->inner - inner), to - from,
             x, stride, p->weight + inner * p->weight_column + from * p->weight_row,
-            p->weight_column / plan->weight_size, plan->far, 1, w->panels,
+            p->weight_column / plan->weight_size, plan->prefetch, 1, w->panels,
             plan->sums + (size_t)fold * plan->fold_bytes + from * k->size, plan->panel_row);
 }
 

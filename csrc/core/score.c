@@ -18,7 +18,7 @@ static void decode_products(const attn_task *task, const attn_block *block, cons
 {
     const attn_plan *plan = task->plan;
     plan->kernels->decode_scores(key->element, block->rows, keys, plan->features, block->packed, plan->features,
-                                 key->data, key->stride, key->next, plan->far, scores);
+                                 key->data, key->stride, key->next, plan->prefetch, scores);
 }
 
 /* Keys of the decode layout as queries of the other: scores that are symmetric in query and key can then be computed

@@ -67,9 +67,9 @@ ATTN_TEMPLATE void K(decode_word)(const attn_element element, const int R, ptrdi
  *   key   (G * LANES, features)             row stride key_stride, in elements
  *   acc   (G, R)                            in, out
  */
-ATTN_TEMPLATE void K(decode_squares)(const attn_element element, const int R, const int G, ptrdiff_t features,
-                                     const real *query, ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,
-                                     K(prefetch_cursor) * cursor, vec *acc)
+ATTN_TEMPLATE void K(decode_squares)(const attn_element element, const int R, const int G, const int to_l1,
+                                     ptrdiff_t features, const real *query, ptrdiff_t query_stride, const char *key,
+                                     ptrdiff_t key_stride, K(prefetch_cursor) * cursor, vec *acc)
 {
     const ptrdiff_t size = K(element_size)(element), width = K(square_width)(element);
     K(prefetch_cursor) stream = *cursor;
@@ -88,7 +88,7 @@ ATTN_TEMPLATE void K(decode_squares)(const attn_element element, const int R, co
             vec k[LANES];
             at = K(load_transposed)(size, at, key_stride, k);
             ATTN_UNROLL for (int i = 0; i < LANES; i++) K(decode_word)(element, R, d, i, k[i], row, sum + g * R);
-            K(fetch_lines)(&stream, K(square_lines));
+            K(fetch_lines)(&stream, to_l1, K(square_lines));
             __asm__ volatile("" ::: "memory"); /* one square at a time: two do not fit in the registers */
         }
     }
@@ -126,7 +126,7 @@ ATTN_TEMPLATE void K(decode_edges)(const attn_element element, const int R, cons
  * not done. */
 ATTN_TEMPLATE int K(decode_groups)(const attn_element element, const int R, const int G, int n, int keys,
                                    ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride, const char *key,
-                                   ptrdiff_t key_stride, const char *next, real *scores)
+                                   ptrdiff_t key_stride, const char *next, int prefetch, real *scores)
 {
     const ptrdiff_t size = K(element_size)(element);
     /* Where rows share sets of the L1 cache, squares begin with a cache line: one that two squares need is gone before
@@ -156,14 +156,20 @@ ATTN_TEMPLATE int K(decode_groups)(const attn_element element, const int R, cons
                 for (int g = 0; g < G; g++)
                     K(decode_lanes)(R, rest, LANES, q - rest, query_stride, shared[g], acc + g * R);
             }
-            K(decode_squares)
-            (element, R, G, end - head, q + head, query_stride, at + head * size, key_stride, &cursor, acc);
+#define SQUARES(TO_L1)                                                                                                 \
+    K(decode_squares)(element, R, G, (TO_L1), end - head, q + head, query_stride, at + head * size, key_stride,        \
+                      &cursor, acc)
+            if (prefetch & ATTN_TO_L1)
+                SQUARES(1);
+            else
+                SQUARES(0);
+#undef SQUARES
             if (shares) {
                 for (int g = 0; g < G; g++) {
                     K(load_transposed)(size, at + (g * LANES * key_stride + end) * size, key_stride, shared[g]);
                     K(decode_lanes)(R, 0, (int)(features - end), q + end, query_stride, shared[g], acc + g * R);
                 }
-                K(fetch_lines)(&cursor, G * K(square_lines));
+                K(fetch_lines)(&cursor, 0, G * K(square_lines));
             } else {
                 K(decode_edges)
                 (element, R, G, left, features - end, q + end, query_stride, at + end * size, key_stride, acc);
@@ -190,13 +196,14 @@ static inline int K(two_fit)(ptrdiff_t row_bytes, ptrdiff_t key_step)
 }
 
 typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride,
-                         const char *key, ptrdiff_t key_stride, const char *next, real *scores);
+                         const char *key, ptrdiff_t key_stride, const char *next, int prefetch, real *scores);
 #define DECODE_GROUPS(NAME, ELEMENT, R, G)                                                                             \
     ATTN_SEPARATE int K(decode_##NAME##_##R##_##G)(int n, int keys, ptrdiff_t head_dim, const real *query,             \
                                                    ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,      \
-                                                   const char *next, real *scores)                                     \
+                                                   const char *next, int prefetch, real *scores)                       \
     {                                                                                                                  \
-        return K(decode_groups)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next, scores); \
+        return K(decode_groups)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next,          \
+                                prefetch, scores);                                                                     \
     }
 #define SINGLE(NAME, ELEMENT)                                                                                          \
     DECODE_GROUPS(NAME, ELEMENT, 1, 1)                                                                                 \
@@ -217,15 +224,15 @@ DECODE_GROUPS(own, OWN, 4, 2)
 
 /* Whether a single row in wide vectors takes one group, not two: where its keys come from memory and have 128 to 511
  * features (Zen 5, 128 features: 1.1 times as fast; in the cache 0.85 times). */
-static inline int K(row_waits)(int rows, int far, ptrdiff_t head_dim)
+static inline int K(row_waits)(int rows, int prefetch, ptrdiff_t head_dim)
 {
     enum { WIDE = LANES * sizeof(real) == 64, FROM = 128, BELOW = 512 };
-    return WIDE && rows == 1 && far && head_dim >= FROM && head_dim < BELOW;
+    return WIDE && rows == 1 && (prefetch & ATTN_FAR) && head_dim >= FROM && head_dim < BELOW;
 }
 
 static void K(decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
-                             ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next, int far,
-                             void *scores)
+                             ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next,
+                             int prefetch, void *scores)
 {
 #define SINGLE(NAME, ELEMENT)                                                                                          \
     {K(decode_##NAME##_1_1), K(decode_##NAME##_2_1), K(decode_##NAME##_3_1), K(decode_##NAME##_4_1),                   \
@@ -239,11 +246,12 @@ static void K(decode_scores)(attn_element element, int rows, int keys, ptrdiff_t
     const int most = element == OWN ? VEC_ACCUMULATORS / 6 : 1; /* rows with room for the sums of two groups */
     const ptrdiff_t size = K(element_size)(element);
     int n = 0;
-    if (rows <= most && !K(row_waits)(rows, far, head_dim) && K(two_fit)(head_dim * size, key_stride * size))
-        n = (rows == 1 ? two_of_one[K(stored)(element)] : two_of_more[rows])(
-            0, keys, head_dim, queries, query_stride, key, key_stride, next, scores);
+    if (rows <= most && !K(row_waits)(rows, prefetch, head_dim) && K(two_fit)(head_dim * size, key_stride * size))
+        n = (rows == 1 ? two_of_one[K(stored)(element)] : two_of_more[rows])(0, keys, head_dim, queries, query_stride,
+                                                                             key, key_stride, next, prefetch, scores);
     if (n < keys)
-        single[K(stored)(element)][rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, scores);
+        single[K(stored)(element)][rows - 1](n, keys, head_dim, queries, query_stride, key, key_stride, next, prefetch,
+                                             scores);
 }
 
 /* hide_key for one row: bias and limits over `keys` scores, in place. */

@@ -25,7 +25,7 @@ ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const
 ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int keeps,
                                  ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
                                  ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride,
-                                 K(prefetch_cursor) * ahead, int lines)
+                                 K(prefetch_cursor) * ahead, int lines, int to_l1)
 {
     const ptrdiff_t size = K(element_size)(element), head = K(before_line)(size, weight, weight_step, features);
     K(prefetch_cursor) cursor = *ahead;
@@ -38,9 +38,15 @@ ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const 
     K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, begins,         \
                    part + (AT), stride)
     if (head > 0) VECTOR(0, (int)head, 0);
-    if (lines > 0) /* a loop without branches reads 35 GB/s from memory in place of 32 (Zen 5, one row) */
+    /* loops without branches: one row reads 35 GB/s from memory in place of 32 (Zen 5) */
+    if (lines > 0 && to_l1)
         for (; n + LANES <= features; n += LANES) {
-            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 4);
+            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 1, 4);
+            VECTOR(1, LANES, n);
+        }
+    else if (lines > 0)
+        for (; n + LANES <= features; n += LANES) {
+            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 0, 4);
             VECTOR(1, LANES, n);
         }
     else if (begins)
@@ -54,19 +60,19 @@ ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const 
 
 typedef void K(gemv_rows)(int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
                           ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead,
-                          int lines);
+                          int lines, int to_l1);
 #define GEMV_ROWS(NAME, ELEMENT, R, KEEPS)                                                                             \
     ATTN_SEPARATE void K(NAME##_##R)(                                                                                  \
         int streams, ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight, ptrdiff_t weight_step, \
-        int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead, int lines)                               \
+        int begins, real *part, ptrdiff_t stride, K(prefetch_cursor) * ahead, int lines, int to_l1)                    \
     {                                                                                                                  \
         if (streams == 8)                                                                                              \
             K(gemv_strip)(ELEMENT, R, 8, KEEPS, features, x, x_stride, weight, weight_step, begins, part, stride,      \
-                          ahead, lines);                                                                               \
+                          ahead, lines, to_l1);                                                                        \
         else                                                                                                           \
             for (int n = 0; n < streams; n++)                                                                          \
                 K(gemv_strip)(ELEMENT, R, 1, KEEPS, features, x + n, x_stride, weight + n * weight_step, weight_step,  \
-                              begins && n == 0, part, stride, ahead, 0);                                               \
+                              begins && n == 0, part, stride, ahead, 0, 0);                                            \
     }
 GEMV_ROWS(gemv_read, OWN, 3, 0)
 GEMV_ROWS(gemv_read, OWN, 4, 0)
@@ -99,10 +105,10 @@ static ptrdiff_t K(gemv_narrow)(attn_element element, int rows, int inner, ptrdi
 /* Up to four rows at a time, whose elements are kept in registers.
  *
  * With more than two rows the hardware prefetcher leaves the memory idle while sums are added up. If the weight comes
- * from memory (`fetch`), they prefetch the next strip meanwhile, in memory's order; and where registers suffice, up to
- * eight rows read the weight once: at 31 GB/s in place of 18 (Zen 5). */
+ * from memory, they prefetch the next strip meanwhile, in memory's order; and where registers suffice, up to eight rows
+ * read the weight once: at 31 GB/s in place of 18 (Zen 5). */
 static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
-                    const void *weight, ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out,
+                    const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,
                     ptrdiff_t out_stride)
 {
 #define KEPT(NAME, ELEMENT) {K(gemv_##NAME##_1), K(gemv_##NAME##_2), K(gemv_##NAME##_3), K(gemv_##NAME##_4)},
@@ -118,7 +124,8 @@ static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t feature
     weight = (const char *)weight + done * size;
     out = (real *)out + done;
     features -= done;
-    const int fetches = fetch && rows > 2, reads = VEC_ACCUMULATORS >= 24 && element == OWN && fetches && rows <= 8;
+    const int fetches = (prefetch & ATTN_FAR) && rows > 2;
+    const int reads = VEC_ACCUMULATORS >= 24 && element == OWN && fetches && rows <= 8;
     const int groups = reads ? 1 : (rows + 3) / 4, some_lines = (int)(8 * LANES * size) / 64;
     const int lines = fetches ? (some_lines + groups - 1) / groups : 0;
     real near[8][8]; /* rows of x that are read again and again would be in each other's way in the L1 cache */
@@ -133,7 +140,7 @@ static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t feature
                 for (int r = 0; r < some; r++) memcpy(near[r], from + r * x_stride, (size_t)streams * sizeof(real));
             (reads ? read[some - 3] : kept[some - 1])(streams, features, reads ? near[0] : from, x_stride, at,
                                                       step, n == 0, (real *)part + i * out_stride, out_stride, &ahead,
-                                                      lines);
+                                                      lines, prefetch & ATTN_TO_L1);
         }
     }
     for (int i = 0; i < rows; i++)

@@ -105,6 +105,9 @@ typedef struct {
     void *maximum, *sum, *out;
 } attn_state;
 
+/* How keys or a weight are prefetched: they probably come from memory, not from a cache; into the L1 cache, not L2. */
+enum { ATTN_FAR = 1, ATTN_TO_L1 = 2 };
+
 typedef struct {
     int lanes;       /* reals in a vector */
     int width;       /* lanes * ATTN_VECTORS */
@@ -171,10 +174,10 @@ typedef struct {
                               void *copy);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
-     * `next` is the block to prefetch. `far`: keys probably come from memory. */
+     * `next` is the block to prefetch. */
     void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
-                          ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next, int far,
-                          void *scores);
+                          ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next,
+                          int prefetch, void *scores);
     void (*decode_softmax)(int rows, int keys, const attn_score_epilogue *epilogue, void *scores, attn_state *state,
                            void *correction);
 
@@ -229,11 +232,10 @@ typedef struct {
     /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
      * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
      *
-     * gemv reads the weight in place, in memory's order; `fetch`: it is probably not in the cache. `part` is scratch
-     * memory of out's size.
+     * gemv reads the weight in place, in memory's order. `part` is scratch memory of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
     void (*gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
-                 const void *weight, ptrdiff_t weight_stride, int fetch, int begins, void *part, void *out,
+                 const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,
                  ptrdiff_t out_stride);
     void (*pack_tile)(const attn_tile *tile);
     void (*gemm)(int rows, const attn_tile *tile, const void *x, ptrdiff_t x_stride, const attn_tile *next, int begins,

@@ -92,7 +92,7 @@ ATTN_TEMPLATE void K(score_tile)(const int R, const int J, ptrdiff_t features, i
 
     ATTN_UNROLL_SOME for (ptrdiff_t d = 0; d < features; d++) {
         vec q[ATTN_VECTORS];
-        if (d % K(line) == 0) K(fetch_lines)(&cursor, R);
+        if (d % K(line) == 0) K(fetch_lines)(&cursor, 0, R);
         ATTN_UNROLL for (int j = 0; j < J; j++) q[j] = V(load)(packed + d * width + j * LANES);
         ATTN_UNROLL for (int r = 0; r < R; r++) {
             vec k = V(splat)(key[r * key_stride + d]);

@@ -2,7 +2,7 @@
  *
  * Lines are requested in memory order: the hardware prefetcher follows a stream that moves forward, but not one that
  * jumps from row to row, as the tiles do. One query of decode (Zen 4, one thread) reads 28 GB/s this way, 11 in the
- * tiles' order and 9 without prefetching; a pure read reaches 33. Prefetching goes to the L2 cache, as L1 has few line
+ * tiles' order and 9 without prefetching; a pure read reaches 33. It goes to the L2 cache where L1 has few line
  * fill buffers. Addresses may be past the end of an array, which is harmless: nothing is read.
  */
 
@@ -40,15 +40,15 @@ static inline K(prefetch_cursor)
     return cursor;
 }
 
-/* Prefetches `lines` cache lines into the L2 cache, in groups of up to four. The L1 cache has no room for them. The
- * last group of a row may reach beyond its end. */
-ATTN_TEMPLATE void K(fetch_lines)(K(prefetch_cursor) * cursor, const int lines)
+/* Prefetches `lines` cache lines into the L1 or L2 cache, in groups of up to four. The last group of a row may reach
+ * beyond its end. */
+ATTN_TEMPLATE void K(fetch_lines)(K(prefetch_cursor) * cursor, const int to_l1, const int lines)
 {
     const int group = lines < 4 ? lines : 4;
     ATTN_UNROLL for (int n = 0; n < lines; n += group)
     {
         const char *line = cursor->at + cursor->column;
-        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64) __builtin_prefetch(line, 0, 2);
+        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64) __builtin_prefetch(line, 0, to_l1 ? 3 : 2);
         cursor->column += 64 * group;
         if (cursor->column >= cursor->row_bytes) {
             cursor->at += cursor->to_next_row;
