@@ -276,17 +276,27 @@ static int sees_cause(attn_task *task, const attn_block *block, int r, ptrdiff_t
     return 0;
 }
 
+/* sees_cause for the first and the last key of the row's interval alone. */
+static int ends_see_cause(const attn_task *task, const attn_block *block, int r, ptrdiff_t column, double y)
+{
+    const ptrdiff_t ends[] = {block->last[r] - 1, block->first[r]};
+    unsigned char hidden;
+    for (int n = 0; n < 2 && block->first[r] < block->last[r]; n++)
+        if (explains(task, ends[n], column, y) && attn_hide_keys(task, block, r, ends[n], 1, &hidden)) return 1;
+    return 0;
+}
+
 /* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees the cause. The few rows of
- * decode are redone sooner than looked at. */
+ * decode are redone sooner than all values are looked at. */
 static int stays_nonfinite(attn_task *task, const attn_block *block, int r, const void *output)
 {
     const int size = task->plan->kernels->size;
     ptrdiff_t shown = block->first[r];
     if (isnan(attn_real_at(block->total.sum, r, size))) return 1;
-    if (task->plan->decode) return 0;
     for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
         const double y = attn_real_at(output, d, size);
-        if (isfinite(y)) continue;
+        if (isfinite(y) || ends_see_cause(task, block, r, d, y)) continue;
+        if (task->plan->decode) return 0;
         if (!task->knows_nonfinite) find_nonfinite(task);
         if (!sees_cause(task, block, r, d, y, &shown)) return 0;
     }
