@@ -7,9 +7,12 @@
  *
  * A few rows read the weight in place, and so do many rows a weight of a few columns; other rows times a weight (inner,
  * features) copy it a tile at a time. One that is neither is copied, a block of features at a time. Halves become reals
- * where they are packed or copied. Rows are cut into chunks of blocks. Many chunks are shared out among the workers;
- * otherwise the workers pack a chunk together and share out its features. So each chunk is packed once, whatever the
- * number of workers. A cut never changes an element's sum.
+ * where they are packed or copied.
+ *
+ * Rows are cut into chunks of blocks. Many chunks are shared out among the workers; otherwise the workers pack a chunk
+ * together and share out its features; rows that are read in place need no packing, so there a task is any chunk times
+ * any tiles. A few rows' weight (inner, features) is shared out by whole folds of the inner axis. So what is packed
+ * does not grow with the workers. A cut never changes an element's sum.
  */
 #include "linear.h"
 
@@ -56,9 +59,9 @@ typedef struct {
     ptrdiff_t kc;         /* inner elements per pass over them */
     ptrdiff_t block_rows; /* at most; not in LANES */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
-    int by_chunks; /* a task is a chunk, or else a part of the features of the current chunk */
-    ptrdiff_t feature_blocks, features_per_task, tasks; /* features_per_task is in blocks */
-    ptrdiff_t pack_inner, pack_parts;                   /* inner elements packed at a time; such parts of a block */
+    int by_chunks; /* a task is a chunk times a part of the features, or else such a part of the current chunk */
+    ptrdiff_t feature_blocks, features_per_task, parts, tasks; /* features_per_task is in blocks */
+    ptrdiff_t pack_inner, pack_parts;        /* inner elements packed at a time; such parts of a block */
     ptrdiff_t folds, fold_parts, fold_tasks; /* STREAM: folds of the inner axis that workers share out; parts of each */
     int prefetch;                            /* of the weight */
     int packs_x;                             /* rows are packed or copied before they are multiplied */
@@ -274,22 +277,28 @@ static int cut_tasks(linear_plan *plan, int num_threads)
 
     const ptrdiff_t enough = 2 * workers;
     const int by_rows = split_rows(plan, workers);
-    if (workers > 1 && plan->feature_blocks < enough && plan->blocks >= enough)
+    /* Where rows are read in place, a task is any chunk times any tiles of the weight. */
+    const int by_both = plan->form == TILES && !plan->packs_x && !by_rows && workers > 1;
+    const ptrdiff_t most_chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
+    const ptrdiff_t columns = by_both ? plan->feature_blocks / 2 * most_chunks : plan->feature_blocks;
+    if (workers > 1 && columns < enough && plan->blocks >= enough) /* these copy the weight's tiles more often */
         plan->blocks_per_chunk = attn_min(plan->blocks_per_chunk, plan->blocks / enough);
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
-    plan->by_chunks = workers == 1 || by_rows || plan->chunks >= enough;
+    plan->by_chunks = workers == 1 || by_rows || by_both || plan->chunks >= enough;
     /* STREAM takes fewer, longer tasks: the hardware prefetcher follows long streams */
-    const ptrdiff_t tasks = plan->by_chunks ? 1 : (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
-    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(tasks, plan->feature_blocks));
+    ptrdiff_t parts = (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
+    if (plan->by_chunks) parts = by_both ? attn_ceil_div(parts, plan->chunks) : 1;
+    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(parts, plan->feature_blocks));
     /* whole tiles, rounded down: the other workers wait for the last task */
-    if (plan->form == TILES) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
-    plan->tasks = plan->by_chunks ? plan->chunks : attn_ceil_div(plan->feature_blocks, plan->features_per_task);
+    if (plan->form == TILES && parts > 1) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
+    plan->parts = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
+    plan->tasks = plan->by_chunks ? plan->chunks * plan->parts : plan->parts;
     cut_folds(plan, workers);
     const int used = attn_workers(workers, attn_max(plan->tasks, plan->fold_tasks));
 
     /* workers that pack together share a lone block, so that none waits while another one packs */
-    const ptrdiff_t parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
     const ptrdiff_t line = ATTN_ALIGNMENT / plan->kernels->size;
     plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(p->inner, parts), line) * line : p->inner;
     plan->pack_parts = parts > 1 ? attn_ceil_div(p->inner, plan->pack_inner) : 1;
@@ -624,23 +633,24 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
     }
 }
 
-/* Packs a chunk and multiplies it with all features. */
+/* Packs a chunk and multiplies it with a part of the features. */
 static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
-    const row_chunk chunk = chunk_of(plan, number, w.packed);
+    const row_chunk chunk = chunk_of(plan, number / plan->parts, w.packed);
+    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number % plan->parts * step;
     for (ptrdiff_t n = 0; n < parts_to_pack(plan, &chunk); n++) {
         if (attn_should_stop(job, worker)) return;
         pack(plan, &w, &chunk, n);
     }
-    multiply(plan, &w, &chunk, 0, plan->product->features, worker, job);
+    multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
 }
 
 static attn_status run(linear_plan *plan, int workers)
 {
     attn_status status = ATTN_OK;
-    if (plan->by_chunks) return attn_parallel_for(plan->chunks, workers, chunk_task, plan);
+    if (plan->by_chunks) return attn_parallel_for(plan->tasks, workers, chunk_task, plan);
     for (plan->chunk = 0; status == ATTN_OK && plan->chunk < plan->chunks; plan->chunk++) {
         const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
         const ptrdiff_t tasks = parts_to_pack(plan, &chunk) + plan->fold_tasks + plan->tasks;
