@@ -50,7 +50,7 @@ typedef struct {
     const attn_kernels *kernels;
     const struct attn_score_function *score;
     int decode;
-    int prefetch;                              /* of the keys, where they are read in place */
+    int prefetch;                              /* ATTN_FAR, ATTN_TO_L1: of the keys in decode */
     ptrdiff_t groups, rows;                    /* groups of heads in a batch entry; rows of a group */
     ptrdiff_t row_segment, blocks_per_segment; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;

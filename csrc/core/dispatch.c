@@ -62,19 +62,19 @@ static const attn_kernel_table *find(const char *name)
 static const attn_kernel_table *chosen;
 static char complaint[256];
 
-/* AMD has enough of them from Zen 5 on: decode reads 37 GB/s in place of 32. */
-int attn_prefetch_level(void)
+/* Zen 5 and later have many line fill buffers: decode reads 37 GB/s in place of 32. */
+int attn_prefetch_flags(void)
 {
 #if defined(__x86_64__)
-    static int known; /* 0: not yet; else 1 + the answer. Two threads may both be first, and store the same value */
+    static int known = -1; /* two threads may both be first, and store the same value */
     unsigned a = 0, b, c, d;
-    int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (answer == 0) {
+    int flags = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (flags < 0) {
         const int amd = __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d);
-        answer = 1 + (amd && (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x1a ? ATTN_TO_L1 : 0); /* its family */
-        __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+        flags = amd && (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x1a ? ATTN_TO_L1 : 0; /* its family */
+        __atomic_store_n(&known, flags, __ATOMIC_RELAXED);
     }
-    return answer - 1;
+    return flags;
 #else
     return 0;
 #endif

@@ -7,7 +7,7 @@
 
 const attn_kernels *attn_kernels_for(attn_dtype dtype);
 
-/* ATTN_TO_L1 where prefetching into the L1 cache is faster: it needs many line fill buffers. */
-int attn_prefetch_level(void);
+/* ATTN_TO_L1 where prefetching into the L1 cache is faster, else 0. */
+int attn_prefetch_flags(void);
 
 #endif

@@ -10,9 +10,9 @@
  * where they are packed or copied.
  *
  * Rows are cut into chunks of blocks. Many chunks are shared out among the workers; otherwise the workers pack a chunk
- * together and share out its features; rows that are read in place need no packing, so there a task is any chunk times
- * any tiles. A few rows' weight (inner, features) is shared out by whole folds of the inner axis. So what is packed
- * does not grow with the workers. A cut never changes an element's sum.
+ * together and share out its features, so that each chunk is packed once. Rows that are read in place need no packing:
+ * a task is then any chunk times any tiles. The inner axis of a few rows' product is shared out by folds. A cut never
+ * changes an element's sum.
  */
 #include "linear.h"
 
@@ -60,11 +60,12 @@ typedef struct {
     ptrdiff_t block_rows; /* at most; not in LANES */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
     int by_chunks; /* a task is a chunk times a part of the features, or else such a part of the current chunk */
-    ptrdiff_t feature_blocks, features_per_task, parts, tasks; /* features_per_task is in blocks */
-    ptrdiff_t pack_inner, pack_parts;        /* inner elements packed at a time; such parts of a block */
-    ptrdiff_t folds, fold_parts, fold_tasks; /* STREAM: folds of the inner axis that workers share out; parts of each */
-    int prefetch;                            /* of the weight */
-    int packs_x;                             /* rows are packed or copied before they are multiplied */
+    ptrdiff_t feature_blocks, features_per_task, feature_parts, tasks; /* features_per_task is in blocks */
+    ptrdiff_t pack_inner, pack_parts; /* inner elements packed at a time; such parts of a block */
+    ptrdiff_t folds,
+        fold_tasks;          /* STREAM: folds of the inner axis, if workers share them out, and tasks that sum them */
+    int prefetch;            /* of the weight */
+    int packs_x;             /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
     ptrdiff_t weight_size;   /* bytes of an element */
     const void *bias;        /* reals */
@@ -73,7 +74,7 @@ typedef struct {
     ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, fold_bytes, worker_bytes;
     ptrdiff_t chunk; /* the current one, unless by_chunks */
-    ptrdiff_t done;  /* its parts that are packed, and then its folds that are summed; atomic */
+    ptrdiff_t done;  /* tasks that later ones wait for; atomic */
     char *packed, *sums, *scratch;
 } linear_plan;
 
@@ -220,7 +221,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
         attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)weight_size), (size_t)p->inner);
     *plan = (linear_plan){.product = p,
                           .kernels = k,
-                          .prefetch = weight > NEAR_WEIGHT ? ATTN_FAR | attn_prefetch_level() : 0,
+                          .prefetch = weight > NEAR_WEIGHT ? ATTN_FAR | attn_prefetch_flags() : 0,
                           .weight_size = weight_size,
                           .bias = p->bias,
                           .x_row = copied_row(p->inner, k->size)};
@@ -249,19 +250,17 @@ static int split_rows(linear_plan *plan, int workers)
 }
 
 /* Cuts the inner axis of a few rows' product among several workers, so that each reads memory from end to end. The sums
- * of each fold wait to be added in order. */
+ * of each fold wait to be added in order. One long task each: usually a worker gets the same one again, in its cache.
+ */
 static void cut_folds(linear_plan *plan, int workers)
 {
     const attn_product *p = plan->product;
     const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
-    const size_t bytes = attn_saturating_mul(plan->panel_bytes / 2, (size_t)folds);
-    if (plan->form != STREAM || !is_few(plan) || plan->by_chunks || folds < 2 || p->features > plan->step ||
-        bytes > FOLDS_BYTES)
-        return;
+    if (plan->form != STREAM || !is_few(plan) || plan->by_chunks || folds < 2 || p->features > plan->step) return;
+    plan->fold_bytes = (size_t)(p->rows * plan->panel_row * plan->kernels->size);
+    if (attn_saturating_mul(plan->fold_bytes, (size_t)folds) > FOLDS_BYTES) return;
     plan->folds = folds;
-    plan->fold_tasks = workers; /* the same worker then reads the same part again and again, from its own cache */
-    plan->fold_parts = folds % workers == 0 ? 1 : attn_min(plan->feature_blocks, workers);
-    plan->fold_bytes = plan->panel_bytes / 2;
+    plan->fold_tasks = workers;
 }
 
 /* Splits chunks, or the features of each, among tasks: enough for every worker, but not more than needed. Returns the
@@ -279,26 +278,26 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     const int by_rows = split_rows(plan, workers);
     /* Where rows are read in place, a task is any chunk times any tiles of the weight. */
     const int by_both = plan->form == TILES && !plan->packs_x && !by_rows && workers > 1;
-    const ptrdiff_t most_chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
-    const ptrdiff_t columns = by_both ? plan->feature_blocks / 2 * most_chunks : plan->feature_blocks;
-    if (workers > 1 && columns < enough && plan->blocks >= enough) /* these copy the weight's tiles more often */
-        plan->blocks_per_chunk = attn_min(plan->blocks_per_chunk, plan->blocks / enough);
+    const ptrdiff_t tiles = attn_ceil_div(plan->feature_blocks, 2);
+    const ptrdiff_t least = by_both ? attn_ceil_div(enough, tiles) : plan->feature_blocks < enough ? enough : 1;
+    if (workers > 1 && plan->blocks >= least) /* smaller chunks copy the weight's tiles more often */
+        plan->blocks_per_chunk = attn_min(plan->blocks_per_chunk, plan->blocks / least);
     plan->chunks = attn_ceil_div(plan->blocks, plan->blocks_per_chunk);
     plan->blocks_per_chunk = attn_ceil_div(plan->blocks, plan->chunks); /* evenly: every chunk reads the whole weight */
     plan->by_chunks = workers == 1 || by_rows || by_both || plan->chunks >= enough;
     /* STREAM takes fewer, longer tasks: the hardware prefetcher follows long streams */
-    ptrdiff_t parts = (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers;
-    if (plan->by_chunks) parts = by_both ? attn_ceil_div(parts, plan->chunks) : 1;
-    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(parts, plan->feature_blocks));
+    ptrdiff_t wanted = (plan->form == STREAM ? 2 : TASKS_PER_WORKER) * workers; /* parts of the features */
+    if (plan->by_chunks) wanted = by_both ? attn_ceil_div(wanted, plan->chunks) : 1;
+    plan->features_per_task = attn_ceil_div(plan->feature_blocks, attn_min(wanted, plan->feature_blocks));
     /* whole tiles, rounded down: the other workers wait for the last task */
-    if (plan->form == TILES && parts > 1) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
-    plan->parts = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
-    plan->tasks = plan->by_chunks ? plan->chunks * plan->parts : plan->parts;
+    if (plan->form == TILES && wanted > 1) plan->features_per_task = attn_max(2, plan->features_per_task / 2 * 2);
+    plan->feature_parts = attn_ceil_div(plan->feature_blocks, plan->features_per_task);
+    plan->tasks = plan->by_chunks ? plan->chunks * plan->feature_parts : plan->feature_parts;
     cut_folds(plan, workers);
     const int used = attn_workers(workers, attn_max(plan->tasks, plan->fold_tasks));
 
     /* workers that pack together share a lone block, so that none waits while another one packs */
-    parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    const ptrdiff_t parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
     const ptrdiff_t line = ATTN_ALIGNMENT / plan->kernels->size;
     plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(p->inner, parts), line) * line : p->inner;
     plan->pack_parts = parts > 1 ? attn_ceil_div(p->inner, plan->pack_inner) : 1;
@@ -506,21 +505,24 @@ static void stream_features(const linear_plan *plan, const worker_memory *w, con
     }
 }
 
-/* Part of a fold, counted from left to right and then down: x times the weight's rows of the fold. */
-static void sum_fold(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t part)
+/* x times blocks [first, last) of the weight, which are counted from left to right in each fold. */
+static void sum_folds(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t first,
+                      ptrdiff_t last)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
-    const ptrdiff_t fold = part / plan->fold_parts, column = part % plan->fold_parts;
-    const ptrdiff_t inner = fold * ATTN_FOLD_FEATURES, blocks = plan->feature_blocks;
-    const ptrdiff_t from = blocks * column / plan->fold_parts * FEATURES;
-    const ptrdiff_t to = attn_min(p->features, blocks * (column + 1) / plan->fold_parts * FEATURES);
-    ptrdiff_t stride;
-    const char *x = rows_of(plan, chunk, chunk->first, inner, &stride);
-    k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)attn_min(ATTN_FOLD_FEATURES, p->inner - inner), to - from,
-            x, stride, p->weight + inner * p->weight_column + from * p->weight_row,
-            p->weight_column / plan->weight_size, plan->prefetch, 1, w->panels,
-            plan->sums + (size_t)fold * plan->fold_bytes + from * k->size, plan->panel_row);
+    const ptrdiff_t blocks = plan->feature_blocks;
+    for (ptrdiff_t n = first, end, stride; n < last; n = end) {
+        const ptrdiff_t fold = n / blocks, inner = fold * ATTN_FOLD_FEATURES;
+        end = attn_min(last, (fold + 1) * blocks);
+        const ptrdiff_t from = (n - fold * blocks) * FEATURES;
+        const ptrdiff_t to = attn_min(p->features, (end - fold * blocks) * FEATURES);
+        const char *x = rows_of(plan, chunk, chunk->first, inner, &stride);
+        k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)attn_min(ATTN_FOLD_FEATURES, p->inner - inner),
+                to - from, x, stride, p->weight + inner * p->weight_column + from * p->weight_row,
+                p->weight_column / plan->weight_size, plan->prefetch, 1, w->panels,
+                plan->sums + (size_t)fold * plan->fold_bytes + from * k->size, plan->panel_row);
+    }
 }
 
 /* Adds the folds of features [from, to) from left to right, and stores them. */
@@ -532,7 +534,7 @@ static void store_folds(const linear_plan *plan, const worker_memory *w, ptrdiff
     for (ptrdiff_t fold = 1; fold < plan->folds; fold++)
         for (int i = 0; i < block.rows; i++) {
             char *sum = sums + i * plan->panel_row * k->size;
-            k->scale_row(to - from, sum + (size_t)fold * plan->fold_bytes, 1, sum, sum);
+            k->scale_row(to - from, sum, 1, sum + (size_t)fold * plan->fold_bytes, sum);
         }
     store_block(plan, w, &block, sums, from, to - from);
 }
@@ -603,8 +605,8 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
-/* Packs a part of the current chunk; or sums a fold, once all parts are packed; or multiplies some features with it, or
- * adds their folds, once that is done. */
+/* Packs a part of the current chunk, then sums folds, then stores features. Each stage waits for the one before;
+ * without folds the last one multiplies. */
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     linear_plan *plan = context;
@@ -617,11 +619,8 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
         __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (number < ready) {
         if (!attn_wait_for(&plan->done, parts, worker, job)) return;
-        const ptrdiff_t sums = plan->folds * plan->fold_parts, task = number - parts;
-        for (ptrdiff_t n = sums * task / plan->fold_tasks; n < sums * (task + 1) / plan->fold_tasks; n++) {
-            if (attn_should_stop(job, worker)) return;
-            sum_fold(plan, &w, &chunk, n);
-        }
+        const ptrdiff_t blocks = plan->folds * plan->feature_blocks, task = number - parts;
+        sum_folds(plan, &w, &chunk, blocks * task / plan->fold_tasks, blocks * (task + 1) / plan->fold_tasks);
         __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->done, ready, worker, job)) {
         const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - ready) * step;
@@ -638,8 +637,8 @@ static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *jo
 {
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
-    const row_chunk chunk = chunk_of(plan, number / plan->parts, w.packed);
-    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number % plan->parts * step;
+    const row_chunk chunk = chunk_of(plan, number / plan->feature_parts, w.packed);
+    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number % plan->feature_parts * step;
     for (ptrdiff_t n = 0; n < parts_to_pack(plan, &chunk); n++) {
         if (attn_should_stop(job, worker)) return;
         pack(plan, &w, &chunk, n);

@@ -183,7 +183,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     plan->copy_keys = prepared || !is_read_in_place(p, &p->key, p->head_dim, plan->decode && !plan->score->transposes);
     plan->copy_values = !is_read_in_place(p, &p->value, p->v_dim, plan->decode) || plan->columns != p->v_dim ||
                         (!plan->decode && lose_lines(k, p->value.row));
-    plan->prefetch = attn_prefetch_level();
+    plan->prefetch = attn_prefetch_flags();
     if (plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS) plan->prefetch |= ATTN_FAR;
     size_scratch(p, plan);
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);

@@ -276,31 +276,45 @@ static int sees_cause(attn_task *task, const attn_block *block, int r, ptrdiff_t
     return 0;
 }
 
-/* sees_cause for the first and the last key of the row's interval alone. */
-static int ends_see_cause(const attn_task *task, const attn_block *block, int r, ptrdiff_t column, double y)
+/* Which of a row's first and last key in its interval it sees: -1 where it does not. */
+static void visible_ends(const attn_task *task, const attn_block *block, int r, ptrdiff_t ends[2])
 {
-    const ptrdiff_t ends[] = {block->last[r] - 1, block->first[r]};
     unsigned char hidden;
-    for (int n = 0; n < 2 && block->first[r] < block->last[r]; n++)
-        if (explains(task, ends[n], column, y) && attn_hide_keys(task, block, r, ends[n], 1, &hidden)) return 1;
-    return 0;
+    ends[0] = block->last[r] - 1, ends[1] = block->first[r];
+    for (int n = 0; n < 2; n++)
+        if (block->first[r] >= block->last[r] || !attn_hide_keys(task, block, r, ends[n], 1, &hidden)) ends[n] = -1;
 }
 
-/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees the cause. The few rows of
- * decode are redone sooner than all values are looked at. */
+/* Whether redoing row r cannot help: its sum is NaN, or each column that is not finite sees the cause. In decode,
+ * redoing the few rows is faster than looking at all values. */
 static int stays_nonfinite(attn_task *task, const attn_block *block, int r, const void *output)
 {
     const int size = task->plan->kernels->size;
-    ptrdiff_t shown = block->first[r];
+    ptrdiff_t shown = block->first[r], ends[2];
     if (isnan(attn_real_at(block->total.sum, r, size))) return 1;
+    visible_ends(task, block, r, ends);
     for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
         const double y = attn_real_at(output, d, size);
-        if (isfinite(y) || ends_see_cause(task, block, r, d, y)) continue;
+        if (isfinite(y) || (ends[0] >= 0 && explains(task, ends[0], d, y)) ||
+            (ends[1] >= 0 && explains(task, ends[1], d, y)))
+            continue;
         if (task->plan->decode) return 0;
         if (!task->knows_nonfinite) find_nonfinite(task);
         if (!sees_cause(task, block, r, d, y, &shown)) return 0;
     }
     return 1;
+}
+
+/* Gives every NaN of an output row the same bits, which otherwise may be those of a NaN that is masked. */
+static void unify_nans(const attn_problem *p, void *output)
+{
+    for (ptrdiff_t d = 0; d < p->v_dim; d++) {
+        if (!isnan(attn_real_at(output, d, p->dtype == ATTN_F32 ? 4 : 8))) continue;
+        if (p->dtype == ATTN_F32)
+            ((float *)output)[d] = NAN;
+        else
+            ((double *)output)[d] = (double)NAN;
+    }
 }
 
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
@@ -324,8 +338,11 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
         task->factor != 1 && task->keep_prob == 1; /* of values that were made small, and nothing dropped */
     uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
                                                     task->factor * task->keep_prob, is_mean, p->empty, output);
-    for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++)
-        if ((nonfinite >> r & 1) && stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+    for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++) {
+        if (!(nonfinite >> r & 1)) continue;
+        unify_nans(p, output[r]);
+        if (stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+    }
     for (int r = 0; rounds && r < block->rows; r++)
         if (output[r] != NULL) plan->kernels->store_row((attn_element)p->output.dtype, p->v_dim, output[r], stored[r]);
     return nonfinite;

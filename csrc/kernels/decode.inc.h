@@ -169,7 +169,10 @@ ATTN_TEMPLATE int K(decode_groups)(const attn_element element, const int R, cons
                     K(load_transposed)(size, at + (g * LANES * key_stride + end) * size, key_stride, shared[g]);
                     K(decode_lanes)(R, 0, (int)(features - end), q + end, query_stride, shared[g], acc + g * R);
                 }
-                K(fetch_lines)(&cursor, 0, G * K(square_lines));
+                if (prefetch & ATTN_TO_L1)
+                    K(fetch_lines)(&cursor, 1, G * K(square_lines));
+                else
+                    K(fetch_lines)(&cursor, 0, G * K(square_lines));
             } else {
                 K(decode_edges)
                 (element, R, G, left, features - end, q + end, query_stride, at + end * size, key_stride, acc);

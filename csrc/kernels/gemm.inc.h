@@ -21,7 +21,7 @@ ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const
 }
 
 /* The same for all features: the weight's rows are read side by side as G streams, and the unfinished sums wait in
- * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched, rounded up to four. */
+ * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched. */
 ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int keeps,
                                  ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
                                  ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride,
@@ -34,26 +34,33 @@ ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const 
         ATTN_UNROLL for (int r = 0; r < R; r++)
             ATTN_UNROLL for (int g = 0; g < G; g++) kept[r][g] = V(splat)(x[r * x_stride + g]);
     ptrdiff_t n = head;
-#define VECTOR(WHOLE, COUNT, AT)                                                                                       \
-    K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, begins,         \
+#define VECTOR(WHOLE, COUNT, AT, BEGINS)                                                                               \
+    K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, (BEGINS),       \
                    part + (AT), stride)
-    if (head > 0) VECTOR(0, (int)head, 0);
-    /* loops without branches: one row reads 35 GB/s from memory in place of 32 (Zen 5) */
+#define FETCH(TO_L1)                                                                                                   \
+    do {                                                                                                               \
+        int left = lines;                                                                                              \
+        for (; left >= 4; left -= 4) K(fetch_lines)(&cursor, (TO_L1), 4);                                              \
+        for (; left > 0; left--) K(fetch_lines)(&cursor, (TO_L1), 1);                                                  \
+    } while (0)
+    if (head > 0) VECTOR(0, (int)head, 0, begins);
+    /* one loop per case: tests inside cost one row 35 -> 32 GB/s from memory (Zen 5) */
     if (lines > 0 && to_l1)
         for (; n + LANES <= features; n += LANES) {
-            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 1, 4);
-            VECTOR(1, LANES, n);
+            FETCH(1);
+            VECTOR(1, LANES, n, begins);
         }
     else if (lines > 0)
         for (; n + LANES <= features; n += LANES) {
-            for (int l = 0; l < lines; l += 4) K(fetch_lines)(&cursor, 0, 4);
-            VECTOR(1, LANES, n);
+            FETCH(0);
+            VECTOR(1, LANES, n, begins);
         }
     else if (begins)
-        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n);
+        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n, 1);
     else
-        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n);
-    if (n < features) VECTOR(0, (int)(features - n), n);
+        for (; n + LANES <= features; n += LANES) VECTOR(1, LANES, n, 0);
+    if (n < features) VECTOR(0, (int)(features - n), n, begins);
+#undef FETCH
 #undef VECTOR
     *ahead = cursor;
 }

@@ -105,8 +105,11 @@ typedef struct {
     void *maximum, *sum, *out;
 } attn_state;
 
-/* How keys or a weight are prefetched: they probably come from memory, not from a cache; into the L1 cache, not L2. */
-enum { ATTN_FAR = 1, ATTN_TO_L1 = 2 };
+/* How keys or a weight are prefetched. */
+enum {
+    ATTN_FAR = 1,  /* they probably come from memory, not from a cache */
+    ATTN_TO_L1 = 2 /* into the L1 cache, not L2 */
+};
 
 typedef struct {
     int lanes;       /* reals in a vector */
@@ -174,7 +177,7 @@ typedef struct {
                               void *copy);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
-     * `next` is the block to prefetch. */
+     * `next` is the block to prefetch; `prefetch`: ATTN_FAR, ATTN_TO_L1. */
     void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
                           ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next,
                           int prefetch, void *scores);
@@ -232,7 +235,8 @@ typedef struct {
     /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
      * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
      *
-     * gemv reads the weight in place, in memory's order. `part` is scratch memory of out's size.
+     * gemv reads the weight in place, in memory's order; `prefetch`: ATTN_FAR, ATTN_TO_L1. `part` is scratch memory
+     * of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
     void (*gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
                  const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,

@@ -2,8 +2,8 @@
  *
  * Lines are requested in memory order: the hardware prefetcher follows a stream that moves forward, but not one that
  * jumps from row to row, as the tiles do. One query of decode (Zen 4, one thread) reads 28 GB/s this way, 11 in the
- * tiles' order and 9 without prefetching; a pure read reaches 33. It goes to the L2 cache where L1 has few line
- * fill buffers. Addresses may be past the end of an array, which is harmless: nothing is read.
+ * tiles' order and 9 without prefetching; a pure read reaches 33. Lines go to the L2 cache where L1 has few
+ * line fill buffers. Addresses may be past the end of an array, which is harmless: nothing is read.
  */
 
 enum { K(line) = 64 / sizeof(real) };

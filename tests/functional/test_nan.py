@@ -187,6 +187,22 @@ def test_queries_past_their_length_are_never_touched(poison, arrays, level):
     assert_same_bits(dirty, clean)
 
 
+@for_each("queries", [1, 100])
+def test_bits_of_a_masked_nan_never_leak(queries, arrays, level):
+    """Not even where a row sees a NaN of its own, in every column: a NaN has one form in a result."""
+    query, key, value = arrays
+    query, value = query[..., :queries, :], value.copy()
+    value[..., -1, :] = np.nan
+    attend = np.ones((query.shape[-2], key.shape[-2]), bool)
+    attend[:, 10] = False
+    seen = []
+    for poison in (0.0, np.inf, -np.nan):
+        value[..., 10, :] = poison
+        seen.append(pyattn.attention(query, key, value, attn_mask=attend))
+        assert np.isnan(seen[-1]).all()
+        assert_same_bits(seen[-1], seen[0], poison)
+
+
 @pytest.mark.parametrize("queries", [1, 16, Q_LEN])
 def test_masked_weights_are_zero_even_in_rows_of_nan(queries, arrays, level):
     """However wide the tile: a row of NaN has the same bits in any company, too."""
