@@ -139,11 +139,6 @@ ptrdiff_t attn_chunk_end(const attn_problem *problem, ptrdiff_t key);
 double attn_stored_at(const char *at, attn_dtype dtype);
 int attn_is_finite_at(const char *at, attn_dtype dtype);
 
-static inline double attn_real_at(const void *reals, ptrdiff_t n, int size)
-{
-    return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
-}
-
 /* rows.c */
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);

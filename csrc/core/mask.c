@@ -39,28 +39,21 @@ void attn_limit_keys(const attn_block *block, ptrdiff_t from, int keys, int32_t 
     }
 }
 
-static void put_real(const attn_plan *plan, void *tile, ptrdiff_t at, double x)
-{
-    if (plan->kernels->size == 4)
-        ((float *)tile)[at] = (float)x;
-    else
-        ((double *)tile)[at] = x;
-}
-
 /* Turns the limits of a block with extra keys into task->bias, which already holds a bias if `adds`. Afterwards `first`
  * and `last` include all keys. */
 void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, int32_t *first,
                         int32_t *last, int adds)
 {
     const tile_steps step = steps_of(task->plan, block);
+    const int size = task->plan->kernels->size;
     const ptrdiff_t hidden = task->plan->problem->maskable_len - from;
     for (int r = 0; r < block->rows; r++) {
         for (int n = 0; n < keys; n++) {
             const ptrdiff_t at = r * step.row + n * step.key;
             if (n < hidden && (n < first[r] || n >= last[r]))
-                put_real(task->plan, task->bias, at, -(double)INFINITY);
+                attn_put_real(task->bias, at, size, -(double)INFINITY);
             else if (!adds)
-                put_real(task->plan, task->bias, at, 0);
+                attn_put_real(task->bias, at, size, 0);
         }
         first[r] = 0;
         last[r] = keys;
@@ -69,13 +62,12 @@ void attn_limit_by_bias(const attn_task *task, const attn_block *block, ptrdiff_
 
 static int is_cut(const attn_plan *plan, const void *bias, ptrdiff_t at)
 {
-    return plan->kernels->size == 4 ? ((const float *)bias)[at] == -INFINITY
-                                    : ((const double *)bias)[at] == (double)-INFINITY;
+    return attn_real_at(bias, at, plan->kernels->size) == (double)-INFINITY;
 }
 
-static void add_real(const attn_plan *plan, void *reals, ptrdiff_t at, double x)
+static void add_real(void *reals, ptrdiff_t at, int size, double x)
 {
-    put_real(plan, reals, at, attn_real_at(reals, at, plan->kernels->size) + x);
+    attn_put_real(reals, at, size, attn_real_at(reals, at, size) + x);
 }
 
 void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t bits, ptrdiff_t from,
@@ -97,7 +89,7 @@ void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t
             if (attn_is_finite_at(at, p->value.dtype)) continue;
             const double x = attn_stored_at(at, p->value.dtype);
             for (int s = 0; s < count; s++)
-                add_real(plan, block->part.out, sees[s] * plan->columns + d,
+                add_real(block->part.out, sees[s] * plan->columns + d, size,
                          attn_real_at(weights, sees[s] * step.row + n * step.key, size) * x);
         }
     }
@@ -139,7 +131,7 @@ static attn_tile_kind read_tile(const attn_task *task, const attn_block *block, 
     if (kind == ATTN_TILE_FREE) return kind;
     for (int r = 0; r < block->rows; r++)
         for (int n = kind == ATTN_TILE_MASKED ? 0 : (int)columns; n < keys; n++)
-            put_real(plan, tile, r * step.row + n * step.key, n < columns ? -(double)INFINITY : 0);
+            attn_put_real(tile, r * step.row + n * step.key, plan->kernels->size, n < columns ? -(double)INFINITY : 0);
     return ATTN_TILE_MIXED;
 }
 

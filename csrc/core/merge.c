@@ -8,19 +8,6 @@
 #include "error.h"
 #include "stored.h"
 
-static double real_at(attn_dtype dtype, const void *data, ptrdiff_t i)
-{
-    return dtype == ATTN_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
-}
-
-static void store_real(attn_dtype dtype, void *data, ptrdiff_t i, double x)
-{
-    if (dtype == ATTN_F64)
-        ((double *)data)[i] = x;
-    else
-        ((float *)data)[i] = (float)x;
-}
-
 typedef struct {
     const attn_kernels *kernels;
     attn_dtype dtype, computed; /* of outputs; of lses */
@@ -58,7 +45,8 @@ static const void *output_row(const merge_job *m, ptrdiff_t n, ptrdiff_t row, co
 static int is_finite_at(const merge_job *m, ptrdiff_t row, ptrdiff_t d, const row_scratch *scratch)
 {
     for (ptrdiff_t n = 0; n < m->parts; n++)
-        if (scratch->share[n] != 0 && !isfinite(real_at(m->computed, output_row(m, n, row, scratch), d))) return 0;
+        if (scratch->share[n] != 0 && !isfinite(attn_real_at(output_row(m, n, row, scratch), d, m->kernels->size)))
+            return 0;
     return 1;
 }
 
@@ -70,7 +58,7 @@ static void merge_row(const merge_job *m, ptrdiff_t row, const row_scratch *scra
     /* 1. the largest logsumexp; a NaN wins */
     double top = (double)-INFINITY, total = 0;
     for (ptrdiff_t n = 0; n < m->parts; n++) {
-        share[n] = real_at(m->computed, m->lses[n], row);
+        share[n] = attn_real_at(m->lses[n], row, m->kernels->size);
         if (!(share[n] <= top)) top = share[n];
     }
 
@@ -79,7 +67,7 @@ static void merge_row(const merge_job *m, ptrdiff_t row, const row_scratch *scra
         share[n] = share[n] == (double)-INFINITY ? 0 : exp(share[n] - top);
         total += share[n];
     }
-    store_real(m->computed, m->lse, row, total == 0 ? (double)-INFINITY : top + log(total));
+    attn_put_real(m->lse, row, m->kernels->size, total == 0 ? (double)-INFINITY : top + log(total));
 
     /* 3. outputs; a part without a share is never read */
     memset(sum, 0, (size_t)m->dim * sizeof *sum);
@@ -87,14 +75,14 @@ static void merge_row(const merge_job *m, ptrdiff_t row, const row_scratch *scra
         if (share[n] == 0) continue;
         const double weight = share[n] / total;
         const void *const output = output_row(m, n, row, scratch);
-        for (ptrdiff_t d = 0; d < m->dim; d++) sum[d] += weight * real_at(m->computed, output, d);
+        for (ptrdiff_t d = 0; d < m->dim; d++) sum[d] += weight * attn_real_at(output, d, m->kernels->size);
     }
     for (ptrdiff_t d = 0; m->computed == ATTN_F64 && d < m->dim; d++) /* shares add up to 1 and a rounding */
         if (isinf(sum[d]) && is_finite_at(m, row, d, scratch)) sum[d] = copysign(DBL_MAX, sum[d]);
 
     char *const to = (char *)m->output + row * m->dim * attn_size_of_real(m->dtype);
     void *const merged = attn_target_of(m->dtype, to, scratch->row);
-    for (ptrdiff_t d = 0; d < m->dim; d++) store_real(m->computed, merged, d, sum[d]);
+    for (ptrdiff_t d = 0; d < m->dim; d++) attn_put_real(merged, d, m->kernels->size, sum[d]);
     attn_round_row(m->kernels, m->dtype, m->dim, merged, to);
 }
 

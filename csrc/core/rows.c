@@ -184,7 +184,7 @@ static void store_lse(const attn_problem *p, const attn_block *block, int r, voi
 double attn_stored_at(const char *at, attn_dtype dtype)
 {
     float single;
-    if (dtype == ATTN_F64 || dtype == ATTN_F32) return attn_real_at(at, 0, dtype == ATTN_F32 ? 4 : 8);
+    if (dtype == ATTN_F64 || dtype == ATTN_F32) return attn_real_at(at, 0, attn_size_of_real(dtype));
     attn_kernels_for(ATTN_F32)->load_block((attn_element)dtype, 1, 1, at, 0, 0, 1, &single);
     return (double)single;
 }
@@ -306,15 +306,11 @@ static int stays_nonfinite(attn_task *task, const attn_block *block, int r, cons
 }
 
 /* Gives every NaN of an output row the same bits, which otherwise may be those of a NaN that is masked. */
-static void unify_nans(const attn_problem *p, void *output)
+static void unify_nans(const attn_plan *plan, void *output)
 {
-    for (ptrdiff_t d = 0; d < p->v_dim; d++) {
-        if (!isnan(attn_real_at(output, d, p->dtype == ATTN_F32 ? 4 : 8))) continue;
-        if (p->dtype == ATTN_F32)
-            ((float *)output)[d] = NAN;
-        else
-            ((double *)output)[d] = (double)NAN;
-    }
+    const int size = plan->kernels->size;
+    for (ptrdiff_t d = 0; d < plan->problem->v_dim; d++)
+        if (isnan(attn_real_at(output, d, size))) attn_put_real(output, d, size, (double)NAN);
 }
 
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
@@ -340,7 +336,7 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
                                                     task->factor * task->keep_prob, is_mean, p->empty, output);
     for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++) {
         if (!(nonfinite >> r & 1)) continue;
-        unify_nans(p, output[r]);
+        unify_nans(plan, output[r]);
         if (stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
     }
     for (int r = 0; rounds && r < block->rows; r++)

@@ -11,6 +11,20 @@ static inline ptrdiff_t attn_size_of_real(attn_dtype dtype)
     return (size_t)dtype < sizeof sizes ? sizes[dtype] : 0;
 }
 
+/* Number n of floats or doubles, of `size` bytes. */
+static inline double attn_real_at(const void *reals, ptrdiff_t n, ptrdiff_t size)
+{
+    return size == 4 ? (double)((const float *)reals)[n] : ((const double *)reals)[n];
+}
+
+static inline void attn_put_real(void *reals, ptrdiff_t n, ptrdiff_t size, double x)
+{
+    if (size == 4)
+        ((float *)reals)[n] = (float)x;
+    else
+        ((double *)reals)[n] = x;
+}
+
 static inline int attn_is_half(attn_dtype dtype) { return dtype == ATTN_F16 || dtype == ATTN_BF16; }
 
 /* The dtype in which numbers of a stored dtype are computed. */
