@@ -165,18 +165,6 @@ def test_memory_order_and_threads_change_no_bit_at_real_sizes(sizes, order):
 
 
 @pytest.mark.threads
-@for_each("order", ["out_in", "in_out"])
-def test_threads_do_not_choose_among_two_nans(order, level):
-    """The first one of a sum wins: here infinity less infinity, and in the next fold the weight's own."""
-    weight = np.ones((1100, 300), np.float32)
-    weight[:, 0], weight[:, 1], weight[:, 200] = np.inf, -np.inf, np.nan
-    x = np.ones((3, 300), np.float32)
-    alone = pyattn.functional.linear(x, laid_out(weight, order), num_threads=1)
-    for threads in (2, 3, 16):
-        assert_same_bits(pyattn.functional.linear(x, laid_out(weight, order), num_threads=threads), alone, threads)
-
-
-@pytest.mark.threads
 @for_each("rows", (16, 24, 48, 49, 96, 128, 385))
 def test_a_weight_of_a_few_columns_is_read_in_place_by_all_workers(rows, dtype, level):
     """Some whole vectors at some level: rows are then shared out, whatever they are."""
