@@ -62,10 +62,9 @@ typedef struct {
     int by_chunks; /* a task is a chunk times a part of the features, or else such a part of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, feature_parts, tasks; /* features_per_task is in blocks */
     ptrdiff_t pack_inner, pack_parts; /* inner elements packed at a time; such parts of a block */
-    ptrdiff_t folds,
-        fold_tasks;          /* STREAM: folds of the inner axis, if workers share them out, and tasks that sum them */
-    int prefetch;            /* of the weight */
-    int packs_x;             /* rows are packed or copied before they are multiplied */
+    ptrdiff_t folds, fold_tasks;      /* STREAM: folds that workers share out, or 0; the tasks that sum them */
+    int prefetch;                     /* of the weight: ATTN_FAR, ATTN_TO_L1. From a cache L2 is near enough */
+    int packs_x;                      /* rows are packed or copied before they are multiplied */
     int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
     ptrdiff_t weight_size;   /* bytes of an element */
     const void *bias;        /* reals */
@@ -485,43 +484,42 @@ static void store_features(const linear_plan *plan, const worker_memory *w, cons
 
 /* The weight as (inner, features) ---------------------------------------------------------------------------------- */
 
-/* Blocks of rows times `features` columns of the weight, a part of the inner axis at a time. */
+/* Block n of a chunk times `features` columns of one fold of the weight: sums = the product, or else sums + it. */
+static void stream_fold(const linear_plan *plan, const row_chunk *chunk, ptrdiff_t n, ptrdiff_t fold, ptrdiff_t feature,
+                        ptrdiff_t features, int begins, char *part, char *sums)
+{
+    const attn_product *p = plan->product;
+    const ptrdiff_t from = fold * ATTN_FOLD_FEATURES, inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
+    ptrdiff_t stride;
+    const char *x = rows_of(plan, chunk, n, from, &stride);
+    plan->kernels->gemv((attn_element)p->weight_dtype, block_of(plan, n).rows, (int)inner, features, x, stride,
+                        p->weight + from * p->weight_column + feature * p->weight_row,
+                        p->weight_column / plan->weight_size, plan->prefetch, begins, part, sums, plan->panel_row);
+}
+
+/* Blocks of rows times `features` columns of the weight, a fold at a time. */
 static void stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
                             ptrdiff_t features)
 {
-    const attn_product *p = plan->product;
-    const attn_kernels *k = plan->kernels;
-    for (ptrdiff_t from = 0, stride; from < p->inner; from += ATTN_FOLD_FEATURES) {
-        const ptrdiff_t inner = attn_min(ATTN_FOLD_FEATURES, p->inner - from);
+    for (ptrdiff_t fold = 0; fold * ATTN_FOLD_FEATURES < plan->product->inner; fold++)
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
-            const row_block block = block_of(plan, n);
-            const char *x = rows_of(plan, chunk, n, from, &stride);
             char *sums = w->panels + (size_t)(n - chunk->first) * plan->panel_bytes;
-            char *part = sums + (size_t)(block.rows * plan->panel_row * k->size);
-            k->gemv((attn_element)p->weight_dtype, block.rows, (int)inner, features, x, stride,
-                    p->weight + from * p->weight_column + feature * p->weight_row, p->weight_column / plan->weight_size,
-                    plan->prefetch, from == 0, part, sums, plan->panel_row);
+            char *part = sums + (size_t)(block_of(plan, n).rows * plan->panel_row * plan->kernels->size);
+            stream_fold(plan, chunk, n, fold, feature, features, fold == 0, part, sums);
         }
-    }
 }
 
 /* x times blocks [first, last) of the weight, which are counted from left to right in each fold. */
 static void sum_folds(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t first,
                       ptrdiff_t last)
 {
-    const attn_product *p = plan->product;
-    const attn_kernels *k = plan->kernels;
     const ptrdiff_t blocks = plan->feature_blocks;
-    for (ptrdiff_t n = first, end, stride; n < last; n = end) {
-        const ptrdiff_t fold = n / blocks, inner = fold * ATTN_FOLD_FEATURES;
+    for (ptrdiff_t n = first, end; n < last; n = end) {
+        const ptrdiff_t fold = n / blocks, from = n % blocks * FEATURES;
         end = attn_min(last, (fold + 1) * blocks);
-        const ptrdiff_t from = (n - fold * blocks) * FEATURES;
-        const ptrdiff_t to = attn_min(p->features, (end - fold * blocks) * FEATURES);
-        const char *x = rows_of(plan, chunk, chunk->first, inner, &stride);
-        k->gemv((attn_element)p->weight_dtype, (int)p->rows, (int)attn_min(ATTN_FOLD_FEATURES, p->inner - inner),
-                to - from, x, stride, p->weight + inner * p->weight_column + from * p->weight_row,
-                p->weight_column / plan->weight_size, plan->prefetch, 1, w->panels,
-                plan->sums + (size_t)fold * plan->fold_bytes + from * k->size, plan->panel_row);
+        const ptrdiff_t to = attn_min(plan->product->features, (end - fold * blocks) * FEATURES);
+        stream_fold(plan, chunk, chunk->first, fold, from, to - from, 1, w->panels,
+                    plan->sums + (size_t)fold * plan->fold_bytes + from * plan->kernels->size);
     }
 }
 
@@ -605,6 +603,12 @@ static worker_memory memory_of(const linear_plan *plan, int worker)
     return w;
 }
 
+/* The first feature of a part. */
+static ptrdiff_t first_feature(const linear_plan *plan, ptrdiff_t part)
+{
+    return attn_min(plan->product->features, part * plan->features_per_task * FEATURES);
+}
+
 /* Packs a part of the current chunk, then sums folds, then stores features. Each stage waits for the one before;
  * without folds the last one multiplies. */
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
@@ -623,8 +627,7 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
         sum_folds(plan, &w, &chunk, blocks * task / plan->fold_tasks, blocks * (task + 1) / plan->fold_tasks);
         __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->done, ready, worker, job)) {
-        const ptrdiff_t step = plan->features_per_task * FEATURES, from = (number - ready) * step;
-        const ptrdiff_t to = attn_min(plan->product->features, from + step);
+        const ptrdiff_t from = first_feature(plan, number - ready), to = first_feature(plan, number - ready + 1);
         if (plan->folds > 0)
             store_folds(plan, &w, from, to);
         else
@@ -638,12 +641,12 @@ static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *jo
     const linear_plan *plan = context;
     const worker_memory w = memory_of(plan, worker);
     const row_chunk chunk = chunk_of(plan, number / plan->feature_parts, w.packed);
-    const ptrdiff_t step = plan->features_per_task * FEATURES, from = number % plan->feature_parts * step;
+    const ptrdiff_t part = number % plan->feature_parts;
     for (ptrdiff_t n = 0; n < parts_to_pack(plan, &chunk); n++) {
         if (attn_should_stop(job, worker)) return;
         pack(plan, &w, &chunk, n);
     }
-    multiply(plan, &w, &chunk, from, attn_min(plan->product->features, from + step), worker, job);
+    multiply(plan, &w, &chunk, first_feature(plan, part), first_feature(plan, part + 1), worker, job);
 }
 
 static attn_status run(linear_plan *plan, int workers)

@@ -106,18 +106,16 @@ attn_status attn_merge_states(attn_dtype dtype, ptrdiff_t parts, ptrdiff_t rows,
     if (rows == 0) return ATTN_OK;
 
     const attn_dtype computed = attn_computed(dtype);
-    merge_job job = {attn_kernels_for(computed),
-                     dtype,
-                     computed,
-                     attn_cut_rows(rows, row_elements),
-                     parts,
-                     dim,
-                     outputs,
-                     lses,
-                     output,
-                     lse,
-                     NULL,
-                     0};
+    merge_job job = {.kernels = attn_kernels_for(computed),
+                     .dtype = dtype,
+                     .computed = computed,
+                     .cut = attn_cut_rows(rows, row_elements),
+                     .parts = parts,
+                     .dim = dim,
+                     .outputs = outputs,
+                     .lses = lses,
+                     .output = output,
+                     .lse = lse};
     job.worker_bytes = layout_scratch(&job, NULL, &scratch);
     return attn_run_with_scratch("merge_states", job.cut.tasks, attn_workers(0, job.cut.tasks), job.worker_bytes,
                                  &job.scratch, some_rows, &job, error);

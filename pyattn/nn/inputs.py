@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +141,7 @@ def rounding_halves(method: _Method) -> _Method:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return call_rounding(self, method.__get__(self), args, kwargs)
 
-    return call  # type: ignore[return-value]
+    return cast(_Method, call)
 
 
 def _is_half_array(x: Any) -> bool:
