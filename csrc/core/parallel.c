@@ -1,8 +1,10 @@
 /* The only file with threads: a small pool of workers that are parked between loops.
  *
- * One loop at a time has the pool. A counter hands out its tasks; the calling thread works, too. After a loop, workers
- * spin for SPIN_NS in case another one follows, then sleep. After a fork the child starts with an empty pool. The fork
- * handler takes no lock: the forking thread may hold something that the lock's owner waits for.
+ * One loop at a time has the pool. A counter hands out its tasks; the calling thread works, too. Workers join a loop
+ * and leave it by a change of one atomic word; they take a lock only to sleep. After a loop they spin for SPIN_NS in
+ * case another one follows: layers of a model follow each other in 50 microseconds. Who waits for others yields, as
+ * they may be on the same processor. After a fork the child starts with an empty pool. The fork handler takes no lock:
+ * the forking thread may hold something that the lock's owner waits for.
  */
 #define _GNU_SOURCE
 #include "parallel.h"
@@ -18,7 +20,8 @@
 #include "float_state.h"
 #include "hooks.h"
 
-enum { MOST_WORKERS = 1024, SPIN_NS = 20000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
+enum { MOST_WORKERS = 1024, SPIN_NS = 100000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
+#define RUNNING (UINT32_C(1) << 16) /* above all open places */
 
 struct attn_job {
     attn_body body;
@@ -32,14 +35,14 @@ struct attn_job {
 
 static struct {
     pthread_mutex_t busy; /* held for the whole of a loop */
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* held to fall asleep, and to wake */
     pthread_cond_t wake, done;
-    int threads; /* workers alive, without the calling thread */
-    int open;    /* open places in the loop; written under the lock, also read outside */
-    int joined;  /* places taken; also the number of the last worker to join */
-    int running; /* joined and not finished; written under the lock, also read outside */
-    int forks;   /* forks between the first process and this one */
-    attn_job *job;
+    uint32_t places; /* atomic: the loop's open places, and RUNNING for each worker that is in it */
+    int asleep;      /* atomic: workers that wait for `wake` */
+    int waiting;     /* atomic: whether the calling thread waits for `done` */
+    int threads;     /* workers alive, without the calling thread */
+    int forks;       /* forks between the first process and this one */
+    attn_job *job;   /* the loop's, while it has places */
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
@@ -61,6 +64,16 @@ static int64_t about_now(void)
     return clock_now(CLOCK_MONOTONIC_COARSE);
 #else
     return now();
+#endif
+}
+
+/* Tells the processor that the thread spins. */
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -193,7 +206,7 @@ int attn_should_stop(attn_job *job, int worker)
 
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
 {
-    const struct timespec pause = {0, 50000};
+    const struct timespec sleep = {0, 50000};
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= least) return 1;
     const int64_t until = now() + SPIN_NS;
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
@@ -201,7 +214,7 @@ int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_jo
         if (now() < until)
             sched_yield();
         else
-            nanosleep(&pause, NULL);
+            nanosleep(&sleep, NULL);
     }
     return 1;
 }
@@ -218,32 +231,67 @@ static void work(attn_job *job, int worker)
     attn_float_leave(state);
 }
 
-/* Waits for a loop to join, first spinning, then sleeping. Sets this worker's number in the loop. */
+/* Takes the loop's last open place, whose number is this worker's, if there is one. */
+static attn_job *join(int *worker)
+{
+    uint32_t places = __atomic_load_n(&pool.places, __ATOMIC_RELAXED);
+    while (places % RUNNING > 0)
+        if (__atomic_compare_exchange_n(&pool.places, &places, places - 1 + RUNNING, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED)) {
+            *worker = (int)(places % RUNNING);
+            return pool.job;
+        }
+    return NULL;
+}
+
+static void leave(void)
+{
+    if (__atomic_sub_fetch(&pool.places, RUNNING, __ATOMIC_SEQ_CST) > 0) return;
+    if (!__atomic_load_n(&pool.waiting, __ATOMIC_SEQ_CST)) return;
+    pthread_mutex_lock(&pool.lock);
+    pthread_cond_signal(&pool.done);
+    pthread_mutex_unlock(&pool.lock);
+    sched_yield(); /* who waits may be on this processor */
+}
+
+static void sleep_until_open(void)
+{
+    pthread_mutex_lock(&pool.lock);
+    __atomic_add_fetch(&pool.asleep, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&pool.places, __ATOMIC_SEQ_CST) % RUNNING == 0) pthread_cond_wait(&pool.wake, &pool.lock);
+    __atomic_sub_fetch(&pool.asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Opens places, and wakes workers for those that the ones awake will not take. */
+static void open_places(int places)
+{
+    __atomic_store_n(&pool.places, (uint32_t)places, __ATOMIC_SEQ_CST);
+    const int asleep = __atomic_load_n(&pool.asleep, __ATOMIC_SEQ_CST);
+    if (places <= pool.threads - asleep) return;
+    pthread_mutex_lock(&pool.lock); /* who is about to sleep has seen the places or waits by now */
+    pthread_mutex_unlock(&pool.lock);
+    for (int n = pool.threads - asleep; n < places; n++) pthread_cond_signal(&pool.wake);
+}
+
+/* Waits for a loop to join. Sets this worker's number in the loop. */
 static attn_job *next_job(int *worker)
 {
-    for (int64_t until = now() + SPIN_NS; now() < until;)
-        if (__atomic_load_n(&pool.open, __ATOMIC_RELAXED) > 0) break;
-
-    pthread_mutex_lock(&pool.lock);
-    while (pool.open == 0) pthread_cond_wait(&pool.wake, &pool.lock);
-    __atomic_store_n(&pool.open, pool.open - 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&pool.running, pool.running + 1, __ATOMIC_RELAXED);
-    *worker = ++pool.joined;
-    attn_job *job = pool.job;
-    pthread_mutex_unlock(&pool.lock);
-    return job;
+    for (;;) {
+        attn_job *job;
+        for (int64_t until = now() + SPIN_NS; !(job = join(worker)) && now() < until;) relax();
+        if (job != NULL) return job;
+        sleep_until_open();
+    }
 }
 
 static void *worker_main(void *unused)
 {
     (void)unused;
-    for (int worker;;) {
+    for (int worker = 0;;) {
         attn_job *job = next_job(&worker);
         work(job, worker);
-        pthread_mutex_lock(&pool.lock);
-        __atomic_store_n(&pool.running, pool.running - 1, __ATOMIC_RELAXED);
-        if (pool.running == 0) pthread_cond_signal(&pool.done);
-        pthread_mutex_unlock(&pool.lock);
+        leave();
     }
     return NULL;
 }
@@ -255,7 +303,8 @@ static void forget_threads(void)
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.done, NULL);
-    pool.threads = pool.open = pool.running = 0;
+    pool.places = 0;
+    pool.asleep = pool.waiting = pool.threads = 0;
 }
 
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
@@ -284,17 +333,18 @@ static void grow(int wanted)
     pthread_attr_destroy(&attributes);
 }
 
+static int anyone_works(void) { return __atomic_load_n(&pool.places, __ATOMIC_SEQ_CST) > 0; }
+
 /* Closes the loop to more workers and waits for those that joined, still polling the host for interruption. */
 static void wait_for_workers(attn_job *job)
 {
-    pthread_mutex_lock(&pool.lock);
-    __atomic_store_n(&pool.open, 0, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&pool.lock);
-    for (int64_t until = now() + SPIN_NS; now() < until;)
-        if (__atomic_load_n(&pool.running, __ATOMIC_RELAXED) == 0) break;
+    if (__atomic_and_fetch(&pool.places, ~(RUNNING - 1), __ATOMIC_ACQUIRE) == 0) return;
+    for (int64_t until = now() + SPIN_NS; anyone_works() && now() < until;) sched_yield();
+    if (!anyone_works()) return;
 
     pthread_mutex_lock(&pool.lock);
-    while (pool.running > 0) {
+    __atomic_store_n(&pool.waiting, 1, __ATOMIC_SEQ_CST);
+    while (anyone_works()) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += POLL_NS;
@@ -304,6 +354,7 @@ static void wait_for_workers(attn_job *job)
         attn_should_stop(job, 0);
         pthread_mutex_lock(&pool.lock);
     }
+    __atomic_store_n(&pool.waiting, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -315,13 +366,8 @@ attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void
     if (workers > 1) pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
     if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
         grow(workers - 1);
-        pthread_mutex_lock(&pool.lock);
         pool.job = &job;
-        pool.joined = 0;
-        const int open = workers - 1 < pool.threads ? workers - 1 : pool.threads;
-        __atomic_store_n(&pool.open, open, __ATOMIC_RELAXED);
-        pthread_mutex_unlock(&pool.lock);
-        for (int n = 0; n < open; n++) pthread_cond_signal(&pool.wake);
+        open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
         work(&job, 0);
         wait_for_workers(&job);
         if (!is_forked(&job))
