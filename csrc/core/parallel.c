@@ -358,23 +358,29 @@ static void wait_for_workers(attn_job *job)
     pthread_mutex_unlock(&pool.lock);
 }
 
+/* Whether the pool was free: then the loop has run. A function of its own, as one that works alone would save registers
+ * for it. */
+static __attribute__((noinline)) int work_together(attn_job *job, int workers)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
+    if (pthread_mutex_trylock(&pool.busy) != 0) return 0;
+    grow(workers - 1);
+    pool.job = job;
+    open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
+    work(job, 0);
+    wait_for_workers(job);
+    if (!is_forked(job))
+        pthread_mutex_unlock(&pool.busy);
+    else if (job->stop == ATTN_OK) /* forked after the last poll */
+        job->stop = ATTN_FORKED;
+    return 1;
+}
+
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
     attn_job job = {.body = body, .context = context, .tasks = tasks, .forks = pool.forks};
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-    if (workers > 1) pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
-    if (workers > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
-        grow(workers - 1);
-        pool.job = &job;
-        open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
-        work(&job, 0);
-        wait_for_workers(&job);
-        if (!is_forked(&job))
-            pthread_mutex_unlock(&pool.busy);
-        else if (job.stop == ATTN_OK) /* forked after the last poll */
-            job.stop = ATTN_FORKED;
-    } else {
+    if (workers == 1 || !work_together(&job, workers)) {
         job.alone = 1;
         work(&job, 0);
     }

@@ -31,8 +31,8 @@ static void K(bias_line)(attn_element dtype, int count, const char *mask, ptrdif
         V(store)(bias + n, K(bias_of)(V(load)(bias + n), factor));
 }
 
-/* Lines into the prefill layout. Rows that are not copied must still be scaled: keys is a multiple of LANES then. */
-ATTN_TEMPLATE void K(bias_squares)(const int in_place, int keys, const real *const *line, double times, real *bias,
+/* Lines into the prefill layout; those of floats are scaled. */
+ATTN_TEMPLATE void K(bias_squares)(const int scales, int keys, const real *const *line, double times, real *bias,
                                    ptrdiff_t key_out)
 {
     const vec factor = V(splat)((real)times);
@@ -41,35 +41,38 @@ ATTN_TEMPLATE void K(bias_squares)(const int in_place, int keys, const real *con
         ATTN_UNROLL for (int l = 0; l < LANES; l++)
         {
             const vec x = V(load)(line[l] + n);
-            r[l] = in_place ? K(bias_of)(x, factor) : x;
+            r[l] = scales ? K(bias_of)(x, factor) : x;
         }
         K(transpose)(r);
         for (int c = 0; c < LANES && n + c < keys; c++) V(store)(bias + (n + c) * key_out, r[c]);
     }
 }
 
-/* Rows into the prefill layout, LANES at a time. They are far apart, so those of the next key block are prefetched. */
-static void K(bias_rows)(attn_element dtype, int rows, int keys, const char *const *mask, ptrdiff_t step, double times,
-                         real *bias, ptrdiff_t key_out)
+/* Rows into the prefill layout, LANES at a time. They are far apart, so those of the next key block are prefetched.
+ * row_step is 0 where the rows have no common one. */
+static void K(bias_rows)(attn_element dtype, int rows, int keys, const char *const *mask, ptrdiff_t row_step,
+                         ptrdiff_t step, double times, real *bias, ptrdiff_t key_out)
 {
-    const int contiguous = step == K(element_size)(dtype),
-              own = dtype == (REAL_F32 ? ATTN_ELEMENT_F32 : ATTN_ELEMENT_F64);
-    const int in_place = own && contiguous && keys % LANES == 0;
-    real lines[LANES][ATTN_BLOCK_KEYS];
+    const int contiguous = step == K(element_size)(dtype);
+    const int in_place = dtype == OWN && contiguous && keys % LANES == 0;
+    const int padded = (keys + LANES - 1) / LANES * LANES;
+    real lines[LANES * ATTN_BLOCK_KEYS];
     for (int i = 0; i < rows; i += LANES) {
+        const int some = rows - i < LANES ? rows - i : LANES, together = row_step != 0 ? some : 1;
         const real *line[LANES];
         for (int l = 0; l < LANES; l++) {
-            const char *row = mask[i + l < rows ? i + l : rows - 1];
-            line[l] = in_place ? (const real *)(const void *)row : i + l < rows ? lines[l] : line[l - 1];
-            if (i + l >= rows) continue;
-            for (ptrdiff_t b = 0; contiguous && b < ATTN_BLOCK_KEYS * step; b += 64)
-                __builtin_prefetch(row + ATTN_BLOCK_KEYS * step + b);
-            if (!in_place) K(bias_line)(dtype, keys, row, step, times, lines[l]);
+            const int n = l < some ? l : some - 1;
+            line[l] = in_place ? (const real *)(const void *)mask[i + n] : lines + n * padded;
         }
-        if (in_place)
-            K(bias_squares)(1, keys, line, times, bias + i, key_out);
-        else
+        for (int l = 0; contiguous && l < some; l++)
+            for (ptrdiff_t b = 0; b < ATTN_BLOCK_KEYS * step; b += 64)
+                __builtin_prefetch(mask[i + l] + ATTN_BLOCK_KEYS * step + b);
+        for (int l = 0; !in_place && l < some; l += together)
+            K(load_rows)(dtype, together, keys, mask[i + l], row_step, step, padded, lines + l * padded);
+        if (attn_is_bool(dtype))
             K(bias_squares)(0, keys, line, times, bias + i, key_out);
+        else
+            K(bias_squares)(1, keys, line, times, bias + i, key_out);
     }
 }
 
@@ -132,7 +135,8 @@ static attn_tile_kind K(bias_tile)(attn_element dtype, int rows, int keys, const
 {
     const int is_bool = attn_is_bool(dtype), prefill = row_out == 1;
     const ptrdiff_t size = K(element_size)(dtype);
-    const int contiguous = key_stride_bytes == size, transposed = !contiguous && K(row_step)(rows, mask) == size;
+    const ptrdiff_t row_step = prefill ? K(row_step)(rows, mask) : 0;
+    const int contiguous = key_stride_bytes == size, transposed = !contiguous && row_step == size;
     int same = rows > 1;
 
     if (is_bool && (contiguous || transposed)) {
@@ -148,7 +152,7 @@ static attn_tile_kind K(bias_tile)(attn_element dtype, int rows, int keys, const
     else if (prefill && transposed)
         K(bias_columns)(dtype, rows, keys, mask[0], key_stride_bytes, times, bias, key_out);
     else if (prefill)
-        K(bias_rows)(dtype, rows, keys, mask, key_stride_bytes, times, bias, key_out);
+        K(bias_rows)(dtype, rows, keys, mask, row_step, key_stride_bytes, times, bias, key_out);
     else
         for (int i = 0; i < rows; i++)
             K(bias_line)(dtype, keys, mask[i], key_stride_bytes, times, (real *)bias + i * row_out);
