@@ -74,8 +74,10 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
 
 def as_inputs(given: Collection[tuple[str, npt.ArrayLike]], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """Read the inputs of one call, which do not mix float16 with bfloat16."""
-    if any(_is_half_array(x) for _, x in given):
-        check_same_half((name, _core.as_array(x, name)) for name, x in given)
+    arrays = [_core.as_array(x, name) for name, x in given]
+    if dtype.itemsize > 2 and all([array.dtype == dtype for array in arrays]):  # most calls; a generator is slower
+        return arrays
+    check_same_half([(name, array) for (name, _), array in zip(given, arrays, strict=True)])
     return [as_input(x, name, dtype) for name, x in given]
 
 
