@@ -1,10 +1,11 @@
 /* The only file with threads: a small pool of workers that are parked between loops.
  *
  * One loop at a time has the pool. A counter hands out its tasks; the calling thread works, too. Workers join a loop
- * and leave it by a change of one atomic word; they take a lock only to sleep. After a loop they spin for SPIN_NS in
- * case another one follows: layers of a model follow each other in 50 microseconds. Who waits for others yields, as
- * they may be on the same processor. After a fork the child starts with an empty pool. The fork handler takes no lock:
- * the forking thread may hold something that the lock's owner waits for.
+ * and leave it by a change of one atomic word; they take a lock only to sleep. After a loop they spin for a while in
+ * case another one follows: a model's layers follow within 50 microseconds. With more threads than processors they spin
+ * for less, as others could work meanwhile. The calling thread yields while it waits, as a worker may be on its
+ * processor. After a fork the child starts with an empty pool. The fork handler takes no lock: the forking thread may
+ * hold something that the lock's owner waits for.
  */
 #define _GNU_SOURCE
 #include "parallel.h"
@@ -20,7 +21,7 @@
 #include "float_state.h"
 #include "hooks.h"
 
-enum { MOST_WORKERS = 1024, SPIN_NS = 100000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
+enum { MOST_WORKERS = 1024, SPIN_NS = 100000, CROWDED_SPIN_NS = 20000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
 #define RUNNING (UINT32_C(1) << 16) /* above all open places */
 
 struct attn_job {
@@ -40,6 +41,7 @@ static struct {
     uint32_t places; /* atomic: the loop's open places, and RUNNING for each worker that is in it */
     int asleep;      /* atomic: workers that wait for `wake` */
     int waiting;     /* atomic: whether the calling thread waits for `done` */
+    int spin_ns;     /* atomic: for how long one waits before it sleeps */
     int threads;     /* workers alive, without the calling thread */
     int forks;       /* forks between the first process and this one */
     attn_job *job;   /* the loop's, while it has places */
@@ -204,17 +206,19 @@ int attn_should_stop(attn_job *job, int worker)
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
 }
 
+static int64_t time_to_sleep(void) { return now() + __atomic_load_n(&pool.spin_ns, __ATOMIC_RELAXED); }
+
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
 {
-    const struct timespec sleep = {0, 50000};
+    const struct timespec pause = {0, 50000};
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= least) return 1;
-    const int64_t until = now() + SPIN_NS;
+    const int64_t until = time_to_sleep();
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
         if (attn_should_stop(job, worker)) return 0;
         if (now() < until)
             sched_yield();
         else
-            nanosleep(&sleep, NULL);
+            nanosleep(&pause, NULL);
     }
     return 1;
 }
@@ -263,13 +267,13 @@ static void sleep_until_open(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Opens places, and wakes workers for those that the ones awake will not take. */
+/* Opens places, and wakes sleepers if too few workers are awake. */
 static void open_places(int places)
 {
     __atomic_store_n(&pool.places, (uint32_t)places, __ATOMIC_SEQ_CST);
     const int asleep = __atomic_load_n(&pool.asleep, __ATOMIC_SEQ_CST);
     if (places <= pool.threads - asleep) return;
-    pthread_mutex_lock(&pool.lock); /* who is about to sleep has seen the places or waits by now */
+    pthread_mutex_lock(&pool.lock); /* a worker about to sleep has seen the places by now, or waits */
     pthread_mutex_unlock(&pool.lock);
     for (int n = pool.threads - asleep; n < places; n++) pthread_cond_signal(&pool.wake);
 }
@@ -279,7 +283,7 @@ static attn_job *next_job(int *worker)
 {
     for (;;) {
         attn_job *job;
-        for (int64_t until = now() + SPIN_NS; !(job = join(worker)) && now() < until;) relax();
+        for (int64_t until = time_to_sleep(); !(job = join(worker)) && now() < until;) relax();
         if (job != NULL) return job;
         sleep_until_open();
     }
@@ -324,6 +328,8 @@ static void grow(int wanted)
     sigfillset(&all);
     for (size_t n = 0; n < sizeof faults / sizeof *faults; n++) sigdelset(&all, faults[n]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int spin_ns = wanted < attn_usable_cpus() ? SPIN_NS : CROWDED_SPIN_NS;
+    __atomic_store_n(&pool.spin_ns, spin_ns, __ATOMIC_RELAXED);
     while (pool.threads < wanted) {
         pthread_t thread;
         if (pthread_create(&thread, &attributes, worker_main, NULL) != 0) break;
@@ -338,8 +344,9 @@ static int anyone_works(void) { return __atomic_load_n(&pool.places, __ATOMIC_SE
 /* Closes the loop to more workers and waits for those that joined, still polling the host for interruption. */
 static void wait_for_workers(attn_job *job)
 {
+    if (is_forked(job)) return; /* another thread of the child may have the pool */
     if (__atomic_and_fetch(&pool.places, ~(RUNNING - 1), __ATOMIC_ACQUIRE) == 0) return;
-    for (int64_t until = now() + SPIN_NS; anyone_works() && now() < until;) sched_yield();
+    for (int64_t until = time_to_sleep(); anyone_works() && now() < until;) sched_yield();
     if (!anyone_works()) return;
 
     pthread_mutex_lock(&pool.lock);
@@ -358,8 +365,8 @@ static void wait_for_workers(attn_job *job)
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Whether the pool was free: then the loop has run. A function of its own, as one that works alone would save registers
- * for it. */
+/* Returns whether the pool was free: the loop has then run. Out of line, as a loop on one thread would save more
+ * registers. */
 static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -380,7 +387,7 @@ static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 attn_status attn_parallel_for(ptrdiff_t tasks, int workers, attn_body body, void *context)
 {
     attn_job job = {.body = body, .context = context, .tasks = tasks, .forks = pool.forks};
-    if (workers == 1 || !work_together(&job, workers)) {
+    if (workers <= 1 || !work_together(&job, workers)) {
         job.alone = 1;
         work(&job, 0);
     }

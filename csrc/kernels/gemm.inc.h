@@ -112,8 +112,8 @@ static ptrdiff_t K(gemv_narrow)(attn_element element, int rows, int inner, ptrdi
 /* Up to four rows at a time, whose elements are kept in registers.
  *
  * With more than two rows, or while halves are converted, the hardware prefetcher leaves the memory idle. If the weight
- * comes from memory, they prefetch the next strip meanwhile, in memory's order: one row reads halves at 34 GB/s in
- * place of 25. Where registers suffice, up to eight rows read the weight once: at 31 GB/s in place of 18 (Zen 5). */
+ * comes from memory, the kernels prefetch the next strip meanwhile, in memory's order: one row reads halves at 34 GB/s
+ * in place of 25. Where registers suffice, up to eight rows read the weight once: at 31 GB/s in place of 18 (Zen 5). */
 static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
                     const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,
                     ptrdiff_t out_stride)

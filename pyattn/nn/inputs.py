@@ -49,7 +49,20 @@ def check_multiple(whole: tuple[str, int], part: tuple[str, int], hint: str = ""
 
 def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Read an input of a module: arrays have the weights' dtype; lists, bools and integers are converted to it."""
-    array = _core.as_array(x, name)
+    return _converted(_core.as_array(x, name), x, name, dtype)
+
+
+def as_inputs(given: Collection[tuple[str, npt.ArrayLike]], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    """Read the inputs of one call, which do not mix float16 with bfloat16."""
+    arrays = [_core.as_array(x, name) for name, x in given]
+    if dtype.itemsize > 2 and all([array.dtype == dtype for array in arrays]):  # noqa: C419, a generator is slower
+        return arrays
+    check_same_half([(name, array) for (name, _), array in zip(given, arrays, strict=True)])
+    return [_converted(array, x, name, dtype) for (name, x), array in zip(given, arrays, strict=True)]
+
+
+def _converted(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Convert an input, whose array is read, to the dtype in which the module computes, or refuse it."""
     own = array.dtype
     if own == dtype and dtype.itemsize > 2:  # most calls
         return array
@@ -70,15 +83,6 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
     fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
     other = f", or make the module with dtype={expression_of(given)}" if is_stored_dtype(given) else ""
     raise TypeError(f"{name} has dtype {own}, expected {wanted} as the module's weights; pass {fix}{other}")
-
-
-def as_inputs(given: Collection[tuple[str, npt.ArrayLike]], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
-    """Read the inputs of one call, which do not mix float16 with bfloat16."""
-    arrays = [_core.as_array(x, name) for name, x in given]
-    if dtype.itemsize > 2 and all([array.dtype == dtype for array in arrays]):  # most calls; a generator is slower
-        return arrays
-    check_same_half([(name, array) for (name, _), array in zip(given, arrays, strict=True)])
-    return [as_input(x, name, dtype) for name, x in given]
 
 
 def check_dtype(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
