@@ -48,7 +48,13 @@ ATTN_TEMPLATE void K(fetch_lines)(K(prefetch_cursor) * cursor, const int to_l1, 
     ATTN_UNROLL for (int n = 0; n < lines; n += group)
     {
         const char *line = cursor->at + cursor->column;
-        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64) __builtin_prefetch(line, 0, to_l1 ? 3 : 2);
+        ATTN_UNROLL for (int i = 0; i < group; i++, line += 64)
+        {
+            if (to_l1) /* clang wants constants */
+                __builtin_prefetch(line, 0, 3);
+            else
+                __builtin_prefetch(line, 0, 2);
+        }
         cursor->column += 64 * group;
         if (cursor->column >= cursor->row_bytes) {
             cursor->at += cursor->to_next_row;
