@@ -43,6 +43,7 @@ def no_warning(*arguments, **options):
     pass
 
 warnings.simplefilter("always")
+warnings.filterwarnings("ignore", "Setting the shape")  # deprecated by NumPy 2.5
 x = np.ones((1024, 1024), np.float32)
 few, ones = x[:16], np.eye(16, dtype=np.float32)
 """

@@ -100,6 +100,7 @@ def test_layout_and_shared_heads(dtype):
     assert_attention_close(pyattn.attention(*unbatched, enable_gqa=True), *unbatched, enable_gqa=True)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", HALVES)
 def test_halves(torch, kind):
     """Within their own rounding: pyattn's, and torch's, which rounds on the way; one in eight bits is too much."""
