@@ -279,11 +279,11 @@ def test_a_wrong_id_writes_nothing():
 
 def test_a_padding_idx_that_changes_the_weight_changes_nothing():
     """It is read before the weight is looked at."""
-    weight, kept = np.arange(16, dtype=np.float32).reshape(4, 4), []
+    weight, kept = np.arange(16, dtype=np.float32).reshape(4, 4).copy(), []
 
     class Index:
         def __index__(self):
-            weight.shape = (4, 4, 1)
+            weight.resize((4, 4, 1), refcheck=False)
             kept.append(np.empty((7, 9)))
             return 0
 
