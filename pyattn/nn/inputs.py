@@ -55,7 +55,7 @@ def as_input(x: npt.ArrayLike, name: str, dtype: np.dtype[Any]) -> npt.NDArray[A
 def as_inputs(given: Collection[tuple[str, npt.ArrayLike]], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """Read the inputs of one call, which do not mix float16 with bfloat16."""
     arrays = [_core.as_array(x, name) for name, x in given]
-    if dtype.itemsize > 2 and all([array.dtype == dtype for array in arrays]):  # noqa: C419, a generator is slower
+    if dtype.itemsize > 2 and {array.dtype for array in arrays} == {dtype}:  # most calls
         return arrays
     check_same_half([(name, array) for (name, _), array in zip(given, arrays, strict=True)])
     return [_converted(array, x, name, dtype) for (name, x), array in zip(given, arrays, strict=True)]
