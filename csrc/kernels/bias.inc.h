@@ -135,8 +135,9 @@ static attn_tile_kind K(bias_tile)(attn_element dtype, int rows, int keys, const
 {
     const int is_bool = attn_is_bool(dtype), prefill = row_out == 1;
     const ptrdiff_t size = K(element_size)(dtype);
-    const ptrdiff_t row_step = prefill || key_stride_bytes != size ? K(row_step)(rows, mask) : 0;
-    const int contiguous = key_stride_bytes == size, transposed = !contiguous && row_step == size;
+    const int contiguous = key_stride_bytes == size;
+    const ptrdiff_t row_step = prefill || !contiguous ? K(row_step)(rows, mask) : 0;
+    const int transposed = !contiguous && row_step == size;
     int same = rows > 1;
 
     if (is_bool && (contiguous || transposed)) {
