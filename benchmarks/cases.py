@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyattn._util.halves import as_stored_dtype
+from pyattn.masks import Mask, document
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class AttentionInputs:
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-    mask: np.ndarray | None
+    mask: Any
+    """An array, None, or a mask object where pyattn is compared with itself."""
     score_weight: np.ndarray | None = None
 
 
@@ -150,7 +152,7 @@ class AttentionCase(Case):
         weight = rng.standard_normal((head_dim, head_dim), np.float32) if self.score == "bilinear" else None
         return AttentionInputs(query, key, value, mask, None if weight is None else weight / np.float32(head_dim))
 
-    def _draw_mask(self, rng: np.random.Generator) -> np.ndarray | None:
+    def _draw_mask(self, rng: np.random.Generator) -> np.ndarray | Mask | None:
         batch, heads, q_len, kv_len, _ = self.shape
         if self.mask == "bool":
             return rng.random((q_len, kv_len)) < 0.8
@@ -165,7 +167,10 @@ class AttentionCase(Case):
         if self.mask == "every second bool":
             return np.repeat(keep, 2, axis=1)[:, ::2]
         dtype, _, columns = self.mask.partition(" ")
-        mask = keep if dtype == "bool" else np.where(keep, rng.standard_normal(keep.shape), -np.inf).astype(dtype)
+        if columns == "documents":
+            return document(np.arange(q_len) * int(dtype) // q_len)
+        numbers = np.where(keep, rng.standard_normal(keep.shape), -np.inf)
+        mask = keep if dtype == "bool" else numbers.astype(as_stored_dtype(dtype))
         return np.asfortranarray(mask) if columns else mask
 
     def read_once(self, inputs: AttentionInputs) -> tuple[np.ndarray, ...]:
@@ -285,6 +290,42 @@ class LinearCase(Case):
 
     def read_once(self, inputs: LinearInputs) -> tuple[np.ndarray, ...]:
         return (inputs.weight,) if len(inputs.x) == 1 else ()
+
+
+@dataclass(frozen=True)
+class SelfAttentionInputs:
+    """x (rows, features); weights (features, features), as in ``x @ w``."""
+
+    x: np.ndarray
+    weights: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class SelfAttentionCase(Case):
+    """One head with its projections, as an article writes it: ``softmax(q k' / sqrt(features)) v``."""
+
+    least: float = 1.0
+    """The bar on NumPy."""
+
+    operation = "self_attention"
+    axes = "rows,features"
+
+    @property
+    def flops(self) -> float:
+        rows, features = self.shape
+        return 2.0 * rows * features * (3 * features + 2 * rows)
+
+    def peer_bars(self, threads: int) -> tuple[Bar, ...]:
+        return (Bar("numpy", self.least),)
+
+    def inputs(self) -> SelfAttentionInputs:
+        rows, features = self.shape
+        rng = self._generator()
+        x = rng.standard_normal((rows, features), np.float32)
+        return SelfAttentionInputs(x, [_draw_linear(rng, features, features)[0] for _ in "qkv"])
+
+    def read_once(self, inputs: SelfAttentionInputs) -> tuple[np.ndarray, ...]:
+        return ()
 
 
 @dataclass(frozen=True)

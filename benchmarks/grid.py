@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cases import AdditiveCase, AttentionCase, Bar, Case, EncoderLayerCase, LinearCase, MultiHeadCase
+from benchmarks.cases import (
+    AdditiveCase,
+    AttentionCase,
+    Bar,
+    Case,
+    EncoderLayerCase,
+    LinearCase,
+    MultiHeadCase,
+    SelfAttentionCase,
+)
 from benchmarks.models import GenerateCase, SentencesCase
 
 Shape = tuple[int, int, int, int, int]
@@ -46,7 +55,7 @@ HALF: tuple[tuple[Shape, float], ...] = (  # its time / float32's: out of the ca
 )
 LINEAR = ((768, 768), (768, 2304), (768, 3072), (3072, 768))  # (in_features, out_features)
 QUICK_LINEAR = (128, 768, 2304)
-ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
+ROWS = (1, 4, 16, 48, 64, 128, 256, 512, 1024)
 FEW_ROWS = (1, 2, 3)
 FEW_ROWS_LINEAR = (  # strides that share sets of a cache and strides that do not; the last one lies out of the caches
     (640, 640),
@@ -57,6 +66,7 @@ FEW_ROWS_LINEAR = (  # strides that share sets of a cache and strides that do no
     (4112, 4096),
     (4096, 16384),
 )
+FROM_MEMORY = {"out_in": 0.85, "in_out": 0.9}  # of a read, for the last of them
 MULTI_HEAD: tuple[tuple[tuple[int, int, int, int], str, float], ...] = (  # the bar on torch
     ((1, 10, 64, 4), "", 4.0),
     ((1, 128, 768, 12), "", 1.1),
@@ -82,7 +92,12 @@ def grid() -> Iterator[Case]:
                 yield LinearCase("linear", (rows, *sizes), bar, order=order, quick=(rows, *sizes) == QUICK_LINEAR)
         for sizes in FEW_ROWS_LINEAR:
             for rows in FEW_ROWS:
-                yield LinearCase("linear", (rows, *sizes), 1.0, order=order)
+                far = rows == 1 and sizes is FEW_ROWS_LINEAR[-1]
+                own = (Bar("of a read", FROM_MEMORY[order]),) if far else ()
+                yield LinearCase("linear", (rows, *sizes), 1.0, order=order, own=own)
+    for rows in (1, 4, 16, 64, 256):
+        for features in (640, 768):
+            yield SelfAttentionCase("self-attention", (rows, features), least=1.0 if rows == 1 else 1.3)
     for layers in (1, 12):
         yield MultiHeadCase("mha", (1, 1, 768, 12), 1.05, layers=layers, own=(OF_A_READ,), quick=layers == 1)
     for shape, variant, bar in MULTI_HEAD:
@@ -93,6 +108,16 @@ def grid() -> Iterator[Case]:
     yield GenerateCase("generate", (1, 512, 128, 768, 12, 12), 1.3, own=(Bar("of a read", 0.85),))
     for sizes, bar in (((1, 16), 2.5), ((32, 128), 1.2)):
         yield SentencesCase("sentences", (*sizes, 384, 12, 6, 1536), bar, quick=sizes == (1, 16))
+
+
+def live_share(documents: int, length: int) -> float:
+    """The share of tiles of 48 queries and 64 keys that hold a pair of one of so many equal documents."""
+    size, live = length // documents, 0
+    for query in range(0, length, 48):
+        last = min(query + 48, length) - 1
+        first, end = query // size * size, (last // size + 1) * size
+        live += -(-end // 64) - first // 64
+    return live / (-(-length // 48) * -(-length // 64))
 
 
 def _attention() -> Iterator[AttentionCase]:
@@ -139,8 +164,21 @@ def _attention() -> Iterator[AttentionCase]:
     for kind in ("scores", "values"):
         yield AttentionCase(f"denormal {kind}", (1, 12, 512, 512, 64), own=(Bar("cost", 1.5, at_least=False),))
     read = Bar("cost", 1.3, at_least=False)
-    for mask in ("float32", "float64", "float16", "float32 columns", "bool", "bool columns", "every second bool"):
+    for mask in (
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "float32 columns",
+        "bool",
+        "bool columns",
+        "every second bool",
+    ):
         for shape in ((1, 12, 2048, 2048, 64), (1, 1, 128, 128, 64)):
             yield AttentionCase(f"mask of {mask}", shape, mask=mask, own=(read,), quick=mask == "float64")
+    for documents, most in ((8, 1.3), (64, 1.6)):
+        alive = Bar("cost", most * live_share(documents, 2048), at_least=False)
+        mask = f"{documents} documents"
+        yield AttentionCase(mask, (1, 12, 2048, 2048, 64), mask=mask, own=(alive,))
     for kind in ("values", "queries"):
         yield AttentionCase(f"NaN {kind}", (1, 12, 2048, 2048, 64), own=(read,))

@@ -30,6 +30,8 @@ from benchmarks.cases import (
     LinearInputs,
     MultiHeadCase,
     MultiHeadInputs,
+    SelfAttentionCase,
+    SelfAttentionInputs,
 )
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import Graph, attention_model
@@ -112,6 +114,10 @@ class Pyattn:
     def additive(case: AdditiveCase, inputs: AdditiveInputs) -> Contender:
         weights = inputs.w_query, inputs.w_key, inputs.w_score
         return _contender(pyattn.additive_attention, inputs.query, inputs.states, inputs.states, *weights)
+
+    @staticmethod
+    def self_attention(case: SelfAttentionCase, inputs: SelfAttentionInputs) -> Contender:
+        return _contender(pyattn.self_attention, inputs.x, *inputs.weights)
 
     @staticmethod
     def linear(case: LinearCase, inputs: LinearInputs) -> Contender:
@@ -447,6 +453,21 @@ class NumPy:
             weights = np.exp(scores, out=scores)
             weights /= weights.sum(axis=-1, keepdims=True)
             output: np.ndarray = weights @ inputs.states
+            return output
+
+        return [Contender(repeated(call), call)]
+
+    def self_attention(self, case: SelfAttentionCase, inputs: SelfAttentionInputs) -> list[Contender]:
+        scale = np.float32(1 / np.sqrt(case.shape[1]))
+
+        def call() -> np.ndarray:
+            query, key, value = (inputs.x @ weight for weight in inputs.weights)
+            scores = query @ key.T
+            scores *= scale
+            scores -= scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            weights /= weights.sum(axis=-1, keepdims=True)
+            output: np.ndarray = weights @ value
             return output
 
         return [Contender(repeated(call), call)]

@@ -31,7 +31,7 @@ attn_status attn_attend(const attn_problem *problem, int num_threads, attn_error
 
     const ptrdiff_t tasks = attn_fast_div(problem->batches * plan.groups, plan.heads_per_task) * plan.tasks_per_group;
     const attn_status status = plan.kv_splits == 1 ? attn_parallel_for(tasks, plan.workers, attend_whole, &plan)
-                                                   : attn_attend_spans(&plan, tasks);
+                                                   : attn_attend_splits(&plan, tasks);
     attn_arena_give(&arena);
     return status;
 }

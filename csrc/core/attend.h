@@ -1,4 +1,4 @@
-/* How a checked problem is cut into tasks, and the state of a task. plan.c makes the cut, attend.c and spans.c run
+/* How a checked problem is cut into tasks, and the state of a task. plan.c makes the cut, attend.c and splits.c run
  * the tasks, attention.c walks the keys of one, rows.c begins and ends its rows, score.c knows the score functions.
  *
  * Query heads that share their key and value heads form a group; the (head, query) rows of a group are numbered
@@ -23,19 +23,19 @@ typedef struct {
 /* A block of query rows, its running state, and where its rows live. */
 typedef struct {
     int rows, vectors;
-    int part_begun, total_begun;                           /* the state holds something */
+    int chunk_begun, running_begun;                        /* the state holds something */
     int masked;                                            /* some pair of a tile that it processed was masked */
     ptrdiff_t row;                                         /* index of its first row in the group */
     ptrdiff_t min_first, max_first, min_last, max_last;    /* over its rows; min_first: those that see some key */
     ptrdiff_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH]; /* visible keys of each row: [first, last) */
     void *mask[ATTN_MASKS][ATTN_MAX_WIDTH];
     uint32_t query[ATTN_MAX_WIDTH], unit[ATTN_MAX_WIDTH]; /* Philox counters of its rows, for dropout */
-    double largest;         /* distances: the largest factor |q|^2 of its rows (distance.inc.h), or NaN */
-    void *packed;           /* queries, as score_block or decode_scores reads them */
-    void *unscaled;         /* unscaled queries, as distance_block reads them */
-    attn_state part, total; /* of this chunk; of the chunks before it */
-    char *saved_scores;     /* need_weights: an attn_saved_scores for each key block */
-    char *mask_tiles;       /* an attn_mask_tile for each of the first key blocks */
+    double max_norm; /* distances: the largest factor |q|^2 of its rows (distance.inc.h), or NaN */
+    void *packed;    /* queries, as score_block or decode_scores reads them */
+    void *unscaled;  /* unscaled queries, as distance_block reads them */
+    attn_state chunk_state, running_state; /* of this chunk; of the chunks before it */
+    char *saved_scores;                    /* need_weights: an attn_saved_scores for each key block */
+    char *mask_tiles;                      /* an attn_mask_tile for each of the first key blocks */
 } attn_block;
 
 /* need_weights: the scores of one key block, saved until its rows are finished. */
@@ -50,7 +50,7 @@ typedef struct {
     const attn_kernels *kernels;
     const struct attn_score_function *score;
     int decode;
-    int prefetch;                              /* ATTN_FAR, ATTN_TO_L1: of the keys in decode */
+    int prefetch;                              /* ATTN_FROM_MEMORY, ATTN_TO_L1: of the keys in decode */
     ptrdiff_t groups, rows;                    /* groups of heads in a batch entry; rows of a group */
     ptrdiff_t row_segment, blocks_per_segment; /* rows that are cut into blocks together */
     ptrdiff_t blocks, blocks_per_task, tasks_per_group;
@@ -103,7 +103,7 @@ typedef struct {
     const void *data, *next; /* next: the rows after a whole block */
     attn_element element;
     ptrdiff_t stride; /* of rows, in elements */
-    double largest;   /* distances: the largest factor |k|^2 of the block */
+    double max_norm;  /* distances: the largest factor |k|^2 of the block */
 } attn_key_block;
 
 /* score.c: how a score function differs from the others. A function that prepares has copies to change: task->key_copy,
@@ -143,7 +143,8 @@ int attn_is_finite_at(const char *at, attn_dtype dtype);
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
-/* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone. */
+/* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone: what is not
+ * finite in them is NaN, and redoing changes only that. */
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows);
 const char *attn_value_at(const attn_task *task, ptrdiff_t key); /* a row of values, before any copy */
 void attn_finish_weights(attn_task *task, const attn_block *block);
@@ -170,13 +171,13 @@ void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, i
 const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from);
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* task number of part `part` */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
-void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to); /* keys that some row of it sees */
+void attn_visible_keys(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to); /* keys that some row of it sees */
 void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to);
 int attn_walk_keys(attn_task *task); /* all chunks; returns 0 when interrupted */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block);
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked); /* writes the output of block n */
 
-/* spans.c: tasks 0 .. tasks - 1 of a plan with kv_splits > 1 */
-attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks);
+/* splits.c: tasks 0 .. tasks - 1 of a plan with kv_splits > 1 */
+attn_status attn_attend_splits(attn_plan *plan, ptrdiff_t tasks);
 
 #endif

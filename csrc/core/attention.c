@@ -99,7 +99,7 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         limited = 0;
     }
     if (limited || bias) block->masked = 1;
-    if (!block->part_begun) begin_state(plan, block, &block->part);
+    if (!block->chunk_begun) begin_state(plan, block, &block->chunk_state);
     if (block->saved_scores) {
         attn_saved_scores *saved = attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS);
         saved->keys = keys;
@@ -110,15 +110,15 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
     /* 2. scores and their softmax */
     if (plan->decode) {
         const attn_score_epilogue epilogue = {.bias = bias, .first = first, .last = last};
-        k->decode_softmax(block->rows, keys, &epilogue, scores, &block->part, task->correction);
+        k->decode_softmax(block->rows, keys, &epilogue, scores, &block->chunk_state, task->correction);
     } else {
         const attn_score_epilogue epilogue = {.bias = bias, .first = limited ? first : NULL, .last = last};
-        memcpy(task->maximum, block->part.maximum, (size_t)(block->vectors * k->lanes * k->size));
+        memcpy(task->maximum, block->chunk_state.maximum, (size_t)(block->vectors * k->lanes * k->size));
         plan->score->tile(task, block, key, keys, &epilogue, scores);
-        k->softmax_block(block->vectors, keys, scores, task->maximum, &block->part, task->correction);
+        k->softmax_block(block->vectors, keys, scores, task->maximum, &block->chunk_state, task->correction);
     }
     if (block->saved_scores)
-        memcpy(attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->part.maximum,
+        memcpy(attn_saved_scores_of(plan, block, from / ATTN_BLOCK_KEYS)->seen, block->chunk_state.maximum,
                (size_t)(block->rows * k->size));
     if (p->drops) attn_drop(task, block, from, keys, scores);
 
@@ -138,9 +138,10 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
         value = (attn_key_block){.data = task->value_copy, .element = attn_reals(k), .stride = plan->columns};
     }
     k->value_block(value.element, block->rows, keys, vectors, scores, row, step, limited ? first : NULL, last,
-                   value.data, value.stride, task->correction, !block->part_begun, block->part.out, plan->columns);
+                   value.data, value.stride, task->correction, !block->chunk_begun, block->chunk_state.out,
+                   plan->columns);
     if (nonfinite) attn_add_nonfinite(task, block, nonfinite, from, first, last, bias, scores);
-    block->part_begun = 1;
+    block->chunk_begun = 1;
 }
 
 /* Walking the keys --------------------------------------------------------------------------------------------------
@@ -149,16 +150,16 @@ static void attend_block(attn_task *task, attn_block *block, ptrdiff_t from, int
 /* Folds a chunk's state into the running state. The first one is swapped in: folding into nothing changes no bit. */
 void attn_fold_chunk(const attn_plan *plan, attn_block *block)
 {
-    if (!block->part_begun) return;
-    if (block->total_begun) {
-        plan->kernels->fold_state(block->rows, plan->columns, &block->part, &block->total);
+    if (!block->chunk_begun) return;
+    if (block->running_begun) {
+        plan->kernels->fold_state(block->rows, plan->columns, &block->chunk_state, &block->running_state);
     } else {
-        attn_state first = block->part;
-        block->part = block->total;
-        block->total = first;
+        attn_state first = block->chunk_state;
+        block->chunk_state = block->running_state;
+        block->running_state = first;
     }
-    block->total_begun = 1;
-    block->part_begun = 0;
+    block->running_begun = 1;
+    block->chunk_begun = 0;
 }
 
 /* Decode: scores of a whole chunk first; attn_walk_chunk then reads its values. Two long reads reach memory bandwidth;
@@ -199,7 +200,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
     }
 }
 
-void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
+void attn_visible_keys(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
 {
     *from = PTRDIFF_MAX;
     *to = 0;
@@ -217,7 +218,7 @@ void attn_visible_span(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to)
 int attn_walk_keys(attn_task *task)
 {
     ptrdiff_t from, to;
-    attn_visible_span(task, &from, &to);
+    attn_visible_keys(task, &from, &to);
     for (ptrdiff_t key = 0, end; key < to; key = end) {
         end = attn_chunk_end(task->plan->problem, key);
         if (end <= from) continue;
@@ -241,7 +242,8 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
 
 /* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c): first
  * because a masked pair may have added 0 * NaN, then with values scaled down, because a sum of finite values may have
- * overflowed. A row that is still not finite has seen a NaN or an infinity in its visible inputs. */
+ * overflowed. What is finite the first time stays. A row that is not finite then has seen a NaN or an infinity in its
+ * visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;

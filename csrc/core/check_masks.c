@@ -138,10 +138,13 @@ static attn_status check_lengths(const attn_tensor *lengths, const char *name, c
 }
 
 /* Positions and distances stay below this, so that sums of a few of them fit. */
-#define FAR (PTRDIFF_MAX / 8)
+#define MOST_POSITION (PTRDIFF_MAX / 8)
 
 /* One side of a window; beyond any array it is unbounded. */
-static ptrdiff_t reach_of(ptrdiff_t side) { return side == ATTN_UNBOUNDED || side > FAR ? PTRDIFF_MAX : side; }
+static ptrdiff_t reach_of(ptrdiff_t side)
+{
+    return side == ATTN_UNBOUNDED || side > MOST_POSITION ? PTRDIFF_MAX : side;
+}
 
 static attn_status check_visibility(const attn_args *args, attn_problem *p, attn_error *error)
 {
@@ -160,11 +163,12 @@ static attn_status check_visibility(const attn_args *args, attn_problem *p, attn
              p->q_len < p->maskable_len ? "2 queries and 4 keys" : "4 queries and 2 keys",
              p->q_len < p->maskable_len ? wide : tall);
 
-    if (args->key_start < 0 || args->query_start < 0 || args->key_start > FAR || args->query_start > FAR)
+    if (args->key_start < 0 || args->query_start < 0 || args->key_start > MOST_POSITION ||
+        args->query_start > MOST_POSITION)
         FAIL("query_start is %td and key_start %td, expected positions from 0 to %td", args->query_start,
-             args->key_start, FAR);
-    if (args->align == ATTN_ALIGN_OFFSET && (args->align_offset < -FAR || args->align_offset > FAR))
-        FAIL("align is %td, expected positions from %td to %td", args->align_offset, -FAR, FAR);
+             args->key_start, MOST_POSITION);
+    if (args->align == ATTN_ALIGN_OFFSET && (args->align_offset < -MOST_POSITION || args->align_offset > MOST_POSITION))
+        FAIL("align is %td, expected positions from %td to %td", args->align_offset, -MOST_POSITION, MOST_POSITION);
     if (args->key_start % ATTN_BLOCK_KEYS != 0)
         FAIL("key_start is %td, expected a multiple of %d", args->key_start, (int)ATTN_BLOCK_KEYS);
 

@@ -57,6 +57,7 @@ static attn_status check_bias(const char *name, const attn_tensor *bias, const c
     if (bias->ndim != 1 || bias->shape[0] != weight->shape[0])
         FAIL("%s has shape %s, expected (%td,): %s has shape %s", name, attn_shape_text(bias->ndim, bias->shape),
              weight->shape[0], weight_name, attn_shape_text(weight->ndim, weight->shape));
+    if (bias->shape[0] > 1 && bias->strides[0] != attn_size_of_real(bias->dtype)) FAIL("%s must be contiguous", name);
     return ATTN_OK;
 }
 
@@ -134,7 +135,7 @@ static int joins(const attn_multihead_args *args, int n)
     const attn_tensor *weight = attn_weight_of(args, n), *upper = attn_weight_of(args, n - 1);
     const attn_tensor *bias = attn_bias_of(args, n), *left = attn_bias_of(args, n - 1);
     const size_t axes = (size_t)x->ndim * sizeof *x->shape;
-    if (x->data != before->data || memcmp(x->shape, before->shape, axes) != 0 ||
+    if (x->data != before->data || x->dtype != before->dtype || memcmp(x->shape, before->shape, axes) != 0 ||
         memcmp(x->strides, before->strides, axes) != 0)
         return 0;
     if (weight->dtype != upper->dtype || memcmp(weight->strides, upper->strides, 2 * sizeof *weight->strides) != 0 ||

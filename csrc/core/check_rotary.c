@@ -5,7 +5,7 @@
 #include "walk.h"
 
 /* Beyond it, a double cannot tell neighbouring positions apart. */
-#define FAR ((int64_t)1 << 53)
+#define EXACT_POSITION ((int64_t)1 << 53)
 
 /* Heads are an axis of four axes or more, and in ATTN_LAYOUT_BSHD always. */
 static attn_axis_places places_in(const attn_rotary_args *args)
@@ -52,7 +52,7 @@ static attn_status check_positions(const attn_rotary_args *args, attn_error *err
     const attn_axis_places at = places_in(args);
     const ptrdiff_t length = attn_size_of(&args->x, at.length);
     if (ids->data == NULL) {
-        if (args->offset < -FAR || args->offset > FAR - length)
+        if (args->offset < -EXACT_POSITION || args->offset > EXACT_POSITION - length)
             FAIL("offset is %td and x has length %td, expected positions from -2**53 to 2**53", args->offset, length);
         return ATTN_OK;
     }
@@ -67,7 +67,7 @@ static attn_status check_positions(const attn_rotary_args *args, attn_error *err
     if (!fits)
         FAIL("position_ids has shape %s, which does not broadcast to %s: (..., length), one for each row of all heads",
              attn_shape_text(ids->ndim, ids->shape), attn_shape_text(rank, expected));
-    const int64_t *wrong = attn_out_of_range(ids, -FAR, FAR);
+    const int64_t *wrong = attn_out_of_range(ids, -EXACT_POSITION, EXACT_POSITION);
     if (wrong != NULL) FAIL("position_ids holds %lld, expected positions from -2**53 to 2**53", (long long)*wrong);
     return ATTN_OK;
 }

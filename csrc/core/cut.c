@@ -1,3 +1,4 @@
+/* Parts of axes. See cut.h. */
 #include "cut.h"
 
 #include "arena.h"

@@ -14,7 +14,8 @@ attn_dropout attn_dropout_of(double dropout_p, uint64_t seed)
     return (attn_dropout){{(uint32_t)seed, (uint32_t)(seed >> 32)}, dropped == 0 ? 0 : (uint32_t)(dropped - 1)};
 }
 
-double attn_kept_factor(double dropout_p) { return dropout_p < 1 ? 1 / (1 - dropout_p) : 0; }
+/* The factor of what is kept, which may raise floating-point flags, too. */
+static double factor_of(double dropout_p) { return dropout_p < 1 ? 1 / (1 - dropout_p) : 0; }
 
 attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error)
 {
@@ -37,9 +38,9 @@ typedef struct {
     attn_row_cut cut;
     ptrdiff_t q_len, kv_len, pieces; /* pieces per row */
     unsigned char *keep;
-} keeps;
+} keep_job;
 
-static void keep_piece(const keeps *k, const attn_dropout *dropout, ptrdiff_t number)
+static void fill_piece(const keep_job *k, const attn_dropout *dropout, ptrdiff_t number)
 {
     const ptrdiff_t row = attn_fast_div(number, k->pieces), from = (number - row * k->pieces) * PIECE_KEYS;
     const ptrdiff_t head = attn_fast_div(row, k->q_len), to = attn_min(k->kv_len, from + PIECE_KEYS);
@@ -53,20 +54,20 @@ static void keep_piece(const keeps *k, const attn_dropout *dropout, ptrdiff_t nu
     }
 }
 
-static void keep_pieces(void *context, ptrdiff_t task, int worker, attn_job *job)
+static void fill_pieces(void *context, ptrdiff_t task, int worker, attn_job *job)
 {
-    const keeps *k = context;
+    const keep_job *k = context;
     const attn_dropout dropout = attn_dropout_of(k->dropout_p, k->seed);
     for (ptrdiff_t n = attn_first_row(&k->cut, task); n < attn_first_row(&k->cut, task + 1); n++) {
         if (attn_should_stop(job, worker)) return;
-        keep_piece(k, &dropout, n);
+        fill_piece(k, &dropout, n);
     }
 }
 
 attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, ptrdiff_t q_len, ptrdiff_t kv_len,
                               unsigned char *keep, int num_threads, attn_error *error)
 {
-    keeps k = {.dropout_p = dropout_p, .seed = seed, .q_len = q_len, .kv_len = kv_len, .keep = keep};
+    keep_job k = {.dropout_p = dropout_p, .seed = seed, .q_len = q_len, .kv_len = kv_len, .keep = keep};
     ptrdiff_t rows, all;
     if (units < 0 || q_len < 0 || kv_len < 0 || __builtin_mul_overflow(units, q_len, &rows) ||
         __builtin_mul_overflow(rows, kv_len, &all))
@@ -81,7 +82,7 @@ attn_status attn_dropout_keep(double dropout_p, uint64_t seed, ptrdiff_t units, 
     k.kernels = attn_kernels_for(ATTN_F32);
     k.pieces = attn_ceil_div(kv_len, PIECE_KEYS);
     k.cut = attn_cut_rows(rows * k.pieces, (size_t)attn_min(kv_len, PIECE_KEYS));
-    return attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), keep_pieces, &k);
+    return attn_parallel_for(k.cut.tasks, attn_workers(num_threads, k.cut.tasks), fill_pieces, &k);
 }
 
 /* Dropout of rows, which are cut into the same pieces. */
@@ -100,7 +101,7 @@ static void drop_pieces(void *context, ptrdiff_t task, int worker, attn_job *job
 {
     const drops *d = context;
     const attn_dropout dropout = attn_dropout_of(d->dropout_p, d->seed);
-    const double factor = attn_kept_factor(d->dropout_p);
+    const double factor = factor_of(d->dropout_p);
     char *const scratch = d->scratch + (size_t)worker * attn_row_bytes(d->dtype, PIECE_KEYS);
     for (ptrdiff_t n = attn_first_row(&d->cut, task); n < attn_first_row(&d->cut, task + 1); n++) {
         const ptrdiff_t row = attn_fast_div(n, d->pieces), from = (n - row * d->pieces) * PIECE_KEYS;

@@ -8,9 +8,6 @@
 /* For dropout_p > 0. Call it inside a task: it may raise floating-point flags, which must not reach the caller. */
 attn_dropout attn_dropout_of(double dropout_p, uint64_t seed);
 
-/* 1 / (1 - dropout_p), the factor of what is kept; 0 for dropout_p = 1. Call it inside a task, too. */
-double attn_kept_factor(double dropout_p);
-
 /* Checks that dropout_p is a probability, and that 32-bit counters suffice for the rows and keys. */
 attn_status attn_check_dropout(double dropout_p, ptrdiff_t units, ptrdiff_t queries, ptrdiff_t keys, attn_error *error);
 

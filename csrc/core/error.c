@@ -18,8 +18,8 @@ attn_status attn_fail(attn_error *error, attn_status status, const char *format,
 const char *attn_shape_text(int axes, const ptrdiff_t *shape)
 {
     static _Thread_local char buffers[4][128];
-    static _Thread_local unsigned turn;
-    char *text = buffers[turn++ % 4], *end = text + sizeof buffers[0], *at = text;
+    static _Thread_local unsigned next;
+    char *text = buffers[next++ % 4], *end = text + sizeof buffers[0], *at = text;
 
     at += snprintf(at, (size_t)(end - at), "(");
     for (int i = 0; i < axes && end - at > 32; i++)

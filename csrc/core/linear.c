@@ -54,26 +54,36 @@ typedef struct {
     const attn_product *product;
     const attn_kernels *kernels;
     product_form form;
-    ptrdiff_t step;       /* features multiplied at a time, and stored */
-    int nr;               /* (features, inner): features processed together */
-    ptrdiff_t kc;         /* inner elements per pass over them */
+
+    /* x, in blocks of rows and chunks of blocks */
     ptrdiff_t block_rows; /* at most; not in LANES */
     ptrdiff_t blocks, blocks_per_chunk, chunks;
+    int packs_x;                      /* rows are packed or copied before they are multiplied */
+    int copy_x;                       /* it can't be read in place; LANES copies each row before it is packed */
+    ptrdiff_t x_row;                  /* row stride of copies, in bytes: an odd number of cache lines */
+    ptrdiff_t pack_inner, pack_parts; /* inner elements packed at a time; such parts of a block */
+
+    /* the weight and the bias */
+    ptrdiff_t step; /* features multiplied at a time, and stored */
+    int nr;         /* DECODE, LANES: features processed together */
+    ptrdiff_t kc;   /* DECODE, LANES: inner elements per pass over them */
+    int copy_weight;
+    ptrdiff_t weight_size; /* bytes of an element */
+    ptrdiff_t weight_row;  /* DECODE, LANES: row stride of copies, as x_row */
+    int prefetch;          /* ATTN_FROM_MEMORY, ATTN_TO_L1. From a cache L2 is near enough */
+    const void *bias;      /* reals */
+
+    /* tasks */
     int by_chunks; /* a task is a chunk times a part of the features, or else such a part of the current chunk */
     ptrdiff_t feature_blocks, features_per_task, feature_parts, tasks; /* features_per_task is in blocks */
-    ptrdiff_t pack_inner, pack_parts; /* inner elements packed at a time; such parts of a block */
-    ptrdiff_t folds, fold_tasks;      /* STREAM: folds that workers share out, or 0; the tasks that sum them */
-    int prefetch;                     /* of the weight: ATTN_FAR, ATTN_TO_L1. From a cache L2 is near enough */
-    int packs_x;                      /* rows are packed or copied before they are multiplied */
-    int copy_x, copy_weight; /* x can't be read in place, and LANES copies each row before it is packed; the weight */
-    ptrdiff_t weight_size;   /* bytes of an element */
-    const void *bias;        /* reals */
-    ptrdiff_t skew;          /* bytes from a cache line's start to the sums: the same as the weight's */
-    ptrdiff_t x_row, weight_row; /* row strides of copies, in bytes: an odd number of cache lines */
-    ptrdiff_t panel_row;         /* row stride of a panel, in reals; 0: lanes hold rows */
+    ptrdiff_t folds, fold_tasks; /* STREAM: folds that workers share out, or 0; the tasks that sum them */
+    ptrdiff_t chunk;             /* the current one, unless by_chunks */
+    ptrdiff_t done;              /* tasks that later ones wait for; atomic */
+
+    /* memory */
+    ptrdiff_t panel_row; /* row stride of a panel, in reals; 0: lanes hold rows */
+    ptrdiff_t skew;      /* STREAM: bytes from a cache line's start to the sums: the same as the weight's */
     size_t block_bytes, panel_bytes, weight_bytes, row_bytes, stored_bytes, bias_bytes, fold_bytes, worker_bytes;
-    ptrdiff_t chunk; /* the current one, unless by_chunks */
-    ptrdiff_t done;  /* tasks that later ones wait for; atomic */
     char *packed, *sums, *scratch;
 } linear_plan;
 
@@ -136,33 +146,33 @@ static void cut_out_in(linear_plan *plan)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
-    const int few = p->rows <= k->decode_rows;
-    const size_t size = (size_t)k->size, rows = few ? (size_t)p->rows : (size_t)k->width;
-    plan->form = few ? DECODE : LANES;
+    const int decode = p->rows <= k->decode_rows;
+    const size_t size = (size_t)k->size, rows = decode ? (size_t)p->rows : (size_t)k->width;
+    plan->form = decode ? DECODE : LANES;
     plan->block_rows = ATTN_MAX_WIDTH;
     plan->step = FEATURES;
     plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
     /* the decode kernels take one step from row to row, and rows that do not share sets of the cache */
-    plan->packs_x = !few || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
-    plan->row_bytes = plan->copy_x && !few ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
+    plan->packs_x = !decode || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
+    plan->row_bytes = plan->copy_x && !decode ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->copy_weight =
-        !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!few && attn_is_half(p->weight_dtype));
-    plan->blocks = few ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
+        !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!decode && attn_is_half(p->weight_dtype));
+    plan->blocks = decode ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
     plan->block_bytes =
-        plan->packs_x ? attn_saturating_mul(rows, few ? (size_t)plan->x_row : (size_t)p->inner * size) : 0;
+        plan->packs_x ? attn_saturating_mul(rows, decode ? (size_t)plan->x_row : (size_t)p->inner * size) : 0;
 
     /* a single block of rows shares nothing with others: rows of the weight are then read whole, in memory order. For
      * 16 rows of 768 to 30,000 features this takes 7.5 ms instead of 9.5 (Zen 4, one thread) */
     const size_t used = attn_saturating_mul(attn_padded(attn_saturating_mul((size_t)p->rows, size)), (size_t)p->inner);
     const int in_order = unit_stride(p->weight_column, p->inner, plan->weight_size);
-    const int alone = !few && plan->blocks == 1 && in_order && used <= NEAR_BYTES;
+    const int alone = !decode && plan->blocks == 1 && in_order && used <= NEAR_BYTES;
     plan->nr = alone ? NR : FEATURES;
-    plan->kc = alone || few ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
+    plan->kc = alone || decode ? p->inner : attn_min(p->inner, ATTN_FOLD_FEATURES);
 
     plan->weight_row = copied_row(plan->kc, k->size);
     plan->weight_bytes = plan->copy_weight ? attn_saturating_mul((size_t)plan->weight_row, (size_t)plan->nr) : 0;
-    plan->panel_row = few ? FEATURES : 0;
-    plan->panel_bytes = FEATURES * (few ? (size_t)k->decode_rows : (size_t)k->width) * size;
+    plan->panel_row = decode ? FEATURES : 0;
+    plan->panel_bytes = FEATURES * (decode ? (size_t)k->decode_rows : (size_t)k->width) * size;
 }
 
 static ptrdiff_t stream_step(const attn_product *p, int size)
@@ -185,10 +195,10 @@ static void cut_blocks(linear_plan *plan, ptrdiff_t block_rows)
 }
 
 /* Whether so few rows are multiplied with a weight (inner, features) that reading it takes the time. */
-static int is_few(const linear_plan *plan)
+static int is_gemv(const linear_plan *plan)
 {
     const attn_kernels *k = plan->kernels;
-    return plan->product->rows <= (plan->prefetch & ATTN_FAR ? k->gemv_rows : k->gemv_rows * 2 / 3);
+    return plan->product->rows <= (plan->prefetch & ATTN_FROM_MEMORY ? k->gemv_rows : k->gemv_rows * 2 / 3);
 }
 
 static void cut_in_out(linear_plan *plan)
@@ -196,20 +206,20 @@ static void cut_in_out(linear_plan *plan)
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
-    /* A weight of a few whole vectors is read in place, unless its rows are far apart: packed, it would look the same,
+    /* A weight of a streams whole vectors is read in place, unless its rows are far apart: packed, it would look the same,
      * or be wider. Many rows pay for packing whole panels of four vectors. */
     const int packing_pays = p->rows > ATTN_MAX_WIDTH && p->features % (4 * k->lanes) == 0;
     const ptrdiff_t apart = p->weight_column < 0 ? -p->weight_column : p->weight_column;
     const int narrow = p->features <= 8 * k->lanes && p->features % k->lanes == 0 && !packing_pays &&
                        apart <= 2 * p->features * k->size && p->weight_dtype == p->dtype;
-    const int few = narrow || is_few(plan);
-    plan->form = few ? STREAM : TILES;
-    plan->step = few ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
+    const int streams = narrow || is_gemv(plan);
+    plan->form = streams ? STREAM : TILES;
+    plan->step = streams ? stream_step(p, k->size) : ATTN_TILE_FEATURES;
     plan->packs_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x)) || p->x.ndim > 2;
-    plan->panel_row = few ? plan->step + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
+    plan->panel_row = streams ? plan->step + ATTN_ALIGNMENT / k->size : ATTN_TILE_FEATURES;
     cut_blocks(plan, ATTN_MAX_WIDTH);
-    plan->skew = few ? (ptrdiff_t)((uintptr_t)p->weight / (size_t)plan->weight_size * size % ATTN_ALIGNMENT) : 0;
-    plan->weight_bytes = few ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
+    plan->skew = streams ? (ptrdiff_t)((uintptr_t)p->weight / (size_t)plan->weight_size * size % ATTN_ALIGNMENT) : 0;
+    plan->weight_bytes = streams ? 0 : 2 * TILE_REALS * size; /* one tile in use, one being packed */
 }
 
 static void cut_rows(const attn_product *p, linear_plan *plan)
@@ -220,7 +230,7 @@ static void cut_rows(const attn_product *p, linear_plan *plan)
         attn_saturating_mul(attn_saturating_mul((size_t)p->features, (size_t)weight_size), (size_t)p->inner);
     *plan = (linear_plan){.product = p,
                           .kernels = k,
-                          .prefetch = weight > NEAR_WEIGHT ? ATTN_FAR | attn_prefetch_flags() : 0,
+                          .prefetch = weight > NEAR_WEIGHT ? ATTN_FROM_MEMORY | attn_prefetch_flags() : 0,
                           .weight_size = weight_size,
                           .bias = p->bias,
                           .x_row = copied_row(p->inner, k->size)};
@@ -255,7 +265,7 @@ static void cut_folds(linear_plan *plan, int workers)
 {
     const attn_product *p = plan->product;
     const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
-    if (plan->form != STREAM || !is_few(plan) || plan->by_chunks || folds < 2 || p->features > plan->step) return;
+    if (plan->form != STREAM || !is_gemv(plan) || plan->by_chunks || folds < 2 || p->features > plan->step) return;
     plan->fold_bytes = (size_t)(p->rows * plan->panel_row * plan->kernels->size);
     if (attn_saturating_mul(plan->fold_bytes, (size_t)folds) > FOLDS_BYTES) return;
     plan->folds = folds;
@@ -267,8 +277,9 @@ static void cut_folds(linear_plan *plan, int workers)
 static int cut_tasks(linear_plan *plan, int num_threads)
 {
     const attn_product *p = plan->product;
-    const int few = plan->form == DECODE || (plan->form == STREAM && is_few(plan)); /* then reading the weight counts */
-    const size_t rows = few ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows;
+    const int gemv =
+        plan->form == DECODE || (plan->form == STREAM && is_gemv(plan)); /* then reading the weight counts */
+    const size_t rows = gemv ? attn_saturating_mul(4, (size_t)p->rows) : (size_t)p->rows;
     const size_t work = attn_saturating_mul(attn_saturating_mul(rows, (size_t)p->inner), (size_t)p->features);
     const int workers = attn_workers(num_threads, work > ATTN_WORTH_THREADS ? (ptrdiff_t)(work / WORKER_WORK) : 1);
     plan->feature_blocks = attn_ceil_div(p->features, FEATURES);
@@ -347,15 +358,16 @@ static void pack(const linear_plan *plan, const worker_memory *w, const row_chun
     void *row[ATTN_MAX_WIDTH];
 
     addresses_of(x, block.row, block.rows, from * stride, row);
+    if (plan->form != LANES && plan->pack_parts == 1) {
+        attn_load_rows(k, x->dtype, block.rows, inner, stride, plan->x_row / k->size, row, packed);
+        return;
+    }
     if (plan->form != LANES) {
         for (int i = 0; i < block.rows; i++)
             k->load_block(element, 1, inner, row[i], 0, stride, inner, packed + i * plan->x_row + from * k->size);
         return;
     }
-    for (int i = 0; plan->copy_x && i < block.rows; i++) {
-        k->load_block(element, 1, inner, row[i], 0, stride, inner, w->rows + i * plan->x_row);
-        row[i] = w->rows + i * plan->x_row;
-    }
+    if (plan->copy_x) attn_load_rows(k, x->dtype, block.rows, inner, stride, plan->x_row / k->size, row, w->rows);
     packed += from * block.vectors * k->lanes * k->size;
     k->pack_queries(block.rows, block.vectors, inner, (const void *const *)row, 1, packed);
 }

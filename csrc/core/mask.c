@@ -89,7 +89,7 @@ void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t
             if (attn_is_finite_at(at, p->value.dtype)) continue;
             const double x = attn_stored_at(at, p->value.dtype);
             for (int s = 0; s < count; s++)
-                add_real(block->part.out, sees[s] * plan->columns + d, size,
+                add_real(block->chunk_state.out, sees[s] * plan->columns + d, size,
                          attn_real_at(weights, sees[s] * step.row + n * step.key, size) * x);
         }
     }

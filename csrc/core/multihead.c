@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "check.h"
 #include "dispatch.h"
 #include "error.h"
 #include "float_state.h"
@@ -240,7 +241,8 @@ static attn_status check_contiguous(const attn_multihead_plan *m, const attn_ten
         step *= size;
     }
     if (!fits || (step != 0 && !contiguous))
-        FAIL("output must be contiguous, of query's dtype and leading axes, with %td features", m->heads.features);
+        FAIL("output must be contiguous, of a dtype that goes with query's and of its leading axes, with %td features",
+             m->heads.features);
     return ATTN_OK;
 }
 
@@ -261,8 +263,16 @@ static attn_status project_all(const attn_multihead_plan *m, attn_error *error)
 static attn_status attend_heads(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights,
                                 attn_error *error)
 {
-    attn_status status;
+    attn_status status = ATTN_OK;
     const attn_args middle = middle_of(m);
+    if (stores(m) && weights.data) { /* before anything is stored */
+        attn_shapes shapes;
+        status = attn_attention_shapes(&middle, &shapes, error);
+        if (status == ATTN_OK)
+            status = attn_check_result("weights", &weights, shapes.weights_ndim, shapes.weights, m->args->query.dtype,
+                                       error);
+        if (status != ATTN_OK) return status;
+    }
     if (stores(m) && (status = attn_cache_append(middle.cache, m->args->cache_first, m->args->cache_count, middle.key,
                                                  middle.value, middle.layout, error)) != ATTN_OK)
         return status;
@@ -304,8 +314,10 @@ attn_status attn_multihead(const attn_multihead_args *args, attn_tensor output, 
     attn_arena arena;
     attn_status status = attn_check_multihead(args, &m, error);
     if (status != ATTN_OK) return status;
-    if (args->out_weight.data == NULL && (status = check_contiguous(&m, &output, error)) != ATTN_OK) return status;
-    if ((status = attn_cut_queries(&m, &output, &weights, error)) != ATTN_OK) return status;
+    status = args->out_weight.data ? attn_check_rows("output", &output, &args->query, out_dim(&m), error)
+                                   : check_contiguous(&m, &output, error);
+    if (status != ATTN_OK) return status;
+    if ((status = attn_cut_queries(&m, &weights, error)) != ATTN_OK) return status;
     const size_t bytes = layout_scratch(&m, NULL);
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "multi-head attention needs %zu bytes of scratch memory", bytes);

@@ -36,8 +36,7 @@ typedef struct attn_queries {
 
 /* Cuts a plan's queries: q and the heads' output then have the size of the longest part. With several parts, this
  * checks all rules: a part could not tell a wrong length from its own. */
-attn_status attn_cut_queries(attn_multihead_plan *plan, const attn_tensor *output, const attn_tensor *weights,
-                             attn_error *error);
+attn_status attn_cut_queries(attn_multihead_plan *plan, const attn_tensor *weights, attn_error *error);
 
 void attn_take_queries(const attn_multihead_plan *plan, attn_tensor output, attn_tensor weights, ptrdiff_t number,
                        attn_queries *part);

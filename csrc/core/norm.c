@@ -40,7 +40,8 @@ static void normalize_row(const norm_job *j, ptrdiff_t n, const row_scratch *scr
     const attn_normalization *p = j->norm;
     const attn_kernels *k = j->kernels;
     const ptrdiff_t columns = p->columns;
-    char *const y_row = attn_row_at(&p->y, n), *const sum_row = p->sum.data ? attn_row_at(&p->sum, n) : NULL;
+    char *const y_row = attn_row_at(&p->y, n);
+    char *const sum_row = p->sum.data && p->residual.data ? attn_row_at(&p->sum, n) : NULL;
     const void *const x = attn_read_row(k, p->x.dtype, columns, attn_row_at(&p->x, n), scratch->first);
     const void *const residual =
         p->residual.data ? attn_read_row(k, p->residual.dtype, columns, attn_row_at(&p->residual, n), scratch->second)

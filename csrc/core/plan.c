@@ -184,7 +184,7 @@ void attn_make_plan(const attn_problem *p, int num_threads, attn_plan *plan)
     plan->copy_values = !is_read_in_place(p, &p->value, p->v_dim, plan->decode) || plan->columns != p->v_dim ||
                         (!plan->decode && lose_lines(k, p->value.row));
     plan->prefetch = attn_prefetch_flags();
-    if (plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS) plan->prefetch |= ATTN_FAR;
+    if (plan->decode && !plan->copy_keys && bytes_of_all_keys(p, plan) > NEAR_KEYS) plan->prefetch |= ATTN_FROM_MEMORY;
     size_scratch(p, plan);
     cut_tasks(p, plan, attn_work(p) > ATTN_WORTH_THREADS ? num_threads : 1);
     cut_chunks(p, plan);
@@ -247,8 +247,8 @@ size_t attn_layout_scratch(const attn_plan *plan, char *memory, attn_task *task)
         block->packed = attn_next_part(memory, &used, plan->packed_bytes);
         block->unscaled =
             plan->decode ? task->query_rows : attn_next_part(memory, &used, unscaled ? plan->packed_bytes : 0);
-        layout_state(plan, memory, &used, &block->part);
-        layout_state(plan, memory, &used, &block->total);
+        layout_state(plan, memory, &used, &block->chunk_state);
+        layout_state(plan, memory, &used, &block->running_state);
         block->mask_tiles = attn_next_part(memory, &used, (size_t)plan->mask_tiles * plan->mask_tile_bytes);
         block->saved_scores = plan->saved_bytes ? attn_next_part(memory, &used, plan->saved_bytes) : NULL;
     }

@@ -18,26 +18,22 @@ static int stays_whole(const attn_multihead_args *args)
            attention->cache != NULL || args->out_weight.data == NULL || attention->query_start > 0;
 }
 
-static attn_status check_all(const attn_multihead_args *args, const attn_tensor *output, const attn_tensor *weights,
-                             attn_error *error)
+static attn_status check_all(const attn_multihead_args *args, const attn_tensor *weights, attn_error *error)
 {
     attn_shapes shapes;
-    attn_status status = attn_multihead_shapes(args, &shapes, error);
-    if (status != ATTN_OK) return status;
-    status = attn_check_rows("output", output, &args->query, args->out_weight.shape[0], error);
+    const attn_status status = attn_multihead_shapes(args, &shapes, error);
     if (status != ATTN_OK) return status;
     return attn_check_result("weights", weights, shapes.weights_ndim, shapes.weights, args->query.dtype, error);
 }
 
-attn_status attn_cut_queries(attn_multihead_plan *m, const attn_tensor *output, const attn_tensor *weights,
-                             attn_error *error)
+attn_status attn_cut_queries(attn_multihead_plan *m, const attn_tensor *weights, attn_error *error)
 {
     const ptrdiff_t length = m->heads.length, rows = attn_count_rows(&m->args->query, 1);
     m->cuts = stays_whole(m->args) ? 1 : attn_count_cuts(rows, length, LEAST, m->args->attention.num_threads);
     if (m->cuts == 1) return ATTN_OK;
     m->joined[K] = 0;
     m->part[Q].length = m->heads.length = attn_cut_of(length, m->cuts, 0).count;
-    return check_all(m->args, output, weights, error);
+    return check_all(m->args, weights, error);
 }
 
 void attn_take_queries(const attn_multihead_plan *m, attn_tensor output, attn_tensor weights, ptrdiff_t number,

@@ -55,7 +55,7 @@ static int heads_look_like_length(const attn_problem *p)
     return p->has_heads && p->heads > 512 && p->q_len <= 64 && p->kv_len > 0 && p->q_len % p->kv_len == 0;
 }
 
-void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *shapes)
+static void shapes_of(const attn_args *args, const attn_problem *p, attn_shapes *shapes)
 {
     const int n = p->batch_axes, length_first = p->has_heads && args->layout == ATTN_LAYOUT_BSHD;
     const size_t batch_bytes = (size_t)n * sizeof *p->batch_shape;
@@ -74,6 +74,11 @@ void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *sh
     shapes->output[shapes->ndim - 1] = p->v_dim;
     shapes->weights[shapes->weights_ndim - 2] = shapes->lse[shapes->lse_ndim - 1] = p->q_len;
     shapes->weights[shapes->weights_ndim - 1] = p->kv_len;
+}
+
+void attn_describe(const attn_args *args, const attn_problem *p, attn_shapes *shapes)
+{
+    shapes_of(args, p, shapes);
     shapes->mask_looks_like_ones = looks_like_ones(p, ATTN_MASK);
     shapes->padding_looks_like_ones = looks_like_ones(p, ATTN_PADDING);
     shapes->heads_look_like_length = heads_look_like_length(p);
@@ -108,7 +113,7 @@ attn_status attn_check_results(const attn_args *args, const attn_problem *p, con
 {
     attn_shapes want;
     attn_status status;
-    attn_describe(args, p, &want);
+    shapes_of(args, p, &want);
     if ((status = attn_check_result("output", output, want.ndim, want.output, args->query.dtype, error)) != ATTN_OK)
         return status;
     status = attn_check_result("weights", weights, want.weights_ndim, want.weights, args->query.dtype, error);
@@ -126,7 +131,7 @@ attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output,
     const ptrdiff_t size = attn_size_of_real(output->dtype);
 
     if (output->data == NULL || size == 0 || attn_computed(output->dtype) != p->dtype)
-        FAIL("output must be given, in query's dtype");
+        FAIL("output must be given, in a dtype that goes with query's");
     const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
     if (written && p->v_dim > 1 && attn_stride_of(output, 1) != size) FAIL("output's last axis must be contiguous");
     if (written && weights->data != NULL && p->kv_len > 1 &&

@@ -5,6 +5,7 @@
 
 #include "attend.h"
 #include "dispatch.h"
+#include "stored.h"
 
 static ptrdiff_t clamp(ptrdiff_t x, ptrdiff_t low, ptrdiff_t high) { return x < low ? low : x > high ? high : x; }
 
@@ -60,8 +61,8 @@ static void limit_row(const attn_operand *limits, const void *pair, ptrdiff_t *f
 {
     const int64_t from = *(const int64_t *)pair;
     const int64_t to = *(const int64_t *)(const void *)((const char *)pair + limits->column);
-    if (from > *first) *first = (ptrdiff_t)from;
-    if (to < *last) *last = (ptrdiff_t)to;
+    if (from > *first) *first = from < *last ? (ptrdiff_t)from : *last;
+    if (to < *last) *last = to > 0 ? (ptrdiff_t)to : 0;
     if (*first >= *last) *first = *last = 0;
 }
 
@@ -112,11 +113,8 @@ static void query_rows(const attn_task *task, attn_block *block, void **query)
     const attn_kernels *k = plan->kernels;
     row_addresses(task, &p->query, block, query);
     if (!plan->gather_queries) return;
-    for (int r = 0; r < block->rows; r++) {
-        char *to = (char *)task->query_rows + (ptrdiff_t)r * plan->features * k->size;
-        k->load_block((attn_element)p->query.dtype, 1, p->head_dim, query[r], 0, p->query.column, plan->features, to);
-        query[r] = to;
-    }
+    attn_load_rows(k, p->query.dtype, block->rows, p->head_dim, p->query.column, plan->features, query,
+                   task->query_rows);
     if (plan->score->prepare_queries) plan->score->prepare_queries(task, block, query);
 }
 
@@ -139,7 +137,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     block->row = segment * plan->row_segment + from;
     block->rows = (int)(to - from);
     block->vectors = plan->decode ? 0 : (int)attn_ceil_div(block->rows, k->lanes);
-    block->part_begun = block->total_begun = block->masked = 0;
+    block->chunk_begun = block->running_begun = block->masked = 0;
 
     /* 2. visible keys */
     limit_block(task, block);
@@ -169,7 +167,7 @@ static double natural_log(double top, double sum, double most)
 
 static void store_lse(const attn_problem *p, const attn_block *block, int r, void *lse)
 {
-    const attn_state *state = &block->total;
+    const attn_state *state = &block->running_state;
     double y;
     if (p->dtype == ATTN_F32)
         y = natural_log((double)((const float *)state->maximum)[r], (double)((const float *)state->sum)[r], FLT_MAX);
@@ -229,7 +227,7 @@ static void find_nonfinite(attn_task *task)
 {
     const attn_problem *p = task->plan->problem;
     ptrdiff_t *first = task->nonfinite_keys, *last = first + p->v_dim, from, to;
-    attn_visible_span(task, &from, &to);
+    attn_visible_keys(task, &from, &to);
     for (ptrdiff_t d = 0; d < p->v_dim; d++) first[d] = last[d] = -1;
     for (ptrdiff_t key = from; key < attn_min(to, task->key_length); key++) {
         const char *row = attn_value_at(task, key);
@@ -291,7 +289,7 @@ static int stays_nonfinite(attn_task *task, const attn_block *block, int r, cons
 {
     const int size = task->plan->kernels->size;
     ptrdiff_t shown = block->first[r], ends[2];
-    if (isnan(attn_real_at(block->total.sum, r, size))) return 1;
+    if (isnan(attn_real_at(block->running_state.sum, r, size))) return 1;
     visible_ends(task, block, r, ends);
     for (ptrdiff_t d = 0; d < task->plan->problem->v_dim; d++) {
         const double y = attn_real_at(output, d, size);
@@ -305,12 +303,26 @@ static int stays_nonfinite(attn_task *task, const attn_block *block, int r, cons
     return 1;
 }
 
-/* Gives every NaN of an output row the same bits, which otherwise may be those of a NaN that is masked. */
-static void unify_nans(const attn_plan *plan, void *output)
+/* Gives every NaN of an output row the same bits, which otherwise may be those of a NaN that is masked; infinities
+ * become such NaN, too, if the row is redone. */
+static void mark_nonfinite(const attn_plan *plan, void *output, int is_redone)
 {
     const int size = plan->kernels->size;
-    for (ptrdiff_t d = 0; d < plan->problem->v_dim; d++)
-        if (isnan(attn_real_at(output, d, size))) attn_put_real(output, d, size, (double)NAN);
+    for (ptrdiff_t d = 0; d < plan->problem->v_dim; d++) {
+        const double y = attn_real_at(output, d, size);
+        if (is_redone ? !isfinite(y) : isnan(y)) attn_put_real(output, d, size, (double)NAN);
+    }
+}
+
+/* Takes from the row in memory what was right the first time: all but the NaN. Values that were scaled down for the
+ * other columns may have lost it. */
+static void keep_finite(const attn_plan *plan, const char *stored, void *output)
+{
+    const attn_dtype dtype = plan->problem->output.dtype;
+    for (ptrdiff_t d = 0; d < plan->problem->v_dim; d++) {
+        const double y = attn_stored_at(stored + d * attn_size_of_real(dtype), dtype);
+        if (!isnan(y)) attn_put_real(output, d, plan->kernels->size, y);
+    }
 }
 
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
@@ -318,29 +330,36 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const int rounds = attn_is_half(p->output.dtype);
+    const ptrdiff_t row_bytes = p->v_dim * plan->kernels->size;
     void *output[ATTN_MAX_WIDTH], *stored[ATTN_MAX_WIDTH];
 
-    if (!block->total_begun) memset(block->total.sum, 0, (size_t)(block->rows * plan->kernels->size));
+    if (!block->running_begun) memset(block->running_state.sum, 0, (size_t)(block->rows * plan->kernels->size));
     if (p->lse.data) {
         row_addresses(task, &p->lse, block, output);
         for (int r = 0; r < block->rows; r++) store_lse(p, block, r, output[r]);
     }
     row_addresses(task, &p->output, block, stored);
-    for (int r = 0; r < block->rows; r++) { /* rounded from a state that is not needed now */
-        void *unrounded = (char *)block->part.out + (size_t)(r * plan->columns * plan->kernels->size);
-        output[r] = !(rows >> r & 1) ? NULL : rounds ? unrounded : stored[r];
+    for (int r = 0; r < block->rows; r++) { /* aside: in a state that is not needed now */
+        void *aside = (char *)block->chunk_state.out + (size_t)(r * plan->columns * plan->kernels->size);
+        output[r] = !(rows >> r & 1) ? NULL : rounds || task->redoes ? aside : stored[r];
     }
     const int is_mean =
         task->factor != 1 && task->keep_prob == 1; /* of values that were made small, and nothing dropped */
-    uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->total, plan->columns,
+    uint64_t nonfinite = plan->kernels->finish_rows(block->rows, p->v_dim, &block->running_state, plan->columns,
                                                     task->factor * task->keep_prob, is_mean, p->empty, output);
     for (int r = 0; nonfinite >> r != 0 && r < block->rows; r++) {
         if (!(nonfinite >> r & 1)) continue;
-        unify_nans(plan, output[r]);
-        if (stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+        if (task->factor != 1 || stays_nonfinite(task, block, r, output[r])) nonfinite &= ~((uint64_t)1 << r);
+        mark_nonfinite(plan, output[r], nonfinite >> r & 1);
     }
-    for (int r = 0; rounds && r < block->rows; r++)
-        if (output[r] != NULL) plan->kernels->store_row((attn_element)p->output.dtype, p->v_dim, output[r], stored[r]);
+    for (int r = 0; (rounds || task->redoes) && r < block->rows; r++) {
+        if (output[r] == NULL) continue;
+        if (task->redoes) keep_finite(plan, stored[r], output[r]);
+        if (rounds)
+            plan->kernels->store_row((attn_element)p->output.dtype, p->v_dim, output[r], stored[r]);
+        else
+            memcpy(stored[r], output[r], (size_t)row_bytes);
+    }
     return nonfinite;
 }
 
@@ -354,11 +373,11 @@ static void write_weights(const attn_task *task, const attn_block *block, void *
         const attn_saved_scores *saved = attn_saved_scores_of(plan, block, n);
         const ptrdiff_t keys = attn_min(kv_len - n * ATTN_BLOCK_KEYS, ATTN_BLOCK_KEYS);
         if (saved->keys > 0 && plan->decode)
-            plan->kernels->decode_weights(block->rows, saved->keys, saved->weights, saved->seen, &block->total,
+            plan->kernels->decode_weights(block->rows, saved->keys, saved->weights, saved->seen, &block->running_state,
                                           task->keep_prob, row);
         else if (saved->keys > 0)
             plan->kernels->weights_block(block->vectors, block->rows, saved->keys, saved->weights, saved->seen,
-                                         &block->total, task->keep_prob, row);
+                                         &block->running_state, task->keep_prob, row);
         for (int r = 0; r < block->rows; r++) {
             memset((char *)row[r] + (ptrdiff_t)saved->keys * size, 0, (size_t)((keys - saved->keys) * size));
             row[r] = (char *)row[r] + keys * size;

@@ -52,20 +52,20 @@ static void normalise_queries(const attn_task *task, attn_block *block, void **q
 /* Distances: distance.inc.h -----------------------------------------------------------------------------------------
  */
 
-static void size_keys(const attn_task *task, attn_key_block *key, int keys)
+static void norm_keys(const attn_task *task, attn_key_block *key, int keys)
 {
     const attn_plan *plan = task->plan;
-    key->largest = plan->kernels->distance_keys(keys, plan->problem->head_dim, plan->features,
-                                                attn_factor_of(plan->problem), task->key_copy);
+    key->max_norm = plan->kernels->distance_keys(keys, plan->problem->head_dim, plan->features,
+                                                 attn_factor_of(plan->problem), task->key_copy);
 }
 
 /* Distances need queries unscaled, packed here, and scaled: afterwards `query` points to the scaled rows. */
-static void size_queries(const attn_task *task, attn_block *block, void **query)
+static void norm_queries(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
     const attn_kernels *k = plan->kernels;
-    block->largest = k->distance_queries(block->rows, plan->problem->head_dim, plan->features,
-                                         attn_factor_of(plan->problem), task->query_rows, task->scaled_queries);
+    block->max_norm = k->distance_queries(block->rows, plan->problem->head_dim, plan->features,
+                                          attn_factor_of(plan->problem), task->query_rows, task->scaled_queries);
     if (!plan->decode)
         k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, 1, block->unscaled);
     for (int r = 0; r < block->rows; r++)
@@ -76,7 +76,7 @@ static void size_queries(const attn_task *task, attn_block *block, void **query)
  * kernel, which decides them in its own arithmetic. NaN compares as false. */
 static int products_do(const attn_block *block, const attn_key_block *key)
 {
-    return block->largest + key->largest < 0.99 * ATTN_PRODUCT_LIMIT;
+    return block->max_norm + key->max_norm < 0.99 * ATTN_PRODUCT_LIMIT;
 }
 
 static void distance_tile(const attn_task *task, const attn_block *block, const attn_key_block *key, int keys,
@@ -90,7 +90,7 @@ static void distance_tile(const attn_task *task, const attn_block *block, const 
         return;
     }
     product_tile(task, block, key, keys, &attn_no_epilogue, scores);
-    memcpy(task->maximum, block->part.maximum, (size_t)(block->vectors * k->lanes * k->size));
+    memcpy(task->maximum, block->chunk_state.maximum, (size_t)(block->vectors * k->lanes * k->size));
     k->distance_block(block->vectors, keys, p->head_dim, block->unscaled, key->data, key->stride, attn_factor_of(p),
                       epilogue, scores, task->maximum);
 }
@@ -154,8 +154,8 @@ const attn_score_function attn_score_functions[] = {
                              .extra_features = 2,
                              .unscaled = 1,
                              .transposes = 1,
-                             .prepare_keys = size_keys,
-                             .prepare_queries = size_queries,
+                             .prepare_keys = norm_keys,
+                             .prepare_queries = norm_queries,
                              .tile = distance_tile,
                              .decode = decode_distances},
     [ATTN_SCORE_ADDITIVE] = {.scale = 1, .transposes = 1, .tile = additive_tile, .decode = decode_additive},

@@ -41,7 +41,12 @@ static inline const void *attn_read_row(const attn_kernels *k, attn_dtype dtype,
     return attn_read_strided(k, dtype, count, from, attn_size_of_real(dtype), scratch);
 }
 
-/* The same, by a thread that is in no task. */
+/* Rows at any addresses as contiguous numbers to compute with, `padded` of them apart in `to`, where `row` then points.
+ * Rows that are equally far apart are read together: where their columns are contiguous, vectors are transposed. */
+void attn_load_rows(const attn_kernels *k, attn_dtype dtype, int rows, ptrdiff_t columns, ptrdiff_t column_step,
+                    ptrdiff_t padded, void **row, void *to);
+
+/* The same as attn_read_row, by a thread that is in no task. */
 static inline const void *attn_read_outside(const attn_kernels *k, attn_dtype dtype, ptrdiff_t count, const void *from,
                                             void *scratch)
 {

@@ -25,7 +25,7 @@ static void topk_row(const topk_job *c, ptrdiff_t row, int worker, attn_job *job
     for (ptrdiff_t from = 0; from < c->n && !attn_should_stop(job, worker); from += PART)
         c->kernels->topk(from, c->n - from < PART ? c->n : from + PART, x, c->k, values, indices);
     for (ptrdiff_t left = c->k; left > 1 && !attn_should_stop(job, worker); left -= PART)
-        c->kernels->order_chosen(left, left - PART, values, indices);
+        c->kernels->topk_order(left, left - PART, values, indices);
 }
 
 static void topk_rows(void *context, ptrdiff_t task, int worker, attn_job *job)

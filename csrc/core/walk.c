@@ -1,3 +1,4 @@
+/* Rows of tensors: counted, merged and checked. See walk.h. */
 #include "walk.h"
 
 #include "arena.h"

@@ -1,4 +1,5 @@
 /* All algorithms for one dtype, and their table. Included twice by each isa_<name>.c. */
+#include "part.inc.h"
 #include "exp2.inc.h"
 #include "rowwise.inc.h"
 #include "embedding.inc.h"
@@ -69,7 +70,7 @@ static const attn_kernels K(kernels) = {
     .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
     .topk = K(topk),
-    .order_chosen = K(order_chosen),
+    .topk_order = K(topk_order),
     .exp2_array = K(exp2_array),
     .activate = K(activate),
     .fma_rounds = K(fma_rounds),

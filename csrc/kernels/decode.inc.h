@@ -124,7 +124,7 @@ ATTN_TEMPLATE void K(decode_edges)(const attn_element element, const int R, cons
 
 /* Multiplies R rows with the keys of a block from n on, in whole sets of G groups of LANES keys. Returns the first key
  * not done. */
-ATTN_TEMPLATE int K(decode_groups)(const attn_element element, const int R, const int G, int n, int keys,
+ATTN_TEMPLATE int K(decode_vectors)(const attn_element element, const int R, const int G, int n, int keys,
                                    ptrdiff_t head_dim, const real *query, ptrdiff_t query_stride, const char *key,
                                    ptrdiff_t key_stride, const char *next, int prefetch, real *scores)
 {
@@ -205,7 +205,7 @@ typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query,
                                                    ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,      \
                                                    const char *next, int prefetch, real *scores)                       \
     {                                                                                                                  \
-        return K(decode_groups)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next,          \
+        return K(decode_vectors)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next,          \
                                 prefetch, scores);                                                                     \
     }
 #define SINGLE(NAME, ELEMENT)                                                                                          \
@@ -230,7 +230,7 @@ DECODE_GROUPS(own, OWN, 4, 2)
 static inline int K(row_waits)(int rows, int prefetch, ptrdiff_t head_dim)
 {
     enum { WIDE = LANES * sizeof(real) == 64, FROM = 128, BELOW = 512 };
-    return WIDE && rows == 1 && (prefetch & ATTN_FAR) && head_dim >= FROM && head_dim < BELOW;
+    return WIDE && rows == 1 && (prefetch & ATTN_FROM_MEMORY) && head_dim >= FROM && head_dim < BELOW;
 }
 
 static void K(decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,

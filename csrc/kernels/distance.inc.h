@@ -13,7 +13,7 @@
  */
 
 /* Stores a row's size after its features. Returns the larger of |size| and `most`, or NaN. */
-static inline double K(put_size)(ptrdiff_t dim, double factor, real *row, double most)
+static inline double K(put_neg_sq_norm)(ptrdiff_t dim, double factor, real *row, double most)
 {
     row[dim] = (real)(-factor * K(sum_of_squares)(dim, row, 1));
     const double size = fabs((double)row[dim]);
@@ -28,7 +28,7 @@ static double K(distance_keys)(int keys, ptrdiff_t dim, ptrdiff_t stride, double
     double most = 0;
     for (int n = 0; n < keys; n++) {
         real *row = (real *)key + n * stride;
-        most = K(put_size)(dim, factor, row, most);
+        most = K(put_neg_sq_norm)(dim, factor, row, most);
         row[dim + 1] = 1;
     }
     return most;
@@ -43,7 +43,7 @@ static double K(distance_queries)(int rows, ptrdiff_t dim, ptrdiff_t stride, dou
     double most = 0;
     for (int i = 0; i < rows; i++) {
         real *row = (real *)query + i * stride, *out = (real *)scaled + i * stride;
-        most = K(put_size)(dim, factor, row, most);
+        most = K(put_neg_sq_norm)(dim, factor, row, most);
         for (ptrdiff_t d = 0; d < dim; d++) out[d] = (real)((double)row[d] * (2 * factor));
         out[dim] = 1;
         out[dim + 1] = row[dim];
@@ -77,14 +77,14 @@ ATTN_TEMPLATE vec K(distance_rows)(const int R, ptrdiff_t features, const real *
                                    const real *row, ptrdiff_t row_stride, real factor, const real *bias,
                                    const K(lane_limits) * limits, int n, real *scores, vec best)
 {
-    const vec lane_size = V(load)(packed + features * width);
+    const vec lane_norm = V(load)(packed + features * width);
     const vec limit = V(splat)((real)ATTN_PRODUCT_LIMIT * (real)ATTN_PRODUCT_LIMIT);
     vec score[R], sum[R], missing = V(splat)(0);
 
     /* 1. the product form where it is accurate enough, else NaN. A size has the sign of -factor: compare squares. */
     ATTN_UNROLL for (int r = 0; r < R; r++)
     {
-        const vec size = V(add)(V(splat)(row[r * row_stride + features]), lane_size);
+        const vec size = V(add)(V(splat)(row[r * row_stride + features]), lane_norm);
         const vec_mask near = V(lt)(V(mul)(size, size), limit);
         score[r] = V(select)(near, V(load)(scores + r * width), V(splat)(NAN));
         missing = V(add)(missing, score[r]);

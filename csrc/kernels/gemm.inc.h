@@ -2,9 +2,9 @@
  * chain of fma as in score_block, from zero over ATTN_FOLD_FEATURES inner elements: the memory order changes no bit.
  */
 
-/* R rows times G rows of the weight, for one vector of features. x has been read (`kept`), or has stride 8. */
-ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const int G, const int keeps,
-                                  const int whole, int count, const real *x, const vec (*kept)[8], const char *weight,
+/* R rows times G rows of the weight, for one vector of features. x has been read (`splats`), or has stride 8. */
+ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const int G, const int has_splats,
+                                  const int whole, int count, const real *x, const vec (*splats)[8], const char *weight,
                                   ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride)
 {
     vec sum[8];
@@ -15,27 +15,27 @@ ATTN_TEMPLATE void K(gemv_vector)(const attn_element element, const int R, const
         const char *at = weight + g * weight_step;
         const vec w = whole ? K(load_elements)(element, at) : K(load_first_elements)(element, at, count);
         ATTN_UNROLL for (int r = 0; r < R; r++) sum[r] =
-            V(fma)(keeps ? kept[r][g] : V(splat)(x[8 * r + g]), w, sum[r]);
+            V(fma)(has_splats ? splats[r][g] : V(splat)(x[8 * r + g]), w, sum[r]);
     }
     ATTN_UNROLL for (int r = 0; r < R; r++) K(store_part)(whole, count, part + r * stride, sum[r]);
 }
 
 /* The same for all features: the weight's rows are read side by side as G streams, and the unfinished sums wait in
  * `part`. Nothing is transposed. Meanwhile `lines` cache lines per vector are prefetched. */
-ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int keeps,
+ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const int G, const int has_splats,
                                  ptrdiff_t features, const real *x, ptrdiff_t x_stride, const char *weight,
                                  ptrdiff_t weight_step, int begins, real *part, ptrdiff_t stride,
                                  K(prefetch_cursor) * ahead, int lines, int to_l1)
 {
     const ptrdiff_t size = K(element_size)(element), head = K(before_line)(size, weight, weight_step, features);
     K(prefetch_cursor) cursor = *ahead;
-    vec kept[4][8];
-    if (keeps)
+    vec splats[4][8];
+    if (has_splats)
         ATTN_UNROLL for (int r = 0; r < R; r++)
-            ATTN_UNROLL for (int g = 0; g < G; g++) kept[r][g] = V(splat)(x[r * x_stride + g]);
+            ATTN_UNROLL for (int g = 0; g < G; g++) splats[r][g] = V(splat)(x[r * x_stride + g]);
     ptrdiff_t n = head;
 #define VECTOR(WHOLE, COUNT, AT, BEGINS)                                                                               \
-    K(gemv_vector)(element, R, G, keeps, (WHOLE), (COUNT), x, kept, weight + (AT) * size, weight_step, (BEGINS),       \
+    K(gemv_vector)(element, R, G, has_splats, (WHOLE), (COUNT), x, splats, weight + (AT) * size, weight_step, (BEGINS),       \
                    part + (AT), stride)
 #define FETCH(TO_L1)                                                                                                   \
     do {                                                                                                               \
@@ -87,13 +87,13 @@ GEMV_ROWS(gemv_read, OWN, 5, 0)
 GEMV_ROWS(gemv_read, OWN, 6, 0)
 GEMV_ROWS(gemv_read, OWN, 7, 0)
 GEMV_ROWS(gemv_read, OWN, 8, 0)
-#define KEPT(NAME, ELEMENT)                                                                                            \
+#define WITH_SPLATS(NAME, ELEMENT)                                                                                            \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 1, 1)                                                                              \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 2, 1)                                                                              \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 3, 1)                                                                              \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 4, 1)
-EACH_STORED(KEPT)
-#undef KEPT
+EACH_STORED(WITH_SPLATS)
+#undef WITH_SPLATS
 #undef GEMV_ROWS
 
 /* Whole vectors of up to eight, whose sums stay in registers; returns the number of features. */
@@ -118,12 +118,12 @@ static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t feature
                     const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,
                     ptrdiff_t out_stride)
 {
-#define KEPT(NAME, ELEMENT) {K(gemv_##NAME##_1), K(gemv_##NAME##_2), K(gemv_##NAME##_3), K(gemv_##NAME##_4)},
-    static K(gemv_rows) *const keeping[][4] = {EACH_STORED(KEPT)};
-#undef KEPT
+#define WITH_SPLATS(NAME, ELEMENT) {K(gemv_##NAME##_1), K(gemv_##NAME##_2), K(gemv_##NAME##_3), K(gemv_##NAME##_4)},
+    static K(gemv_rows) *const with_splats[][4] = {EACH_STORED(WITH_SPLATS)};
+#undef WITH_SPLATS
     static K(gemv_rows) *const read[] = {K(gemv_read_3), K(gemv_read_4), K(gemv_read_5),
                                          K(gemv_read_6), K(gemv_read_7), K(gemv_read_8)};
-    K(gemv_rows) *const *kept = keeping[K(stored)(element)];
+    K(gemv_rows) *const *by_rows = with_splats[K(stored)(element)];
     const ptrdiff_t size = K(element_size)(element), step = weight_stride * size;
     const ptrdiff_t done =
         K(gemv_narrow)(element, rows, inner, features, x, x_stride, weight, weight_stride, begins, out, out_stride);
@@ -131,7 +131,7 @@ static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t feature
     weight = (const char *)weight + done * size;
     out = (real *)out + done;
     features -= done;
-    const int fetches = (prefetch & ATTN_FAR) && (rows > 2 || element != OWN);
+    const int fetches = (prefetch & ATTN_FROM_MEMORY) && (rows > 2 || element != OWN);
     const int reads = VEC_ACCUMULATORS >= 24 && element == OWN && fetches && rows <= 8;
     const int groups = reads ? 1 : (rows + 3) / 4, some_lines = (int)(8 * LANES * size) / 64;
     const int lines = fetches ? (some_lines + groups - 1) / groups : 0;
@@ -145,7 +145,7 @@ static void K(gemv)(attn_element element, int rows, int inner, ptrdiff_t feature
             const real *from = (const real *)x + i * x_stride + n;
             if (reads)
                 for (int r = 0; r < some; r++) memcpy(near[r], from + r * x_stride, (size_t)streams * sizeof(real));
-            (reads ? read[some - 3] : kept[some - 1])(streams, features, reads ? near[0] : from, x_stride, at,
+            (reads ? read[some - 3] : by_rows[some - 1])(streams, features, reads ? near[0] : from, x_stride, at,
                                                       step, n == 0, (real *)part + i * out_stride, out_stride, &ahead,
                                                       lines, prefetch & ATTN_TO_L1);
         }

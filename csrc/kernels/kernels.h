@@ -1,7 +1,7 @@
 /* The kernels: everything that is compiled once per instruction set.
  *
- * Kernels work on tiles: no allocation, no threads, no Python, no errors. All float arrays of one table have its dtype,
- * `real` below, and are passed as void *; strides count elements unless their name says bytes. The result of a row
+ * Kernels work on tiles: no allocation, no threads, no Python, no errors. Float arrays have the dtype of their table,
+ * `real` below, unless an attn_element names another; strides count elements unless their name says bytes. The result of a row
  * depends neither on other rows nor on the vector width: all tables are bit-identical (except `scalar`, which lacks
  * fused multiply-add).
  *
@@ -107,7 +107,7 @@ typedef struct {
 
 /* How keys or a weight are prefetched. */
 enum {
-    ATTN_FAR = 1,  /* they probably come from memory, not from a cache */
+    ATTN_FROM_MEMORY = 1,  /* they probably come from memory, not from a cache */
     ATTN_TO_L1 = 2 /* into the L1 cache, not L2 */
 };
 
@@ -118,7 +118,8 @@ typedef struct {
     int decode_rows; /* most rows for which the decode layout is faster */
     int gemv_rows;   /* most rows for which gemv is faster than gemm, on a weight from memory */
 
-    /* to (rows, padded) = a block of elements of any dtype and strides, in bytes; columns past `columns` become 0. */
+    /* to (rows, padded) = a block of elements of any dtype and strides, in bytes; columns past `columns` become 0,
+     * those of bools any number. */
     void (*load_block)(attn_element element, int rows, ptrdiff_t columns, const char *from, ptrdiff_t row_step,
                        ptrdiff_t column_step, ptrdiff_t padded, void *to);
 
@@ -177,7 +178,7 @@ typedef struct {
                               void *copy);
 
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
-     * `next` is the block to prefetch; `prefetch`: ATTN_FAR, ATTN_TO_L1. */
+     * `next` is the block to prefetch; `prefetch`: ATTN_FROM_MEMORY, ATTN_TO_L1. */
     void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
                           ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next,
                           int prefetch, void *scores);
@@ -235,7 +236,7 @@ typedef struct {
     /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
      * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
      *
-     * gemv reads the weight in place, in memory's order; `prefetch`: ATTN_FAR, ATTN_TO_L1. `part` is scratch memory
+     * gemv reads the weight in place, in memory's order; `prefetch`: ATTN_FROM_MEMORY, ATTN_TO_L1. `part` is scratch memory
      * of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
     void (*gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
@@ -267,9 +268,9 @@ typedef struct {
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
 
     /* The k largest elements of a row, a part at a time. topk adds elements [from, to) to the heap. At the end,
-     * order_chosen reduces a heap of `from` elements to `to`, with the removed ones in order after it. */
+     * topk_order reduces a heap of `from` elements to `to`, with the removed ones in order after it. */
     void (*topk)(ptrdiff_t from, ptrdiff_t to, const void *x, ptrdiff_t k, void *values, int64_t *indices);
-    void (*order_chosen)(ptrdiff_t from, ptrdiff_t to, void *values, int64_t *indices);
+    void (*topk_order)(ptrdiff_t from, ptrdiff_t to, void *values, int64_t *indices);
 
     /* y = 2^x for x <= 0: at most 2 ULP, denormal results are 0. Every softmax above uses it; exported for tests. */
     void (*exp2_array)(ptrdiff_t n, const void *x, void *y);

@@ -5,19 +5,6 @@
  * level. The variance is computed from x - mean in a second pass, to avoid cancellation.
  */
 
-/* LANES reals, or the first `count` when not whole. */
-ATTN_TEMPLATE vec K(load_part)(const int whole, int count, const real *x)
-{
-    return whole ? V(load)(x) : V(load_first)(x, count);
-}
-ATTN_TEMPLATE void K(store_part)(const int whole, int count, real *y, vec a)
-{
-    if (whole)
-        V(store)(y, a);
-    else
-        V(store_first)(y, count, a);
-}
-
 /* Sum of x, or of (x - shift)^2, over at most row_block elements. */
 ATTN_TEMPLATE real K(sum_block)(const int squares, ptrdiff_t n, const real *x, vec shift)
 {

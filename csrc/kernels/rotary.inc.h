@@ -29,31 +29,19 @@ static void K(rotary_table)(int interleaved, ptrdiff_t pairs, const double *base
 ATTN_TEMPLATE void K(rotate_halves)(const int whole, int n, const real *cosine, const real *sine, const real *a,
                                     const real *b, real *to_a, real *to_b)
 {
-    const vec c = whole ? V(load)(cosine) : V(load_first)(cosine, n),
-              s = whole ? V(load)(sine) : V(load_first)(sine, n);
-    const vec x = whole ? V(load)(a) : V(load_first)(a, n), y = whole ? V(load)(b) : V(load_first)(b, n);
-    const vec rotated_x = V(fma)(x, c, V(mul)(y, V(sub)(V(splat)(0), s))), rotated_y = V(fma)(y, c, V(mul)(x, s));
-    if (whole) {
-        V(store)(to_a, rotated_x);
-        V(store)(to_b, rotated_y);
-    } else {
-        V(store_first)(to_a, n, rotated_x);
-        V(store_first)(to_b, n, rotated_y);
-    }
+    const vec c = K(load_part)(whole, n, cosine), s = K(load_part)(whole, n, sine);
+    const vec x = K(load_part)(whole, n, a), y = K(load_part)(whole, n, b);
+    const vec rotated_y = V(fma)(y, c, V(mul)(x, s));
+    K(store_part)(whole, n, to_a, V(fma)(x, c, V(mul)(y, V(sub)(V(splat)(0), s))));
+    K(store_part)(whole, n, to_b, rotated_y);
 }
 
 /* Rotates n lanes, an even number, as pairs of neighbours. */
 ATTN_TEMPLATE void K(rotate_neighbours)(const int whole, int n, const real *cosine, const real *sine, const real *from,
                                         real *to)
 {
-    const vec c = whole ? V(load)(cosine) : V(load_first)(cosine, n),
-              s = whole ? V(load)(sine) : V(load_first)(sine, n);
-    const vec x = whole ? V(load)(from) : V(load_first)(from, n);
-    const vec rotated = V(fma)(x, c, V(mul)(V(swap_pairs)(x), s));
-    if (whole)
-        V(store)(to, rotated);
-    else
-        V(store_first)(to, n, rotated);
+    const vec c = K(load_part)(whole, n, cosine), s = K(load_part)(whole, n, sine), x = K(load_part)(whole, n, from);
+    K(store_part)(whole, n, to, V(fma)(x, c, V(mul)(V(swap_pairs)(x), s)));
 }
 
 static void K(rotary_row)(int interleaved, ptrdiff_t pairs, const real *table, const real *from, real *to)

@@ -28,7 +28,7 @@ static void K(sink)(ptrdiff_t node, ptrdiff_t k, real x, int64_t index, real *va
     indices[node] = index;
 }
 
-enum { K(topk_group) = 4 };
+enum { K(topk_unroll) = 4 };
 
 /* Whether any element of a group is larger than `least`. */
 static inline int K(has_larger)(const real *x, real least)
@@ -36,7 +36,7 @@ static inline int K(has_larger)(const real *x, real least)
     const vec bar = V(splat)(least), hit = V(splat)((real)NAN);
     vec seen = V(splat)(0);
     if (least != least) return 0;
-    ATTN_UNROLL for (int c = 0; c < K(topk_group); c++) {
+    ATTN_UNROLL for (int c = 0; c < K(topk_unroll); c++) {
         const vec top = V(max)(bar, V(load)(x + c * LANES)); /* keeps NaN of x */
         seen = V(select)(V(eq)(top, bar), seen, hit);
     }
@@ -46,7 +46,7 @@ static inline int K(has_larger)(const real *x, real least)
 /* Adds elements [from, to) of a row, after the earlier ones. The first k fill the arrays, which are then a heap. */
 static void K(topk)(ptrdiff_t from, ptrdiff_t to, const void *row, ptrdiff_t k, void *heap, int64_t *indices)
 {
-    const ptrdiff_t group = K(topk_group) * LANES;
+    const ptrdiff_t group = K(topk_unroll) * LANES;
     const real *x = row;
     real *values = heap;
 
@@ -69,7 +69,7 @@ static void K(topk)(ptrdiff_t from, ptrdiff_t to, const void *row, ptrdiff_t k, 
 }
 
 /* Reduces a heap of `from` elements to one of the best `to`; the others follow it in order. */
-static void K(order_chosen)(ptrdiff_t from, ptrdiff_t to, void *heap, int64_t *indices)
+static void K(topk_order)(ptrdiff_t from, ptrdiff_t to, void *heap, int64_t *indices)
 {
     real *values = heap;
     for (ptrdiff_t last = from - 1; last > 0 && last >= to; last--) {

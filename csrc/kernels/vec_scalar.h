@@ -156,8 +156,18 @@ static inline vf32 vf32_odd_f16(vf32 pairs)
     vf32_unpair(pairs, 1, halves);
     return vf32_load_f16(halves);
 }
-static inline vf32 vf32_even_bf16(vf32 pairs) { return (vf32)((vf32_bits)pairs << 16); }
-static inline vf32 vf32_odd_bf16(vf32 pairs) { return (vf32)((vf32_bits)pairs & 0xffff0000u); }
+static inline vf32 vf32_even_bf16(vf32 pairs)
+{
+    char halves[8];
+    vf32_unpair(pairs, 0, halves);
+    return vf32_load_bf16(halves);
+}
+static inline vf32 vf32_odd_bf16(vf32 pairs)
+{
+    char halves[8];
+    vf32_unpair(pairs, 1, halves);
+    return vf32_load_bf16(halves);
+}
 /* Rounded to nearest, ties to even. A number below 2^-14 is a multiple of 2^-24, to which adding 0.5 rounds it. */
 static inline void vf32_store_f16(char *p, vf32 a)
 {

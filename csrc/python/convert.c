@@ -377,17 +377,17 @@ static int overlaps_itself(PyArrayObject *array)
     return overlap;
 }
 
-/* Checks that `out` can hold the result, else raises a ValueError. Runs Python code only to raise it. */
-static int check_fit(PyArrayObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like)
+int pyattn_check_fit(PyObject *given, int axes, const ptrdiff_t *shape, PyArrayObject *like)
 {
+    PyArrayObject *out = (PyArrayObject *)given;
     int same = PyArray_NDIM(out) == axes;
     for (int n = 0; same && n < axes; n++) same = PyArray_DIM(out, n) == shape[n];
     if (!same) {
         PyObject *expected = PyArray_IntTupleFromIntp(axes, (const npy_intp *)shape);
-        PyObject *given = PyArray_IntTupleFromIntp(PyArray_NDIM(out), PyArray_DIMS(out));
-        if (expected && given) PyErr_Format(PyExc_ValueError, "out has shape %R, expected %R", given, expected);
+        PyObject *own = PyArray_IntTupleFromIntp(PyArray_NDIM(out), PyArray_DIMS(out));
+        if (expected && own) PyErr_Format(PyExc_ValueError, "out has shape %R, expected %R", own, expected);
         Py_XDECREF(expected);
-        Py_XDECREF(given);
+        Py_XDECREF(own);
         return -1;
     }
     if (PyArray_TYPE(out) != PyArray_TYPE(like)) {
@@ -409,7 +409,7 @@ PyArrayObject *pyattn_result(PyObject *out, int axes, const ptrdiff_t *shape, Py
                              PyArrayObject *const *inputs, int count)
 {
     if (!pyattn_given(out)) return pyattn_new_like(axes, shape, like);
-    if (check_fit((PyArrayObject *)out, axes, shape, like) < 0) return NULL;
+    if (pyattn_check_fit(out, axes, shape, like) < 0) return NULL;
     int apart = pyattn_has_contiguous_rows((PyArrayObject *)out);
     for (int n = 0; n < count; n++)
         if (inputs[n] && may_overlap((PyArrayObject *)out, inputs[n])) apart = 0;

@@ -95,6 +95,7 @@ int pyattn_split_in_proj(attn_tensor *q, attn_tensor *k, attn_tensor *v, const c
 int pyattn_dtype_of(PyArray_Descr *dtype);
 int pyattn_dtype(PyArrayObject *array);
 int pyattn_stored_dtype(PyArrayObject *array); /* of float16, bfloat16, float32 and float64 alone */
+/* A new array of float64 for ATTN_F64, of float32 for all else. */
 PyArrayObject *pyattn_new_array(int axes, const ptrdiff_t *shape, attn_dtype dtype);
 
 /* 1 for an aligned array in native byte order with a contiguous last axis, which the core can write to. */
@@ -107,6 +108,9 @@ int pyattn_make_rows_contiguous(PyArrayObject **arrays, int count);
 /* Checks that `out`, if given, is an ndarray, else raises a TypeError and returns -1. It may run the caller's code,
  * which may change any array, so call it before taking tensors. */
 int pyattn_check_out(PyObject *out);
+/* Checks that `out`, seen by pyattn_check_out, can hold a result of this shape and the dtype of `like`, else raises a
+ * ValueError and returns -1. Runs Python code only to raise it. */
+int pyattn_check_fit(PyObject *out, int axes, const ptrdiff_t *shape, PyArrayObject *like);
 
 /* The array that the core writes to, with the dtype of `like`: `out` itself if given and without memory in
  * common with an input, else a new array. Raises if `out`, already seen by pyattn_check_out, does not fit. An input may

@@ -137,6 +137,18 @@ static int refuse_foreign(PyObject *object, const char *name)
                          name, name);
         if (needs != 0) return -1;
     }
+    attribute = optional_attribute(object, "layout");
+    if (PyErr_Occurred()) return -1;
+    if (attribute != NULL) {
+        const int torch = strcmp(Py_TYPE(attribute)->tp_name, "torch.layout") == 0;
+        PyObject *layout = torch ? PyObject_Str(attribute) : Py_NewRef(Py_None);
+        Py_DECREF(attribute);
+        if (layout == NULL) return -1;
+        const int sparse = torch && PyUnicode_CompareWithASCIIString(layout, "torch.strided") != 0;
+        Py_DECREF(layout);
+        if (sparse) PyErr_Format(PyExc_TypeError, "%s is a sparse tensor; pass %s.to_dense()", name, name);
+        if (sparse) return -1;
+    }
     PyObject *device = optional_attribute(object, "device"), *type = NULL;
     if (PyErr_Occurred()) return -1;
     if (device != NULL) type = optional_attribute(device, "type");
@@ -158,8 +170,9 @@ static int only_dlpack(PyObject *object)
     return found;
 }
 
-static PyObject *from_dlpack(PyObject *object)
+static PyObject *from_dlpack(PyObject *object, const char *name)
 {
+    (void)name;
     PyObject *numpy = PyImport_ImportModule("numpy");
     if (numpy == NULL) return NULL;
     PyObject *array = PyObject_CallMethod(numpy, "from_dlpack", "O", object);
@@ -167,17 +180,20 @@ static PyObject *from_dlpack(PyObject *object)
     return array;
 }
 
-/* 1 for a tensor of torch's bfloat16, or a list that begins with one, which NumPy cannot read; -1 on error. */
-static int is_bfloat16_tensor(PyObject *object)
+/* 1 for a tensor of torch's bfloat16, which NumPy cannot read, or a list that holds one; -1 on error. */
+static int holds_bfloat16_tensor(PyObject *object, int depth)
 {
-    for (int depth = 0; depth < NPY_MAXDIMS && (PyList_CheckExact(object) || PyTuple_CheckExact(object)); depth++) {
-        if (PySequence_Fast_GET_SIZE(object) == 0) return 0;
-        object = PySequence_Fast_GET_ITEM(object, 0);
+    if (PyFloat_CheckExact(object) || PyLong_CheckExact(object) || PyArray_Check(object)) return 0;
+    if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
+        int holds = 0;
+        for (Py_ssize_t n = 0; depth < NPY_MAXDIMS && holds == 0 && n < PySequence_Fast_GET_SIZE(object); n++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(object, n)); /* its attributes may change the list */
+            holds = holds_bfloat16_tensor(item, depth + 1);
+            Py_DECREF(item);
+        }
+        return holds;
     }
-    if (PyFloat_CheckExact(object) || PyLong_CheckExact(object)) return 0;
-    Py_INCREF(object); /* looking up an attribute may change the list */
     PyObject *dtype = optional_attribute(object, "dtype"), *name = NULL;
-    Py_DECREF(object);
     if (dtype != NULL && strcmp(Py_TYPE(dtype)->tp_name, "torch.dtype") == 0) name = PyObject_Str(dtype);
     const int found = name != NULL && PyUnicode_CompareWithASCIIString(name, "torch.bfloat16") == 0;
     Py_XDECREF(dtype);
@@ -185,10 +201,10 @@ static int is_bfloat16_tensor(PyObject *object)
     return PyErr_Occurred() ? -1 : found;
 }
 
-static PyObject *from_bfloat16_tensor(PyObject *object)
+static PyObject *from_bfloat16_tensor(PyObject *object, const char *name)
 {
     PyObject *module = PyImport_ImportModule("pyattn._util.halves");
-    PyObject *array = module ? PyObject_CallMethod(module, "of_tensor", "(O)", object) : NULL;
+    PyObject *array = module ? PyObject_CallMethod(module, "of_tensor", "(Os)", object, name) : NULL;
     Py_XDECREF(module);
     return array;
 }
@@ -239,9 +255,9 @@ static void name_complaint(PyObject *object, const char *name)
 }
 
 /* Converts an object by `read`. A masked array or matrix returned by __array__ is refused, too. */
-static PyArrayObject *from_any(PyObject *object, const char *name, PyObject *(*read)(PyObject *))
+static PyArrayObject *from_any(PyObject *object, const char *name, PyObject *(*read)(PyObject *, const char *))
 {
-    PyObject *array = read(object);
+    PyObject *array = read(object, name);
     if (array == NULL && (PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError) ||
                           PyErr_ExceptionMatches(PyExc_RuntimeError)))
         name_complaint(object, name);
@@ -253,7 +269,11 @@ static PyArrayObject *from_any(PyObject *object, const char *name, PyObject *(*r
     return (PyArrayObject *)array;
 }
 
-static PyObject *from_numpy(PyObject *object) { return PyArray_FROM_O(object); }
+static PyObject *from_numpy(PyObject *object, const char *name)
+{
+    (void)name;
+    return PyArray_FROM_O(object);
+}
 
 static PyArrayObject *from_foreign(PyObject *object, const char *name)
 {
@@ -262,7 +282,7 @@ static PyArrayObject *from_foreign(PyObject *object, const char *name)
     Py_ssize_t place[NPY_MAXDIMS];
     if (refuse_other_items(object, name, place, 0) < 0) return NULL;
     if (!plain && refuse_foreign(object, name) < 0) return NULL;
-    const int bfloat16 = is_bfloat16_tensor(object), dlpack = bfloat16 == 0 && !plain ? only_dlpack(object) : 0;
+    const int bfloat16 = holds_bfloat16_tensor(object, 0), dlpack = bfloat16 == 0 && !plain ? only_dlpack(object) : 0;
     if (bfloat16 < 0 || dlpack < 0) return NULL;
     return from_any(object, name, bfloat16 ? from_bfloat16_tensor : dlpack ? from_dlpack : from_numpy);
 }

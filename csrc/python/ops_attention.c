@@ -24,8 +24,9 @@ static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUME
 /* All objects that a call owns, which `release` releases. */
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
-    PyArrayObject *queries; /* bilinear score: query @ score_weight */
+    PyArrayObject *queries; /* bilinear score: query @ score_weight, in the dtype of the arithmetic */
     attn_product *product;  /* the plan of that product; released with PyMem_Free */
+    PyArrayObject *vector;  /* additive score: score_weight in that dtype, contiguous */
     pyattn_option_arrays options;
     pyattn_cache_use cache;
     PyObject *lowered; /* tuple of option values that replace a mask object */
@@ -36,6 +37,7 @@ static void release(owned *o)
 {
     for (int n = 0; n < ARRAYS; n++) Py_XDECREF(o->inputs[n]);
     Py_XDECREF(o->queries);
+    Py_XDECREF(o->vector);
     PyMem_Free(o->product);
     Py_XDECREF(o->lowered);
     Py_XDECREF(o->output);
@@ -78,7 +80,7 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
 
 static int make_results(PyObject *const *values, const attn_shapes *shapes, owned *o)
 {
-    PyArrayObject *const like = pyattn_widest(o->inputs, SCORE_WEIGHT);
+    PyArrayObject *const like = pyattn_widest(o->inputs, ARRAYS);
     PyArrayObject *const inputs[] = {
         o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
         o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
@@ -143,7 +145,7 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
     memcpy(shape, PyArray_DIMS(query), (size_t)axes * sizeof *shape);
     shape[axes - 1] = PyArray_DIM(weight, 1);
     Py_CLEAR(o->queries);
-    if ((o->queries = pyattn_new_array(axes, shape, args->query.dtype)) == NULL) return -1;
+    if ((o->queries = pyattn_new_array(axes, shape, attn_computed(args->query.dtype))) == NULL) return -1;
     const attn_tensor w = pyattn_tensor(weight);
     attn_linear_args linear = {.x = args->query, .weight = w, .num_threads = args->num_threads};
     linear.weight.shape[0] = w.shape[1], linear.weight.shape[1] = w.shape[0];
@@ -247,7 +249,10 @@ static int convert_rest(PyObject **values, attn_args *args, owned *o)
     if ((o->need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse")) < 0) return -1;
     if (args->cache == NULL && lower_mask(values, o) < 0) return -1;
     if (pyattn_check_out(values[OUT]) < 0 || pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return -1;
-    return bilinear || o->inputs[SCORE_WEIGHT] == NULL ? 0 : pyattn_make_rows_contiguous(o->inputs + SCORE_WEIGHT, 1);
+    PyArrayObject *const weight = o->inputs[SCORE_WEIGHT];
+    if (bilinear || weight == NULL) return 0;
+    o->vector = pyattn_well_behaved(weight, PyArray_TYPE(weight) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT);
+    return o->vector == NULL ? -1 : pyattn_make_rows_contiguous(&o->vector, 1);
 }
 
 static int fill_tensors(PyObject *const *values, attn_args *args, owned *o)
@@ -259,7 +264,7 @@ static int fill_tensors(PyObject *const *values, attn_args *args, owned *o)
         pyattn_fill(&args->value, o->inputs[VALUE]);
     }
     pyattn_fill_options(&o->options, args);
-    if (!o->product) pyattn_fill(&args->score_weight, o->inputs[SCORE_WEIGHT]);
+    if (!o->product) pyattn_fill(&args->score_weight, o->vector);
     if (PyErr_Occurred()) return -1;
     return o->product ? prepare_bilinear(values, args, o) : 0;
 }
@@ -318,7 +323,7 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
     return result;
 }
 
-/* Converts query, score_weight and the pages, which must have query's dtype. */
+/* Converts query, score_weight and the pages, whose dtype goes with query's. */
 static int convert_paged(PyObject *const *given, owned *o, attn_args *args)
 {
     static const char *const names[] = {"query", "score_weight"};

@@ -39,6 +39,20 @@ static PyObject *cast(PyObject *self, PyObject *args)
     return PyArg_ParseTuple(args, "Oss", &object, &name, &dtype) ? pyattn_cast(object, name, "", dtype) : NULL;
 }
 
+/* check_out(out, like): raises unless an array like another one can be copied to `out`. */
+static PyObject *check_out(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)self;
+    if (nargs != 2 || !PyArray_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "check_out(out, like: ndarray)");
+        return NULL;
+    }
+    PyArrayObject *like = (PyArrayObject *)args[1];
+    return pyattn_check_out(args[0]) < 0 || pyattn_check_fit(args[0], PyArray_NDIM(like), PyArray_DIMS(like), like) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
 /* softmax_rows(x, logarithm): softmax over the last axis of a C-contiguous float array, a new array. */
 static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -125,6 +139,8 @@ done:
 PyMethodDef pyattn_rows_methods[] = {
     {"as_array", (PyCFunction)(void (*)(void))as_array, METH_FASTCALL,
      "as_array($module, x, name, /)\n--\n\nAn object as a plain array, by the rules of attention."},
+    {"check_out", (PyCFunction)(void (*)(void))check_out, METH_FASTCALL,
+     "check_out($module, out, like, /)\n--\n\nRaise unless an array like `like` can be copied to `out`."},
     {"cast", cast, METH_VARARGS, "cast($module, x, name, dtype, /)\n--\n\nHow to write a cast of x, for messages."},
     {"as_real", (PyCFunction)(void (*)(void))as_real, METH_FASTCALL,
      "as_real($module, x, name, /)\n--\n\nAn object as an array of floats, by the rules of attention."},

@@ -42,7 +42,9 @@ static void *address_of(PyObject *object, attn_dtype dtype, npy_intp elements)
     return NULL;
 }
 
-int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages)
+/* tables is a list or tuple of lists or tuples of pages, one for each batch entry; a page is a contiguous 1-d array of
+ * `dtype`. The caller sets cache.length. Returns -1 with an exception; the caller must release `pages` in any case. */
+static int convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages)
 {
     attn_cache *c = &pages->cache;
     ptrdiff_t columns, elements;
@@ -85,7 +87,7 @@ int pyattn_fill_pages(pyattn_pages *pages)
     return 0;
 }
 
-void pyattn_release_pages(pyattn_pages *pages)
+static void release_pages(pyattn_pages *pages)
 {
     PyMem_Free(pages->counts);
     Py_XDECREF(pages->held);
@@ -106,8 +108,8 @@ static int convert_positions(PyObject *object, const char *name, ptrdiff_t batch
 int pyattn_convert_cache_use(PyObject *given, pyattn_cache_use *use)
 {
     enum { PAGES, DTYPE, KV_HEADS, HEAD_DIM, V_HEAD_DIM, LENGTH, START, FIRST, NEW, MEMBERS };
-    static const char *const names[MEMBERS] = {"pages",      "dtype",  "kv_heads", "head_dim", "v_head_dim",
-                                               "length", "start",    "first",    "new"};
+    static const char *const names[MEMBERS] = {"pages",  "dtype", "kv_heads", "head_dim", "v_head_dim",
+                                               "length", "start", "first",    "new"};
     ptrdiff_t sizes[FIRST];
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != MEMBERS) {
         PyErr_Format(PyExc_TypeError, "the cache argument must be a tuple of %d items", MEMBERS);
@@ -121,8 +123,7 @@ int pyattn_convert_cache_use(PyObject *given, pyattn_cache_use *use)
         PyErr_Format(PyExc_TypeError, "dtype is %.100R, expected the dtype of the pages", described);
         return -1;
     }
-    if (pyattn_convert_pages(PyTuple_GET_ITEM(given, PAGES), (attn_dtype)dtype, sizes + KV_HEADS, &use->pages) < 0)
-        return -1;
+    if (convert_pages(PyTuple_GET_ITEM(given, PAGES), (attn_dtype)dtype, sizes + KV_HEADS, &use->pages) < 0) return -1;
     use->pages.cache.length = sizes[LENGTH];
     use->start = sizes[START];
     if (PyTuple_GET_ITEM(given, FIRST) == Py_None) return 0;
@@ -141,7 +142,7 @@ int pyattn_convert_cache_use(PyObject *given, pyattn_cache_use *use)
 
 void pyattn_release_cache_use(pyattn_cache_use *use)
 {
-    pyattn_release_pages(&use->pages);
+    release_pages(&use->pages);
     PyMem_Free(use->positions);
 }
 

@@ -12,12 +12,8 @@ typedef struct {
     ptrdiff_t *counts; /* (batches), followed by the tables; released with PyMem_Free */
 } pyattn_pages;
 
-/* tables is a list or tuple of lists or tuples of pages, one for each batch entry; a page is a contiguous 1-d array of
- * `dtype`. The caller sets cache.length. Returns -1 with an exception; the caller must release `pages` in any case. */
-int pyattn_convert_pages(PyObject *tables, attn_dtype dtype, const ptrdiff_t sizes[3], pyattn_pages *pages);
 /* Looks up the pages' addresses, after the last Python code of a call has run. Returns -1 with an exception. */
 int pyattn_fill_pages(pyattn_pages *pages);
-void pyattn_release_pages(pyattn_pages *pages);
 
 /* A call's use of a cache: a tuple (pages, dtype, kv_heads, head_dim, v_head_dim, length, start, first, new). `start`
  * is the position of the first row of the first page. `first` and `new` are tuples of ints, the position of new rows

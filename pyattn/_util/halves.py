@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import pyattn._core as _core
 from pyattn._util.arguments import FLOATS
 from pyattn._util.messages import short_repr
 
@@ -85,10 +86,15 @@ def store_as(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def rounded(result: Any, dtype: np.dtype[Any]) -> Any:
-    """Round a result of float32, or all in a tuple or list, to a half."""
-    if isinstance(result, (tuple, list)):
-        parts = [rounded(part, dtype) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    """Round a result of float32, or all in a tuple, list or dict, to a half; other classes may have `_rounded`."""
+    if type(result) in (tuple, list):
+        return type(result)(rounded(part, dtype) for part in result)
+    if type(result) is dict:
+        return {name: rounded(part, dtype) for name, part in result.items()}
+    if isinstance(result, tuple) and hasattr(result, "_make"):  # a named one
+        return result._make(rounded(part, dtype) for part in result)
+    if hasattr(result, "_rounded"):
+        return result._rounded(dtype)
     return round_to(result, dtype) if getattr(result, "dtype", None) == np.float32 else result
 
 
@@ -130,14 +136,19 @@ def check_same_half(arrays: Iterable[tuple[str, npt.NDArray[Any]]]) -> None:
         raise TypeError(f"{first} has dtype {one} and {second} {other}; convert one of them, or both to float32")
 
 
-def of_tensor(tensor: Any) -> npt.NDArray[Any]:
-    """View a bfloat16 tensor of torch, on the CPU, as an array; a list of such tensors becomes one array."""
-    if isinstance(tensor, (list, tuple)):
-        return np.array([of_tensor(item) for item in tensor])
+def of_tensor(tensor: Any, name: str) -> npt.NDArray[Any]:
+    """View a bfloat16 tensor of torch, on the CPU, as an array; a list of arrays, some of them such, becomes one."""
     import torch
 
-    if tensor.requires_grad:
-        raise TypeError("a tensor of it requires grad, and pyattn computes no gradients; pass tensors after detach()")
+    if isinstance(tensor, (list, tuple)):
+        items = [of_tensor(item, f"{name}[{n}]") for n, item in enumerate(tensor)]
+        check_same_half((f"{name}[{n}]", item) for n, item in enumerate(items))
+        same = len({item.dtype for item in items}) == 1
+        return np.array(items if same else [as_float32(item) for item in items])  # NumPy promotes the others
+    if getattr(tensor, "requires_grad", False):
+        raise TypeError(f"{name} requires grad, and pyattn computes no gradients; pass {name}.detach()")
+    if getattr(tensor, "dtype", None) != torch.bfloat16:
+        return _core.as_array(tensor, name)
     bits = tensor.resolve_neg().view(torch.int16).numpy()  # a view with torch's negative bit has no bits of its own
     array: npt.NDArray[Any] = bits.view(bfloat16(", or convert the tensor with float()"))
     return array

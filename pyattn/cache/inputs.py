@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice
-from pyattn._util.halves import are_mixable, as_float32, expression_of, is_half, is_stored_dtype
+from pyattn._util.halves import are_mixable, as_float32, check_same_half, expression_of, is_half, is_stored_dtype
 from pyattn._util.ids import as_integers
 from pyattn._util.typing import Layout
 from pyattn.cache.pages import PageSizes
@@ -24,10 +24,11 @@ def as_rows(
 ) -> tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], int]:
     """Read keys and values of new positions."""
     as_choice(layout, "layout", AXES)
+    given = {name: as_floats(x, name, sizes.dtype) for name, x in (("key", key), ("value", value))}
+    check_same_half(given.items())
     arrays = []
-    for name, x, dim in (("key", key, sizes.head_dim), ("value", value, sizes.v_head_dim)):
-        array = as_floats(x, name, sizes.dtype)
-        array = as_float32(array) if sizes.dtype == np.float32 else array
+    for (name, rows), dim in zip(given.items(), (sizes.head_dim, sizes.v_head_dim), strict=True):
+        array = as_float32(rows) if sizes.dtype == np.float32 else rows
         new = array.shape[_length_axis(layout)] if array.ndim == 4 else 0
         other: Layout = "bhsd" if layout == "bshd" else "bshd"
         if array.shape != _shape(batches, sizes.kv_heads, new, dim, layout):
@@ -48,9 +49,10 @@ def as_rows(
 
 
 def as_query(x: npt.ArrayLike, batches: int, sizes: PageSizes, layout: Layout) -> tuple[npt.NDArray[Any], int]:
-    """Read queries and check their layout; the core checks the rest of the shape."""
+    """Read queries and check their layout; the core checks the rest of the shape. The widest dtype is the result's."""
     as_choice(layout, "layout", AXES)
     query = as_floats(x, "query", sizes.dtype)
+    query = as_float32(query) if sizes.dtype == np.float32 else query
     if query.ndim != 4 or query.shape[0] != batches:
         axes = AXES[layout].format(heads="heads", length="length", dim="head_dim")
         raise ValueError(f"query has shape {query.shape}, expected {axes}: the cache has {batches} batch entries")

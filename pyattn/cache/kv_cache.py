@@ -52,7 +52,8 @@ class KVCache:
         Batch entries. Default: 1.
     dtype : dtype
         numpy.float32, the default, numpy.float64, or half of the memory: numpy.float16 or 'bfloat16', which needs
-        ml_dtypes. A half cache stores float32 keys and values rounded to nearest, and takes float32 queries, too.
+        ml_dtypes. A cache in half precision stores float32 keys and values rounded to nearest, and takes float32
+        queries, too.
     window : int, optional
         Each query sees this many positions before its own, in every call of `attend`; older pages are freed. Default:
         None, all positions.
@@ -90,7 +91,7 @@ class KVCache:
     >>> cache.lengths
     array([4])
 
-    A half takes half of the memory. Keys and values are rounded as they are stored; results stay float32:
+    float16 takes half of the memory. Keys and values are rounded as they are stored; results stay float32:
 
     >>> half = pyattn.KVCache(1, 2, 8, dtype="float16")
     >>> half.append(0, key, value)
@@ -358,8 +359,8 @@ class KVCache:
         layer : int
             Layer.
         query : array_like, (batch_size, heads, L, head_dim)
-            Of the cache's dtype, or of float32 with a half cache, as the result is then; the number of heads is a
-            multiple of num_kv_heads. With layout='bshd': (batch_size, L, heads, head_dim).
+            Of the cache's dtype; float32 also goes with float16 or bfloat16, and the result is float32 then. The number
+            of heads is a multiple of num_kv_heads. With layout='bshd': (batch_size, L, heads, head_dim).
         attn_mask : array_like, optional
             Broadcasts to (batch_size, heads, L, S). bool: True = attend; float: added to the scaled scores. Default:
             None.
@@ -402,7 +403,7 @@ class KVCache:
         Raises
         ------
         TypeError
-            query has another dtype than the cache.
+            query's dtype is neither the cache's nor one that goes with it.
         ValueError
             Shapes do not fit, or a query sees pages that a window has freed.
         """
@@ -467,7 +468,7 @@ class KVCache:
         layer : int
             Layer.
         key : array_like, (batch_size, num_kv_heads, new, head_dim)
-            Of the cache's dtype, or one of the two of float32 and the other a half: what is stored has the cache's.
+            Of the cache's dtype, to which float32 is rounded, and from which float16 and bfloat16 are widened.
             With layout='bshd': (batch_size, new, num_kv_heads, head_dim).
         value : array_like, (batch_size, num_kv_heads, new, v_head_dim)
             In the same layout.
@@ -480,7 +481,7 @@ class KVCache:
         Raises
         ------
         TypeError
-            key or value has another dtype than the cache.
+            A dtype is neither the cache's nor one that goes with it, or key and value have float16 and bfloat16.
         ValueError
             Shapes do not fit, or a batch entry would exceed max_length.
         MemoryError

@@ -169,7 +169,7 @@ def additive_attention(
     ----------
     query : array_like, (..., L, d_q)
         float16, bfloat16, float32 or float64; lists, bools and integers are read as float64. Heads and leading axes as
-        in `attention`; so is the rule for halves.
+        in `attention`; so is the rule for half precision.
     key : array_like, (..., S, d_k)
         Keys; d_k may differ from d_q.
     value : array_like, (..., S, v_dim)
@@ -277,16 +277,13 @@ def _rounded(
     result: FloatArray | AttentionResult, half: np.dtype[Any], out: FloatArray | None
 ) -> FloatArray | AttentionResult:
     """Round output and weights of a result, and write the output to `out`, if given."""
-    whole = result if isinstance(result, AttentionResult) else AttentionResult(result)
-    output: FloatArray = rounded(whole.output, half)
-    if out is not None:
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out is of type {type(out).__name__}, expected a numpy.ndarray")
-        if (out.shape, out.dtype) != (output.shape, half):
-            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}, expected {output.shape} and {half}")
-        out[...] = output
-        output = out
-    return AttentionResult(output, rounded(whole.weights, half), whole.lse) if whole is result else output
+    whole: FloatArray | AttentionResult = rounded(result, half)
+    if out is None:
+        return whole
+    output = whole.output if isinstance(whole, AttentionResult) else whole
+    _core.check_out(out, output)
+    np.copyto(out, output)
+    return AttentionResult(out, whole.weights, whole.lse) if isinstance(whole, AttentionResult) else out
 
 
 def _without_layer(given: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._core import attention
 from pyattn._util.arguments import as_choice
-from pyattn._util.halves import as_float32, check_same_half, expression_of, is_half, is_stored_dtype
+from pyattn._util.halves import as_float32, check_same_half, expression_of, is_half, is_stored_dtype, rounded
 from pyattn._util.typing import RNG, FloatArray, Layout
 from pyattn.masks import Mask
 
@@ -64,6 +64,10 @@ class AttentionResult(tuple[FloatArray, ...]):
     def __getnewargs__(self) -> tuple[FloatArray, FloatArray | None, FloatArray | None]:
         """Return the arguments that make a copy, or what pickle saves."""
         return self.output, self.weights, self.lse
+
+    def _rounded(self, dtype: np.dtype[Any]) -> AttentionResult:
+        """Round output and weights to a half; lse stays float32."""
+        return AttentionResult(rounded(self.output, dtype), rounded(self.weights, dtype), self.lse)
 
     def __repr__(self) -> str:
         """Show each array with its name."""
@@ -122,7 +126,7 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError
-        Dtypes differ, or are others.
+        query, key and value are not all of one dtype, or not of floats.
     ValueError
         Shapes disagree; dropout_p is not a probability.
 

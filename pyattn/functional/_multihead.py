@@ -233,7 +233,7 @@ def multi_head_attention_forward(
     Raises
     ------
     TypeError
-        Dtypes differ or are others; a mask is neither bool nor of floats.
+        An array is not of query's dtype (float32 goes with float16 or bfloat16); a mask is neither bool nor of floats.
     ValueError
         Shapes disagree; the message names the argument.
 

@@ -140,7 +140,7 @@ def rms_norm(
     weight : array_like, normalized_shape, optional
         Default: None, 1.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for a half.
+        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for float16 and bfloat16.
     residual : array_like, (..., normalized_shape), optional
         Added to x in the same pass. Default: None.
     need_sum : bool

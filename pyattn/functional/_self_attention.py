@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice
+from pyattn._util.halves import check_same_half
 from pyattn._util.typing import Align, Convention, EmptyRows, FloatArray, Window
 from pyattn.functional._attention import AttentionResult
 from pyattn.masks import Mask
@@ -172,7 +173,10 @@ def self_attention(
     own, other = _inputs_of(x, context, columns)
     source = "x" if context is None else "context"
     weights = _weights_of(w_query, w_key, w_value, own, other, source, columns)
-    q_bias, k_bias, v_bias = _biases_of(bias, weights)
+    q_bias, k_bias, v_bias = biases = _biases_of(bias, weights)
+    named = {"x": own, source: other, **weights, **{f"bias[{n}]": b for n, b in enumerate(biases) if b is not None}}
+    if len({array.dtype for array in named.values()}) > 1:
+        check_same_half(named.items())
     key_limits = None
     if attn_mask is not None:
         pairs = (*own.shape[:-1], other.shape[-2])

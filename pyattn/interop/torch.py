@@ -497,7 +497,7 @@ def _to_array(tensor: torch.Tensor, name: str, share: bool) -> npt.NDArray[Any]:
             f"{name} has dtype {tensor.dtype}, expected float16, bfloat16, float32 or float64; pass module.float()"
         )
     own = tensor.detach()
-    array: npt.NDArray[Any] = of_tensor(own) if own.dtype == torch.bfloat16 else own.numpy()
+    array: npt.NDArray[Any] = of_tensor(own, name) if own.dtype == torch.bfloat16 else own.numpy()
     return array if share else array.copy()
 
 

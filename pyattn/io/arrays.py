@@ -179,11 +179,18 @@ def _read_npz(path: str) -> State:
                 # No writer makes comments, but in a damaged file entries may be read as one.
                 if any(info.comment for info in entries):
                     raise ValueError("an entry has a comment")
-                return {info.filename.removesuffix(".npy"): _read_entry(archive, info) for info in entries}
+                arrays = {info.filename.removesuffix(".npy"): _read_entry(archive, info) for info in entries}
         except MemoryError:
             raise
         except Exception as error:  # damaged data may raise any exception
             raise ValueError(f"{path} is damaged or not a .npz file: {error}") from error
+    for key, array in arrays.items():
+        if array.dtype == "V2":  # what NumPy writes of a bfloat16 array
+            raise ValueError(
+                f"{path} holds {key} as {array.dtype}, probably bfloat16, which .npz lacks: save a .safetensors, or "
+                "use numpy.load and .view(ml_dtypes.bfloat16)"
+            )
+    return arrays
 
 
 def _read_entry(archive: Any, info: Any) -> npt.NDArray[Any]:

@@ -50,17 +50,18 @@ class StoredTensor(NamedTuple):
         """View the bytes as numbers; another dtype or unaligned bytes need a copy, and BF16 without ml_dtypes."""
         array: npt.NDArray[Any]
         if self.dtype == "BF16" and (dtype is None or is_half(dtype)) and has_bfloat16():
-            array = self.raw.view(bfloat16().newbyteorder("<"))
+            array = self.raw.view(bfloat16().newbyteorder("<")).reshape(self.shape)
         elif self.dtype == "BF16":  # the upper half of a float32
-            halves = self.raw.view("<u2").astype(np.uint32)
-            array = np.left_shift(halves, 16, out=halves).view(np.float32)
+            array = np.empty(self.shape, np.float32)
+            upper = self.raw.view("<u2").reshape(self.shape)
+            np.left_shift(upper, 16, out=array.view(np.uint32), dtype=np.uint32)
         elif self.dtype in DTYPES:
-            array = self.raw.view(DTYPES[self.dtype])
+            array = self.raw.view(DTYPES[self.dtype]).reshape(self.shape)
         else:
             raise ValueError(f"a tensor has dtype {self.dtype}, expected one of {', '.join([*DTYPES, 'BF16'])}")
         if not array.flags.aligned:
             array = array.copy()
-        return store_as(array, dtype or array.dtype).reshape(self.shape)
+        return store_as(array, dtype or array.dtype)
 
 
 class _Entry(NamedTuple):

@@ -80,9 +80,10 @@ def _converted(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, dtype: np.d
     given = own.newbyteorder("=")
     if given == wanted:
         return array
+    expected = f"{wanted} or {dtype.newbyteorder('=')}" if is_half(dtype) else wanted
     fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
     other = f", or make the module with dtype={expression_of(given)}" if is_stored_dtype(given) else ""
-    raise TypeError(f"{name} has dtype {own}, expected {wanted} as the module's weights; pass {fix}{other}")
+    raise TypeError(f"{name} has dtype {own}, expected {expected} as the module's weights; pass {fix}{other}")
 
 
 def check_dtype(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -93,7 +94,7 @@ def check_dtype(result: npt.NDArray[Any], module: Any, dtype: np.dtype[Any]) -> 
 
 
 def check_parameter_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
-    """Name a parameter of a larger dtype than the module's."""
+    """Name a parameter of a larger dtype than the module's, or of another half than a parameter before it."""
     wanted, own = compute_dtype(dtype), dtype.newbyteorder("=")
     for name, array in module.named_parameters():
         if compute_dtype(array.dtype) != wanted and np.promote_types(array.dtype, wanted) != wanted:
@@ -101,6 +102,7 @@ def check_parameter_dtypes(module: Any, dtype: np.dtype[Any]) -> None:
                 f"{name} has dtype {array.dtype}, expected {own} as the module's other parameters; "
                 f"assign {name}.astype({expression_of(own)}), or convert all with to({expression_of(own)})"
             )
+    check_same_half(module.named_parameters())
 
 
 def check_mixture(arrays: Collection[tuple[str, npt.NDArray[Any]]]) -> None:

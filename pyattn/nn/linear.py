@@ -96,7 +96,7 @@ class Linear(Module):
         weight : ndarray, (out_features, in_features)
             float16, bfloat16, float32 or float64.
         bias : ndarray, (out_features,), optional
-            Of weight's dtype, or one of them of float32 and the other a half. Default: None, without one.
+            Of weight's dtype; float32 also goes with float16 or bfloat16. Default: None, without one.
 
         Returns
         -------

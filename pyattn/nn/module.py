@@ -463,8 +463,8 @@ class Module:
         Shapes and results stay the same, bit for bit. New modules have ``"in_out"``, which is up to 1.6 times as fast
         for one row, such as a token at a time; some 16 rows times weights that no cache holds are up to 1.5 times as
         fast with ``"out_in"``, and from 64 rows on both are the same. New arrays replace those of the other order, so
-        old views no longer follow the module. Embeddings, and weights tied to them, keep their order, and modules made
-        from arrays, files or torch modules have that of their arrays.
+        old views no longer follow the module. Embeddings, weights tied to them, and `SelfAttention` keep their order,
+        and modules made from arrays, files or torch modules have that of their arrays.
 
         Parameters
         ----------

@@ -95,7 +95,7 @@ class LayerNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype, or a half; without a weight, any of these.
+            Of the weight's dtype, float16 or bfloat16; without a weight, float32 and float64 too.
 
         Returns
         -------
@@ -134,7 +134,7 @@ class RMSNorm(Module):
     normalized_shape : int or sequence of int
         The last axes of an input, over which the mean is taken.
     eps : float, optional
-        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for a half.
+        0 or more. Default: the distance from 1 to the next number of x's dtype, or of float32 for float16 and bfloat16.
     elementwise_affine : bool
         With a weight. Default: True.
     dtype : dtype
@@ -192,7 +192,7 @@ class RMSNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype, or a half; without a weight, any of these.
+            Of the weight's dtype, float16 or bfloat16; without a weight, float32 and float64 too.
 
         Returns
         -------

@@ -44,7 +44,8 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
         output, weights and lse. Modules are called without gradients, in their current mode, training or evaluation.
     *inputs : array_like
         Query, key and value; for a linear layer its input; for a self-attention module x, and optionally context; for a
-        self-attention function x and the three weights. Halves become float32; torch's modules get their own dtype.
+        self-attention function x and the three weights. float16 and bfloat16 become float32; torch's modules get their
+        own dtype.
     tensors : bool, optional
         Whether theirs takes torch's tensors. Default: None, true if it comes from torch.
     **kwargs

@@ -39,7 +39,7 @@ def read_convention(convention: object) -> Convention:
 
 
 def read_real(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
-    """Read an array of real numbers, including halves and longdouble; it may share the caller's memory."""
+    """Read an array of real numbers, of float16 to longdouble; it may share the caller's memory."""
     array = _core.as_array(x, name)
     return array.astype(np.float64) if array.dtype.kind == "f" else as_float32(_core.as_real(x, name))
 

@@ -222,7 +222,7 @@ static void test_visibility(void)
 
 static void test_results(void)
 {
-    REFUSED("output must be given, in query's dtype", c.output.data = NULL);
+    REFUSED("output must be given, in a dtype that goes with query's", c.output.data = NULL);
     REFUSED("output has another dtype than query", c.output.dtype = ATTN_F64);
     REFUSED("output has shape (2, 4, 3, 7), expected (2, 4, 3, 8)", c.output = VIEW(ATTN_F32, 2, 4, 3, 7));
     REFUSED("output's last axis must be contiguous", c.output.strides[3] = 8);

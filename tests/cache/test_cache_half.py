@@ -69,7 +69,16 @@ def test_attention_is_that_over_rounded_rows(kind, options, q_len, level):
     output = half.attend(0, rounded)
     assert output.dtype == HALVES[kind]
     assert_same_bits(bits(output), bits(wide.attend(0, rounded.astype(np.float32)).astype(HALVES[kind])))
-    assert_same_bits(bits(wide.attend(0, rounded)), bits(output))
+    assert_same_bits(wide.attend(0, rounded), wide.attend(0, rounded.astype(np.float32)))
+
+
+def test_both_halves_do_not_meet(kind):
+    other = HALVES["float16" if kind == "bfloat16" else "bfloat16"]
+    (cache,) = caches_of(kind, "float32")
+    key, value = rows(3)
+    with pytest.raises(TypeError, match=f"^key has dtype {kind} and value {other}; convert one of them, or both to"):
+        cache.append(0, key.astype(kind), value.astype(other))
+    assert cache.length == 0
 
 
 def test_modules_decode_with_it(kind, level):

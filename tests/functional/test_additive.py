@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from support.halves import HALVES, assert_rounded, single
+from support.halves import HALVES, assert_rounded, half_bits, single
 from support.helpers import assert_same_bits, for_each, make_arrays
 
 import pyattn
@@ -139,8 +139,20 @@ def test_halves(projected, kind):
     assert_rounded(out, wide.output, kind)
     mixed = [single(arrays[0]), *arrays[1:]]
     assert_same_bits(pyattn.additive_attention(*mixed), wide.output)
-    with pytest.raises(ValueError, match=rf"out has shape \(9,\) and dtype float32, expected \(3, 9, 5\) and {kind}"):
-        pyattn.additive_attention(*arrays, out=np.empty(9, np.float32))
+    swapped = np.empty((9, 5, 3), HALVES[kind]).transpose(2, 0, 1)
+    assert pyattn.additive_attention(*arrays, out=swapped) is swapped
+    assert_same_bits(half_bits(swapped), half_bits(out))
+    shared = np.lib.stride_tricks.as_strided(np.empty(5, HALVES[kind]), out.shape, (0, 0, 2))
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    for wrong, message in (
+        (np.empty(9, HALVES[kind]), r"has shape \(9,\), expected \(3, 9, 5\)"),
+        (np.empty(out.shape, np.float32), f"has dtype float32, expected {kind}"),
+        (shared, "overlaps itself"),
+        (read_only, "is read-only"),
+    ):
+        with pytest.raises(ValueError, match=f"^out {message}"):
+            pyattn.additive_attention(*arrays, out=wrong)
 
 
 def test_lists_and_integers_become_float64():

@@ -197,12 +197,22 @@ def test_torch_tensors_without_data_are_refused(torch, function):
 @pytest.mark.peers
 def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
     query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
-    with pytest.raises(TypeError, match=r"[Ss]parse"):
-        pyattn.attention(query, key.to_sparse(), value)
+    for sparse in (key.to_sparse(), key.bfloat16().to_sparse()):
+        with pytest.raises(TypeError, match=r"^key is a sparse tensor; pass key\.to_dense\(\)$"):
+            pyattn.attention(query, sparse, value)
     eight = query.to(torch.float8_e4m3fn)
     with pytest.raises(TypeError, match=r"^query is not an array of numbers: .*; pass query\.float\(\)$"):
         pyattn.attention(eight, key, value)
     pyattn.attention(eight.float(), key, value)
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(attn_mask, bool\) if nonzero means attend"):
+        pyattn.attention(query, key, value, attn_mask=torch.ones(3, 5, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"^value is not an array of numbers: .*[Nn]egative.*numpy\(\) instead\.$"):
+        pyattn.attention(query, key, torch.ones(5, 2, dtype=torch.complex64).conj().imag)
+
+
+@pytest.mark.peers
+def test_torch_tensors_in_half_precision(torch):
+    query, key, value = (torch.from_numpy(memory) for memory in (QUERY, KEY, VALUE))
     for dtype in (torch.float16, torch.bfloat16):
         halves = [x.to(dtype) for x in (query, key, value)]
         output = pyattn.attention(*halves)
@@ -214,12 +224,23 @@ def test_torch_sparse_tensors_and_other_dtypes_are_refused(torch):
     stacked = torch.stack([half, half])[:, None]
     assert_same_bits(pyattn.functional.gelu([[half], [half]]), pyattn.functional.gelu(stacked))
     assert_same_bits(pyattn.attention([*half], key, value), pyattn.attention(half, key, value))
-    with pytest.raises(TypeError, match=r"^x is not an array of numbers: a tensor of it requires grad"):
-        pyattn.functional.gelu([half.clone().requires_grad_()])
-    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(attn_mask, bool\) if nonzero means attend"):
-        pyattn.attention(query, key, value, attn_mask=torch.ones(3, 5, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"^value is not an array of numbers: .*[Nn]egative.*numpy\(\) instead\.$"):
-        pyattn.attention(query, key, torch.ones(5, 2, dtype=torch.complex64).conj().imag)
+
+
+@pytest.mark.peers
+def test_lists_of_bfloat16_tensors_and_others(torch):
+    """They mix as arrays do, wherever they stand in the list."""
+    half, wide = torch.tensor([1.5, 2.5, -3.0], dtype=torch.bfloat16), torch.tensor([0.1, 0.2, 0.3])
+    for rows in ([half, wide], [wide, half], [half, wide.numpy()], [half, [0.1, 0.2, 0.3]], [[half[0], 1], [2.0, 3]]):
+        numbers = [[float(x) for x in row] for row in rows]
+        found = pyattn.softmax(rows)
+        np.testing.assert_allclose(found, pyattn.softmax(numbers), rtol=1e-6)
+        assert found.itemsize >= 4
+    with pytest.raises(TypeError, match=r"^x is not an array of numbers: x\[0\] has dtype bfloat16 and x\[1\] float16"):
+        pyattn.softmax([half, wide.half()])
+    with pytest.raises(TypeError, match=r"^x is not an array of numbers: x\[1\] requires grad, .*pass x\[1\]\.detach"):
+        pyattn.softmax([half, half.clone().requires_grad_()])
+    with pytest.raises(ValueError, match=r"^x has rows of different lengths"):
+        pyattn.softmax([half, wide[:2]])
 
 
 WITHOUT_ML_DTYPES = """

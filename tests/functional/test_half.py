@@ -25,6 +25,8 @@ OPTIONS = {
     "lengths": {"key_lengths": [3], "empty_rows": "nan"},
     "cosine": {"score": "cosine"},
     "distance": {"score": "distance"},
+    "bilinear": {"score": "bilinear"},
+    "additive": {"score": "additive"},
     "dropout": {"dropout_p": 0.3, "rng": 3},
     "steep": {"scale": 300.0},
 }
@@ -39,8 +41,9 @@ def draw(kind, heads, q_len, kv_len, dim):
 def check(arrays, **options):
     kind = arrays[0].dtype
     wide = [array.astype(np.float32) for array in arrays]
+    single = {name: x.astype(np.float32) if name == "score_weight" else x for name, x in options.items()}
     with np.errstate(over="ignore"):
-        expected = pyattn.attention(*wide, need_weights=True, need_lse=True, **options)
+        expected = pyattn.attention(*wide, need_weights=True, need_lse=True, **single)
         rounded = [expected.output.astype(kind), expected.weights.astype(kind), expected.lse]
     result = pyattn.attention(*arrays, need_weights=True, need_lse=True, **options)
     assert [part.dtype for part in result] == [kind, kind, np.float32]
@@ -55,7 +58,33 @@ def check(arrays, **options):
 @for_each("options", OPTIONS)
 @pytest.mark.parametrize("kind", HALVES)
 def test_halves_are_floats_in_memory(kind, options, sizes, level):
-    check(draw(kind, *SIZES[sizes]), **OPTIONS[options])
+    arrays, given = draw(kind, *SIZES[sizes]), dict(OPTIONS[options])
+    if options in ("bilinear", "additive"):
+        given["score_weight"] = weight_of(options, arrays[0])
+    check(arrays, **given)
+
+
+def weight_of(score, query):
+    dim = query.shape[-1]
+    weight = np.random.default_rng(1).standard_normal((dim, dim) if score == "bilinear" else dim)
+    return (weight / dim**0.5).astype(query.dtype)
+
+
+@for_each("score", ["bilinear", "additive"])
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_score_weight_of_float32_makes_the_result_float32(kind, score, level):
+    """In a cache, too, whose queries are half precision as well."""
+    query, key, value = draw(kind, 2, 5, 40, 24)
+    weight = weight_of(score, query)
+    wide = [x.astype(np.float32) for x in (query, key, value, weight)]
+    expected = pyattn.attention(*wide[:3], score=score, score_weight=wide[3])
+    found = pyattn.attention(query, key, value, score=score, score_weight=wide[3])
+    assert_same_bits(found, expected)
+    cache = pyattn.KVCache(1, 2, 24, dtype=kind)
+    cache.append(0, key, value)
+    assert_same_bits(cache.attend(0, query, score=score, score_weight=wide[3]), expected)
+    rounded = cache.attend(0, query, score=score, score_weight=weight)
+    assert_same_bits(rounded.view(np.uint16), expected.astype(HALVES[kind]).view(np.uint16))
 
 
 @pytest.mark.parametrize("kind", HALVES)

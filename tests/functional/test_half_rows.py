@@ -113,6 +113,7 @@ def test_embedding(kind, level):
             assert_same_bits(mixed, functional.embedding(ids, wide, **({"residual": np.float32(0)} | single)))
     out = np.empty((4, 9, 70), HALVES[kind])
     assert functional.embedding(ids, weight, scale=2, out=out) is out
+    assert_rounded(out, functional.embedding(ids, wide, scale=2), kind)
 
 
 def test_largest_elements(kind, level):

@@ -253,6 +253,24 @@ def test_a_row_with_a_nan_is_redone_for_its_other_columns(arguments, arrays, lev
     assert np.isfinite(np.delete(output, 1, -1)).all()
 
 
+@for_each("queries", [1, 5, Q_LEN])
+@for_each("poison", ["overflow", "nan"])
+def test_a_redone_row_keeps_what_was_right(poison, queries, dtype, level):
+    """A sum that overflows is redone with values scaled down, in which the smallest ones would be lost."""
+    import ml_dtypes
+
+    for kind in (dtype, *([ml_dtypes.bfloat16] if dtype == np.float32 else [])):
+        limits = ml_dtypes.finfo(kind)
+        query, key, value = (np.zeros((2, n, 3), kind) for n in (queries, 64, 64))
+        value[..., 0], value[..., 1], value[..., 2] = limits.max, limits.tiny * 8, -limits.tiny * 64
+        if poison == "nan":
+            value[:, 10, 0] = np.nan
+        output = pyattn.attention(query, key, value)
+        np.testing.assert_array_equal(output[..., 1:], np.broadcast_to(value[:, :1, 1:], (2, queries, 2)))
+        expected = np.nan if poison == "nan" else np.float64(limits.max)
+        np.testing.assert_allclose(np.float64(output[..., 0]), expected, rtol=1e-5)
+
+
 def test_nan_in_a_query_reaches_its_own_row(arrays, level):
     arrays[0][1, 0, 17, 4] = np.nan
     result = attend(arrays, {})

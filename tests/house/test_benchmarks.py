@@ -60,7 +60,6 @@ def test_layers_and_models_have_a_bar_on_onnx_runtime():
     assert {case.operation for case in layered} == families
     for case in layered:
         assert "onnxruntime >= 1.05" in map(str, case.bars(1)), case.name
-        assert callable(getattr(OnnxRuntime, case.operation))
 
 
 def test_the_time_of_a_peer_is_that_of_its_fastest_way():

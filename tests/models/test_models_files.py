@@ -102,6 +102,8 @@ def test_every_half_becomes_the_float32_that_it_is(tmp_path):
     np.testing.assert_array_equal(bits(found["b"].to_array(wanted)), patterns.astype(np.uint32) << 16)
     half = patterns.view(np.float16)
     np.testing.assert_array_equal(found["h"].to_array(wanted), half.astype(np.float32))
+    for name in "bh":  # so that Module.to_order may replace it
+        assert found[name].to_array(wanted).flags.owndata
 
 
 def test_numbers_of_eight_bits_are_found_and_refused(tmp_path):

@@ -48,7 +48,27 @@ def test_weights_and_inputs(name, kind):
     for one in (module, wide):
         assert_rounded(one(*inputs), expected, kind)
     if list(module.parameters()):
-        assert (module.dtype, wide.dtype) == ((half, np.float32) if name != "positions" else (np.float32,) * 2)
+        assert (module.dtype, wide.dtype) == (half, np.float32)
+
+
+class Parts(nn.Module):
+    """A user's module, whose results are in a dict."""
+
+    def forward(self, x):
+        return {"sum": x + x, "all": [x, None, np.arange(3)]}
+
+
+def test_results_of_other_classes(kind):
+    x = normal(5, 16).astype(HALVES[kind])
+    attention = nn.SelfAttention(16, 8, dtype=kind, rng=0)
+    found, expected = attention(x, need_weights=True), attention(single(x), need_weights=True)
+    assert_rounded(found, expected, kind)
+    assert_rounded(found.output, expected.output, kind)
+    assert_rounded(found.weights, expected.weights, kind)
+    parts = Parts()(x)
+    assert parts["sum"].dtype == parts["all"][0].dtype == HALVES[kind]
+    assert parts["all"][1] is None
+    assert parts["all"][2].dtype == np.int64
 
 
 TOKEN_MODELS = {
@@ -261,7 +281,12 @@ def test_float32_and_one_half_mix(halves, kind):
 
 def test_rotary_writes_into_out(kind):
     module, x = nn.RotaryEmbedding(16), normal(2, 7, 16).astype(HALVES[kind])
+    expected = module(single(x))
     assert module(x, out=x) is x
+    assert_rounded(x, expected, kind)
+
+
+def test_tables_and_masks_of_a_dtype(kind):
     table = nn.PositionalEncoding(16, learned=True, dtype=kind, rng=0)
     assert table.rows(3).dtype == nn.PositionalEncoding(16).rows(3, dtype=kind).dtype == HALVES[kind]
     mask = nn.Transformer.generate_square_subsequent_mask(3, kind)
@@ -299,7 +324,7 @@ def test_states(kind):
     assert module.dtype == half
     module.weight = np.ones((3, 5), half)
     assert "weight" in module.state_dict()
-    with pytest.raises(TypeError, match=r"x has dtype float64, expected float32 as the module's weights"):
+    with pytest.raises(TypeError, match=rf"x has dtype float64, expected float32 or {kind} as the module's weights"):
         module(np.ones(5))
     with pytest.raises(TypeError, match=rf"x has dtype {kind}, expected float64 as the module's weights"):
         nn.Linear(5, 3, dtype=np.float64)(np.ones(5, half))

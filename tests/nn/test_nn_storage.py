@@ -272,6 +272,15 @@ def test_torchs_bfloat16_goes_over_and_back(tmp_path, torch):
         nn.save({"weight": found["weight"]}, tmp_path / "a.npz")
 
 
+def test_what_numpy_writes_of_bfloat16_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, weight=nn.Linear(2, 2).bfloat16().weight)
+    with pytest.raises(
+        ValueError, match=r"a\.npz holds weight as \|V2, probably bfloat16, .* save a \.safetensors, or"
+    ):
+        nn.load(path)
+
+
 def test_a_dtype_that_numpy_lacks_is_named_with_the_fix(tmp_path):
     path = tmp_path / "theirs.safetensors"
     header = b'{"weight":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[0,2]}}'

@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 from support import calls as small_calls
+from support.halves import HALVES
 
 from pyattn import _core
 
@@ -137,6 +138,7 @@ class Arguments:
 
     def __init__(self, rng: random.Random):
         self.rng, self.arrays, self.lists, self.left = rng, [], [], rng.randrange(8)
+        self.dtype = rng.choice([None, None, *HALVES.values()])  # of all arrays of floats; None: their own
         self.changing = False
 
     def wrapped(self, x):
@@ -156,17 +158,19 @@ class Arguments:
         return x
 
     def _wrapped_array(self, array):
+        if array.dtype.kind == "f" and self.dtype is not None:
+            array = array.astype(self.dtype)
         kind = self.rng.choice(
             ["plain"] * 6 + ["hooked", "exported", "list", "swapped", "wide", "half", "strided", "integers"]
         )
         if kind == "hooked":
             array = array.view(Hooked)
-        elif kind == "swapped":
+        elif kind == "swapped" and array.dtype.kind != "V":
             array = array.astype(array.dtype.newbyteorder())
         elif kind == "wide" and array.dtype.kind == "f":
             array = array.astype(np.float64)
         elif kind == "half" and array.dtype.kind == "f":
-            array = array.astype(np.float16)
+            array = array.astype(self.rng.choice([*HALVES.values()]))
         elif kind == "strided" and array.ndim:
             array = np.repeat(array, 2, -1)[..., ::2]
         elif kind == "integers" and array.dtype.kind == "f":

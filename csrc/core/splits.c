@@ -32,7 +32,7 @@ static ptrdiff_t split_end(const attn_plan *plan)
 }
 
 /* Computes some chunks of a batch for one super-block of queries. */
-static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *job)
+static void attend_split(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const attn_plan *plan = context;
     const ptrdiff_t span = number % plan->kv_splits, whole = number / plan->kv_splits;
@@ -44,12 +44,12 @@ static void attend_span(void *context, ptrdiff_t number, int worker, attn_job *j
         const ptrdiff_t key = chunk_start(plan->problem, plan->split_start + n);
         if (attn_should_stop(job, worker)) return;
         for (int b = 0; b < task.count; b++) {
-            attn_layout_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].part);
-            task.blocks[b].part_begun = task.blocks[b].masked = 0;
+            attn_layout_state(plan, slot_of(plan, whole, b, n + 1) + ATTN_ALIGNMENT, &task.blocks[b].chunk_state);
+            task.blocks[b].chunk_begun = task.blocks[b].masked = 0;
         }
         attn_walk_chunk(&task, key, attn_chunk_end(plan->problem, key));
         for (int b = 0; b < task.count; b++)
-            *mark_of(slot_of(plan, whole, b, n + 1)) = (slot_mark){task.blocks[b].part_begun, task.blocks[b].masked};
+            *mark_of(slot_of(plan, whole, b, n + 1)) = (slot_mark){task.blocks[b].chunk_begun, task.blocks[b].masked};
     }
 }
 
@@ -58,20 +58,20 @@ static slot_mark fold_split_batch(const attn_plan *plan, ptrdiff_t number, int n
 {
     char *slot = slot_of(plan, number, n, 0);
     slot_mark total = plan->split_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
-    attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->total);
-    block->total_begun = total.begun;
+    attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->running_state);
+    block->running_begun = total.begun;
     for (ptrdiff_t chunk = plan->split_start; chunk < split_end(plan); chunk++) {
         slot = slot_of(plan, number, n, chunk - plan->split_start + 1);
-        attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->part);
-        block->part_begun = mark_of(slot)->begun;
+        attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->chunk_state);
+        block->chunk_begun = mark_of(slot)->begun;
         total.masked |= mark_of(slot)->masked;
         attn_fold_chunk(plan, block);
     }
-    total.begun = block->total_begun;
+    total.begun = block->running_begun;
     return total;
 }
 
-static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *job)
+static void fold_splits(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const attn_plan *plan = context;
     attn_task task;
@@ -83,21 +83,21 @@ static void fold_spans(void *context, ptrdiff_t number, int worker, attn_job *jo
         if (split_end(plan) < plan->chunks) {
             char *slot = slot_of(plan, number, n, 0);
             *mark_of(slot) = mark;
-            if ((char *)block->total.maximum != slot + ATTN_ALIGNMENT)
-                memcpy(slot + ATTN_ALIGNMENT, block->total.maximum, plan->state_bytes);
+            if ((char *)block->running_state.maximum != slot + ATTN_ALIGNMENT)
+                memcpy(slot + ATTN_ALIGNMENT, block->running_state.maximum, plan->state_bytes);
             continue;
         }
         attn_end_block(&task, n, first + n, mark.masked);
     }
 }
 
-attn_status attn_attend_spans(attn_plan *plan, ptrdiff_t tasks)
+attn_status attn_attend_splits(attn_plan *plan, ptrdiff_t tasks)
 {
     attn_status status = ATTN_OK;
     for (plan->split_start = 0; status == ATTN_OK && plan->split_start < plan->chunks;
          plan->split_start = split_end(plan)) {
-        status = attn_parallel_for(tasks * plan->kv_splits, plan->workers, attend_span, plan);
-        if (status == ATTN_OK) status = attn_parallel_for(tasks, plan->workers, fold_spans, plan);
+        status = attn_parallel_for(tasks * plan->kv_splits, plan->workers, attend_split, plan);
+        if (status == ATTN_OK) status = attn_parallel_for(tasks, plan->workers, fold_splits, plan);
     }
     return status;
 }
