@@ -13,6 +13,7 @@
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
 #   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
 #   make core     the C core without Python: tests/c
+#   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
@@ -44,7 +45,7 @@ drawn := and not not_drawn
 everything :=
 short = not slow and not optional $(drawn)
 
-.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package clean
+.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package targets clean
 .PHONY: prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
@@ -104,6 +105,9 @@ core:
 	PYATTN_WERROR=1 $(MAKE) -j $$(nproc) -C tests/c programs
 	failed=0; for goal in check "-j $$(nproc) check-aarch64" exhaustive tsan; do \
 	    PYATTN_WERROR=1 $(MAKE) -C tests/c $$goal || failed=1; done; exit $$failed
+
+targets: $(built) $(call with,targets)
+	$(python) tools/targets.py $(ARGS)
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

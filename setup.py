@@ -13,6 +13,7 @@ import numpy as np
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+ROOMS = ("core", "kernels", "system")
 SANITIZERS = {"": "", "1": "address,undefined", "address": "address,undefined", "thread": "thread"}
 
 version = runpy.run_path("pyattn/_version.py")["__version__"]
@@ -54,9 +55,9 @@ class ParallelBuildExt(build_ext):
 
 core = Extension(
     "pyattn._core",
-    sources=sorted(str(path) for room in ("core", "kernels", "python") for path in Path("csrc", room).glob("*.c")),
+    sources=sorted(str(path) for room in (*ROOMS, "python") for path in Path("csrc", room).glob("*.c")),
     depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),  # else an edited header rebuilds nothing
-    include_dirs=["csrc/include", "csrc/core", "csrc/kernels", np.get_include()],
+    include_dirs=["csrc/include", *(f"csrc/{room}" for room in ROOMS), np.get_include()],
     define_macros=[
         ("PYATTN_VERSION", f'"{version}"'),
         ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),

@@ -138,7 +138,7 @@ static attn_status check_lengths(const attn_tensor *lengths, const char *name, c
 }
 
 /* Positions and distances stay below this, so that sums of a few of them fit. */
-#define MOST_POSITION (PTRDIFF_MAX / 8)
+#define MOST_POSITION ((ptrdiff_t)PTRDIFF_MAX / 8)
 
 /* One side of a window; beyond any array it is unbounded. */
 static ptrdiff_t reach_of(ptrdiff_t side)

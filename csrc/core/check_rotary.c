@@ -52,7 +52,8 @@ static attn_status check_positions(const attn_rotary_args *args, attn_error *err
     const attn_axis_places at = places_in(args);
     const ptrdiff_t length = attn_size_of(&args->x, at.length);
     if (ids->data == NULL) {
-        if (args->offset < -EXACT_POSITION || args->offset > EXACT_POSITION - length)
+        const int64_t offset = args->offset;
+        if (offset < -EXACT_POSITION || offset > EXACT_POSITION - length)
             FAIL("offset is %td and x has length %td, expected positions from -2**53 to 2**53", args->offset, length);
         return ATTN_OK;
     }

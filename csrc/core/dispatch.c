@@ -15,22 +15,36 @@
 static const attn_kernel_table *const compiled[] = {ATTN_ISA_LIST(TABLE) NULL};
 #undef TABLE
 
-/* __builtin_cpu_supports also checks XGETBV, so it is false when the operating system does not save wide registers. It
- * does not know F16C in every compiler. */
+#if defined(__x86_64__)
+/* The bits of XCR0: the registers that the operating system saves. */
+static unsigned saved_registers(void)
+{
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+/* By CPUID itself: __builtin_cpu_supports knows nothing in what some compilers link (zig), and F16C in few. */
 static int machine_has(const char *isa)
 {
-#if defined(__x86_64__)
-    unsigned a, b, c = 0, d;
-    const int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                         __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-    if (strcmp(isa, "avx512") == 0)
-        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (strcmp(isa, "avx2") == 0) return has_avx2;
-#endif
+    enum { AVX_REGISTERS = 0x6, AVX512_REGISTERS = 0xe6 };
+    const unsigned basic = bit_FMA | bit_OSXSAVE | bit_AVX | bit_F16C;
+    const unsigned wide = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    unsigned a, b, c, d;
+    if (strcmp(isa, "scalar") == 0) return 1;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & basic) != basic) return 0;
+    const unsigned saved = saved_registers();
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return 0;
+    if (strcmp(isa, "avx2") == 0) return (saved & AVX_REGISTERS) == AVX_REGISTERS;
+    return (b & wide) == wide && (saved & AVX512_REGISTERS) == AVX512_REGISTERS;
+}
+#else
+static int machine_has(const char *isa)
+{
     (void)isa; /* scalar runs anywhere, and every arm64 has NEON */
     return 1;
 }
+#endif
 
 const char *attn_isa_compiled(int index)
 {
@@ -70,7 +84,7 @@ int attn_prefetch_flags(void)
     unsigned a = 0, b, c, d;
     int flags = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (flags < 0) {
-        const int amd = __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d);
+        const int amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && __get_cpuid(1, &a, &b, &c, &d);
         flags = amd && (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x1a ? ATTN_TO_L1 : 0; /* its family */
         __atomic_store_n(&known, flags, __ATOMIC_RELAXED);
     }

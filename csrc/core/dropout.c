@@ -120,7 +120,7 @@ attn_status attn_drop_rows(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t features,
 {
     if (attn_size_of_real(dtype) == 0) FAIL("x must be float16, bfloat16, float32 or float64");
     if (!(dropout_p >= 0 && dropout_p <= 1)) FAIL("dropout_p is %g, expected 0 <= dropout_p <= 1", dropout_p);
-    if (features / 4 >= (int64_t)1 << 32) /* 32-bit counters, each for four features */
+    if ((int64_t)features / 4 >= (int64_t)1 << 32) /* 32-bit counters, each for four features */
         FAIL("x has %td features in a row, expected less than 2**34", features);
     if (rows == 0 || features == 0) return ATTN_OK;
     drops d = {.kernels = attn_kernels_for(attn_computed(dtype)),

@@ -1,16 +1,10 @@
 /* Peak speeds of this machine, for the benchmarks. */
-#include <time.h>
-
 #include "arena.h"
 #include "dispatch.h"
 #include "parallel.h"
+#include "system.h"
 
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+static double seconds_now(void) { return 1e-9 * (double)attn_now(); }
 
 /* The best of many short runs, so that other programs' load does not lower the peak. */
 double attn_measure_fma(double seconds)

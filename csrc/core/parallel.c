@@ -7,21 +7,17 @@
  * processor. After a fork the child starts with an empty pool. The fork handler takes no lock: the forking thread may
  * hold something that the lock's owner waits for.
  */
-#define _GNU_SOURCE
 #include "parallel.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "arena.h"
 #include "float_state.h"
 #include "hooks.h"
+#include "system.h"
 
-enum { MOST_WORKERS = 1024, SPIN_NS = 100000, CROWDED_SPIN_NS = 20000, POLL_NS = 50000000, STACK_BYTES = 1 << 20 };
+enum { MOST_WORKERS = 1024, SPIN_NS = 100000, CROWDED_SPIN_NS = 20000, POLL_NS = 50000000 };
 #define RUNNING (UINT32_C(1) << 16) /* above all open places */
 
 struct attn_job {
@@ -35,9 +31,9 @@ struct attn_job {
 };
 
 static struct {
-    pthread_mutex_t busy; /* held for the whole of a loop */
-    pthread_mutex_t lock; /* held to fall asleep, and to wake */
-    pthread_cond_t wake, done;
+    attn_mutex busy; /* held for the whole of a loop */
+    attn_mutex lock; /* held to fall asleep, and to wake */
+    attn_condition wake, done;
     uint32_t places; /* atomic: the loop's open places, and RUNNING for each worker that is in it */
     int asleep;      /* atomic: workers that wait for `wake` */
     int waiting;     /* atomic: whether the calling thread waits for `done` */
@@ -45,29 +41,7 @@ static struct {
     int threads;     /* workers alive, without the calling thread */
     int forks;       /* forks between the first process and this one */
     attn_job *job;   /* the loop's, while it has places */
-} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
-          .lock = PTHREAD_MUTEX_INITIALIZER,
-          .wake = PTHREAD_COND_INITIALIZER,
-          .done = PTHREAD_COND_INITIALIZER};
-
-static int64_t clock_now(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static int64_t now(void) { return clock_now(CLOCK_MONOTONIC); }
-
-/* A cheap clock, accurate to a few milliseconds. */
-static int64_t about_now(void)
-{
-#ifdef CLOCK_MONOTONIC_COARSE
-    return clock_now(CLOCK_MONOTONIC_COARSE);
-#else
-    return now();
-#endif
-}
+} pool = {.busy = ATTN_MUTEX_INIT, .lock = ATTN_MUTEX_INIT, .wake = ATTN_CONDITION_INIT, .done = ATTN_CONDITION_INIT};
 
 /* Tells the processor that the thread spins. */
 static void relax(void)
@@ -117,6 +91,12 @@ const char *attn_threads_complaint(void)
     snprintf(complaint, sizeof complaint, "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d and is ignored", text,
              MOST_WORKERS);
     return complaint;
+}
+
+int attn_usable_cpus(void)
+{
+    const int cpus = attn_allowed_cpus(), quota = attn_cgroup_quota("");
+    return quota > 0 && quota < cpus ? quota : cpus;
 }
 
 static int default_threads(void)
@@ -184,7 +164,7 @@ static int time_to_ask(void)
 {
     enum { OFTEN_NS = 1000000, MOST_SKIPPED = 4 };
     if (caller.skipped++ < MOST_SKIPPED) return 0;
-    const int64_t t = about_now();
+    const int64_t t = attn_about_now();
     if (t - caller.read < OFTEN_NS) caller.skipped = 0;
     caller.read = t;
     if (t - caller.asked < POLL_NS) return 0;
@@ -206,19 +186,18 @@ int attn_should_stop(attn_job *job, int worker)
     return __atomic_load_n(&job->stop, __ATOMIC_RELAXED);
 }
 
-static int64_t time_to_sleep(void) { return now() + __atomic_load_n(&pool.spin_ns, __ATOMIC_RELAXED); }
+static int64_t time_to_sleep(void) { return attn_now() + __atomic_load_n(&pool.spin_ns, __ATOMIC_RELAXED); }
 
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job)
 {
-    const struct timespec pause = {0, 50000};
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= least) return 1;
     const int64_t until = time_to_sleep();
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < least) {
         if (attn_should_stop(job, worker)) return 0;
-        if (now() < until)
-            sched_yield();
+        if (attn_now() < until)
+            attn_yield();
         else
-            nanosleep(&pause, NULL);
+            attn_nap();
     }
     return 1;
 }
@@ -252,19 +231,19 @@ static void leave(void)
 {
     if (__atomic_sub_fetch(&pool.places, RUNNING, __ATOMIC_SEQ_CST) > 0) return;
     if (!__atomic_load_n(&pool.waiting, __ATOMIC_SEQ_CST)) return;
-    pthread_mutex_lock(&pool.lock);
-    pthread_cond_signal(&pool.done);
-    pthread_mutex_unlock(&pool.lock);
-    sched_yield(); /* who waits may be on this processor */
+    attn_lock(&pool.lock);
+    attn_wake_one(&pool.done);
+    attn_unlock(&pool.lock);
+    attn_yield(); /* who waits may be on this processor */
 }
 
 static void sleep_until_open(void)
 {
-    pthread_mutex_lock(&pool.lock);
+    attn_lock(&pool.lock);
     __atomic_add_fetch(&pool.asleep, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&pool.places, __ATOMIC_SEQ_CST) % RUNNING == 0) pthread_cond_wait(&pool.wake, &pool.lock);
+    while (__atomic_load_n(&pool.places, __ATOMIC_SEQ_CST) % RUNNING == 0) attn_wait(&pool.wake, &pool.lock);
     __atomic_sub_fetch(&pool.asleep, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_unlock(&pool.lock);
+    attn_unlock(&pool.lock);
 }
 
 /* Opens places, and wakes sleepers if too few workers are awake. */
@@ -273,9 +252,9 @@ static void open_places(int places)
     __atomic_store_n(&pool.places, (uint32_t)places, __ATOMIC_SEQ_CST);
     const int asleep = __atomic_load_n(&pool.asleep, __ATOMIC_SEQ_CST);
     if (places <= pool.threads - asleep) return;
-    pthread_mutex_lock(&pool.lock); /* a worker about to sleep has seen the places by now, or waits */
-    pthread_mutex_unlock(&pool.lock);
-    for (int n = pool.threads - asleep; n < places; n++) pthread_cond_signal(&pool.wake);
+    attn_lock(&pool.lock); /* a worker about to sleep has seen the places by now, or waits */
+    attn_unlock(&pool.lock);
+    for (int n = pool.threads - asleep; n < places; n++) attn_wake_one(&pool.wake);
 }
 
 /* Waits for a loop to join. Sets this worker's number in the loop. */
@@ -283,60 +262,39 @@ static attn_job *next_job(int *worker)
 {
     for (;;) {
         attn_job *job;
-        for (int64_t until = time_to_sleep(); !(job = join(worker)) && now() < until;) relax();
+        for (int64_t until = time_to_sleep(); !(job = join(worker)) && attn_now() < until;) relax();
         if (job != NULL) return job;
         sleep_until_open();
     }
 }
 
-static void *worker_main(void *unused)
+static void worker_main(void)
 {
-    (void)unused;
     for (int worker = 0;;) {
         attn_job *job = next_job(&worker);
         work(job, worker);
         leave();
     }
-    return NULL;
 }
 
 static void forget_threads(void)
 {
     pool.forks++;
-    pthread_mutex_init(&pool.busy, NULL);
-    pthread_mutex_init(&pool.lock, NULL);
-    pthread_cond_init(&pool.wake, NULL);
-    pthread_cond_init(&pool.done, NULL);
+    attn_reset(&pool.busy, NULL);
+    attn_reset(&pool.lock, &pool.wake);
+    attn_reset(NULL, &pool.done);
     pool.places = 0;
     pool.asleep = pool.waiting = pool.threads = 0;
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
-
-/* Grows the pool to `wanted` workers if it can. Called with `busy` held. Workers block all signals but faults, so that
- * signal handlers run on the program's own threads. */
+/* Grows the pool to `wanted` workers if it can. Called with `busy` held. Signal handlers run on the program's own
+ * threads, not on these. */
 static void grow(int wanted)
 {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL}; /* delivered to the faulting worker itself */
-    sigset_t all, before;
-    pthread_attr_t attributes;
-
     if (pool.threads >= wanted) return;
-    if (pthread_attr_init(&attributes) != 0) return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    sigfillset(&all);
-    for (size_t n = 0; n < sizeof faults / sizeof *faults; n++) sigdelset(&all, faults[n]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     const int spin_ns = wanted < attn_usable_cpus() ? SPIN_NS : CROWDED_SPIN_NS;
     __atomic_store_n(&pool.spin_ns, spin_ns, __ATOMIC_RELAXED);
-    while (pool.threads < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, worker_main, NULL) != 0) break;
-        pool.threads++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    while (pool.threads < wanted && attn_start_thread(worker_main)) pool.threads++;
 }
 
 static int anyone_works(void) { return __atomic_load_n(&pool.places, __ATOMIC_SEQ_CST) > 0; }
@@ -346,39 +304,34 @@ static void wait_for_workers(attn_job *job)
 {
     if (is_forked(job)) return; /* another thread of the child may have the pool */
     if (__atomic_and_fetch(&pool.places, ~(RUNNING - 1), __ATOMIC_ACQUIRE) == 0) return;
-    for (int64_t until = time_to_sleep(); anyone_works() && now() < until;) sched_yield();
+    for (int64_t until = time_to_sleep(); anyone_works() && attn_now() < until;) attn_yield();
     if (!anyone_works()) return;
 
-    pthread_mutex_lock(&pool.lock);
+    attn_lock(&pool.lock);
     __atomic_store_n(&pool.waiting, 1, __ATOMIC_SEQ_CST);
     while (anyone_works()) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += POLL_NS;
-        if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-        pthread_cond_timedwait(&pool.done, &pool.lock, &until);
-        pthread_mutex_unlock(&pool.lock); /* the host may be slow, and take locks of its own */
+        attn_wait_at_most(&pool.done, &pool.lock, POLL_NS);
+        attn_unlock(&pool.lock); /* the host may be slow, and take locks of its own */
         attn_should_stop(job, 0);
-        pthread_mutex_lock(&pool.lock);
+        attn_lock(&pool.lock);
     }
     __atomic_store_n(&pool.waiting, 0, __ATOMIC_SEQ_CST);
-    pthread_mutex_unlock(&pool.lock);
+    attn_unlock(&pool.lock);
 }
 
 /* Returns whether the pool was free: the loop has then run. Out of line, as a loop on one thread would save more
  * registers. */
 static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks); /* first, so that no child inherits a busy pool */
-    if (pthread_mutex_trylock(&pool.busy) != 0) return 0;
+    attn_watch_forks(forget_threads); /* first, so that no child inherits a busy pool */
+    if (!attn_try_lock(&pool.busy)) return 0;
     grow(workers - 1);
     pool.job = job;
     open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
     work(job, 0);
     wait_for_workers(job);
     if (!is_forked(job))
-        pthread_mutex_unlock(&pool.busy);
+        attn_unlock(&pool.busy);
     else if (job->stop == ATTN_OK) /* forked after the last poll */
         job->stop = ATTN_FORKED;
     return 1;

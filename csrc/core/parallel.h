@@ -35,11 +35,7 @@ int attn_should_stop(attn_job *job, int worker);
  * instead. */
 int attn_wait_for(const ptrdiff_t *counter, ptrdiff_t least, int worker, attn_job *job);
 
-/* cpus.c: CPUs that affinity and cgroup allow this process, at least 1. */
+/* CPUs that affinity and control groups allow this process, at least 1. */
 int attn_usable_cpus(void);
-
-/* cpus.c: the CPU quota of this process's control groups, rounded up; 0 without a limit. `root` is prepended to the
- * paths of the system's files: "", or a test's folder. */
-int attn_cgroup_quota(const char *root);
 
 #endif

@@ -1,18 +1,17 @@
 /* The GIL, and the thread that handles Ctrl-C: Python delivers signals to its main thread only, which needs the GIL to
  * check. */
-#include <unistd.h>
-
 #include "convert.h"
+#include "system.h"
 
 /* Per thread: whether it is the main thread, and the process in which that was determined; whether its calls ignore
  * signals. After a fork, the forking thread is the main one. */
 static _Thread_local int is_main, is_quiet;
-static _Thread_local pid_t process;
+static _Thread_local int64_t process;
 
 /* Per process: its main thread, looked up at import. A lookup during a call might run a signal handler, whose exception
  * would be lost. */
 static unsigned long main_ident;
-static pid_t main_process;
+static int64_t main_process;
 
 int pyattn_find_main_thread(void)
 {
@@ -25,14 +24,14 @@ int pyattn_find_main_thread(void)
     Py_XDECREF(threading);
     if (PyErr_Occurred()) return -1;
     main_ident = found;
-    main_process = getpid();
+    main_process = attn_process();
     return 0;
 }
 
 /* Notes whether this is the main thread, which costs a system call, so only for calls that take longer. */
 static void note_thread(void)
 {
-    const pid_t self = getpid();
+    const int64_t self = attn_process();
     if (process == self) return;
     if (main_process != self && pyattn_find_main_thread() < 0) {
         PyErr_Clear(); /* this call is not interruptible; the next one tries again */

@@ -174,13 +174,14 @@ static void draw_lengths_of_batches(test_case *c, lcg *g, tensor *t, ptrdiff_t m
 static void draw_limits_of_queries(test_case *c, lcg *g)
 {
     static const int with_heads[] = {OUTER, BATCH, HEAD, ROW, COLUMN}, no_heads[] = {OUTER, BATCH, ROW, COLUMN};
+    static const double far_or_near[] = {-0x1p60, -1, 0, 63, 64, 65, 200, 0x1p60};
     const unsigned each = ANY_ROLE & ~(1u << COLUMN);
     const wish pairs = {ATTN_I64, c->has_heads ? with_heads : no_heads, c->has_heads ? 5 : 4, c->rank, 1, each, each,
                         0};
     draw_tensor(&c->key_limits, g, &pairs, LIST(c->outer, c->batch, c->heads, c->q_len, 2));
     for (ptrdiff_t at[ROLES] = {0}, left = tensor_count(&c->key_limits); left > 0; left--) {
         const ptrdiff_t in_order = draw_below(g, c->kv_len / 2 + 1) + (at[COLUMN] ? c->kv_len / 2 : 0);
-        const double any = (double)PICK(g, -(1L << 60), -1, 0, 63, 64, 65, 200, 1L << 60);
+        const double any = far_or_near[PICK(g, 0, 1, 2, 3, 4, 5, 6, 7)];
         tensor_set(&c->key_limits, at, draw_one_in(g, 4) ? any : (double)in_order);
         tensor_next(&c->key_limits, at);
     }

@@ -47,7 +47,7 @@ void tensor_make(tensor *t, attn_dtype dtype, const ptrdiff_t size[ROLES], const
     for (int n = 0; n < axes; n++) {
         const int role = roles[count - axes + n];
         t->shape[n] = size[role];
-        t->strides[n] = size[role] == 1 ? (ptrdiff_t)1 << 40 : t->step[role];
+        t->strides[n] = size[role] == 1 ? (ptrdiff_t)(INT64_C(1) << 40) : t->step[role];
     }
 }
 

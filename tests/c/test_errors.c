@@ -101,7 +101,7 @@ static void test_sizes(void)
 
 static void test_sizes_that_overflow(void)
 {
-    const ptrdiff_t huge = (ptrdiff_t)1 << 61;
+    const ptrdiff_t huge = (ptrdiff_t)(INT64_C(1) << 61);
     REFUSED("the result is too large for memory: query (2305843009213693952, 8), key (3, 8), value (3, 8)",
             args->query = VIEW(ATTN_F32, huge, 8);
             args->key = args->value = VIEW(ATTN_F32, 3, 8));
@@ -170,7 +170,7 @@ static void test_masks_and_lengths(void)
     REFUSED("dropout with 8 heads in all, 4294967299 queries and 3 keys, expected at most 2**32 of each (keys: 2**34); "
             "pass keep_mask instead",
             args->dropout_p = 0.5;
-            args->query_start = (ptrdiff_t)1 << 32);
+            args->query_start = (ptrdiff_t)(INT64_C(1) << 32));
     REFUSED("key_limits has shape (3, 3), which does not broadcast to (2, 4, 3, 2): two numbers for each query",
             args->key_limits = VIEW(ATTN_I64, 3, 3));
     REFUSED("key_limits has shape (3, 1), which does not broadcast to (2, 4, 3, 2): two numbers for each query",

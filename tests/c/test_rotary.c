@@ -160,14 +160,14 @@ static void test_mistakes(void)
     REFUSED("x has shape (5, -8), expected sizes of 0 or more", args.x = VIEW(ATTN_F32, 5, -8));
     REFUSED("x must be float16, bfloat16, float32 or float64", args.x.dtype = ATTN_BOOL);
     REFUSED("the result is too large for memory: x (2, 2305843009213693952, 8)",
-            args.x = VIEW(ATTN_F32, 2, (ptrdiff_t)1 << 61, 8));
+            args.x = VIEW(ATTN_F32, 2, (ptrdiff_t)(INT64_C(1) << 61), 8));
     REFUSED("inv_freq has shape (4,), expected (pairs,), and must be float64", args.inv_freq.dtype = ATTN_F32);
     REFUSED("inv_freq has shape (2, 2), expected (pairs,), and must be float64", args.inv_freq = VIEW(ATTN_F64, 2, 2));
     REFUSED("inv_freq has 5 pairs, but x has dim 8: at most 4 pairs. Given: x (2, 3, 5, 8)",
             args.inv_freq = VIEW(ATTN_F64, 5));
     REFUSED("inv_freq must be contiguous", args.inv_freq.strides[0] = 0);
     REFUSED("offset is 9007199254740989 and x has length 5, expected positions from -2**53 to 2**53",
-            args.offset = ((ptrdiff_t)1 << 53) - 3);
+            args.offset = (ptrdiff_t)((INT64_C(1) << 53) - 3));
     REFUSED("position_ids has shape (3, 5), which does not broadcast to (2, 5): (..., length), one for each row of all "
             "heads",
             args.position_ids = IDS(3, 5));

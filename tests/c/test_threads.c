@@ -4,10 +4,14 @@
  */
 #include <pthread.h>
 #include <string.h>
+
+#if !defined(_WIN32) && !defined(__wasm__)
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include "cases.h"
+#include "system.h"
 
 enum { CALLERS = 8, CALLS = 6, ROUNDS = 10, FORKS = 20, CHILD_SECONDS = 20 };
 
@@ -68,12 +72,18 @@ static int call_all(caller *c)
     return wrong;
 }
 
-static pthread_barrier_t all_there; /* threads being created may hold the allocator's lock */
+static int there; /* atomic: threads being created may hold the allocator's lock */
+
+static void wait_for_all(void)
+{
+    __atomic_add_fetch(&there, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(&there, __ATOMIC_ACQUIRE) < CALLERS + 1) attn_yield();
+}
 
 static void *call_until_stopped(void *argument)
 {
     caller *c = argument;
-    pthread_barrier_wait(&all_there);
+    wait_for_all();
     for (int round = 0; round < ROUNDS || !__atomic_load_n(&c->stop, __ATOMIC_RELAXED); round++)
         c->wrong += call_all(c);
     return NULL;
@@ -82,6 +92,9 @@ static void *call_until_stopped(void *argument)
 /* The child has the pool's state without its threads. An alarm ends a child that waits for them. */
 static void claim_child_computes(caller *own)
 {
+#if defined(_WIN32) || defined(__wasm__) /* which have no fork */
+    (void)own;
+#else
     const pid_t child = fork();
     if (child == 0) {
         alarm(CHILD_SECONDS);
@@ -92,6 +105,7 @@ static void claim_child_computes(caller *own)
     CLAIM(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child %s %d",
           WIFSIGNALED(status) ? "was stopped by signal" : "found other bits, status",
           WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+#endif
 }
 
 int main(int count, char **arguments)
@@ -112,12 +126,11 @@ int main(int count, char **arguments)
     CLAIM(call_all(&own) == 0, "three threads give other bits than one");
     if (forks > 0) claim_child_computes(&own); /* nobody else is calling; the pool is parked */
 
-    pthread_barrier_init(&all_there, NULL, CALLERS + 1);
     for (int n = 0; n < CALLERS; n++) {
         make_caller(&others[n], n);
         if (pthread_create(&threads[n], NULL, call_until_stopped, &others[n]) != 0) return 2;
     }
-    pthread_barrier_wait(&all_there);
+    wait_for_all();
     for (int n = 0; n < forks; n++) {
         claim_child_computes(&own);
         CLAIM(call_all(&own) == 0, "the parent has other bits after a fork");

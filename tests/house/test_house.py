@@ -9,7 +9,7 @@ import sys
 
 from support.helpers import ROOT, for_each, run_python
 
-ROOMS = ("include", "core", "kernels", "python")
+ROOMS = ("include", "core", "kernels", "python", "system")
 C_FILES = sorted(path for room in ROOMS for path in (ROOT / "csrc" / room).glob("*.[ch]"))
 PYTHON_FILES = sorted((ROOT / "pyattn").rglob("*.py"))
 HOME = {path.name: path.parent.name for path in C_FILES}  # of a header; names are unique, tested below
@@ -17,20 +17,24 @@ HOME = {path.name: path.parent.name for path in C_FILES}  # of a header; names a
 # Room: the rooms whose headers it may include. Of kernels, core sees kernels.h alone.
 C_ARROWS = {
     "include": set(),
-    "core": {"include", "core", "kernels"},
+    "core": {"include", "core", "kernels", "system"},
     "kernels": {"kernels"},
-    "python": {"include", "core", "python"},
+    "python": {"include", "core", "python", "system"},
+    "system": {"system"},
 }
 # Headers that only these may include.
 RESERVED = {
     r"Python\.h|numpy/.*": lambda path: path.parent.name == "python",
     r"immintrin\.h|arm_neon\.h": lambda path: path.parent.name == "kernels",
     r"[a-z]mmintrin\.h": lambda path: path.name == "float_state.h",
-    r"pthread\.h|threads\.h|semaphore\.h": lambda path: path.name == "parallel.c",
+    r"(pthread|threads|semaphore|windows|process|sched|signal|time|unistd)\.h": lambda path: (
+        path.parent.name == "system"
+    ),
 }
 # Words that only these may use.
 WORDS = {
-    r"pthread_\w+|thrd_\w+|sem_wait": lambda path: path.name == "parallel.c",
+    r"pthread_\w+|thrd_\w+|sem_wait": lambda path: path.parent.name == "system",
+    r"attn_start_thread|attn_try_lock": lambda path: path.name == "parallel.c" or path.parent.name == "system",
     r"malloc|calloc|realloc|free|aligned_alloc|posix_memalign|alloca|strdup|mmap": lambda path: path.name == "arena.c",
     r"Py\w*_\w+|NPY_\w+|npy_\w+": lambda path: path.parent.name == "python",
     r"attn_status|attn_fail|attn_arena\w*|attn_job": lambda path: path.parent.name != "kernels",
@@ -125,10 +129,10 @@ def test_the_public_header_and_the_core_know_the_c_library_alone(path):
     if path.parent.name not in ("include", "core"):
         return
     others = {header for header in includes(path) if header not in HOME}
-    system = {"cpuid.h", "pthread.h", "signal.h", "sched.h", "time.h", "unistd.h", "xmmintrin.h"}
+    processor = {"cpuid.h", "xmmintrin.h"}
     library = {f"std{name}.h" for name in ("arg", "bool", "def", "int", "io", "lib")}
     library |= {"errno.h", "fenv.h", "float.h", "limits.h", "math.h", "string.h"}
-    assert others <= library | (system if path.parent.name == "core" else set())
+    assert others <= library | (processor if path.parent.name == "core" else set())
 
 
 @every_c_file

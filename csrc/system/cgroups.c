@@ -1,37 +1,25 @@
-/* The number of CPUs that this process may use. */
-#define _GNU_SOURCE
+/* The CPU quota of Linux's control groups. See system.h. */
+#include "system.h"
+
+#if defined(__linux__)
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
-
-#include "parallel.h"
-
-static int affinity(void)
-{
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-#endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (int)online : 1;
-}
 
 /* Reads up to two numbers from the start of a control group's file; returns how many it found. */
 static int read_numbers(const char *root, const char *group, const char *name, long long *first, long long *second)
 {
-    char path[1000];
-    int found = 0;
+    char path[1000], line[100], *middle, *end;
     snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/%s", root, group, name);
     FILE *file = fopen(path, "re");
-    if (file != NULL) {
-        found = fscanf(file, "%lld %lld", first, second);
-        fclose(file);
-    }
+    if (file == NULL) return 0;
+    if (fgets(line, sizeof line, file) == NULL) *line = '\0';
+    fclose(file);
+    const long long one = strtoll(line, &middle, 10), other = strtoll(middle, &end, 10); /* too large ones: the most */
+    const int found = middle == line ? 0 : end == middle ? 1 : 2;
+    if (found > 0) *first = one;
+    if (found > 1) *second = other;
     return found;
 }
 
@@ -83,10 +71,10 @@ int attn_cgroup_quota(const char *root)
     fclose(file);
     return least;
 }
-
-int attn_usable_cpus(void)
+#else
+int attn_cgroup_quota(const char *root)
 {
-    int cpus = affinity(), quota = attn_cgroup_quota("");
-    if (quota > 0 && quota < cpus) cpus = quota;
-    return cpus > 0 ? cpus : 1;
+    (void)root;
+    return 0;
 }
+#endif

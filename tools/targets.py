@@ -1,0 +1,130 @@
+"""Compiles the C core and its tests for other systems, and runs them where something here can: `make targets`.
+
+The compiler is zig's, which has the headers and libraries of each system. Programs run as they are, under wine, under
+qemu or as WebAssembly; for macOS nothing here does. The bits of attention are compared with this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests" / "c"
+ZIG = f"{sys.executable} -m ziglang"
+
+# WebAssembly cannot flush denormals (tanh), has no threads, and sizes of 32 bits, where other tests know 64. activation:
+# musl's long doubles of 128 bits are no more exact than doubles.
+NOT_ON_WASM = ("activation", "cache", "dropout", "embedding", "errors", "host", "rotary", "tanh", "threads")
+# The others take minutes each in emulation; `make core` runs them there.
+SLOW_IN_QEMU = ("activation", "attention", "bits", "cache", "dropout", "host", "multihead", "parts", "threads")
+
+
+def wine() -> list[str] | None:
+    found = shutil.which("wine64") or shutil.which("wine64", path="/usr/lib/wine") or shutil.which("wine")
+    return [found] if found else None
+
+
+def qemu() -> list[str] | None:
+    found = shutil.which("qemu-aarch64")
+    return [found, "-L", "/usr/aarch64-linux-gnu"] if found else None
+
+
+def wasm() -> list[str] | None:
+    return [sys.executable, str(ROOT / "tools" / "run_wasm.py")]
+
+
+def here() -> list[str] | None:
+    return []
+
+
+@dataclass(frozen=True)
+class Target:
+    """A system, as zig calls it, and what runs its programs here."""
+
+    name: str
+    runner: Callable[[], list[str] | None] | None = None
+    left_out: tuple[str, ...] = ()
+
+
+TARGETS = (
+    Target("x86_64-linux-gnu.2.28", here),
+    Target("x86_64-linux-musl", here),
+    Target("aarch64-linux-gnu.2.28", qemu, SLOW_IN_QEMU),
+    Target("aarch64-linux-musl", qemu, SLOW_IN_QEMU),
+    Target("x86_64-macos"),
+    Target("aarch64-macos"),
+    Target("x86_64-windows-gnu", wine),
+    Target("wasm32-wasi", wasm, NOT_ON_WASM),
+)
+
+
+def make(build: str, compiler: str, *goals: str) -> subprocess.CompletedProcess[str]:
+    """Run tests/c/Makefile with a compiler."""
+    words = [f"BUILD={build}", f"CC={compiler}", "PYATTN_WERROR=1", "-s", f"-j{os.cpu_count()}"]
+    words += [f"AR={ZIG} ar", "CFLAGS=-O2"] if "ziglang" in compiler else []
+    return subprocess.run(["make", "-C", str(TESTS), *words, *goals], capture_output=True, text=True)
+
+
+def run(command: list[str]) -> str:
+    """Run a program; return what went wrong."""
+    quiet = {"WINEDEBUG": "-all", "WINEPREFIX": str(TESTS / "build" / "wine")}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **quiet}, timeout=600)
+    return "" if done.returncode == 0 else f"{Path(command[-1]).name}: {(done.stdout + done.stderr)[-400:]}"
+
+
+def try_target(target: Target, bits: Path) -> tuple[dict[str, str], list[str]]:
+    """Compile and run; return a line of the table, and what went wrong."""
+    build = f"build/{target.name}"
+    made = make(build, f"{ZIG} cc -target {target.name}", "programs")
+    if made.returncode:
+        return {"compiled": "no"}, [made.stderr[-2000:]]
+    row = {"compiled": "yes", "linked": "yes", "C tests run": "no", "same bits": ""}
+    runner = target.runner() if target.runner else None
+    if runner is None:
+        row["C tests run"] = "SKIPPED: no emulator here" if target.runner else "nothing here runs them"
+        return row, []
+    programs = sorted(path for path in (TESTS / build).glob("test_*") if not path.suffix)
+    chosen = [path for path in programs if path.name.removeprefix("test_") not in target.left_out]
+    problems = [run([*runner, str(path)]) for path in chosen]
+    problems.append(run([*runner, str(TESTS / build / "test_bits"), "--compare", str(bits)]))
+    row["C tests run"] = f"{len(chosen)} of {len(programs)}"
+    row["same bits"] = "no" if problems[-1] else "yes"
+    return row, [problem for problem in problems if problem]
+
+
+def main() -> int:
+    """Print the table; 1 if something went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(target.name for target in TARGETS)}")
+    names = parser.parse_args().names
+    failed = False
+    print("| target | compiled | linked | C tests run | same bits | seconds |\n|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bits = Path(folder, "bits")
+        made = make("build/check", os.environ.get("CC", "cc"), "build/check/test_bits")
+        if made.returncode or run([str(TESTS / "build/check/test_bits"), "--write", str(bits)]):
+            sys.exit(f"this machine's own bits are missing:\n{made.stderr}")
+        for target in TARGETS:
+            if names and target.name not in names:
+                continue
+            began = time.monotonic()
+            row, problems = try_target(target, bits)
+            cells = [row.get(column, "") for column in ("compiled", "linked", "C tests run", "same bits")]
+            print(f"| {target.name} | {' | '.join(cells)} | {time.monotonic() - began:.0f} |", flush=True)
+            for problem in problems:
+                failed = True
+                print(problem, flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
