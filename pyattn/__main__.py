@@ -40,7 +40,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog="python -m pyattn", description="Attention for NumPy arrays.")
     parser.set_defaults(run=_demo)
     parser.add_argument("--version", action="version", version=f"pyattn {pyattn.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info,compare,check,explain,embed}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,test,compare,check,explain,embed}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> _Parser:
         command = commands.add_parser(name, help=about)
@@ -50,6 +50,9 @@ def _parser() -> _Parser:
     add("demo", _demo, "the worked example, and a short benchmark (the default)")
     info = add("info", _info, "version, compiler, instruction sets, threads")
     info.add_argument("--json", action="store_true", help="as JSON")
+    test = add("test", _test, "test this installation; prints what a bug report needs")
+    test.add_argument("--json", action="store_true", help="as JSON")
+    test.add_argument("--cases", type=int, default=500, help="drawn cases at each level (default: %(default)s)")
     add("compare", _compare, "an example of comparing a correct and a faulty attention module with a reference")
     explain = add("explain", _explain, "the worked example, or your matrices, step by step as an HTML page")
     names = "x, w_query, w_key, w_value, or query, key, value"
@@ -84,6 +87,18 @@ def _info(options: argparse.Namespace) -> int:
     else:
         pyattn.show_config()
     return 0
+
+
+def _test(options: argparse.Namespace) -> int:
+    from pyattn.testing.self_check import examine
+
+    report = examine(options.cases)
+    if options.json:
+        print(json.dumps(report.to_dict() | {"config": pyattn.show_config(mode="dicts")}, indent=2))
+    else:
+        pyattn.show_config()
+        print(f"\n{report}")
+    return 0 if report.passed else 1
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -1,0 +1,81 @@
+"""``python -m pyattn test``: passes here, and finds an installation that gives wrong numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pyattn import _core, runtime
+from pyattn.__main__ import main
+from pyattn.testing import self_check
+
+CHECKS = {"article", "threads", "fork", "drawn cases"}
+
+
+def test_every_level_passes_and_says_so(capsys):
+    before = runtime.isa()
+    assert main(["test", "--cases", "30"]) == 0
+    text = capsys.readouterr().out
+    for level in _core._levels():
+        for check in CHECKS:
+            assert f"{check:12}{level:8}passed: " in text
+    assert "30 against float64, at most " in text
+    assert text.startswith("pyattn ")
+    assert "Everything passed, after " in text
+    assert runtime.isa() == before
+
+
+def test_the_report_as_json(capsys):
+    assert main(["test", "--cases", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"]
+    assert {finding["check"] for finding in report["findings"]} == CHECKS | {"same bits"}
+    assert report["config"] == runtime.show_config(mode="dicts")
+
+
+def off_by_a_little(result):
+    result.output[..., :1] *= 1 + 1e-3
+    return result
+
+
+def nan(result):
+    result.weights[...] = np.nan
+    return result
+
+
+def refusing(result):
+    raise ValueError("no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [(off_by_a_little, " times the error that its bound allows"), (nan, " times the"), (refusing, "no such kernel")],
+)
+def test_wrong_numbers_are_found(wrong, said, monkeypatch, capsys):
+    right = self_check.attention
+
+    def attention(*arrays, **options):
+        result = right(*arrays, **options)
+        return wrong(result) if "need_weights" in options else result
+
+    monkeypatch.setattr(self_check, "attention", attention)
+    assert main(["test", "--cases", "8"]) == 1
+    text = capsys.readouterr().out
+    assert said in text
+    assert "FAILED: please report it with all of the above" in text
+
+
+def test_bits_that_differ_between_calls_are_found(monkeypatch):
+    right, calls = self_check.attention, []
+
+    def attention(*arrays, **options):
+        result = right(*arrays, **options)
+        calls.append(1)
+        result.output.flat[0] += np.float16(len(calls) % 2) / 8
+        return result
+
+    monkeypatch.setattr(self_check, "attention", attention)
+    assert not self_check._threads()[0]
+    assert not self_check._fork()[0]
