@@ -52,7 +52,7 @@ def _parser() -> _Parser:
     info.add_argument("--json", action="store_true", help="as JSON")
     test = add("test", _test, "test this installation; prints what a bug report needs")
     test.add_argument("--json", action="store_true", help="as JSON")
-    test.add_argument("--cases", type=int, default=500, help="drawn cases at each level (default: %(default)s)")
+    test.add_argument("--cases", type=_positive, default=500, help="drawn cases at each level (default: %(default)s)")
     add("compare", _compare, "an example of comparing a correct and a faulty attention module with a reference")
     explain = add("explain", _explain, "the worked example, or your matrices, step by step as an HTML page")
     names = "x, w_query, w_key, w_value, or query, key, value"
@@ -92,13 +92,20 @@ def _info(options: argparse.Namespace) -> int:
 def _test(options: argparse.Namespace) -> int:
     from pyattn.testing.self_check import examine
 
-    report = examine(options.cases)
     if options.json:
+        report = examine(options.cases)
         print(json.dumps(report.to_dict() | {"config": pyattn.show_config(mode="dicts")}, indent=2))
     else:
         pyattn.show_config()
-        print(f"\n{report}")
+        print(flush=True)
+        report = examine(options.cases, lambda text: print(text, end="", flush=True))
     return 0 if report.passed else 1
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, not {text}")
+    return int(text)
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -24,7 +24,8 @@ static unsigned saved_registers(void)
     return low;
 }
 
-/* By CPUID itself: __builtin_cpu_supports knows nothing in what some compilers link (zig), and F16C in few. */
+/* By CPUID itself: __builtin_cpu_supports knows nothing in what some compilers link (zig), and F16C in few. macOS saves
+ * the registers of AVX-512 only once a thread has used them, so that Macs get AVX2. */
 static int machine_has(const char *isa)
 {
     enum { AVX_REGISTERS = 0x6, AVX512_REGISTERS = 0xe6 };

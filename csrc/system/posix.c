@@ -83,14 +83,14 @@ int attn_start_thread(void (*run)(void))
     return !failed;
 }
 
-static void (*in_child)(void);
+static void (*in_child)(void); /* atomic */
 
-static void watch(void) { pthread_atfork(NULL, NULL, in_child); }
+static void watch(void) { pthread_atfork(NULL, NULL, __atomic_load_n(&in_child, __ATOMIC_RELAXED)); }
 
 void attn_watch_forks(void (*child)(void))
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    __atomic_store_n(&in_child, child, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&in_child, __ATOMIC_RELAXED) == NULL) __atomic_store_n(&in_child, child, __ATOMIC_RELAXED);
     pthread_once(&once, watch);
 }
 

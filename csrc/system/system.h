@@ -75,8 +75,8 @@ int64_t attn_process(void);
 
 int attn_allowed_cpus(void); /* by affinity, at least 1 */
 
-/* cgroups.c: the CPU quota of this process's control groups, rounded up; 0 without a limit, as on all systems but Linux.
- * `root` is prepended to the paths of the system's files: "", or a test's folder. */
+/* cgroups.c: the CPU quota of this process's control groups, rounded up; 0 without a limit, as on all systems but
+ * Linux. `root` is prepended to the paths of the system's files: "", or a test's folder. */
 int attn_cgroup_quota(const char *root);
 
 #endif

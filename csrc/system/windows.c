@@ -27,7 +27,7 @@ int64_t attn_about_now(void) { return (int64_t)GetTickCount64() * 1000000; }
 
 void attn_yield(void) { SwitchToThread(); }
 
-void attn_nap(void) { Sleep(1); }
+void attn_nap(void) { SwitchToThread(); } /* Sleep(1) may take 16 ms */
 
 void attn_lock(attn_mutex *mutex) { AcquireSRWLockExclusive(lock_of(mutex)); }
 
@@ -74,9 +74,9 @@ int64_t attn_process(void) { return (int64_t)GetCurrentProcessId(); }
 
 int attn_allowed_cpus(void)
 {
-    DWORD_PTR process = 0, system = 0;
-    if (!GetProcessAffinityMask(GetCurrentProcess(), &process, &system)) return 1;
-    const int cpus = __builtin_popcountll(process); /* 0 where the process runs in several groups of 64 */
-    return cpus > 0 ? cpus : (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    DWORD_PTR process = 0, system = 0; /* masks of one group of up to 64 processors */
+    const int all = (int)GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    if (!GetProcessAffinityMask(GetCurrentProcess(), &process, &system) || process == system) return all > 0 ? all : 1;
+    return __builtin_popcountll(process);
 }
 #endif

@@ -1,7 +1,7 @@
 // Attention from C: the core without Python. Computes causal attention of 8 heads and checks it by the formula.
 //
-//     cc -std=gnu11 -O3 -ffp-contract=off -fno-trapping-math -Icsrc/include -Icsrc/core -Icsrc/kernels
-//         examples/c/attention.c csrc/core/*.c csrc/kernels/*.c -lm -pthread -o attention
+//     cc -std=gnu11 -O3 -ffp-contract=off -fno-trapping-math -Icsrc/include -Icsrc/core -Icsrc/kernels -Icsrc/system
+//         examples/c/attention.c csrc/core/*.c csrc/kernels/*.c csrc/system/*.c -lm -pthread -o attention
 
 #include <math.h>
 #include <stdio.h>

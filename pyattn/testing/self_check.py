@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ from pyattn.testing import bounds
 __all__ = ["Report", "examine"]
 
 Array = npt.NDArray[Any]
-CALLERS, CHILD_SECONDS = 4, 30
+CALLERS, MOST_SECONDS = 4, 60
+WORTH_THREADS = 1_000_000  # multiply-adds from which the core takes several threads
 
 
 class Finding(NamedTuple):
@@ -33,6 +34,11 @@ class Finding(NamedTuple):
     level: str
     passed: bool
     detail: str
+
+    @property
+    def verdict(self) -> str:
+        """What a line of the report says after check and level."""
+        return f"{'passed' if self.passed else 'FAILED'}: {self.detail}"
 
 
 class Case(NamedTuple):
@@ -60,10 +66,9 @@ class Report(NamedTuple):
         return all(finding.passed for finding in self.findings)
 
     def __str__(self) -> str:
-        """Write a line for each finding, and the verdict."""
-        lines = [f"{f.check:12}{f.level:8}{'passed' if f.passed else 'FAILED'}: {f.detail}" for f in self.findings]
+        """Write the last line."""
         verdict = "Everything passed" if self.passed else "FAILED: please report it with all of the above"
-        return "\n".join([*lines, "", f"{verdict}, after {self.seconds:.0f} s."])
+        return f"{verdict}, after {self.seconds:.0f} s."
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -74,23 +79,30 @@ class Report(NamedTuple):
         }
 
 
-def examine(cases: int) -> Report:
-    """Run all checks at every level of this machine; so many cases are drawn at each."""
+def examine(cases: int, tell: Callable[[str], object] = lambda text: None) -> Report:
+    """Run all checks at every level of this machine, with so many drawn cases at each.
+
+    `tell` gets the text of the report as it comes: should the interpreter crash, the last line names the check.
+    """
     began, before = time.perf_counter(), runtime.isa()
-    findings: list[Finding] = []
-    try:
-        for level in _core._levels():
-            _core._set_isa(level)
-            findings += [
-                _find("article", level, _article),
-                _find("threads", level, _threads),
-                _find("fork", level, _fork),
-                _find("drawn cases", level, lambda: _drawn(cases)),
-            ]
-        findings.append(_find("same bits", "all", lambda: _same_bits(cases)))
-    finally:
-        _core._set_isa(before)
-    return Report(findings, time.perf_counter() - began)
+    checks = {"article": _article, "threads": _threads, "fork": _fork, "drawn cases": lambda: _drawn(cases)}
+    plan = [(check, level, find) for level in _core._levels() for check, find in checks.items()]
+    findings = []
+    with warnings.catch_warnings():
+        # Drawn masks may look inverted, or hide all keys; Python warns of a fork beside threads.
+        warnings.simplefilter("ignore")
+        try:
+            for check, level, find in [*plan, ("same bits", "all", lambda: _same_bits(cases))]:
+                tell(f"{check:12}{level:8}")
+                if level != "all":
+                    _core._set_isa(level)
+                findings.append(_find(check, level, find))
+                tell(f"{findings[-1].verdict}\n")
+        finally:
+            _core._set_isa(before)
+    report = Report(findings, time.perf_counter() - began)
+    tell(f"\n{report}\n")
+    return report
 
 
 def _find(check: str, level: str, find: Callable[[], tuple[bool, str]]) -> Finding:
@@ -107,58 +119,64 @@ def _find(check: str, level: str, find: Callable[[], tuple[bool, str]]) -> Findi
 def _article() -> tuple[bool, str]:
     """Compute the worked example in both dtypes."""
     worst = 0.0
-    for dtype in (np.float32, np.float64):
+    for dtype, bar in ((np.float32, 1e-6), (np.float64, 1e-14)):
         x = np.array(article.X, dtype)
         query, key, value = (x @ np.array(w, dtype) for w in (article.W_QUERY, article.W_KEY, article.W_VALUE))
         output = attention(query, key, value, scale=1.0)
         exact = reference.attention(query, key, value, scale=1.0, dtype=np.float64).output
-        worst = max(worst, float(np.abs(output - exact).max()))
-    return worst <= 1e-6, f"off by at most {worst:.1e}"
+        error = float(np.abs(output - exact).max())
+        if not error <= bar:
+            return False, f"off by {error:.1e} in {dtype.__name__}"
+        worst = max(worst, error)
+    return True, f"off by at most {worst:.1e}"
 
 
 def _drawn(cases: int) -> tuple[bool, str]:
-    """Compare outputs, weights and logsumexps with float64, and halves with float32."""
+    """Compare outputs, weights and logsumexps with float64; those of halves first with what float32 gives."""
     worst = 0.0
     for case in _draw(cases):
-        dtype = case.arrays[0].dtype
-        result = _attend(case)
-        if dtype == np.float16:
+        given, result = case, _attend(case)
+        if case.arrays[0].dtype == np.float16:
             query, key, value = (array.astype(np.float32) for array in case.arrays)
-            wide = _attend(case._replace(arrays=(query, key, value)))
-            rounded = [part.astype(dtype) for part in (wide.output, wide.weights)]
-            if not all(map(np.array_equal, (result.output, result.weights, result.lse), (*rounded, wide.lse))):
+            given = case._replace(arrays=(query, key, value))
+            wide = _attend(given)
+            rounded = wide[0].astype(np.float16), wide[1].astype(np.float16), wide[2]
+            if not _equal(result, rounded):
                 return False, f"{case}: not what float32 gives, rounded"
-            continue
-        exact = bounds.expect(*case.arrays, dtype, **case.arguments)
-        ratios = bounds.output_ratios(result.output, exact) / bounds.output_bars(exact)
-        ratio = max(
-            float(ratios.max(initial=0)),
-            bounds.weights_ratio(result.weights, exact),
-            bounds.lse_ratio(result.lse, exact),
-        )
-        worst = max(worst, ratio)
-        if not ratio <= 1:
-            return False, f"{case}: {ratio:.2f} times the error that its bound allows"
+            result = wide
+        output, weights, lse = result
+        exact = bounds.expect(*given.arrays, given.arrays[0].dtype, **case.arguments)
+        ratios = bounds.output_ratios(output, exact) / bounds.output_bars(exact)
+        all_ratios = float(ratios.max(initial=0)), bounds.weights_ratio(weights, exact), bounds.lse_ratio(lse, exact)
+        if not all(ratio <= 1 for ratio in all_ratios):
+            return False, f"{case}: {max(all_ratios):.2f} times the error that its bound allows"
+        worst = max(worst, *all_ratios)
     return True, f"{cases} against float64, at most {worst:.2f} of what rounding allows"
 
 
 def _threads() -> tuple[bool, str]:
     """Call from several threads at once, each with workers."""
-    cases = list(_draw(24))
-    expected = [_attend(case, num_threads=1).output for case in cases]
+    cases = [case for case in _draw(60) if _work(case) > WORTH_THREADS]
+    expected = [_attend(case, num_threads=1) for case in cases]
     wrong: list[str] = []
 
     def call() -> None:
-        for case, output in zip(cases, expected, strict=True):
-            if not _equal(_attend(case, num_threads=3).output, output):
-                wrong.append(str(case))
+        try:
+            for case, parts in zip(cases, expected, strict=True):
+                if not _equal(_attend(case, num_threads=3), parts):
+                    wrong.append(f"{case}: other bits")
+        except Exception as error:
+            wrong.append(f"{type(error).__name__}: {error}")
 
-    callers = [threading.Thread(target=call) for _ in range(CALLERS)]
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(CALLERS)]
     for caller in callers:
         caller.start()
+    until = time.monotonic() + MOST_SECONDS
     for caller in callers:
-        caller.join()
-    return not wrong, wrong[0] if wrong else f"{CALLERS} callers, 1 and 3 workers: the same bits"
+        caller.join(max(0.0, until - time.monotonic()))
+    if any(caller.is_alive() for caller in callers):
+        return False, f"no answer within {MOST_SECONDS} s"
+    return not wrong, wrong[0] if wrong else f"{CALLERS} callers, {len(cases)} cases, 1 and 3 workers: the same bits"
 
 
 def _fork() -> tuple[bool, str]:
@@ -166,34 +184,38 @@ def _fork() -> tuple[bool, str]:
     if not hasattr(os, "fork"):
         return True, "not on this system"
     query, key, value = np.random.default_rng(0).standard_normal((3, 1, 8, 300, 64)).astype(np.float32)
-    case = Case(-1, (query, key, value), {})  # large enough for several workers
-    expected = _attend(case, num_threads=2).output
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own threads are not used in the child
-        child = os.fork()
+    case = Case(-1, (query, key, value), {})
+    expected = _attend(case, num_threads=2)
+    child = os.fork()
     if child == 0:
-        os._exit(0 if _equal(_attend(case, num_threads=2).output, expected) else 1)
-    until = time.monotonic() + CHILD_SECONDS
+        status = 2
+        try:
+            status = 0 if _equal(_attend(case, num_threads=2), expected) else 1
+        finally:
+            os._exit(status)
+    until = time.monotonic() + MOST_SECONDS
     while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
         time.sleep(0.01)
     if done[0] == 0:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return False, f"a child did not answer within {CHILD_SECONDS} s"
+        return False, f"a child did not answer within {MOST_SECONDS} s"
     return done[1] == 0, "a child gives the same bits" if done[1] == 0 else f"a child ended with status {done[1]}"
 
 
 def _same_bits(cases: int) -> tuple[bool, str]:
     """Compare levels with each other: all but scalar, which lacks fused multiply-adds, have the same bits."""
     levels = [level for level in _core._levels() if level != "scalar"]
+    if len(levels) < 2:
+        return True, "one level besides scalar, or none: nothing to compare"
     for case in _draw(cases):
-        outputs = []
+        results = []
         for level in levels:
             _core._set_isa(level)
-            outputs.append(_attend(case).output)
-        if not all(_equal(output, outputs[0]) for output in outputs):
+            results.append(_attend(case))
+        if not all(_equal(result, results[0]) for result in results):
             return False, f"{case}: other bits at {', '.join(levels)}"
-    return True, f"{cases} cases at {', '.join(levels) or 'scalar alone'}"
+    return True, f"{cases} cases at {', '.join(levels)}"
 
 
 # The cases
@@ -204,8 +226,8 @@ def _draw(count: int) -> Iterator[Case]:
     for number in range(count):
         rng = np.random.default_rng(number)
         heads, kv_heads = [(1, 1), (2, 2), (4, 2), (6, 1)][rng.integers(4)]
-        q_len, kv_len = rng.choice([1, 2, 3, 9, 16, 33, 70]), rng.choice([1, 5, 31, 64, 65, 130, 300])
-        dim, v_dim = rng.choice([1, 3, 8, 40, 64, 80]), rng.choice([1, 8, 16, 33, 64])
+        q_len, kv_len = rng.choice([1, 2, 3, 9, 16, 33, 150]), rng.choice([1, 5, 64, 65, 300, 600, 1100])
+        dim, v_dim = rng.choice([1, 3, 8, 64, 80, 130, 200]), rng.choice([1, 8, 33, 64])
         dtype = [np.float32, np.float32, np.float64, np.float16][rng.integers(4)]
         shapes = (2, heads, q_len, dim), (2, kv_heads, kv_len, dim), (2, kv_heads, kv_len, v_dim)
         query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
@@ -230,11 +252,17 @@ def _draw_arguments(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[st
     return arguments
 
 
-def _attend(case: Case, num_threads: int | None = None) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # drawn masks may look inverted, or hide all keys
-        return attention(*case.arrays, **case.arguments, need_weights=True, need_lse=True, num_threads=num_threads)
+def _attend(case: Case, num_threads: int | None = None) -> tuple[Array, ...]:
+    """Return output, weights and logsumexp."""
+    options: dict[str, Any] = {**case.arguments, "need_weights": True, "need_lse": True, "num_threads": num_threads}
+    return tuple(attention(*case.arrays, **options))
 
 
-def _equal(one: Array, other: Array) -> bool:
-    return one.tobytes() == other.tobytes()
+def _work(case: Case) -> int:
+    """Count about as many multiply-adds as the call takes."""
+    query, key, value = case.arrays
+    return int(query[..., 0].size * key.shape[-2] * (key.shape[-1] + value.shape[-1]))
+
+
+def _equal(one: Sequence[Array], other: Sequence[Array]) -> bool:
+    return all(x.tobytes() == y.tobytes() for x, y in zip(one, other, strict=True))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -67,15 +70,54 @@ def test_wrong_numbers_are_found(wrong, said, monkeypatch, capsys):
     assert "FAILED: please report it with all of the above" in text
 
 
-def test_bits_that_differ_between_calls_are_found(monkeypatch):
-    right, calls = self_check.attention, []
+def replace_attention(monkeypatch, change):
+    right = self_check.attention
 
     def attention(*arrays, **options):
-        result = right(*arrays, **options)
+        return change(right(*arrays, **options))
+
+    monkeypatch.setattr(self_check, "attention", attention)
+
+
+def test_bits_that_differ_between_calls_are_found(monkeypatch):
+    calls = []
+
+    def change(result):
         calls.append(1)
         result.output.flat[0] += np.float16(len(calls) % 2) / 8
         return result
 
-    monkeypatch.setattr(self_check, "attention", attention)
+    replace_attention(monkeypatch, change)
     assert not self_check._threads()[0]
     assert not self_check._fork()[0]
+
+
+def test_errors_in_threads_and_children_are_found(monkeypatch):
+    """A child that fails ends there: it does not go on as a second check."""
+    main_thread, parent = threading.get_ident(), os.getpid()
+
+    def change(result):
+        if threading.get_ident() != main_thread or os.getpid() != parent:
+            raise MemoryError("no scratch")
+        return result
+
+    replace_attention(monkeypatch, change)
+    assert self_check._threads() == (False, "MemoryError: no scratch")
+    assert self_check._fork() == (False, f"a child ended with status {2 << 8}")
+
+
+def test_nan_is_not_the_article(monkeypatch):
+    replace_attention(monkeypatch, lambda result: result * np.nan)
+    assert self_check._article() == (False, "off by nan in float32")
+
+
+def test_filters_of_warnings_stay(capsys):
+    before = list(warnings.filters)
+    assert main(["test", "--cases", "1"]) == 0
+    assert warnings.filters == before
+
+
+def test_no_cases_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["test", "--cases", "0"])
+    assert "expected 1 or more, not 0" in capsys.readouterr().err
