@@ -80,10 +80,7 @@ class Report(NamedTuple):
 
 
 def examine(cases: int, tell: Callable[[str], object] = lambda text: None) -> Report:
-    """Run all checks at every level of this machine, with so many drawn cases at each.
-
-    `tell` gets the text of the report as it comes: should the interpreter crash, the last line names the check.
-    """
+    """Run all checks at every level; `tell` gets the report as it comes, so that a crash leaves a check's name."""
     began, before = time.perf_counter(), runtime.isa()
     checks = {"article": _article, "threads": _threads, "fork": _fork, "drawn cases": lambda: _drawn(cases)}
     plan = [(check, level, find) for level in _core._levels() for check, find in checks.items()]
