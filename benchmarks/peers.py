@@ -414,6 +414,14 @@ class Jax:
         self.process.kill()
 
 
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    """In place, along the last axis."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores, out=scores)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
 class NumPy:
     """What one writes in NumPy, with the temporaries that can be saved saved."""
 
@@ -437,10 +445,7 @@ class NumPy:
             scores *= scale
             if mask is not None:
                 scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
-            scores -= scores.max(axis=-1, keepdims=True)
-            weights = np.exp(scores, out=scores)
-            weights /= weights.sum(axis=-1, keepdims=True)
-            output: np.ndarray = weights @ value
+            output: np.ndarray = _softmax(scores) @ value
             return output
 
         return [Contender(repeated(call), call)]
@@ -449,10 +454,7 @@ class NumPy:
         def call() -> np.ndarray:
             pairs = (inputs.query @ inputs.w_query)[:, :, np.newaxis] + (inputs.states @ inputs.w_key)[:, np.newaxis]
             scores = np.tanh(pairs, out=pairs) @ inputs.w_score
-            scores -= scores.max(axis=-1, keepdims=True)
-            weights = np.exp(scores, out=scores)
-            weights /= weights.sum(axis=-1, keepdims=True)
-            output: np.ndarray = weights @ inputs.states
+            output: np.ndarray = _softmax(scores) @ inputs.states
             return output
 
         return [Contender(repeated(call), call)]
@@ -464,10 +466,7 @@ class NumPy:
             query, key, value = (inputs.x @ weight for weight in inputs.weights)
             scores = query @ key.T
             scores *= scale
-            scores -= scores.max(axis=-1, keepdims=True)
-            weights = np.exp(scores, out=scores)
-            weights /= weights.sum(axis=-1, keepdims=True)
-            output: np.ndarray = weights @ value
+            output: np.ndarray = _softmax(scores) @ value
             return output
 
         return [Contender(repeated(call), call)]

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "c"
 ZIG = f"{sys.executable} -m ziglang"
 
-# WebAssembly cannot flush denormals (tanh), has no threads, and sizes of 32 bits, where other tests know 64. As for
-# activation, musl's long doubles of 128 bits are no more exact than doubles.
+# WebAssembly cannot flush denormals (tanh), has no threads, and sizes of 32 bits, where other tests know 64. activation
+# needs better long doubles than musl's of 128 bits, which it computes as doubles.
 NOT_ON_WASM = ("activation", "cache", "dropout", "embedding", "errors", "host", "rotary", "tanh", "threads")
 # The others take minutes each in emulation; `make core` runs them there.
 SLOW_IN_QEMU = ("activation", "attention", "bits", "cache", "dropout", "host", "multihead", "parts", "threads")

@@ -330,7 +330,6 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const int rounds = attn_is_half(p->output.dtype);
-    const ptrdiff_t row_bytes = p->v_dim * plan->kernels->size;
     void *output[ATTN_MAX_WIDTH], *stored[ATTN_MAX_WIDTH];
 
     if (!block->running_begun) memset(block->running_state.sum, 0, (size_t)(block->rows * plan->kernels->size));
@@ -358,7 +357,7 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
         if (rounds)
             plan->kernels->store_row((attn_element)p->output.dtype, p->v_dim, output[r], stored[r]);
         else
-            memcpy(stored[r], output[r], (size_t)row_bytes);
+            memcpy(stored[r], output[r], (size_t)(p->v_dim * plan->kernels->size));
     }
     return nonfinite;
 }

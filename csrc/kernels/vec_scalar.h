@@ -137,37 +137,18 @@ static inline vf64 vf64_load_bf16(const char *p)
     const vf32 x = vf32_load_bf16(four);
     return (vf64){(double)x[0], (double)x[1]};
 }
-/* Those of the pairs of halves in 32 bits that come first in memory, and those that come second. */
-static inline void vf32_unpair(vf32 pairs, int second, char halves[8])
+/* Those of the pairs of halves in 32 bits that come first in memory, or those that come second. */
+static inline vf32 vf32_unpair(vf32 pairs, int second, vf32 (*load)(const char *))
 {
-    char bytes[16];
+    char bytes[16], halves[8];
     memcpy(bytes, &pairs, sizeof bytes);
     for (int i = 0; i < 4; i++) memcpy(halves + 2 * i, bytes + 4 * i + 2 * second, 2);
+    return load(halves);
 }
-static inline vf32 vf32_even_f16(vf32 pairs)
-{
-    char halves[8];
-    vf32_unpair(pairs, 0, halves);
-    return vf32_load_f16(halves);
-}
-static inline vf32 vf32_odd_f16(vf32 pairs)
-{
-    char halves[8];
-    vf32_unpair(pairs, 1, halves);
-    return vf32_load_f16(halves);
-}
-static inline vf32 vf32_even_bf16(vf32 pairs)
-{
-    char halves[8];
-    vf32_unpair(pairs, 0, halves);
-    return vf32_load_bf16(halves);
-}
-static inline vf32 vf32_odd_bf16(vf32 pairs)
-{
-    char halves[8];
-    vf32_unpair(pairs, 1, halves);
-    return vf32_load_bf16(halves);
-}
+static inline vf32 vf32_even_f16(vf32 pairs) { return vf32_unpair(pairs, 0, vf32_load_f16); }
+static inline vf32 vf32_odd_f16(vf32 pairs) { return vf32_unpair(pairs, 1, vf32_load_f16); }
+static inline vf32 vf32_even_bf16(vf32 pairs) { return vf32_unpair(pairs, 0, vf32_load_bf16); }
+static inline vf32 vf32_odd_bf16(vf32 pairs) { return vf32_unpair(pairs, 1, vf32_load_bf16); }
 /* Rounded to nearest, ties to even. A number below 2^-14 is a multiple of 2^-24, to which adding 0.5 rounds it. */
 static inline void vf32_store_f16(char *p, vf32 a)
 {
