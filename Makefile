@@ -14,6 +14,7 @@
 #   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
 #   make core     the C core without Python: tests/c
 #   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
+#   make wheels   wheels for Linux on x86-64 and arm64, which other machines can make byte by byte; in build/wheels
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
@@ -45,8 +46,8 @@ drawn := and not not_drawn
 everything :=
 short = not slow and not optional $(drawn)
 
-.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package targets clean
-.PHONY: prerequisites
+.PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package targets wheels
+.PHONY: clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
 demo: $(built)
@@ -108,6 +109,9 @@ core:
 
 targets: $(built) $(call with,targets)
 	$(python) tools/targets.py $(ARGS)
+
+wheels: $(built) $(call with,wheels)
+	$(python) tools/wheels.py $(ARGS)
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

@@ -4,6 +4,7 @@ Environment: PYATTN_WERROR=1 makes compiler warnings errors, as CI does. PYATTN_
 AddressSanitizer and UndefinedBehaviorSanitizer, PYATTN_SANITIZE=thread with ThreadSanitizer.
 """
 
+import json
 import os
 import runpy
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOMS = ("core", "kernels", "system")
@@ -53,6 +55,29 @@ class ParallelBuildExt(build_ext):
         super().build_extensions()
 
 
+class WheelWithSbom(bdist_wheel):
+    """Adds to the wheel's metadata a list of what it is made of (PEP 770), as CycloneDX writes one."""
+
+    def egg2dist(self, egginfo_path, distinfo_path):
+        super().egg2dist(egginfo_path, distinfo_path)
+        folder = Path(distinfo_path, "sboms")
+        folder.mkdir()
+        pyattn = {"type": "library", "bom-ref": "pyattn", "name": "pyattn", "version": version}
+        pyattn |= {"purl": f"pkg:pypi/pyattn@{version}", "licenses": [{"expression": "MIT"}]}
+        numpy = {"type": "library", "bom-ref": "numpy", "name": "numpy", "version": np.__version__}
+        numpy |= {"purl": f"pkg:pypi/numpy@{np.__version__}", "licenses": [{"license": {"id": "BSD-3-Clause"}}]}
+        numpy |= {"description": "Its C headers are compiled in; at run time any version from 2.0 on will do."}
+        sbom = {
+            "bomFormat": "CycloneDX",
+            "specVersion": "1.6",
+            "version": 1,
+            "metadata": {"component": pyattn},
+            "components": [numpy],
+            "dependencies": [{"ref": "pyattn", "dependsOn": ["numpy"]}, {"ref": "numpy"}],
+        }
+        (folder / "pyattn.cdx.json").write_text(json.dumps(sbom, indent=2) + "\n")
+
+
 core = Extension(
     "pyattn._core",
     sources=sorted(str(path) for room in (*ROOMS, "python") for path in Path("csrc", room).glob("*.c")),
@@ -75,7 +100,7 @@ setup(
     package_dir={"pyattn.include": "csrc/include"},
     package_data={"pyattn.include": ["attn.h"], "pyattn.models": ["student.safetensors"]},
     ext_modules=[core],
-    cmdclass={"build_ext": ParallelBuildExt},
+    cmdclass={"bdist_wheel": WheelWithSbom, "build_ext": ParallelBuildExt},
     # A directory per kind of build: one with sanitizers must not pass for one without.
     options={"build": {"build_base": f"build/{sanitize.split(',')[0] or 'plain'}"}},
 )

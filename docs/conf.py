@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 
@@ -15,7 +16,8 @@ copyright = author
 release = version = runpy.run_path(str(ROOT / "pyattn" / "_version.py"))["__version__"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
-exclude_patterns = ["pictures"]
+exclude_patterns = ["pictures", "templates"]
+templates_path = ["templates"]
 nitpicky = True
 
 # Names in single backticks: a link where they are documented here, else set apart.
@@ -40,6 +42,9 @@ html_theme = "furo"
 html_title = f"pyattn {release}"
 html_copy_source = False
 html_show_sphinx = False
+if os.environ.get("PYATTN_SITE"):  # where tools/publish_docs.py will put them
+    sidebar = ["brand", "search", "scroll-start", "navigation", "scroll-end"]
+    html_sidebars = {"**": ["versions.html", *(f"sidebar/{part}.html" for part in sidebar)]}
 html_theme_options = {"footer_icons": [], "light_css_variables": {"code-font-size": "81.25%"}}  # 92 columns
 
 

@@ -44,7 +44,7 @@ assert site.startswith(sys.prefix), f"{pyattn.__file__} is not what the wheel in
 about = f"pyattn-{pyattn.__version__}.dist-info"
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 assert {name.partition("/")[0] for name in names} == {"pyattn", about}, names
-for name in ("pyattn/py.typed", "pyattn/_core.pyi", f"{about}/licenses/LICENSE"):
+for name in ("pyattn/py.typed", "pyattn/_core.pyi", f"{about}/licenses/LICENSE", f"{about}/sboms/pyattn.cdx.json"):
     assert name in names, f"{name} is missing: {names}"
 assert pyattn.get_include() == os.path.join(site, "pyattn", "include"), pyattn.get_include()
 assert os.listdir(pyattn.get_include()) == ["attn.h"], os.listdir(pyattn.get_include())

@@ -1,7 +1,8 @@
 """Compiles the C core and its tests for other systems, and runs them where something here can: `make targets`.
 
 The compiler is zig's, which has the headers and libraries of each system. Programs run as they are, under wine, under
-qemu or as WebAssembly; for macOS nothing here does. The bits of attention are compared with this machine's.
+qemu or as WebAssembly; for macOS nothing here does. The bits of attention are compared with this machine's. For macOS
+and Windows the extension is compiled and linked, too, where its headers can be had.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import extensions
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "c"
@@ -91,14 +94,22 @@ def try_target(target: Target, bits: Path) -> tuple[dict[str, str], list[str]]:
     made = make(build, f"{ZIG} cc -target {target.name}", "programs")
     if made.returncode:
         return {"built": "no"}, [made.stderr[-2000:]]
-    row = {"built": "yes", "C tests run": "no", "same bits": ""}
+    row = {"built": "yes", "C tests run": "no", "same bits": "", "extension": ""}
+    problems = []
+    if target.name in extensions.WHEELS:
+        try:
+            extensions.build(target.name, ZIG.split(), TESTS / build)
+            row["extension"] = "compiled and linked, not run"
+        except subprocess.CalledProcessError as error:
+            row["extension"] = "no"
+            problems.append(f"{' '.join(error.cmd)[:200]} ...\n{(error.stdout + error.stderr)[-2000:]}")
     runner = target.runner() if target.runner else None
     if runner is None:
         row["C tests run"] = "SKIPPED: no emulator here" if target.runner else "nothing here runs them"
-        return row, []
+        return row, problems
     programs = sorted(path for path in (TESTS / build).glob("test_*") if not path.suffix)
     chosen = [path for path in programs if path.name.removeprefix("test_") not in target.left_out]
-    problems = [run([*runner, str(path)]) for path in chosen]
+    problems += [run([*runner, str(path)]) for path in chosen]
     problems.append(run([*runner, str(TESTS / build / "test_bits"), "--compare", str(bits)]))
     row["C tests run"] = f"{len(chosen)} of {len(programs)}"
     row["same bits"] = "no" if problems[-1] else "yes"
@@ -111,7 +122,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(target.name for target in TARGETS)}")
     names = parser.parse_args().names
     failed = False
-    print("| target | compiled and linked | C tests run | same bits | seconds |\n|---|---|---|---|---|", flush=True)
+    columns = ("built", "C tests run", "same bits", "extension")
+    print(f"| target | {' | '.join(columns)} | seconds |\n|{'---|' * (len(columns) + 2)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bits = Path(folder, "bits")
         made = make("build/check", os.environ.get("CC", "cc"), "build/check/test_bits")
@@ -122,7 +134,7 @@ def main() -> int:
                 continue
             began = time.monotonic()
             row, problems = try_target(target, bits)
-            cells = [row.get(column, "") for column in ("built", "C tests run", "same bits")]
+            cells = [row.get(column, "") for column in columns]
             print(f"| {target.name} | {' | '.join(cells)} | {time.monotonic() - began:.0f} |", flush=True)
             for problem in problems:
                 failed = True

@@ -1,6 +1,7 @@
 /* pyattn.attention, on arrays and on the pages of a cache: parse, convert, drop the GIL, call, wrap. */
+#include "options.h" /* Python.h before any other header: it settles their macros */
+
 #include "linear.h"
-#include "options.h"
 #include "pages.h"
 #include "problem.h"
 

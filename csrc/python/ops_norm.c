@@ -1,7 +1,7 @@
 /* pyattn._core.normalize, which layer_norm and rms_norm wrap. */
-#include "norm.h"
-
 #include "options.h"
+
+#include "norm.h"
 
 enum { X, WEIGHT, BIAS, RESIDUAL, ARRAYS, RMS = ARRAYS, EPS, NEED_SUM, NUM_THREADS, ARGUMENTS }; /* arrays first */
 static const char *const argument_names[ARGUMENTS] = {"x",   "weight", "bias",     "residual",
