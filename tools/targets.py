@@ -28,8 +28,8 @@ ZIG = f"{sys.executable} -m ziglang"
 # WebAssembly cannot flush denormals (tanh), has no threads, and sizes of 32 bits, where other tests know 64. activation
 # needs better long doubles than musl's of 128 bits, which it computes as doubles.
 NOT_ON_WASM = ("activation", "cache", "dropout", "embedding", "errors", "host", "rotary", "tanh", "threads")
-# The others take minutes each in emulation; `make core` runs them there.
-SLOW_IN_QEMU = ("activation", "attention", "bits", "cache", "dropout", "host", "multihead", "parts", "threads")
+# These take minutes each in emulation; `make core` runs them there.
+SLOW = ("activation", "attention", "bits", "cache", "dropout", "host", "multihead", "parts", "threads")
 
 
 def wine() -> list[str] | None:
@@ -62,19 +62,20 @@ class Target:
 TARGETS = (
     Target("x86_64-linux-gnu.2.28", here),
     Target("x86_64-linux-musl", here),
-    Target("aarch64-linux-gnu.2.28", qemu, SLOW_IN_QEMU),
-    Target("aarch64-linux-musl", qemu, SLOW_IN_QEMU),
+    Target("aarch64-linux-gnu.2.28", qemu, SLOW),
+    Target("aarch64-linux-musl", qemu, SLOW),
     Target("x86_64-macos"),
     Target("aarch64-macos"),
     Target("x86_64-windows-gnu", wine),
     Target("wasm32-wasi", wasm, NOT_ON_WASM),
 )
+RUN_QUICKLY = ("x86_64-windows-gnu", "wasm32-wasi")  # what nothing else runs
 
 
-def make(build: str, compiler: str, *goals: str) -> subprocess.CompletedProcess[str]:
+def make(build: str, compiler: str, *goals: str, flags: str = "-O2") -> subprocess.CompletedProcess[str]:
     """Run tests/c/Makefile with a compiler."""
     words = [f"BUILD={build}", f"CC={compiler}", "PYATTN_WERROR=1", "-s", f"-j{os.cpu_count()}"]
-    words += [f"AR={ZIG} ar", "CFLAGS=-O2"] if "ziglang" in compiler else []
+    words += [f"AR={ZIG} ar", f"CFLAGS={flags}"] if "ziglang" in compiler else []
     return subprocess.run(["make", "-C", str(TESTS), *words, *goals], capture_output=True, text=True)
 
 
@@ -88,10 +89,11 @@ def run(command: list[str]) -> str:
     return "" if done.returncode == 0 else f"{Path(command[-1]).name}: {(done.stdout + done.stderr)[-400:]}"
 
 
-def try_target(target: Target, bits: Path) -> tuple[dict[str, str], list[str]]:
+def try_target(target: Target, bits: Path, quick: bool) -> tuple[dict[str, str], list[str]]:
     """Compile and run; return a line of the table, and what went wrong."""
-    build = f"build/{target.name}"
-    made = make(build, f"{ZIG} cc -target {target.name}", "programs")
+    runs = target.runner is not None and (not quick or target.name in RUN_QUICKLY)
+    build = f"build/{target.name}" if runs else f"build/{target.name}-not-run"
+    made = make(build, f"{ZIG} cc -target {target.name}", "programs", flags="-O2" if runs else "-O0")
     if made.returncode:
         return {"built": "no"}, [made.stderr[-2000:]]
     row = {"built": "yes", "C tests run": "no", "same bits": "", "extension": ""}
@@ -103,12 +105,15 @@ def try_target(target: Target, bits: Path) -> tuple[dict[str, str], list[str]]:
         except subprocess.CalledProcessError as error:
             row["extension"] = "no"
             problems.append(f"{' '.join(error.cmd)[:200]} ...\n{(error.stdout + error.stderr)[-2000:]}")
-    runner = target.runner() if target.runner else None
+    if not runs:
+        return row, problems
+    runner = target.runner()
     if runner is None:
-        row["C tests run"] = "SKIPPED: no emulator here" if target.runner else "nothing here runs them"
+        row["C tests run"] = "SKIPPED: no emulator here"
         return row, problems
     programs = sorted(path for path in (TESTS / build).glob("test_*") if not path.suffix)
-    chosen = [path for path in programs if path.name.removeprefix("test_") not in target.left_out]
+    left_out = (*target.left_out, *(SLOW if quick else ()))
+    chosen = [path for path in programs if path.name.removeprefix("test_") not in left_out]
     problems += [run([*runner, str(path)]) for path in chosen]
     problems.append(run([*runner, str(TESTS / build / "test_bits"), "--compare", str(bits)]))
     row["C tests run"] = f"{len(chosen)} of {len(programs)}"
@@ -120,7 +125,9 @@ def main() -> int:
     """Print the table; 1 if something went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(target.name for target in TARGETS)}")
-    names = parser.parse_args().names
+    parser.add_argument("--quick", action="store_true", help="run quick tests, where nothing else does: for CI")
+    options = parser.parse_args()
+    names = options.names
     failed = False
     columns = ("built", "C tests run", "same bits", "extension")
     print(f"| target | {' | '.join(columns)} | seconds |\n|{'---|' * (len(columns) + 2)}", flush=True)
@@ -133,7 +140,7 @@ def main() -> int:
             if names and target.name not in names:
                 continue
             began = time.monotonic()
-            row, problems = try_target(target, bits)
+            row, problems = try_target(target, bits, options.quick)
             cells = [row.get(column, "") for column in columns]
             print(f"| {target.name} | {' | '.join(cells)} | {time.monotonic() - began:.0f} |", flush=True)
             for problem in problems:

@@ -90,7 +90,7 @@ def build(machine: str, sdist: Path, folder: Path) -> Path:
 def look_at(wheel: Path) -> list[str]:
     """Print what the wheel is; return what is wrong with it."""
     shown = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel).split())
-    found = re.search(r'platform tag: "manylinux_(\d+)_(\d+)_', shown)
+    found = re.search(r'"manylinux_(\d+)_(\d+)_\w+"', shown)
     problems = [] if found and (int(found[1]), int(found[2])) <= GLIBC else [f"auditwheel: {shown}"]
     size = wheel.stat().st_size
     if size >= LIMIT:
@@ -101,7 +101,7 @@ def look_at(wheel: Path) -> list[str]:
         for name in ("licenses/LICENSE", "sboms/pyattn.cdx.json")
         if not any(path.endswith(f".dist-info/{name}") for path in names)
     ]
-    print(f"{wheel.name}\n  {size} bytes; as auditwheel sees it, {found[0] if found else shown}")
+    print(f"{wheel.name}\n  {size} bytes; consistent with {found[0] if found else 'no tag'}, by auditwheel")
     print(f"  sha256 {hashlib.sha256(wheel.read_bytes()).hexdigest()}", flush=True)
     return problems
 
@@ -118,7 +118,7 @@ def check_arm64(wheel: Path) -> list[str]:
         run(sys.executable, "-m", "pip", "install", *chosen, "numpy", wheel)
         emulated = (qemu, "-L", DEBIAN, "-E", f"PYTHONHOME={DEBIAN}/usr", "-E", f"PYTHONPATH={site}")
         command = [*emulated, DEBIAN / "usr" / "bin" / PYTHON, "-m", "pyattn", "test", "--cases", "50"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=site)
     print("".join(f"  {line}\n" for line in done.stdout.splitlines()), flush=True)
     return [] if done.returncode == 0 else [f"the self-check failed: {done.stderr}"]
 
