@@ -16,6 +16,9 @@ from pyattn.testing import self_check
 
 CHECKS = {"article", "threads", "fork", "drawn cases"}
 
+# Python, and JAX where an earlier test imported it, warn of a fork beside threads; `main` silences that.
+beside_threads = pytest.mark.filterwarnings("ignore")
+
 
 def test_every_level_passes_and_says_so(capsys):
     before = runtime.isa()
@@ -79,6 +82,7 @@ def replace_attention(monkeypatch, change):
     monkeypatch.setattr(self_check, "attention", attention)
 
 
+@beside_threads
 def test_bits_that_differ_between_calls_are_found(monkeypatch):
     calls = []
 
@@ -92,6 +96,7 @@ def test_bits_that_differ_between_calls_are_found(monkeypatch):
     assert not self_check._fork()[0]
 
 
+@beside_threads
 def test_errors_in_threads_and_children_are_found(monkeypatch):
     """A child that fails ends there: it does not go on as a second check."""
     main_thread, parent = threading.get_ident(), os.getpid()
