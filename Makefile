@@ -14,7 +14,7 @@
 #   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
 #   make core     the C core without Python: tests/c
 #   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
-#   make wheels   wheels for Linux on x86-64 and arm64, which other machines can make byte by byte; in build/wheels
+#   make wheels   wheels for Linux on x86-64 and arm64, in build/wheels; ARGS=--twice compares the bytes of two builds
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #

@@ -44,6 +44,9 @@ class ParallelBuildExt(build_ext):
     """Compiles one file per processor at a time; setuptools itself only builds whole extensions in parallel."""
 
     def build_extensions(self):
+        if self.compiler.compiler_type == "msvc":
+            fix = 'set CC to "python-zig cc" (pip install ziglang) and add build_ext --compiler=mingw32'
+            raise SystemExit(f"Microsoft's compiler does not know GNU C, in which pyattn is written: {fix}")
         compile_files = self.compiler.compile
 
         def compile_in_parallel(sources, **options):
@@ -62,20 +65,20 @@ class WheelWithSbom(bdist_wheel):
         super().egg2dist(egginfo_path, distinfo_path)
         folder = Path(distinfo_path, "sboms")
         folder.mkdir()
-        pyattn = {"type": "library", "bom-ref": "pyattn", "name": "pyattn", "version": version}
-        pyattn |= {"purl": f"pkg:pypi/pyattn@{version}", "licenses": [{"expression": "MIT"}]}
-        numpy = {"type": "library", "bom-ref": "numpy", "name": "numpy", "version": np.__version__}
-        numpy |= {"purl": f"pkg:pypi/numpy@{np.__version__}", "licenses": [{"license": {"id": "BSD-3-Clause"}}]}
-        numpy |= {"description": "Its C headers are compiled in; at run time any version from 2.0 on will do."}
+        ours = {"type": "library", "bom-ref": "pyattn", "name": "pyattn", "version": version}
+        ours |= {"purl": f"pkg:pypi/pyattn@{version}", "licenses": [{"expression": "MIT"}]}
+        headers = {"type": "library", "bom-ref": "numpy", "name": "numpy", "version": np.__version__}
+        headers |= {"purl": f"pkg:pypi/numpy@{np.__version__}", "licenses": [{"license": {"id": "BSD-3-Clause"}}]}
+        headers |= {"scope": "excluded", "description": "Its C headers are compiled in."}
         sbom = {
             "bomFormat": "CycloneDX",
             "specVersion": "1.6",
             "version": 1,
-            "metadata": {"component": pyattn},
-            "components": [numpy],
+            "metadata": {"component": ours},
+            "components": [headers],
             "dependencies": [{"ref": "pyattn", "dependsOn": ["numpy"]}, {"ref": "numpy"}],
         }
-        (folder / "pyattn.cdx.json").write_text(json.dumps(sbom, indent=2) + "\n")
+        (folder / "pyattn.cdx.json").write_bytes(json.dumps(sbom, indent=2).encode() + b"\n")
 
 
 core = Extension(

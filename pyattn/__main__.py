@@ -93,7 +93,7 @@ def _test(options: argparse.Namespace) -> int:
     from pyattn.testing.self_check import examine
 
     if options.json:
-        report = examine(options.cases)
+        report = examine(options.cases, lambda text: print(text, end="", file=sys.stderr, flush=True))
         print(json.dumps(report.to_dict() | {"config": pyattn.show_config(mode="dicts")}, indent=2))
     else:
         pyattn.show_config()

@@ -1,14 +1,15 @@
 """Compiles and links the extension for macOS and Windows, for tools/targets.py; nothing here can run it.
 
-Python's headers are this machine's. Only pyconfig.h differs: Windows' is taken from the source of Debian's Python, and
-macOS gets this machine's, as its numbers have the same sizes. NumPy's headers are those of its wheels.
+Python's headers are this machine's, but for pyconfig.h on Windows, which the source of Debian's Python has; in what the
+extension sees, that of macOS differs in long double alone. NumPy's headers are those of its wheels. Python's names on
+Windows are those that its headers declare, and on macOS none is looked for: the link proves that the names of the core
+and of the system are there.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -16,8 +17,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PYTHON = sys.version_info
+import debian
+from debian import PYTHON, ROOT, run
+
 # For each of zig's targets, where NumPy's wheels are for.
 WHEELS = {
     "x86_64-macos": ("macosx_14_0_x86_64", "macosx_10_13_x86_64", "macosx_10_9_x86_64"),
@@ -31,41 +33,14 @@ MACROS = {
 }
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> None:
-    """Run a command; a CalledProcessError has what it printed."""
-    subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, cwd=cwd)
-
-
-def take_windows_pyconfig(folder: Path) -> None:
-    """Write pyconfig.h of Windows, from Debian's source package, into a folder."""
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        (work / "lists" / "partial").mkdir(parents=True)
-        (work / "sources").mkdir()
-        for path in Path("/etc/apt/sources.list.d").glob("*.sources"):
-            text = re.sub(r"^Types:.*", "Types: deb-src", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            (work / "sources" / path.name).write_text(text, encoding="utf-8")
-        settings = {
-            "Dir::Etc::SourceList": "/dev/null",
-            "Dir::Etc::SourceParts": work / "sources",
-            "Dir::State::Lists": work / "lists",
-            "APT::Sandbox::User": "root",
-        }
-        apt = ["apt-get", "-qq", *(word for key, value in settings.items() for word in ("-o", f"{key}={value}"))]
-        run(*apt, "update")
-        run(*apt, "source", "--tar-only", f"python{PYTHON.major}.{PYTHON.minor}", cwd=work)
-        (source,) = work.glob("*.orig.tar.*")
-        with tarfile.open(source) as archive:
-            for member in archive:
-                if re.search(r"/PC/pyconfig\.h(\.in)?$", member.name):  # .in since 3.13
-                    (folder / "pyconfig.h").write_bytes(archive.extractfile(member).read())
-
-
 def gather_headers(target: str, folder: Path) -> None:
     """Put Python's and NumPy's headers for a target into a folder, as `python` and below `numpy`."""
     shutil.copytree(sysconfig.get_path("include"), folder / "python")
     if "windows" in target:
-        take_windows_pyconfig(folder / "python")
+        with tarfile.open(debian.source(PYTHON, folder)) as archive:
+            for member in archive:
+                if re.search(r"/PC/pyconfig\.h(\.in)?$", member.name):  # .in since 3.13
+                    (folder / "python" / "pyconfig.h").write_bytes(archive.extractfile(member).read())
     else:
         shutil.copy(sysconfig.get_config_h_filename(), folder / "python")
     platforms = (f"--platform={name}" for name in WHEELS[target])
@@ -76,9 +51,9 @@ def gather_headers(target: str, folder: Path) -> None:
         archive.extractall(folder, [name for name in archive.namelist() if "/include/" in name])
 
 
-def exports_of_python(headers: Path) -> str:
-    """Return what Python's library on Windows exports, by its headers, in the form that makes an import library."""
-    lines = [f"LIBRARY python{PYTHON.major}{PYTHON.minor}.dll", "EXPORTS"]
+def names_of_python(headers: Path) -> str:
+    """Return the names that headers of Python declare, in the form that makes an import library."""
+    lines = [f"LIBRARY {PYTHON.replace('.', '')}.dll", "EXPORTS"]
     for path in sorted(headers.rglob("*.h")):
         text = path.read_text(encoding="utf-8")
         lines += re.findall(r"\bPyAPI_FUNC\([^()]*\)\s*(\w+)", text)
@@ -87,12 +62,15 @@ def exports_of_python(headers: Path) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def build(target: str, zig: list[str], core: Path) -> None:
-    """Compile csrc/python for a target, and link it with the core's objects, which lie below a folder."""
+def build(target: str, zig: list[str], core: Path) -> str:
+    """Compile csrc/python for a target, and link it with the core's objects below a folder; say how far that went."""
     compiler = [*zig, "cc", "-target", target]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        gather_headers(target, folder)
+        try:
+            gather_headers(target, folder)
+        except (debian.CommandError, OSError, StopIteration) as error:
+            return f"SKIPPED: no headers ({str(error).splitlines()[-1] if str(error) else 'no source'})"
         options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
         options += [f"-D{name}={value}" for name, value in MACROS.items()]
         options += [f"-I{ROOT}/csrc/{room}" for room in ("include", "core", "kernels", "system")]
@@ -102,9 +80,10 @@ def build(target: str, zig: list[str], core: Path) -> None:
             objects.append(folder / f"{source.stem}.o")
             run(*compiler, *options, "-c", source, "-o", objects[-1])
         if "windows" in target:
-            (folder / "python.def").write_text(exports_of_python(folder / "python"), encoding="utf-8")
+            (folder / "python.def").write_text(names_of_python(folder / "python"), encoding="utf-8")
             run(*zig, "dlltool", "-m", "i386:x86-64", "-d", folder / "python.def", "-l", folder / "python.lib")
             python = [folder / "python.lib"]
         else:
-            python = ["-undefined", "dynamic_lookup"]  # the interpreter that loads it has the rest
+            python = ["-undefined", "dynamic_lookup"]
         run(*compiler, "-shared", "-o", folder / "_core", *objects, *python)
+    return "compiled and linked, not run"

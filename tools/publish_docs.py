@@ -40,6 +40,8 @@ def numbers(version: str) -> list[int]:
 def main(site: Path, pages: Path) -> None:
     """Add the pages, and write both lists anew."""
     version = runpy.run_path(str(ROOT / "pyattn" / "_version.py"))["__version__"]
+    if not version.replace(".", "").isdigit():
+        sys.exit(f"{version} is no release: its pages are not for the site")
     shutil.rmtree(site / version, ignore_errors=True)
     shutil.copytree(pages, site / version)
     folders = [path.parent.name for path in site.glob("*/index.html")]

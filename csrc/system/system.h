@@ -52,7 +52,7 @@ int64_t attn_now(void);
 int64_t attn_about_now(void);
 
 void attn_yield(void); /* lets another thread have this processor */
-void attn_nap(void);   /* sleeps for 50 microseconds or longer */
+void attn_nap(void);   /* sleeps for 50 microseconds; yields where the shortest sleep is far longer */
 
 void attn_lock(attn_mutex *mutex);
 int attn_try_lock(attn_mutex *mutex); /* 0 if another thread holds it */

@@ -27,7 +27,7 @@ int64_t attn_about_now(void) { return (int64_t)GetTickCount64() * 1000000; }
 
 void attn_yield(void) { SwitchToThread(); }
 
-void attn_nap(void) { SwitchToThread(); } /* Sleep(1) may take 16 ms */
+void attn_nap(void) { SwitchToThread(); } /* Sleep(1) may last 16 ms */
 
 void attn_lock(attn_mutex *mutex) { AcquireSRWLockExclusive(lock_of(mutex)); }
 

@@ -197,7 +197,8 @@ def _fork() -> tuple[bool, str]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return False, f"a child did not answer within {MOST_SECONDS} s"
-    return done[1] == 0, "a child gives the same bits" if done[1] == 0 else f"a child ended with status {done[1]}"
+    status = os.waitstatus_to_exitcode(done[1])
+    return status == 0, "a child gives the same bits" if status == 0 else f"a child ended with status {status}"
 
 
 def _same_bits(cases: int) -> tuple[bool, str]:

@@ -149,3 +149,7 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
             assert str(eval(given, names).shape) == shape
     assert capsys.readouterr().out.startswith("(2, 8, 100, 64)\n")
     assert {path.name for path in tmp_path.iterdir()} == {"page.html", "linear.npz", "heads.png", "head.png"}
+
+
+def test_what_is_cited_is_this_version():
+    assert f"\nversion: {pyattn.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
