@@ -1,9 +1,10 @@
 """Makes the wheels for Linux on x86-64 and arm64 from the sdist, and looks at them: `make wheels`; in build/wheels.
 
-The compiler is zig's, against glibc 2.28. With the same versions of zig, setuptools, NumPy and Python every machine
-makes the same bytes; `--twice` makes them again in another folder, and compares. They are for the Python that runs it.
-arm64's own Python comes out of Debian's archive, unpacked and not installed: setuptools builds with its settings, and
-qemu runs it to check the wheel. Where it cannot be had, there is no wheel for arm64.
+gcc compiles, as clang's attention takes 1.4 times as long, and zig links, against glibc 2.28. With the same versions of
+gcc, zig, setuptools, NumPy and Python every machine makes the same bytes; `--twice` makes them again in another folder,
+and compares. They are for the Python that runs it. arm64's own Python comes out of Debian's archive, unpacked and not
+installed: setuptools builds with its settings, and qemu runs it to check the wheel. Without it or without gcc for arm64
+there is no wheel for arm64.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ LIMIT = 2_000_000  # bytes of a wheel
 
 def have_arm64() -> bool:
     """Unpack Debian's Python for arm64, and what setuptools needs of it; say why not where that fails."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        print("SKIPPED: no wheel for arm64, as no gcc for it is there (apt install gcc-aarch64-linux-gnu)", flush=True)
+        return False
     if ARM64.exists():
         return True
     unfinished = ARM64.with_suffix(".unfinished")
@@ -40,7 +44,7 @@ def have_arm64() -> bool:
     except debian.CommandError as error:
         print(f"SKIPPED: no wheel for arm64, as Debian's {PYTHON} for it is not to be had:\n{error}", flush=True)
         return False
-    # Python's headers apart from those of the C library: zig has its own.
+    # Python's headers apart from those of the C library: the compiler has its own.
     for folder in (PYTHON, f"aarch64-linux-gnu/{PYTHON}"):
         shutil.copytree(unfinished / "usr" / "include" / folder, unfinished / "headers" / folder)
     (unfinished / "settings").mkdir()
@@ -52,10 +56,10 @@ def have_arm64() -> bool:
 def environment(machine: str) -> dict[str, str]:
     """Return the environment in which setuptools builds for a machine: the same whatever the caller's is."""
     kept = ("HOME", "PATH", "SOURCE_DATE_EPOCH")
-    compiler = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    linker = f"{sys.executable} -m ziglang cc -target {machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]} -shared -s"
     chosen = {name: os.environ[name] for name in kept if name in os.environ}
     # CFLAGS takes the place of those that the interpreter was built with.
-    chosen |= {"CC": compiler, "CFLAGS": "-DNDEBUG -fwrapv", "LDSHARED": f"{compiler} -shared -s", "PYATTN_WERROR": "1"}
+    chosen |= {"CC": f"{machine}-linux-gnu-gcc", "CFLAGS": "-DNDEBUG -fwrapv", "LDSHARED": linker, "PYATTN_WERROR": "1"}
     if machine == "aarch64":
         chosen["CPPFLAGS"] = f"-I{ARM64}/headers -I{ARM64}/headers/{PYTHON}"
         chosen["PYTHONPATH"] = f"{ARM64}/settings"
