@@ -66,4 +66,7 @@ def source(package: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as name:
         command = apt(Path(name), "deb-src", {})
         run(*command, "source", "--tar-only", package, cwd=folder)
-    return next(folder.glob("*.orig.tar.*"))
+    found = next(folder.glob("*.orig.tar.*"), None)
+    if found is None:
+        raise CommandError(f"{package} has no source in Debian's archive")
+    return found

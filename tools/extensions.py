@@ -69,8 +69,8 @@ def build(target: str, zig: list[str], core: Path) -> str:
         folder = Path(name)
         try:
             gather_headers(target, folder)
-        except (debian.CommandError, OSError, StopIteration) as error:
-            return f"SKIPPED: no headers ({str(error).splitlines()[-1] if str(error) else 'no source'})"
+        except (debian.CommandError, OSError) as error:
+            return f"SKIPPED: no headers ({str(error).splitlines()[-1]})"
         options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
         options += [f"-D{name}={value}" for name, value in MACROS.items()]
         options += [f"-I{ROOT}/csrc/{room}" for room in ("include", "core", "kernels", "system")]

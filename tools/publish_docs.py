@@ -32,6 +32,11 @@ FIRST = """<!doctype html>
 """
 
 
+def is_release(name: str) -> bool:
+    """Tell whether a name is a version made of numbers alone."""
+    return name.replace(".", "").isdigit()
+
+
 def numbers(version: str) -> list[int]:
     """Return the numbers of a version, by which they are put in order."""
     return [int(part) for part in version.split(".")]
@@ -40,12 +45,12 @@ def numbers(version: str) -> list[int]:
 def main(site: Path, pages: Path) -> None:
     """Add the pages, and write both lists anew."""
     version = runpy.run_path(str(ROOT / "pyattn" / "_version.py"))["__version__"]
-    if not version.replace(".", "").isdigit():
-        sys.exit(f"{version} is no release: its pages are not for the site")
+    if not is_release(version):
+        sys.exit(f"version {version} is not made of numbers alone; the site takes releases, such as 1.2.0")
     shutil.rmtree(site / version, ignore_errors=True)
     shutil.copytree(pages, site / version)
     folders = [path.parent.name for path in site.glob("*/index.html")]
-    versions = sorted((name for name in folders if name.replace(".", "").isdigit()), key=numbers, reverse=True)
+    versions = sorted(filter(is_release, folders), key=numbers, reverse=True)
     lines = (f'<li><a href="{name}/index.html">{name}</a></li>' for name in versions)
     (site / "versions.html").write_text(LIST.format("\n".join(lines)), encoding="utf-8")
     (site / "index.html").write_text(FIRST.format(versions[0]), encoding="utf-8")

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import extensions
-from debian import CommandError
+from debian import ROOT, CommandError
 
-ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "c"
 ZIG = f"{sys.executable} -m ziglang"
 

@@ -3,8 +3,8 @@
 gcc compiles, as clang's attention takes 1.4 times as long, and zig links, against glibc 2.28. With the same versions of
 gcc, zig, setuptools, NumPy and Python every machine makes the same bytes; `--twice` makes them again in another folder,
 and compares. They are for the Python that runs it. arm64's own Python comes out of Debian's archive, unpacked and not
-installed: setuptools builds with its settings, and qemu runs it to check the wheel. Without it or without gcc for arm64
-there is no wheel for arm64.
+installed: setuptools builds with its settings, and qemu runs it to check the wheel. If that Python or gcc for arm64 is
+missing, the wheel for x86-64 is the only one.
 """
 
 from __future__ import annotations
