@@ -38,12 +38,23 @@ static int has_attribute(PyObject *object, const char *name)
     return found;
 }
 
+/* 1 for a tensor of torch's bfloat16, which NumPy cannot read; -1 on error. */
+static int is_bfloat16_tensor(PyObject *object)
+{
+    PyObject *dtype = optional_attribute(object, "dtype"), *name = NULL;
+    if (dtype != NULL && strcmp(Py_TYPE(dtype)->tp_name, "torch.dtype") == 0) name = PyObject_Str(dtype);
+    const int found = name != NULL && PyUnicode_CompareWithASCIIString(name, "torch.bfloat16") == 0;
+    Py_XDECREF(dtype);
+    Py_XDECREF(name);
+    return PyErr_Occurred() ? -1 : found;
+}
+
 PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type)
 {
-    const int own = has_attribute(object, "astype");
-    if (own < 0) return NULL;
+    const int own = has_attribute(object, "astype"), bfloat16 = own == 0 ? is_bfloat16_tensor(object) : 0;
+    if (own < 0 || bfloat16 < 0) return NULL;
     if (own) return PyUnicode_FromFormat("%s%s.astype(%s)", name, part, type);
-    if (*part == '\0') return PyUnicode_FromFormat("numpy.asarray(%s, %s)", name, type);
+    if (*part == '\0') return PyUnicode_FromFormat("numpy.asarray(%s%s, %s)", name, bfloat16 ? ".float()" : "", type);
     return PyUnicode_FromFormat("numpy.asarray(%s)%s.astype(%s)", name, part, type);
 }
 
@@ -180,7 +191,7 @@ static PyObject *from_dlpack(PyObject *object, const char *name)
     return array;
 }
 
-/* 1 for a tensor of torch's bfloat16, which NumPy cannot read, or a list that holds one; -1 on error. */
+/* 1 for a tensor of torch's bfloat16, or a list that holds one; -1 on error. */
 static int holds_bfloat16_tensor(PyObject *object, int depth)
 {
     if (PyFloat_CheckExact(object) || PyLong_CheckExact(object) || PyArray_Check(object)) return 0;
@@ -193,12 +204,7 @@ static int holds_bfloat16_tensor(PyObject *object, int depth)
         }
         return holds;
     }
-    PyObject *dtype = optional_attribute(object, "dtype"), *name = NULL;
-    if (dtype != NULL && strcmp(Py_TYPE(dtype)->tp_name, "torch.dtype") == 0) name = PyObject_Str(dtype);
-    const int found = name != NULL && PyUnicode_CompareWithASCIIString(name, "torch.bfloat16") == 0;
-    Py_XDECREF(dtype);
-    Py_XDECREF(name);
-    return PyErr_Occurred() ? -1 : found;
+    return is_bfloat16_tensor(object);
 }
 
 static PyObject *from_bfloat16_tensor(PyObject *object, const char *name)

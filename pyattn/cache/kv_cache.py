@@ -21,6 +21,7 @@ from pyattn.cache import files, pages
 from pyattn.cache.inputs import as_counts, as_floats, as_query, as_rows
 from pyattn.cache.pages import Growth, Layer, Page, PageSizes
 from pyattn.functional._attention import AttentionResult
+from pyattn.io.arrays import ending_of
 from pyattn.masks import Mask
 from pyattn.masks._lowering import checked_array, warn_if_inverted
 
@@ -51,9 +52,9 @@ class KVCache:
     batch_size : int
         Batch entries. Default: 1.
     dtype : dtype
-        numpy.float32, the default, numpy.float64, or half of the memory: numpy.float16 or 'bfloat16', which needs
-        ml_dtypes. A cache in half precision stores float32 keys and values rounded to nearest, and takes float32
-        queries, too.
+        float32, float64, float16 or bfloat16; the last needs ml_dtypes, and both halves take half of float32's memory.
+        They store float32 keys and values rounded to nearest, and take float32 queries, too; float32 takes halves.
+        Default: float32.
     window : int, optional
         Each query sees this many positions before its own, in every call of `attend`; older pages are freed. Default:
         None, all positions.
@@ -632,11 +633,13 @@ class KVCache:
 
         Raises
         ------
+        TypeError
+            path is neither a str nor a path.
         ValueError
             path ends in neither of them.
         """
         state = files.state_of(files.Saved(self.window, self.max_length, self._sizes, self._layers))
-        if self.dtype.name == "bfloat16" and os.fspath(path).endswith(".npz"):
+        if ending_of(path) == ".npz" and self.dtype.name == "bfloat16":
             state = files.with_bits(state)
         io.save(state, path)
 

@@ -238,7 +238,9 @@ def additive_attention(
     array([[0.6638, 0.6516]])
     """
     given = {"query": query, "key": key, "value": value, "w_query": w_query, "w_key": w_key, "w_score": w_score}
-    arrays = {name: _core.as_real(x, name) for name, x in {**given, "bias": bias}.items() if x is not None}
+    # as_real's message names a required argument that is None.
+    given = {name: x for name, x in {**given, "bias": bias}.items() if x is not None or name in _REQUIRED}
+    arrays = {name: _core.as_real(x, name) for name, x in given.items()}
     check_same_half(arrays.items())
     half = arrays["query"].dtype if all(is_half(x.dtype) for x in arrays.values()) else None
     arrays = {name: as_float32(x) for name, x in arrays.items()}
@@ -271,6 +273,9 @@ def additive_attention(
         out=out if half is None else None,
     )
     return result if half is None else _rounded(result, half, out)
+
+
+_REQUIRED = ("query", "key", "value", "w_score")
 
 
 def _rounded(

@@ -61,7 +61,7 @@ def save(obj: HasState | Mapping[str, npt.ArrayLike], path: str | os.PathLike[st
     ...     other.load_state_dict(nn.load(pathlib.Path(folder, "linear.npz")))
     IncompatibleKeys(missing_keys=[], unexpected_keys=[])
     """
-    ending = _ending(path)
+    ending = ending_of(path)
     state = obj.state_dict() if isinstance(obj, HasState) else obj
     if not isinstance(state, Mapping):
         raise TypeError(f"obj is of type {type(obj).__name__}, expected a Module or a mapping of names to arrays")
@@ -106,10 +106,11 @@ def load(path: str | os.PathLike[str]) -> State:
     ...     pyattn.io.load(path)
     {'bias': array([0., 0.])}
     """
-    return _read_npz(os.fspath(path)) if _ending(path) == ".npz" else _read_safetensors(os.fspath(path))
+    return _read_npz(os.fspath(path)) if ending_of(path) == ".npz" else _read_safetensors(os.fspath(path))
 
 
-def _ending(path: str | os.PathLike[str]) -> str:
+def ending_of(path: str | os.PathLike[str]) -> str:
+    """Return the ending of a file's name; refuse others than .npz and .safetensors."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is of type {type(path).__name__}, expected a str or a path")
     ending = os.path.splitext(os.fspath(path))[1]

@@ -81,7 +81,7 @@ def _converted(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, dtype: np.d
     if given == wanted:
         return array
     expected = f"{wanted} or {dtype.newbyteorder('=')}" if is_half(dtype) else wanted
-    fix = f"{name}.astype(numpy.{wanted})" if isinstance(x, np.ndarray) else f"numpy.asarray({name}, numpy.{wanted})"
+    fix = _core.cast(x, name, f"numpy.{wanted}")
     other = f", or make the module with dtype={expression_of(given)}" if is_stored_dtype(given) else ""
     raise TypeError(f"{name} has dtype {own}, expected {expected} as the module's weights; pass {fix}{other}")
 
@@ -169,7 +169,7 @@ def _with_float32(
     module: Any, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], np.dtype[Any] | None]:
     """Make the first argument float32, and return its dtype, too; a module of float64 refuses it itself."""
-    names, parameters = _names_of(method), list(module.named_parameters())
+    names, parameters = _names_of(method, len(args)), list(module.named_parameters())
     if ({compute_dtype(array.dtype) for _, array in parameters} or {module.dtype}) == {np.dtype(np.float64)}:
         return args, kwargs, None
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -180,16 +180,19 @@ def _with_float32(
     return ((wide, *args[1:]), kwargs, half) if args else (args, kwargs | {names[0]: wide}, half)
 
 
-def _names_of(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a bound method's parameters, the first one first."""
+def _names_of(method: Callable[..., Any], given: int = 0) -> tuple[str, ...]:
+    """Return the names of a bound method's parameters; those of ``*xs``, of which some are given, are ``xs[0]`` on."""
     function = getattr(method, "__func__", method)
-    names = _names_of_function(function)
-    return (names if function is method else names[1:]) or ("input",)
+    names: list[str] = []
+    for name in _names_of_function(function)[function is not method :]:
+        names += [f"{name[1:]}[{n}]" for n in range(given - len(names))] if name.startswith("*") else [name]
+    return tuple(names) or ("input",)
 
 
 @functools.lru_cache(maxsize=1000)
 def _names_of_function(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        return tuple("*" * (p.kind is p.VAR_POSITIONAL) + p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
     except (TypeError, ValueError):  # a function in C without a signature
         return ()

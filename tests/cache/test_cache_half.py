@@ -119,6 +119,13 @@ def test_files_and_copies_keep_the_bits(kind, ending, tmp_path):
         assert cache.lengths.tolist() == [130, 7]
 
 
+def test_files_have_a_path(kind):
+    (cache,) = caches_of(kind, kind)
+    for path, error in ((b"c.npz", TypeError), (None, TypeError), ("c.txt", ValueError)):
+        with pytest.raises(error, match=r"^path "):
+            cache.save(path)
+
+
 def test_other_dtypes_are_refused(kind):
     (cache,) = caches_of(kind, kind)
     key, value = rows(3)

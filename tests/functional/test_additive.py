@@ -214,3 +214,10 @@ def test_what_is_no_array_of_real_numbers_is_named(name):
         TypeError, match=rf"^{name} has dtype complex64, expected float16, bfloat16, float32 or float64; pass "
     ):
         pyattn.additive_attention(**{**GOOD, name: GOOD[name] * np.complex64(1j)})
+
+
+@for_each("name", ["query", "key", "value", "w_score"])
+def test_required_arrays_that_are_none_are_named(name):
+    for projections in ({}, {"w_query": None, "w_key": None, "bias": None}):
+        with pytest.raises(TypeError, match=f"^{name} is an object of type NoneType, expected an array of numbers"):
+            pyattn.additive_attention(**{**GOOD, **projections, name: None})

@@ -227,6 +227,18 @@ def test_torch_tensors_in_half_precision(torch):
 
 
 @pytest.mark.peers
+def test_the_fixes_for_bfloat16_tensors_work(torch):
+    key = torch.ones(4, 8, dtype=torch.bfloat16)
+    for call in (
+        lambda key: pyattn.KVCache(1, 1, 8, dtype="float64").append(0, key[None, None], key[None, None]),
+        lambda key: pyattn.nn.Linear(8, 2, dtype="float64")(key),
+    ):
+        with pytest.raises(TypeError, match=r"pass numpy\.asarray\(\w+\.float\(\), numpy\.float64\)"):
+            call(key)
+    assert pyattn.nn.Linear(8, 2, dtype="float64")(np.asarray(key.float(), np.float64)).dtype == np.float64
+
+
+@pytest.mark.peers
 def test_lists_of_bfloat16_tensors_and_others(torch):
     """They mix as arrays do, wherever they stand in the list."""
     half, wide = torch.tensor([1.5, 2.5, -3.0], dtype=torch.bfloat16), torch.tensor([0.1, 0.2, 0.3])

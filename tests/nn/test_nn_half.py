@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -198,6 +199,26 @@ def test_float16_and_bfloat16_do_not_meet(kind):
             continue
         with pytest.raises(TypeError, match=f"^{about}; convert one of them, or both to float32$"):
             call()
+
+
+class Several(nn.Module):
+    """A user's module of any number of inputs."""
+
+    def forward(self, first, *others, scale=1, **more):
+        return first
+
+
+def test_inputs_of_any_number_are_named(kind):
+    half, name = np.ones(3, HALVES[kind]), "bfloat16" if kind == "float16" else "float16"
+    other = half.astype(HALVES[name])
+    assert Several()(half, half, scale=2, last=half).dtype == half.dtype
+    for others, named, about in (
+        ((half, other), {}, "others[1]"),
+        ((half,), {"scale": other}, "scale"),
+        ((), {"last": other}, "last"),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(f'first has dtype {kind} and {about} {name}')}; convert"):
+            Several()(half, *others, **named)
 
 
 def test_messages_are_those_of_float32(kind):
