@@ -231,7 +231,9 @@ def test_halves_go_over_and_back(dtype, share, torch, interop):
     assert output.dtype.name == dtype
     with torch.no_grad():
         expected = theirs.float()(x.float()).numpy()
-    np.testing.assert_allclose(output.astype(np.float32), expected, atol=4 * 2.0**-8)
+    wide = ours(x.float())
+    np.testing.assert_allclose(wide, expected, rtol=0, atol=1e-5)
+    assert_same_bits(output, wide.astype(output.dtype))
     back = interop.to_torch(ours, share=share)
     assert back.linear1.weight.dtype == getattr(torch, dtype)
     if share:

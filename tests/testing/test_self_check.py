@@ -113,7 +113,7 @@ def test_errors_in_threads_and_children_are_found(monkeypatch):
 
 def test_nan_is_not_the_article(monkeypatch):
     replace_attention(monkeypatch, lambda result: result * np.nan)
-    assert self_check._article() == (False, "off by nan in float32")
+    assert self_check._article() == (False, "float32: inf times the error that its bound allows")
 
 
 def test_filters_of_warnings_stay(capsys):
@@ -122,7 +122,8 @@ def test_filters_of_warnings_stay(capsys):
     assert warnings.filters == before
 
 
-def test_no_cases_are_refused(capsys):
+@pytest.mark.parametrize("cases", ["0", "-1", "1.5", "many"])
+def test_no_cases_are_refused(cases, capsys):
     with pytest.raises(SystemExit):
-        main(["test", "--cases", "0"])
-    assert "expected 1 or more, not 0" in capsys.readouterr().err
+        main(["test", "--cases", cases])
+    assert f"argument --cases: expected a whole number of 1 or more, not '{cases}'" in capsys.readouterr().err
