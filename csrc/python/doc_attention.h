@@ -101,7 +101,7 @@
     "-----\n" \
     "The formula is from Vaswani et al., \"Attention Is All You Need\" (2017), section 3.2.1. Extra memory is O(L + S).\n" \
     "\n" \
-    "``query * scale`` is computed in the arrays' dtype, and denormals count as 0. Pass float64 if elements of this\n" \
+    "``query * scale`` is computed in float32 or float64, in which denormals count as 0. Pass float64 if elements of this\n" \
     "product are outside 1e-38 to 1e38 in float32. Scores and masks are multiplied by log2(e) inside; a finite mask that\n" \
     "would overflow becomes the dtype's largest number of its sign, so it never hides a key by accident.\n" \
     "\n" \

@@ -57,7 +57,7 @@ class CacheUse(NamedTuple):
     pages: Sequence[Sequence[Array]]
     """Pages of each batch entry."""
     dtype: np.dtype[Any]
-    """Of the pages."""
+    """The pages' dtype."""
     kv_heads: int
     head_dim: int
     v_head_dim: int

@@ -53,9 +53,10 @@ def load(
         Require a decoder's head. False: load files without one, too; then `logits` are None. A pooler may always be
         missing. Default: True.
     dtype : dtype, optional
-        float16, bfloat16, float32 or float64: convert the weights. Default: None, as the files have them, float16 and
-        bfloat16 in place. Arithmetic and results are float32 then, so only memory and time depend on it. Without
-        ml_dtypes, bfloat16 becomes float32.
+        float16, bfloat16, float32 or float64: convert the weights, which rounds them where it is smaller. Default:
+        None, as the files have them. Halves are used in place then, with float32 arithmetic and results: the same
+        numbers as with float32, in half of the memory. float16 beside bfloat16 makes both float32, one float64 tensor
+        makes all of them float64, and without ml_dtypes bfloat16 becomes float32.
     model_type : str, optional
         The family, for files from 2018 whose config.json has no ``model_type``. Default: None, read from config.json.
 

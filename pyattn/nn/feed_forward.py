@@ -126,7 +126,7 @@ class FeedForward(Module):
         Parameters
         ----------
         x : array_like, (..., embed_dim)
-            Of the weights' dtype.
+            Of the weights' dtype; float32 mixes with float16 or bfloat16.
         rng : None, int, SeedSequence or Generator
             Draws dropout's mask in training. Default: None, fresh entropy, so each call differs.
 

@@ -151,7 +151,7 @@ class Linear(Module):
         Parameters
         ----------
         x : array_like, (..., in_features)
-            Of the weight's dtype.
+            Of the weight's dtype; float32 mixes with float16 or bfloat16.
 
         Returns
         -------

@@ -558,6 +558,14 @@ class Module:
         ------
         ImportError
             ml_dtypes is not installed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> linear = nn.Linear(3, 2).bfloat16()
+        >>> linear.weight.dtype.name, linear(np.ones(3, np.float32)).dtype
+        ('bfloat16', dtype('float32'))
         """
         return self.to("bfloat16")
 

@@ -95,7 +95,7 @@ class LayerNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype, float16 or bfloat16; without a weight, float32 and float64 too.
+            Of the weight's dtype; float32 mixes with float16 or bfloat16. Without a weight, any of them or float64.
 
         Returns
         -------
@@ -192,7 +192,7 @@ class RMSNorm(Module):
         Parameters
         ----------
         x : array_like, (..., normalized_shape)
-            Of the weight's dtype, float16 or bfloat16; without a weight, float32 and float64 too.
+            Of the weight's dtype; float32 mixes with float16 or bfloat16. Without a weight, any of them or float64.
 
         Returns
         -------

@@ -304,7 +304,8 @@ class SelfAttention(Module):
         Parameters
         ----------
         x : array_like, (..., L, embed_dim)
-            Of the weights' dtype. (..., embed_dim, L) in the column convention, and so on.
+            Of the weights' dtype; float32 mixes with float16 or bfloat16. (..., embed_dim, L) in the column
+            convention, and so on.
         context : array_like, (..., S, context_dim), optional
             Source of keys and values, in the same dtype. Default: x.
         need_weights : bool

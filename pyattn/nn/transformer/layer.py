@@ -506,7 +506,7 @@ class TransformerEncoderLayer(TransformerLayer):
         Parameters
         ----------
         src : array_like, (L, N, d_model) or unbatched (L, d_model)
-            (N, L, d_model) with batch_first. Of the weights' dtype.
+            (N, L, d_model) with batch_first. Of the weights' dtype; float32 mixes with float16 or bfloat16.
         src_mask : array_like, (L, L) or (N * nhead, L, L), optional
             bool: True = blocked; float: added to the scores. Batch entry b, head h is at ``b * nhead + h``. Default:
             None.
@@ -693,7 +693,7 @@ class TransformerDecoderLayer(TransformerLayer):
         Parameters
         ----------
         tgt : array_like, (L, N, d_model) or unbatched (L, d_model)
-            (N, L, d_model) with batch_first. Of the weights' dtype, as memory.
+            (N, L, d_model) with batch_first. Of the weights' dtype, as memory; float32 mixes with float16 or bfloat16.
         memory : array_like, (S, N, d_model) or (S, d_model)
             (N, S, d_model) with batch_first.
         tgt_mask : array_like, (L, L) or (N * nhead, L, L), optional

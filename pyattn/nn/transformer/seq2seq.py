@@ -481,7 +481,8 @@ class Seq2SeqTransformer(TokenModel):
         Raises
         ------
         TypeError
-            tgt does not hold integers, memory is not of the weights' dtype, or a mask is neither bool nor of floats.
+            tgt does not hold integers, memory has another dtype than the weights, or a mask holds neither bools nor
+            floats.
         ValueError
             An id is out of range, tgt is too long, or shapes disagree; the message names the argument.
         """

@@ -389,7 +389,7 @@ class TransformerEncoder(Stack):
         Parameters
         ----------
         src : array_like, (L, N, d_model) or unbatched (L, d_model)
-            (N, L, d_model) with the layers' batch_first. Of the weights' dtype.
+            (N, L, d_model) with the layers' batch_first. Of the weights' dtype; float32 mixes with float16 or bfloat16.
         mask : array_like, (L, L) or (N * nhead, L, L), optional
             bool: True = blocked; float: added to the scores. Default: None.
         src_key_padding_mask : array_like, (N, L) or (L,), optional
@@ -538,7 +538,8 @@ class TransformerDecoder(Stack):
         Parameters
         ----------
         tgt : array_like, (L, N, d_model) or unbatched (L, d_model)
-            (N, L, d_model) with the layers' batch_first. Of the weights' dtype, as memory.
+            (N, L, d_model) with the layers' batch_first. Of the weights' dtype, as memory; float32 mixes with
+            float16 or bfloat16.
         memory : array_like, (S, N, d_model) or (S, d_model)
             (N, S, d_model) with batch_first.
         tgt_mask, memory_mask : array_like, optional

@@ -218,7 +218,7 @@ class Transformer(Module):
         Parameters
         ----------
         src : array_like, (S, N, d_model) or unbatched (S, d_model)
-            (N, S, d_model) with batch_first. Of the weights' dtype, as tgt.
+            (N, S, d_model) with batch_first. Of the weights' dtype, as tgt; float32 mixes with float16 or bfloat16.
         tgt : array_like, (L, N, d_model) or (L, d_model)
             (N, L, d_model) with batch_first.
         src_mask, tgt_mask, memory_mask : array_like, optional
