@@ -86,11 +86,7 @@ core = Extension(
     sources=sorted(str(path) for room in (*ROOMS, "python") for path in Path("csrc", room).glob("*.c")),
     depends=sorted(str(path) for path in Path("csrc").rglob("*.h")),  # else an edited header rebuilds nothing
     include_dirs=["csrc/include", *(f"csrc/{room}" for room in ROOMS), np.get_include()],
-    define_macros=[
-        ("PYATTN_VERSION", f'"{version}"'),
-        ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
-        ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
-    ],
+    define_macros=[("PYATTN_VERSION", f'"{version}"')],
     extra_compile_args=compile_args,
     extra_link_args=link_args,
     libraries=["m"],

@@ -35,7 +35,7 @@ from benchmarks.cases import (
 )
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import Graph, attention_model
-from pyattn.interop.torch import to_torch
+from pyattn.interop.torch import to_torch, view_as_tensor
 
 
 class PeerMissingError(Exception):
@@ -194,7 +194,7 @@ class Torch:
 
     def attention(self, case: AttentionCase, inputs: AttentionInputs) -> list[Contender]:
         attention = self.torch.nn.functional.scaled_dot_product_attention
-        query, key, value = (self._tensor(a) for a in (inputs.query, inputs.key, inputs.value))
+        query, key, value = (view_as_tensor(a) for a in (inputs.query, inputs.key, inputs.value))
         options: dict[str, Any] = {"is_causal": True} if case.causal else {}
         if inputs.mask is not None:  # its fused path wants 2 or 4 axes
             mask = inputs.mask[np.newaxis] if inputs.mask.ndim == 3 else inputs.mask
@@ -202,11 +202,6 @@ class Torch:
         if case.kv_heads:
             options["enable_gqa"] = True
         return [_contender(attention, query, key, value, **options)]
-
-    def _tensor(self, array: np.ndarray) -> Any:
-        if array.dtype.name != "bfloat16":
-            return self.torch.from_numpy(array)
-        return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
 
     def additive(self, case: AdditiveCase, inputs: AdditiveInputs) -> list[Contender]:
         """The eager formula, with the one large array that it needs used twice."""

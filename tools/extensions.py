@@ -26,11 +26,6 @@ WHEELS = {
     "aarch64-macos": ("macosx_14_0_arm64", "macosx_11_0_arm64"),
     "x86_64-windows-gnu": ("win_amd64",),
 }
-MACROS = {
-    "PYATTN_VERSION": '"0"',
-    "NPY_NO_DEPRECATED_API": "NPY_2_0_API_VERSION",
-    "NPY_TARGET_VERSION": "NPY_2_0_API_VERSION",
-}
 
 
 def gather_headers(target: str, folder: Path) -> None:
@@ -71,8 +66,7 @@ def build(target: str, zig: list[str], core: Path) -> str:
             gather_headers(target, folder)
         except (debian.CommandError, OSError) as error:
             return f"SKIPPED: no headers ({str(error).splitlines()[-1]})"
-        options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
-        options += [f"-D{name}={value}" for name, value in MACROS.items()]
+        options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", '-DPYATTN_VERSION="0"']
         options += [f"-I{ROOT}/csrc/{room}" for room in ("include", "core", "kernels", "system")]
         options += [f"-I{folder}/python", f"-I{folder}/numpy/_core/include"]
         objects = [path for room in ("core", "kernels", "system") for path in sorted((core / room).glob("*.o"))]

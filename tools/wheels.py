@@ -2,9 +2,10 @@
 
 gcc compiles, as clang's attention takes 1.4 times as long, and zig links, against glibc 2.28. With the same versions of
 gcc, zig, setuptools, NumPy and Python every machine makes the same bytes; `--twice` makes them again in another folder,
-and compares. They are for the Python that runs it. arm64's own Python comes out of Debian's archive, unpacked and not
-installed: setuptools builds with its settings, and qemu runs it to check the wheel. If that Python or gcc for arm64 is
-missing, the wheel for x86-64 is the only one.
+and compares. Files in them have the date SOURCE_DATE_EPOCH, or else that of the last commit. They are for the Python
+that runs it. arm64's own Python comes out of Debian's archive, unpacked and not installed: setuptools builds with its
+settings, and qemu runs it to check the wheel. If that Python or gcc for arm64 is missing, the wheel for x86-64 is the
+only one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ ARM64 = ROOT / "build" / f"debian-arm64-{PYTHON}"
 SETTINGS = "_sysconfigdata__aarch64-linux-gnu"
 GLIBC = (2, 28)
 LIMIT = 2_000_000  # bytes of a wheel
+FILES = ("pyattn/py.typed", "pyattn/_core.pyi", "pyattn/include/attn.h")
+METADATA = ("licenses/LICENSE", "sboms/pyattn.cdx.json")
 
 
 def have_arm64() -> bool:
@@ -82,21 +85,26 @@ def make(machines: list[str], folder: Path) -> list[Path]:
     return [next(folder.glob(f"pyattn-*_{machine}.whl")) for machine in machines]
 
 
+def wrong_with(wheel: Path) -> list[str]:
+    """Return what is wrong with a wheel's size and its files."""
+    size = wheel.stat().st_size
+    problems = [f"{size} bytes, where less than {LIMIT} were wanted"] if size >= LIMIT else []
+    names = zipfile.ZipFile(wheel).namelist()
+    about = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    wanted = {*FILES, *(f"{about}/{name}" for name in METADATA)}
+    problems += [f"{name} is missing" for name in sorted(wanted.difference(names))]
+    folders = {name.partition("/")[0] for name in names}
+    return problems + [f"{name} should not be in it" for name in sorted(folders - {"pyattn", about})]
+
+
 def look_at(wheel: Path) -> list[str]:
     """Print what the wheel is; return what is wrong with it."""
     shown = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel).split())
     found = re.search(r'"manylinux_(\d+)_(\d+)_\w+"', shown)
     problems = [] if found and (int(found[1]), int(found[2])) <= GLIBC else [f"auditwheel: {shown}"]
-    size = wheel.stat().st_size
-    if size >= LIMIT:
-        problems.append(f"{size} bytes, where less than {LIMIT} were wanted")
-    names = zipfile.ZipFile(wheel).namelist()
-    problems += [
-        f"{name} is missing"
-        for name in ("licenses/LICENSE", "sboms/pyattn.cdx.json")
-        if not any(path.endswith(f".dist-info/{name}") for path in names)
-    ]
-    print(f"{wheel.name}\n  {size} bytes; consistent with {found[0] if found else 'no tag'}, by auditwheel")
+    problems += wrong_with(wheel)
+    tag = found[0] if found else "no tag"
+    print(f"{wheel.name}\n  {wheel.stat().st_size} bytes; consistent with {tag}, by auditwheel")
     print(f"  sha256 {hashlib.sha256(wheel.read_bytes()).hexdigest()}", flush=True)
     return problems
 
