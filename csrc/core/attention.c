@@ -242,8 +242,8 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
 
 /* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c): first
  * because a masked pair may have added 0 * NaN, then with values scaled down, because a sum of finite values may have
- * overflowed. What is finite the first time stays. A row that is not finite then has seen a NaN or an infinity in its
- * visible inputs. */
+ * overflowed. Numbers that are finite stay. A row that is not finite then has seen a NaN or an infinity in its visible
+ * inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;

@@ -206,7 +206,7 @@ static void cut_in_out(linear_plan *plan)
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
     const size_t size = (size_t)k->size;
-    /* A weight of a streams whole vectors is read in place, unless its rows are far apart: packed, it would look the same,
+    /* A narrow weight of whole vectors is read in place, unless its rows are far apart: packed, it would look the same,
      * or be wider. Many rows pay for packing whole panels of four vectors. */
     const int packing_pays = p->rows > ATTN_MAX_WIDTH && p->features % (4 * k->lanes) == 0;
     const ptrdiff_t apart = p->weight_column < 0 ? -p->weight_column : p->weight_column;
@@ -401,9 +401,10 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
     return row;
 }
 
-/* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time. */
-static void multiply_panel(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                           int at, int features)
+/* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time.
+ * Returns 0 if it was stopped. */
+static int multiply_panel(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                          int at, int features, int worker, attn_job *job)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
@@ -413,6 +414,7 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
+        if (attn_should_stop(job, worker)) return 0;
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
@@ -430,13 +432,15 @@ static void multiply_panel(const linear_plan *plan, const worker_memory *w, cons
         }
         from += inner;
     } while (from < p->inner);
+    return 1;
 }
 
-static void multiply_panels(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                            int features)
+static int multiply_panels(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                           int features, int worker, attn_job *job)
 {
     for (int at = 0; at < features; at += plan->nr)
-        multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at));
+        if (!multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at), worker, job)) return 0;
+    return 1;
 }
 
 /* The epilogue ----------------------------------------------------------------------------------------------------- */
@@ -509,30 +513,35 @@ static void stream_fold(const linear_plan *plan, const row_chunk *chunk, ptrdiff
                         p->weight_column / plan->weight_size, plan->prefetch, begins, part, sums, plan->panel_row);
 }
 
-/* Blocks of rows times `features` columns of the weight, a fold at a time. */
-static void stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                            ptrdiff_t features)
+/* Blocks of rows times `features` columns of the weight, a fold at a time. Returns 0 if it was stopped. */
+static int stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+                           ptrdiff_t features, int worker, attn_job *job)
 {
     for (ptrdiff_t fold = 0; fold * ATTN_FOLD_FEATURES < plan->product->inner; fold++)
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
+            if (attn_should_stop(job, worker)) return 0;
             char *sums = w->panels + (size_t)(n - chunk->first) * plan->panel_bytes;
             char *part = sums + (size_t)(block_of(plan, n).rows * plan->panel_row * plan->kernels->size);
             stream_fold(plan, chunk, n, fold, feature, features, fold == 0, part, sums);
         }
+    return 1;
 }
 
-/* x times blocks [first, last) of the weight, which are counted from left to right in each fold. */
-static void sum_folds(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t first,
-                      ptrdiff_t last)
+/* x times blocks [first, last) of the weight, which are counted from left to right in each fold. Returns 0 if it was
+ * stopped. */
+static int sum_folds(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t first,
+                     ptrdiff_t last, int worker, attn_job *job)
 {
     const ptrdiff_t blocks = plan->feature_blocks;
     for (ptrdiff_t n = first, end; n < last; n = end) {
+        if (attn_should_stop(job, worker)) return 0;
         const ptrdiff_t fold = n / blocks, from = n % blocks * FEATURES;
         end = attn_min(last, (fold + 1) * blocks);
         const ptrdiff_t to = attn_min(plan->product->features, (end - fold * blocks) * FEATURES);
         stream_fold(plan, chunk, chunk->first, fold, from, to - from, 1, w->panels,
                     plan->sums + (size_t)fold * plan->fold_bytes + from * plan->kernels->size);
     }
+    return 1;
 }
 
 /* Adds the folds of features [from, to) from left to right, and stores them. */
@@ -573,16 +582,14 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
     const int rows = (int)(last.row + last.rows - first.row);
     attn_tile tile = tile_of(plan, w, from, to, 0);
     plan->kernels->pack_tile(&tile);
-    for (ptrdiff_t n = 0; n < tiles; n++) {
+    for (ptrdiff_t n = 0; n < tiles && !attn_should_stop(job, worker); n++) {
         const attn_tile next = n + 1 < tiles ? tile_of(plan, w, from, to, n + 1) : (attn_tile){.weight = NULL};
         ptrdiff_t stride;
         const char *x = rows_of(plan, chunk, chunk->first, n % folds * ATTN_FOLD_FEATURES, &stride);
         plan->kernels->gemm(rows, &tile, x, stride, n + 1 < tiles ? &next : NULL, n % folds == 0, w->panels,
                             plan->panel_row);
-        if (n % folds == folds - 1) {
-            if (attn_should_stop(job, worker)) return;
+        if (n % folds == folds - 1)
             store_features(plan, w, chunk, from + n / folds * ATTN_TILE_FEATURES, tile.features);
-        }
         tile = next;
     }
 }
@@ -599,11 +606,9 @@ static void multiply(const linear_plan *plan, const worker_memory *w, const row_
     }
     for (ptrdiff_t feature = from; feature < to; feature += plan->step) {
         const ptrdiff_t features = attn_min(to - feature, plan->step);
-        if (attn_should_stop(job, worker)) return;
-        if (plan->form == STREAM)
-            stream_features(plan, w, chunk, feature, features);
-        else
-            multiply_panels(plan, w, chunk, feature, (int)features);
+        const int done = plan->form == STREAM ? stream_features(plan, w, chunk, feature, features, worker, job)
+                                              : multiply_panels(plan, w, chunk, feature, (int)features, worker, job);
+        if (!done) return;
         store_features(plan, w, chunk, feature, features);
     }
 }
@@ -636,8 +641,8 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
     } else if (number < ready) {
         if (!attn_wait_for(&plan->done, parts, worker, job)) return;
         const ptrdiff_t blocks = plan->folds * plan->feature_blocks, task = number - parts;
-        sum_folds(plan, &w, &chunk, blocks * task / plan->fold_tasks, blocks * (task + 1) / plan->fold_tasks);
-        __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
+        const ptrdiff_t from = blocks * task / plan->fold_tasks, to = blocks * (task + 1) / plan->fold_tasks;
+        if (sum_folds(plan, &w, &chunk, from, to, worker, job)) __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->done, ready, worker, job)) {
         const ptrdiff_t from = first_feature(plan, number - ready), to = first_feature(plan, number - ready + 1);
         if (plan->folds > 0)

@@ -67,19 +67,22 @@ attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads,
 {
     if (norm->rows == 0 || norm->columns == 0) return ATTN_OK;
     const attn_row_cut cut = attn_cut_rows(norm->rows, (size_t)norm->columns);
-    norm_job job = {
-        attn_kernels_for(attn_computed(norm->y.dtype)), norm, cut, norm->weight.data, norm->bias.data, NULL, 0};
+    norm_job job = {.kernels = attn_kernels_for(attn_computed(norm->y.dtype)),
+                    .norm = norm,
+                    .cut = cut,
+                    .weight = norm->weight.data,
+                    .bias = norm->bias.data};
     row_scratch scratch;
     job.worker_bytes = layout_scratch(norm, NULL, &scratch);
 
     /* factors in half precision are read once */
     const attn_tensor *const factors[] = {&norm->weight, &norm->bias};
     const void **const read[] = {&job.weight, &job.bias};
-    const size_t each = attn_row_bytes(ATTN_F16, norm->columns);
+    const size_t each = attn_row_bytes(ATTN_F16, norm->columns), both = attn_saturating_mul(2, each);
     attn_arena arena = {.base = NULL};
     const int any = attn_is_half(norm->weight.dtype) || attn_is_half(norm->bias.dtype);
-    if (any && !attn_arena_take(&arena, attn_saturating_mul(2, each)))
-        return attn_fail(error, ATTN_NO_MEMORY, "a normalization needs %zu bytes of scratch memory", 2 * each);
+    if (any && !attn_arena_take(&arena, both))
+        return attn_fail(error, ATTN_NO_MEMORY, "a normalization needs %zu bytes of scratch memory", both);
     for (int n = 0; n < 2; n++)
         if (factors[n]->data)
             *read[n] = attn_read_outside(job.kernels, factors[n]->dtype, norm->columns, factors[n]->data,

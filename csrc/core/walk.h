@@ -40,8 +40,8 @@ static inline int attn_go_together(attn_dtype a, attn_dtype b)
 
 static const attn_tensor attn_none = {.data = NULL}; /* no tensor */
 
-/* Describes a contiguous array with x's axes, of the dtype in which it is computed, but with `columns` columns; its data is set later. Returns its
- * size in bytes, at most SIZE_MAX. */
+/* Describes a contiguous array with x's axes, but with `columns` columns, of the dtype in which x is computed; its data
+ * is set later. Returns its size in bytes, at most SIZE_MAX. */
 size_t attn_layout_contiguous(const attn_tensor *x, ptrdiff_t columns, attn_tensor *tensor);
 
 /* Merges the axes of a tensor but the last into as few as possible, for attn_row_at. */

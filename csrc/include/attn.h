@@ -9,10 +9,9 @@
  * ATTN_BF16. Halves are storage: they are computed in float32, as if they had been converted before, and a result that
  * is stored as a half is rounded once, to nearest, ties to even. A logsumexp is float32 then.
  *
- * A call that returns ATTN_INVALID writes nothing. After
- * ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may be unfinished. After ATTN_NO_MEMORY nothing is written,
- * except by attn_multihead, attn_feed_forward and attn_layer: they process large inputs in parts and may have finished
- * some.
+ * A call that returns ATTN_INVALID writes nothing. After ATTN_INTERRUPTED or ATTN_FORKED, some rows of the output may
+ * be unfinished. After ATTN_NO_MEMORY nothing is written, except by attn_multihead, attn_feed_forward and attn_layer:
+ * they process large inputs in parts and may have finished some.
  */
 #ifndef ATTN_H
 #define ATTN_H

@@ -205,8 +205,8 @@ typedef int K(groups_of)(int n, int keys, ptrdiff_t head_dim, const real *query,
                                                    ptrdiff_t query_stride, const char *key, ptrdiff_t key_stride,      \
                                                    const char *next, int prefetch, real *scores)                       \
     {                                                                                                                  \
-        return K(decode_vectors)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next,          \
-                                prefetch, scores);                                                                     \
+        return K(decode_vectors)(ELEMENT, R, G, n, keys, head_dim, query, query_stride, key, key_stride, next,         \
+                                 prefetch, scores);                                                                    \
     }
 #define SINGLE(NAME, ELEMENT)                                                                                          \
     DECODE_GROUPS(NAME, ELEMENT, 1, 1)                                                                                 \

@@ -160,11 +160,9 @@ ATTN_SEPARATE void K(load_any)(attn_element element, int rows, ptrdiff_t columns
         }
     }
     for (int i = 0; i < whole; i++)
-        K(load_rows)
-        (element, 1, columns - done, from + i * row_step + done * column_step, row_step, column_step, padded - done,
-         (real *)to + i * padded + done);
-    K(load_rows)
-    (element, rows - whole, columns, from + whole * row_step, row_step, column_step, padded,
+        K(load_rows)(element, 1, columns - done, from + i * row_step + done * column_step, row_step, column_step,
+                     padded - done, (real *)to + i * padded + done);
+    K(load_rows)(element, rows - whole, columns, from + whole * row_step, row_step, column_step, padded,
      (real *)to + whole * padded);
 }
 

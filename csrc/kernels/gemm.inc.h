@@ -35,8 +35,8 @@ ATTN_TEMPLATE void K(gemv_strip)(const attn_element element, const int R, const 
             ATTN_UNROLL for (int g = 0; g < G; g++) splats[r][g] = V(splat)(x[r * x_stride + g]);
     ptrdiff_t n = head;
 #define VECTOR(WHOLE, COUNT, AT, BEGINS)                                                                               \
-    K(gemv_vector)(element, R, G, has_splats, (WHOLE), (COUNT), x, splats, weight + (AT) * size, weight_step, (BEGINS),       \
-                   part + (AT), stride)
+    K(gemv_vector)(element, R, G, has_splats, (WHOLE), (COUNT), x, splats, weight + (AT) * size, weight_step,          \
+                   (BEGINS), part + (AT), stride)
 #define FETCH(TO_L1)                                                                                                   \
     do {                                                                                                               \
         int left = lines;                                                                                              \
@@ -87,7 +87,7 @@ GEMV_ROWS(gemv_read, OWN, 5, 0)
 GEMV_ROWS(gemv_read, OWN, 6, 0)
 GEMV_ROWS(gemv_read, OWN, 7, 0)
 GEMV_ROWS(gemv_read, OWN, 8, 0)
-#define WITH_SPLATS(NAME, ELEMENT)                                                                                            \
+#define WITH_SPLATS(NAME, ELEMENT)                                                                                     \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 1, 1)                                                                              \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 2, 1)                                                                              \
     GEMV_ROWS(gemv_##NAME, ELEMENT, 3, 1)                                                                              \

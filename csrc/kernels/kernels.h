@@ -1,9 +1,9 @@
 /* The kernels: everything that is compiled once per instruction set.
  *
  * Kernels work on tiles: no allocation, no threads, no Python, no errors. Float arrays have the dtype of their table,
- * `real` below, unless an attn_element names another; strides count elements unless their name says bytes. The result of a row
- * depends neither on other rows nor on the vector width: all tables are bit-identical (except `scalar`, which lacks
- * fused multiply-add).
+ * `real` below, unless an attn_element names another; strides count elements unless their name says bytes. The result
+ * of a row depends neither on other rows nor on the vector width: all tables are bit-identical (except `scalar`, which
+ * lacks fused multiply-add).
  *
  * Vocabulary: a *query block* is up to `width` rows of queries that walk the keys together; a *key block* is up to
  * ATTN_BLOCK_KEYS keys that begin at a fixed multiple of it; a *chunk* is ATTN_CHUNK_KEYS keys. Scores are in units of
@@ -35,7 +35,7 @@ enum {
 /* Whether rows `stride` bytes apart fall into the same few sets of the L1 cache. */
 static inline int attn_aliases(ptrdiff_t stride) { return stride != 0 && stride % 2048 == 0; }
 
-/* What an array holds. A nonzero byte of a mask means attend (BOOL) or the opposite (BLOCKED). */
+/* The elements of an array. A nonzero byte of a mask means attend (BOOL) or the opposite (BLOCKED). */
 typedef enum {
     ATTN_ELEMENT_BOOL,
     ATTN_ELEMENT_F16,
@@ -80,7 +80,7 @@ typedef struct {
     const void *const *gate, *const *residual;
 } attn_epilogue;
 
-/* What happens to a tile of scores before its softmax. The bias has the layout of the scores, and hides a pair where it
+/* Changes to a tile of scores before its softmax. The bias has the layout of the scores, and hides a pair where it
  * is -inf; row i sees the keys [first[i], last[i]), counted from the tile's first. bias may be NULL; so may first where
  * every row sees all keys, but not for decode_softmax. */
 typedef struct {
@@ -236,8 +236,8 @@ typedef struct {
     /* Products with part of a weight that lies as (inner, features), inner <= ATTN_FOLD_FEATURES: out (rows, features)
      * = x . weight, added to what out holds unless `begins`. Rows of out have room for whole vectors.
      *
-     * gemv reads the weight in place, in memory's order; `prefetch`: ATTN_FROM_MEMORY, ATTN_TO_L1. `part` is scratch memory
-     * of out's size.
+     * gemv reads the weight in place, in memory's order; `prefetch`: ATTN_FROM_MEMORY, ATTN_TO_L1. `part` is scratch
+     * memory of out's size.
      * gemm reads a tile that pack_tile copied, and packs the next one meanwhile, unless it is NULL. */
     void (*gemv)(attn_element element, int rows, int inner, ptrdiff_t features, const void *x, ptrdiff_t x_stride,
                  const void *weight, ptrdiff_t weight_stride, int prefetch, int begins, void *part, void *out,

@@ -1,4 +1,4 @@
-/* What is left of a row after whole vectors is read and written by the same text. */
+/* The rest of a row, after whole vectors, is read and written by the same text. */
 
 /* LANES reals, or the first `count` when not whole. */
 ATTN_TEMPLATE vec K(load_part)(const int whole, int count, const real *x)

@@ -64,7 +64,7 @@ ATTN_TEMPLATE vec K(hide_key)(vec s, const real *bias, const K(lane_limits) * li
     return s;
 }
 
-/* Hides key n from a vector of lanes that do not see it. */
+/* Hides a key from a vector of lanes that do not see it. */
 ATTN_TEMPLATE void K(hide_all)(real *scores) { V(store)(scores, V(splat)(-INFINITY)); }
 
 enum { K(tile_keys) = VEC_ACCUMULATORS / ATTN_VECTORS < 8 ? VEC_ACCUMULATORS / ATTN_VECTORS : 8 };

@@ -105,12 +105,11 @@ static npy_intp key_features(const attn_args *args)
 }
 
 /* Checks score_weight of a bilinear score against query and key. Returns -1 with a ValueError. */
-static int check_bilinear(const attn_args *args, const owned *o)
+static int check_bilinear(const attn_args *args, PyArrayObject *weight, const attn_tensor *w)
 {
-    PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
-    const int q_axes = PyArray_NDIM(query);
+    const int q_axes = args->query.ndim;
     if (q_axes < 2 || key_features(args) < 0) return 0;
-    const npy_intp wanted[] = {PyArray_DIM(query, q_axes - 1), key_features(args)};
+    const npy_intp wanted[] = {args->query.shape[q_axes - 1], key_features(args)};
     if (weight == NULL) {
         PyErr_Format(PyExc_ValueError,
                      "score='bilinear' needs score_weight, an array of shape (%zd, %zd): query's features, key's "
@@ -118,7 +117,7 @@ static int check_bilinear(const attn_args *args, const owned *o)
                      wanted[0], wanted[1]);
         return -1;
     }
-    if (PyArray_NDIM(weight) == 2 && PyArray_CompareLists(PyArray_DIMS(weight), wanted, 2)) return 0;
+    if (w->ndim == 2 && w->shape[0] == wanted[0] && w->shape[1] == wanted[1]) return 0;
     PyObject *found = PyObject_GetAttrString((PyObject *)weight, "shape");
     if (found != NULL)
         PyErr_Format(PyExc_ValueError,
@@ -132,22 +131,22 @@ static int check_bilinear(const attn_args *args, const owned *o)
  * needed here; its values are computed later, without the GIL. */
 static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
 {
-    PyArrayObject *query = o->inputs[QUERY], *weight = o->inputs[SCORE_WEIGHT];
-    const int axes = PyArray_NDIM(query);
+    PyArrayObject *weight = o->inputs[SCORE_WEIGHT];
+    const attn_tensor w = weight ? pyattn_tensor(weight) : attn_none;
+    const int axes = args->query.ndim;
     npy_intp shape[NPY_MAXDIMS];
     attn_error error;
     if (!pyattn_given(values[OPTIONS + PYATTN_SCALE])) {
         args->has_scale = 1;
         args->scale = 1;
     }
-    if (check_bilinear(args, o) < 0) return -1;
+    if (check_bilinear(args, weight, &w) < 0) return -1;
     if (weight == NULL || axes < 2 || key_features(args) < 0) return 0;
 
-    memcpy(shape, PyArray_DIMS(query), (size_t)axes * sizeof *shape);
-    shape[axes - 1] = PyArray_DIM(weight, 1);
+    memcpy(shape, args->query.shape, (size_t)axes * sizeof *shape);
+    shape[axes - 1] = w.shape[1];
     Py_CLEAR(o->queries);
     if ((o->queries = pyattn_new_array(axes, shape, attn_computed(args->query.dtype))) == NULL) return -1;
-    const attn_tensor w = pyattn_tensor(weight);
     attn_linear_args linear = {.x = args->query, .weight = w, .num_threads = args->num_threads};
     linear.weight.shape[0] = w.shape[1], linear.weight.shape[1] = w.shape[0];
     linear.weight.strides[0] = w.strides[1], linear.weight.strides[1] = w.strides[0];

@@ -1,4 +1,4 @@
-/* What the core and the binding need of an operating system: clocks, threads, locks, processors, processes. posix.c,
+/* An operating system, as the core and the binding need it: clocks, threads, locks, processors, processes. posix.c,
  * windows.c and single.c (WebAssembly, which has no threads) define the same functions; one of them is compiled.
  */
 #ifndef ATTN_SYSTEM_H

@@ -237,9 +237,10 @@ def additive_attention(
     >>> pyattn.additive_attention(query, states, states, *np.split(w, [3]), w_score).round(4)
     array([[0.6638, 0.6516]])
     """
-    given = {"query": query, "key": key, "value": value, "w_query": w_query, "w_key": w_key, "w_score": w_score}
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "w_query": w_query, "w_key": w_key}
+    given |= {"w_score": w_score, "bias": bias}
     # as_real's message names a required argument that is None.
-    given = {name: x for name, x in {**given, "bias": bias}.items() if x is not None or name in _REQUIRED}
+    given = {name: x for name, x in given.items() if x is not None or name in _REQUIRED}
     arrays = {name: _core.as_real(x, name) for name, x in given.items()}
     check_same_half(arrays.items())
     half = arrays["query"].dtype if all(is_half(x.dtype) for x in arrays.values()) else None

@@ -91,7 +91,8 @@ static void test_mistakes(void)
     claim_refused(ATTN_F64, 1, 1.5, "dropout_p is 1.5, expected 0 <= dropout_p <= 1");
     claim_refused(ATTN_F64, 1, (double)NAN, "dropout_p is nan, expected 0 <= dropout_p <= 1");
     claim_refused(ATTN_BOOL, 1, 0.5, "x must be float16, bfloat16, float32 or float64");
-    claim_refused(ATTN_F64, (ptrdiff_t)(INT64_C(1) << 34), 0.5, "x has 17179869184 features in a row, expected less than 2**34");
+    claim_refused(ATTN_F64, (ptrdiff_t)(INT64_C(1) << 34), 0.5,
+                  "x has 17179869184 features in a row, expected less than 2**34");
     CLAIM(attn_drop_rows(ATTN_F64, 1, 2, x, y, 0, 0, 1, &error) == ATTN_OK && memcmp(x, y, sizeof x) == 0,
           "where nothing is dropped, numbers stay as they are");
 }

@@ -13,7 +13,8 @@ static double element;
 static int64_t lengths[] = {1, 2, 3};
 
 #define VIEW(dtype, ...) strided(&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
-#define LENGTHS(...)     strided(lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
+#define LENGTHS(...)                                                                                                   \
+    strided(lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
 
 static const ptrdiff_t whole[] = {2, 4, 3, 8}, packed[] = {384, 96, 32, 4};
 
@@ -109,11 +110,13 @@ static void test_sizes_that_overflow(void)
             args->query = args->key = VIEW(ATTN_F32, 3, 8);
             args->value = VIEW(ATTN_F32, 3, huge));
     REFUSED(
-        "the result is too large for memory: query (3, 8), key (2305843009213693952, 8), value (2305843009213693952, 8)",
+        "the result is too large for memory: query (3, 8), key (2305843009213693952, 8), value "
+        "(2305843009213693952, 8)",
         args->query = VIEW(ATTN_F32, 3, 8);
         args->key = args->value = VIEW(ATTN_F32, huge, 8));
     REFUSED(
-        "the result is too large for memory: query (1, 2305843009213693952, 3, 8), key (1, 1, 3, 8), value (1, 1, 3, 8)",
+        "the result is too large for memory: query (1, 2305843009213693952, 3, 8), key (1, 1, 3, 8), value (1, 1, 3, "
+        "8)",
         args->query = VIEW(ATTN_F32, 1, huge, 3, 8);
         args->key = args->value = VIEW(ATTN_F32, 1, 1, 3, 8));
     call c = a_call();

@@ -24,6 +24,9 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "functional.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
+    "linear, a deep (in, out)": "functional.linear(endless(384, 1 << 22), columns(128, 1 << 22), num_threads=threads)",
+    "linear, few rows": "functional.linear(endless(8, 1 << 20), columns(1 << 14, 1 << 20), num_threads=threads)",
+    "linear, folds": "functional.linear(endless(8, 1 << 22), columns(1 << 11, 1 << 22), num_threads=threads)",
     "rotary": "functional.rotary_embedding(endless(1 << 20, 1024), num_threads=threads)",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "keeps": "functional.dropout_keep_mask((1, 1 << 32), 0.5)",
@@ -49,7 +52,18 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
 }
 
 # `make test` asks one call for each loop that looks for a signal.
-ASKED = ("prefill", "decode", "wide heads", "linear", "rotary", "merged states", "softmax", "additive", "top_k")
+ASKED = (
+    "prefill",
+    "decode",
+    "wide heads",
+    "linear",
+    "linear, few rows",
+    "rotary",
+    "merged states",
+    "softmax",
+    "additive",
+    "top_k",
+)
 ASKED += ("layer", "layer_norm")
 WHAT = LONG if EVERYTHING else ASKED
 
@@ -86,6 +100,9 @@ rng = np.random.default_rng(0)
 SCRIPT = """
 def endless(*shape, dtype="f4"):
     return np.broadcast_to(np.ones(shape[-1], dtype), shape)
+
+def columns(*shape):
+    return np.lib.stride_tricks.as_strided(np.ones(shape[0], "f4"), shape, (4, 0))
 
 def attend(query, key, **arguments):
     return pyattn.attention(query, key, key, num_threads=threads, **arguments)
