@@ -99,11 +99,15 @@ typedef struct {
     char *packed;
 } row_chunk;
 
-/* One worker's scratch. */
+/* A worker of a job, and its scratch. */
 typedef struct {
+    attn_job *job;
+    int number;
     char *packed, *panels, *weight, *rows, *maximum;
     char *y, *gate, *residual; /* as reals, of a block's features, where they are halves */
-} worker_memory;
+} linear_worker;
+
+static int stopped(const linear_worker *w) { return attn_should_stop(w->job, w->number); }
 
 /* Addresses of `count` rows, each plus `offset` bytes. */
 static void addresses_of(const attn_tensor *rows, ptrdiff_t first, int count, ptrdiff_t offset, void **address)
@@ -118,7 +122,7 @@ static size_t chunk_bytes(const linear_plan *plan)
     return attn_saturating_mul((size_t)plan->blocks_per_chunk, plan->block_bytes);
 }
 
-static size_t layout_scratch(const linear_plan *plan, char *memory, worker_memory *w)
+static size_t layout_scratch(const linear_plan *plan, char *memory, linear_worker *w)
 {
     size_t used = 0;
     w->packed = attn_next_part(memory, &used, plan->by_chunks ? chunk_bytes(plan) : 0);
@@ -345,7 +349,7 @@ static ptrdiff_t parts_to_pack(const linear_plan *plan, const row_chunk *chunk)
     return plan->packs_x ? (chunk->last - chunk->first) * plan->pack_parts : 0;
 }
 
-static void pack(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t part)
+static void pack(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t part)
 {
     const attn_tensor *x = &plan->product->x;
     const attn_kernels *k = plan->kernels;
@@ -388,7 +392,7 @@ static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrd
 
 /* `features` rows of the weight, over part of the inner axis: in place, or copied as reals. Returns the row stride in
  * elements. */
-static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, ptrdiff_t feature, int features,
+static ptrdiff_t weight_part(const linear_plan *plan, const linear_worker *w, ptrdiff_t feature, int features,
                              ptrdiff_t from, ptrdiff_t inner, const char **part)
 {
     const attn_product *p = plan->product;
@@ -403,8 +407,8 @@ static ptrdiff_t weight_part(const linear_plan *plan, const worker_memory *w, pt
 
 /* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time.
  * Returns 0 if it was stopped. */
-static int multiply_panel(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                          int at, int features, int worker, attn_job *job)
+static int multiply_panel(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t feature,
+                          int at, int features)
 {
     const attn_product *p = plan->product;
     const attn_kernels *k = plan->kernels;
@@ -414,7 +418,7 @@ static int multiply_panel(const linear_plan *plan, const worker_memory *w, const
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
-        if (attn_should_stop(job, worker)) return 0;
+        if (stopped(w)) return 0;
         const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
@@ -435,11 +439,11 @@ static int multiply_panel(const linear_plan *plan, const worker_memory *w, const
     return 1;
 }
 
-static int multiply_panels(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                           int features, int worker, attn_job *job)
+static int multiply_panels(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t feature,
+                           int features)
 {
     for (int at = 0; at < features; at += plan->nr)
-        if (!multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at), worker, job)) return 0;
+        if (!multiply_panel(plan, w, chunk, feature, at, (int)attn_min(plan->nr, features - at))) return 0;
     return 1;
 }
 
@@ -467,7 +471,7 @@ static void read_columns(const linear_plan *plan, const attn_tensor *tensor, con
 }
 
 /* Applies the epilogue to `features` columns of a block's product, and stores them. */
-static void store_block(const linear_plan *plan, const worker_memory *w, const row_block *block, const char *product,
+static void store_block(const linear_plan *plan, const linear_worker *w, const row_block *block, const char *product,
                         ptrdiff_t feature, ptrdiff_t features)
 {
     const attn_product *p = plan->product;
@@ -489,7 +493,7 @@ static void store_block(const linear_plan *plan, const worker_memory *w, const r
         k->store_row((attn_element)p->y.dtype, features, y[i], attn_row_at(&p->y, block->row + i) + 2 * feature);
 }
 
-static void store_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
+static void store_features(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t feature,
                            ptrdiff_t features)
 {
     for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
@@ -514,12 +518,12 @@ static void stream_fold(const linear_plan *plan, const row_chunk *chunk, ptrdiff
 }
 
 /* Blocks of rows times `features` columns of the weight, a fold at a time. Returns 0 if it was stopped. */
-static int stream_features(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t feature,
-                           ptrdiff_t features, int worker, attn_job *job)
+static int stream_features(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t feature,
+                           ptrdiff_t features)
 {
     for (ptrdiff_t fold = 0; fold * ATTN_FOLD_FEATURES < plan->product->inner; fold++)
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
-            if (attn_should_stop(job, worker)) return 0;
+            if (stopped(w)) return 0;
             char *sums = w->panels + (size_t)(n - chunk->first) * plan->panel_bytes;
             char *part = sums + (size_t)(block_of(plan, n).rows * plan->panel_row * plan->kernels->size);
             stream_fold(plan, chunk, n, fold, feature, features, fold == 0, part, sums);
@@ -529,12 +533,12 @@ static int stream_features(const linear_plan *plan, const worker_memory *w, cons
 
 /* x times blocks [first, last) of the weight, which are counted from left to right in each fold. Returns 0 if it was
  * stopped. */
-static int sum_folds(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t first,
-                     ptrdiff_t last, int worker, attn_job *job)
+static int sum_folds(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t first,
+                     ptrdiff_t last)
 {
     const ptrdiff_t blocks = plan->feature_blocks;
     for (ptrdiff_t n = first, end; n < last; n = end) {
-        if (attn_should_stop(job, worker)) return 0;
+        if (stopped(w)) return 0;
         const ptrdiff_t fold = n / blocks, from = n % blocks * FEATURES;
         end = attn_min(last, (fold + 1) * blocks);
         const ptrdiff_t to = attn_min(plan->product->features, (end - fold * blocks) * FEATURES);
@@ -545,7 +549,7 @@ static int sum_folds(const linear_plan *plan, const worker_memory *w, const row_
 }
 
 /* Adds the folds of features [from, to) from left to right, and stores them. */
-static void store_folds(const linear_plan *plan, const worker_memory *w, ptrdiff_t from, ptrdiff_t to)
+static void store_folds(const linear_plan *plan, const linear_worker *w, ptrdiff_t from, ptrdiff_t to)
 {
     const attn_kernels *k = plan->kernels;
     const row_block block = block_of(plan, 0);
@@ -559,7 +563,7 @@ static void store_folds(const linear_plan *plan, const worker_memory *w, ptrdiff
 }
 
 /* Tile number n of features [from, to), in the order in which they are multiplied: down the inner axis first. */
-static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdiff_t from, ptrdiff_t to, ptrdiff_t n)
+static attn_tile tile_of(const linear_plan *plan, const linear_worker *w, ptrdiff_t from, ptrdiff_t to, ptrdiff_t n)
 {
     const attn_product *p = plan->product;
     const ptrdiff_t folds = attn_ceil_div(p->inner, ATTN_FOLD_FEATURES);
@@ -573,8 +577,8 @@ static attn_tile tile_of(const linear_plan *plan, const worker_memory *w, ptrdif
 }
 
 /* All rows of a chunk times one tile after another; each packs the next one. */
-static void multiply_tiles(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t from,
-                           ptrdiff_t to, int worker, attn_job *job)
+static void multiply_tiles(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t from,
+                           ptrdiff_t to)
 {
     const ptrdiff_t folds = attn_ceil_div(plan->product->inner, ATTN_FOLD_FEATURES);
     const ptrdiff_t tiles = folds * attn_ceil_div(to - from, ATTN_TILE_FEATURES);
@@ -582,7 +586,7 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
     const int rows = (int)(last.row + last.rows - first.row);
     attn_tile tile = tile_of(plan, w, from, to, 0);
     plan->kernels->pack_tile(&tile);
-    for (ptrdiff_t n = 0; n < tiles && !attn_should_stop(job, worker); n++) {
+    for (ptrdiff_t n = 0; n < tiles && !stopped(w); n++) {
         const attn_tile next = n + 1 < tiles ? tile_of(plan, w, from, to, n + 1) : (attn_tile){.weight = NULL};
         ptrdiff_t stride;
         const char *x = rows_of(plan, chunk, chunk->first, n % folds * ATTN_FOLD_FEATURES, &stride);
@@ -597,26 +601,26 @@ static void multiply_tiles(const linear_plan *plan, const worker_memory *w, cons
 /* Tasks ------------------------------------------------------------------------------------------------------------ */
 
 /* Features [from, to) of a packed chunk. */
-static void multiply(const linear_plan *plan, const worker_memory *w, const row_chunk *chunk, ptrdiff_t from,
-                     ptrdiff_t to, int worker, attn_job *job)
+static void multiply(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t from,
+                     ptrdiff_t to)
 {
     if (plan->form == TILES) {
-        multiply_tiles(plan, w, chunk, from, to, worker, job);
+        multiply_tiles(plan, w, chunk, from, to);
         return;
     }
     for (ptrdiff_t feature = from; feature < to; feature += plan->step) {
         const ptrdiff_t features = attn_min(to - feature, plan->step);
-        const int done = plan->form == STREAM ? stream_features(plan, w, chunk, feature, features, worker, job)
-                                              : multiply_panels(plan, w, chunk, feature, (int)features, worker, job);
+        const int done = plan->form == STREAM ? stream_features(plan, w, chunk, feature, features)
+                                              : multiply_panels(plan, w, chunk, feature, (int)features);
         if (!done) return;
         store_features(plan, w, chunk, feature, features);
     }
 }
 
-static worker_memory memory_of(const linear_plan *plan, int worker)
+static linear_worker worker_of(const linear_plan *plan, int number, attn_job *job)
 {
-    worker_memory w;
-    layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    linear_worker w = {.job = job, .number = number};
+    layout_scratch(plan, plan->scratch + (size_t)number * plan->worker_bytes, &w);
     return w;
 }
 
@@ -631,10 +635,10 @@ static ptrdiff_t first_feature(const linear_plan *plan, ptrdiff_t part)
 static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     linear_plan *plan = context;
-    const worker_memory w = memory_of(plan, worker);
+    const linear_worker w = worker_of(plan, worker, job);
     const row_chunk chunk = chunk_of(plan, plan->chunk, plan->packed);
     const ptrdiff_t parts = parts_to_pack(plan, &chunk), ready = parts + plan->fold_tasks;
-    if (attn_should_stop(job, worker)) return;
+    if (stopped(&w)) return;
     if (number < parts) {
         pack(plan, &w, &chunk, number);
         __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
@@ -642,13 +646,13 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
         if (!attn_wait_for(&plan->done, parts, worker, job)) return;
         const ptrdiff_t blocks = plan->folds * plan->feature_blocks, task = number - parts;
         const ptrdiff_t from = blocks * task / plan->fold_tasks, to = blocks * (task + 1) / plan->fold_tasks;
-        if (sum_folds(plan, &w, &chunk, from, to, worker, job)) __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
+        if (sum_folds(plan, &w, &chunk, from, to)) __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->done, ready, worker, job)) {
         const ptrdiff_t from = first_feature(plan, number - ready), to = first_feature(plan, number - ready + 1);
         if (plan->folds > 0)
             store_folds(plan, &w, from, to);
         else
-            multiply(plan, &w, &chunk, from, to, worker, job);
+            multiply(plan, &w, &chunk, from, to);
     }
 }
 
@@ -656,14 +660,14 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
 static void chunk_task(void *context, ptrdiff_t number, int worker, attn_job *job)
 {
     const linear_plan *plan = context;
-    const worker_memory w = memory_of(plan, worker);
+    const linear_worker w = worker_of(plan, worker, job);
     const row_chunk chunk = chunk_of(plan, number / plan->feature_parts, w.packed);
     const ptrdiff_t part = number % plan->feature_parts;
     for (ptrdiff_t n = 0; n < parts_to_pack(plan, &chunk); n++) {
-        if (attn_should_stop(job, worker)) return;
+        if (stopped(&w)) return;
         pack(plan, &w, &chunk, n);
     }
-    multiply(plan, &w, &chunk, first_feature(plan, part), first_feature(plan, part + 1), worker, job);
+    multiply(plan, &w, &chunk, first_feature(plan, part), first_feature(plan, part + 1));
 }
 
 static attn_status run(linear_plan *plan, int workers)
@@ -682,7 +686,7 @@ static attn_status run(linear_plan *plan, int workers)
 attn_status attn_multiply(const attn_product *p, int num_threads, attn_error *error)
 {
     linear_plan plan;
-    worker_memory unused;
+    linear_worker unused;
     attn_arena arena;
     if (p->rows == 0 || p->features == 0) return ATTN_OK;
 

@@ -389,8 +389,8 @@ class MultiheadAttention(Module):
         Parameters
         ----------
         query : array_like, (L, N, embed_dim) or unbatched (L, embed_dim)
-            (N, L, embed_dim) with batch_first. Of the weights' dtype, as key and value; float32
-            mixes with float16 or bfloat16.
+            (N, L, embed_dim) with batch_first. Of the weights' dtype, as key and value;
+            float32 mixes with float16 or bfloat16.
         key : array_like, (S, N, kdim) or (S, kdim)
             (N, S, kdim) with batch_first.
         value : array_like, (S, N, vdim) or (S, vdim)
