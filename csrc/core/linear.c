@@ -36,7 +36,8 @@ enum {
     STREAM_BYTES = 1 << 18,    /* of unfinished sums, which should stay in the L2 cache */
     ROW_STEP = 12,             /* whole register tiles at every level */
     LEAST_ROWS = 2 * ROW_STEP, /* of a task where rows are shared out */
-    LEAST_PACKED = 256,        /* inner elements that a worker packs, at least */
+    LEAST_PACKED = 256,        /* inner elements that a worker packs at a time, at least where workers share them */
+    MOST_PACKED = 1 << 18,     /* and at most, so that a signal is seen soon */
     FOLDS_BYTES = 1 << 20,     /* sums of all folds, at most, where workers share them out */
     WORKER_WORK = 1 << 19,     /* multiply-adds that are worth a further worker */
     FEATURES = ATTN_BLOCK_KEYS,
@@ -311,7 +312,8 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     const int used = attn_workers(workers, attn_max(plan->tasks, plan->fold_tasks));
 
     /* workers that pack together share a lone block, so that none waits while another one packs */
-    const ptrdiff_t parts = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    const ptrdiff_t shares = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
+    const ptrdiff_t parts = attn_max(shares, p->inner / MOST_PACKED);
     const ptrdiff_t line = ATTN_ALIGNMENT / plan->kernels->size;
     plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(p->inner, parts), line) * line : p->inner;
     plan->pack_parts = parts > 1 ? attn_ceil_div(p->inner, plan->pack_inner) : 1;
@@ -531,21 +533,18 @@ static int stream_features(const linear_plan *plan, const linear_worker *w, cons
     return 1;
 }
 
-/* x times blocks [first, last) of the weight, which are counted from left to right in each fold. Returns 0 if it was
- * stopped. */
-static int sum_folds(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t first,
+/* x times blocks [first, last) of the weight, which are counted from left to right in each fold. */
+static void sum_folds(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t first,
                      ptrdiff_t last)
 {
     const ptrdiff_t blocks = plan->feature_blocks;
     for (ptrdiff_t n = first, end; n < last; n = end) {
-        if (stopped(w)) return 0;
         const ptrdiff_t fold = n / blocks, from = n % blocks * FEATURES;
         end = attn_min(last, (fold + 1) * blocks);
         const ptrdiff_t to = attn_min(plan->product->features, (end - fold * blocks) * FEATURES);
         stream_fold(plan, chunk, chunk->first, fold, from, to - from, 1, w->panels,
                     plan->sums + (size_t)fold * plan->fold_bytes + from * plan->kernels->size);
     }
-    return 1;
 }
 
 /* Adds the folds of features [from, to) from left to right, and stores them. */
@@ -646,7 +645,8 @@ static void part_task(void *context, ptrdiff_t number, int worker, attn_job *job
         if (!attn_wait_for(&plan->done, parts, worker, job)) return;
         const ptrdiff_t blocks = plan->folds * plan->feature_blocks, task = number - parts;
         const ptrdiff_t from = blocks * task / plan->fold_tasks, to = blocks * (task + 1) / plan->fold_tasks;
-        if (sum_folds(plan, &w, &chunk, from, to)) __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
+        sum_folds(plan, &w, &chunk, from, to);
+        __atomic_add_fetch(&plan->done, 1, __ATOMIC_RELEASE);
     } else if (attn_wait_for(&plan->done, ready, worker, job)) {
         const ptrdiff_t from = first_feature(plan, number - ready), to = first_feature(plan, number - ready + 1);
         if (plan->folds > 0)

@@ -163,7 +163,7 @@ ATTN_SEPARATE void K(load_any)(attn_element element, int rows, ptrdiff_t columns
         K(load_rows)(element, 1, columns - done, from + i * row_step + done * column_step, row_step, column_step,
                      padded - done, (real *)to + i * padded + done);
     K(load_rows)(element, rows - whole, columns, from + whole * row_step, row_step, column_step, padded,
-     (real *)to + whole * padded);
+                 (real *)to + whole * padded);
 }
 
 static void K(load_block)(attn_element element, int rows, ptrdiff_t columns, const char *from, ptrdiff_t row_step,

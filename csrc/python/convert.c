@@ -190,8 +190,11 @@ int pyattn_as_integers(PyObject *object, const char *name, PyArrayObject **integ
         return -1;
     }
     if (!PyTypeNum_ISINTEGER(PyArray_TYPE(*integers)) && PyArray_SIZE(*integers) > 0) { /* [] is an array of floats */
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass numpy.asarray(%s, numpy.int64)", name,
-                     PyArray_DESCR(*integers), name);
+        PyObject *fix = pyattn_cast(object, name, "", "numpy.int64");
+        if (fix != NULL)
+            PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected integers; pass %U", name, PyArray_DESCR(*integers),
+                         fix);
+        Py_XDECREF(fix);
         return -1;
     }
     PyArrayObject *array = (PyArrayObject *)PyArray_FromArray(

@@ -49,15 +49,6 @@ static int is_bfloat16_tensor(PyObject *object)
     return PyErr_Occurred() ? -1 : found;
 }
 
-PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type)
-{
-    const int own = has_attribute(object, "astype"), bfloat16 = own == 0 ? is_bfloat16_tensor(object) : 0;
-    if (own < 0 || bfloat16 < 0) return NULL;
-    if (own) return PyUnicode_FromFormat("%s%s.astype(%s)", name, part, type);
-    if (*part == '\0') return PyUnicode_FromFormat("numpy.asarray(%s%s, %s)", name, bfloat16 ? ".float()" : "", type);
-    return PyUnicode_FromFormat("numpy.asarray(%s)%s.astype(%s)", name, part, type);
-}
-
 /* Raises a TypeError for a masked array or a matrix, else returns 0. `name` is its Python expression. */
 static int refuse_other(PyObject *object, const char *name)
 {
@@ -205,6 +196,17 @@ static int holds_bfloat16_tensor(PyObject *object, int depth)
         return holds;
     }
     return is_bfloat16_tensor(object);
+}
+
+PyObject *pyattn_cast(PyObject *object, const char *name, const char *part, const char *type)
+{
+    const int own = has_attribute(object, "astype"), bfloat16 = own == 0 ? holds_bfloat16_tensor(object, 0) : 0;
+    if (own < 0 || bfloat16 < 0) return NULL;
+    if (own) return PyUnicode_FromFormat("%s%s.astype(%s)", name, part, type);
+    if (*part != '\0') return PyUnicode_FromFormat("numpy.asarray(%s)%s.astype(%s)", name, part, type);
+    const int listed = bfloat16 && (PyList_CheckExact(object) || PyTuple_CheckExact(object));
+    return PyUnicode_FromFormat("numpy.asarray(%s%s, %s)%s", name, bfloat16 && !listed ? ".float()" : "", type,
+                                listed ? " of tensors converted with .float()" : "");
 }
 
 static PyObject *from_bfloat16_tensor(PyObject *object, const char *name)

@@ -140,7 +140,7 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
         args->has_scale = 1;
         args->scale = 1;
     }
-    if (check_bilinear(args, weight, &w) < 0) return -1;
+    if (PyErr_Occurred() || check_bilinear(args, weight, &w) < 0) return -1;
     if (weight == NULL || axes < 2 || key_features(args) < 0) return 0;
 
     memcpy(shape, args->query.shape, (size_t)axes * sizeof *shape);

@@ -138,7 +138,7 @@ class FeedForward(Module):
         Raises
         ------
         TypeError
-            x, or the output of activation, has another dtype than the weights.
+            The dtype of x, or of activation's output, does not mix with the weights'.
         ValueError
             x's last axis has another size, or activation returns another shape.
         """

@@ -161,7 +161,7 @@ class Linear(Module):
         Raises
         ------
         TypeError
-            x has another dtype than weight, or bias has a larger one.
+            x's dtype does not mix with weight's, or bias has a larger one.
         ValueError
             The last axis of x is not in_features long.
         """

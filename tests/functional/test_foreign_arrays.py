@@ -235,7 +235,12 @@ def test_the_fixes_for_bfloat16_tensors_work(torch):
     ):
         with pytest.raises(TypeError, match=r"pass numpy\.asarray\(\w+\.float\(\), numpy\.float64\)"):
             call(key)
-    assert pyattn.nn.Linear(8, 2, dtype="float64")(np.asarray(key.float(), np.float64)).dtype == np.float64
+    module = pyattn.nn.Linear(8, 2, dtype="float64")
+    assert module(np.asarray(key.float(), np.float64)).dtype == np.float64
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(x, numpy\.float64\) of tensors converted with \.float"):
+        module([*key])
+    with pytest.raises(TypeError, match=r"pass numpy\.asarray\(key_lengths\.float\(\), numpy\.int64\)"):
+        pyattn.attention(key, key, key, key_lengths=torch.tensor([1.0], dtype=torch.bfloat16))
 
 
 @pytest.mark.peers

@@ -428,7 +428,7 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            An input has another dtype than the weights; a mask is neither bool nor of floats.
+            An input's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """
@@ -568,7 +568,7 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            x has another dtype than the weights or the cache.
+            x's dtype does not mix with that of the weights or the cache.
         ValueError
             Shapes disagree, or the cache is full.
         """
@@ -605,7 +605,7 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            memory has another dtype than the weights or the cache.
+            memory's dtype does not mix with that of the weights or the cache.
         ValueError
             Shapes disagree, or the cache is full.
         """
@@ -714,7 +714,7 @@ class MultiheadAttention(Module):
         Raises
         ------
         TypeError
-            query has another dtype than the weights or the cache.
+            query's dtype does not mix with that of the weights or the cache.
         ValueError
             Shapes disagree.
         """

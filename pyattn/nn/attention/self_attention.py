@@ -332,7 +332,7 @@ class SelfAttention(Module):
         Raises
         ------
         TypeError
-            x or context has another dtype than the weights, or attn_mask is neither bool nor float.
+            x's or context's dtype does not mix with the weights', or attn_mask is neither bool nor float.
         ValueError
             Shapes disagree, or a rule of `pyattn.attention` is broken.
         """

@@ -226,7 +226,7 @@ class TransformerLayer(Module):
         Raises
         ------
         TypeError
-            x has another dtype than the weights or the cache.
+            x's dtype does not mix with that of the weights or the cache.
         ValueError
             Shapes disagree, the cache is full, or a decoder's layer has no memory_cache.
         """
@@ -533,7 +533,7 @@ class TransformerEncoderLayer(TransformerLayer):
         Raises
         ------
         TypeError
-            src has another dtype than the weights; a mask is neither bool nor of floats.
+            src's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """
@@ -725,7 +725,7 @@ class TransformerDecoderLayer(TransformerLayer):
         Raises
         ------
         TypeError
-            tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
+            tgt's or memory's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """

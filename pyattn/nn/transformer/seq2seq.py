@@ -481,8 +481,8 @@ class Seq2SeqTransformer(TokenModel):
         Raises
         ------
         TypeError
-            tgt does not hold integers, memory has another dtype than the weights, or a mask holds neither bools nor
-            floats.
+            tgt does not hold integers, memory's dtype does not mix with the weights', or a mask holds neither bools
+            nor floats.
         ValueError
             An id is out of range, tgt is too long, or shapes disagree; the message names the argument.
         """

@@ -186,7 +186,7 @@ class Stack(Module):
         Raises
         ------
         TypeError
-            x has another dtype than the weights or the cache.
+            x's dtype does not mix with that of the weights or the cache.
         ValueError
             Shapes disagree, or the cache is full.
         """
@@ -414,7 +414,7 @@ class TransformerEncoder(Stack):
         Raises
         ------
         TypeError
-            src has another dtype than the weights; a mask is neither bool nor of floats.
+            src's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """
@@ -568,7 +568,7 @@ class TransformerDecoder(Stack):
         Raises
         ------
         TypeError
-            tgt or memory has another dtype than the weights; a mask is neither bool nor of floats.
+            tgt's or memory's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """
@@ -598,7 +598,7 @@ class TransformerDecoder(Stack):
         Raises
         ------
         TypeError
-            memory has another dtype than the weights, or a layer is not one of pyattn's.
+            memory's dtype does not mix with the weights', or a layer is not one of pyattn's.
         ValueError
             Shapes disagree.
         """

@@ -242,7 +242,7 @@ class Transformer(Module):
         Raises
         ------
         TypeError
-            src or tgt has another dtype than the weights; a mask is neither bool nor of floats.
+            src's or tgt's dtype does not mix with the weights'; a mask is neither bool nor of floats.
         ValueError
             Shapes disagree; the message names the argument.
         """
