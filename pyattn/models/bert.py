@@ -13,12 +13,12 @@ from pyattn._util.arguments import as_flag
 from pyattn._util.halves import as_float32
 from pyattn._util.typing import FloatArray, IntArray
 from pyattn.io.config import Config
+from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, LayerNames
 from pyattn.masks import from_blocked
 from pyattn.models.inputs import as_ids_per_token, as_padding, as_tokens
 from pyattn.models.layers import (
     ACTIVATIONS,
     MAX_LAYERS,
-    LayerNames,
     layer_shapes,
     make_layer,
     make_layer_norm,
@@ -327,36 +327,6 @@ def embedding_tables(arrays: Arrays) -> tuple[Embedding, Embedding, Embedding | 
 
 # Families: the same computation under different names
 
-BERT_LAYER = LayerNames(
-    query="attention.self.query",
-    key="attention.self.key",
-    value="attention.self.value",
-    out="attention.output.dense",
-    norm1="attention.output.LayerNorm",
-    linear1="intermediate.dense",
-    linear2="output.dense",
-    norm2="output.LayerNorm",
-)
-DISTILBERT_LAYER = LayerNames(
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
-    out="attention.out_lin",
-    norm1="sa_layer_norm",
-    linear1="ffn.lin1",
-    linear2="ffn.lin2",
-    norm2="output_layer_norm",
-)
-ALBERT_LAYER = LayerNames(
-    query="attention.query",
-    key="attention.key",
-    value="attention.value",
-    out="attention.dense",
-    norm1="attention.LayerNorm",
-    linear1="ffn",
-    linear2="ffn_output",
-    norm2="full_layer_layer_norm",
-)
 ALBERT_PROJECTION = "encoder.embedding_hidden_mapping_in"
 
 # Entries of the first published ALBERT files, and the only values that were ever implemented.

@@ -9,6 +9,7 @@ import numpy as np
 
 from pyattn._util.typing import FloatArray
 from pyattn.io.config import Config
+from pyattn.io.names import LayerNames
 from pyattn.models.weights import Arrays, Shapes
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.feed_forward import Activation
@@ -20,7 +21,6 @@ from pyattn.nn.transformer.layer import TransformerEncoderLayer
 __all__ = [
     "ACTIVATIONS",
     "MAX_LAYERS",
-    "LayerNames",
     "LayerStates",
     "layer_shapes",
     "make_attention",
@@ -56,23 +56,6 @@ def read_heads(config: Config, dim: int, name: str = "num_attention_heads") -> i
     if dim % heads:
         raise config.error(name, f"a divisor of {dim}, the size of a layer")
     return heads
-
-
-class LayerNames(NamedTuple):
-    """The names of an encoder layer's parts in a family's files; each part has a weight and a bias."""
-
-    query: str
-    key: str
-    value: str
-    out: str
-    norm1: str
-    linear1: str
-    linear2: str
-    norm2: str
-
-    def within(self, prefix: str) -> LayerNames:
-        """Return the names with a prefix, for one of several layers."""
-        return LayerNames(*(prefix + name for name in self))
 
 
 def parameter_shapes(name: str, *shape: int, bias: bool = True) -> Shapes:
