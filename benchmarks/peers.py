@@ -35,7 +35,8 @@ from benchmarks.cases import (
 )
 from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import Graph, attention_model
-from pyattn.interop.torch import to_torch, view_as_tensor
+from pyattn.interop.torch import to_torch
+from pyattn.interop.torch.tensors import view_as_tensor
 
 
 class PeerMissingError(Exception):

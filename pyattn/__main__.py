@@ -254,7 +254,7 @@ def show_speed() -> None:
 
 
 def _torch_with(threads: int) -> Any:
-    from pyattn.interop.torch import import_torch
+    from pyattn.interop.torch.tensors import import_torch
 
     try:
         torch = import_torch()

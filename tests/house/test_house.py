@@ -73,12 +73,11 @@ OPTIONAL = {
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
     "_util/halves.py": {"ml_dtypes", "torch"},
-    "interop/torch.py": {"torch"},
     "masks/_mask.py": {"matplotlib"},  # for type checkers
     "models/sentences.py": {"tokenizers"},
 }
 # Room: what its files need besides NumPy; `import pyattn.plot` itself imports none of them.
-OPTIONAL_ROOMS = {"plot": {"matplotlib", "PIL"}}
+OPTIONAL_ROOMS = {"interop/torch": {"torch"}, "plot": {"matplotlib", "PIL"}}
 
 
 def text_of(path):
@@ -253,7 +252,7 @@ def test_imports_have_no_circle():
 @every_python_file
 def test_numpy_is_the_only_dependency(path):
     file = path.relative_to(ROOT / "pyattn").as_posix()
-    usual = {"numpy", *sys.stdlib_module_names, *OPTIONAL_ROOMS.get(module_of(path), ())}
+    usual = {"numpy", *sys.stdlib_module_names, *OPTIONAL_ROOMS.get(file.rpartition("/")[0], ())}
     assert imports_of(path)[1] <= usual | OPTIONAL.get(file, set())
     assert imports_of(path, inside_functions=False)[1] <= usual
 

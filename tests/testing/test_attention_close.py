@@ -10,7 +10,7 @@ import pytest
 from support.halves import HALVES
 
 import pyattn
-from pyattn.interop.torch import view_as_tensor
+from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.testing import assert_attention_close
 from pyattn.testing.bounds import PRECISIONS
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 import pyattn.nn as nn
-from pyattn._util.halves import of_tensor
+from pyattn.interop.torch.tensors import import_torch, original_class, to_array, to_tensor
 from pyattn.nn.feed_forward import Activation, core_activation
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
         theirs = getattr(torch.nn, kind.name)
         # A subclass may override __init__, but not the methods that compute.
         if isinstance(module, theirs) and all(
-            getattr(type(module), name, None) is getattr(theirs, name, None) for name in _COMPUTING_METHODS
+            getattr(original_class(type(module)), name, None) is getattr(theirs, name, None)
+            for name in _COMPUTING_METHODS
         ):
             _update_hooked_weights(module)
             ours: nn.Module = _copy_modes(module, kind.from_torch(module, share))
@@ -164,15 +164,6 @@ def to_torch(module: nn.Module, share: bool = False) -> torch.nn.Module:
     raise TypeError(f"module is of type {type(module).__name__}; to_torch converts pyattn.nn's {_kind_names()}")
 
 
-def import_torch() -> Any:
-    """Import PyTorch, or say how to install it."""
-    try:
-        import torch
-    except ImportError as missing:
-        raise ImportError("pyattn.interop.torch needs PyTorch: pip install torch") from missing
-    return torch
-
-
 # The methods with which torch's modules compute; its Transformer layers have one for each part.
 _COMPUTING_METHODS = ("forward", "_sa_block", "_mha_block", "_ff_block")
 
@@ -192,8 +183,8 @@ def _copy_modes(original: nn.Module | torch.nn.Module, twin: _Twin) -> _Twin:
 
 def _linear_from_torch(linear: torch.nn.Linear, share: bool) -> nn.Linear:
     """Convert weight and bias."""
-    weight = _to_array(linear.weight, "weight", share)
-    return nn.Linear.from_arrays(weight, None if linear.bias is None else _to_array(linear.bias, "bias", share))
+    weight = to_array(linear.weight, "weight", share)
+    return nn.Linear.from_arrays(weight, None if linear.bias is None else to_array(linear.bias, "bias", share))
 
 
 def _linear_to_torch(linear: nn.Linear, share: bool) -> torch.nn.Linear:
@@ -203,7 +194,7 @@ def _linear_to_torch(linear: nn.Linear, share: bool) -> torch.nn.Linear:
     sizes = {"in_features": linear.in_features, "out_features": linear.out_features}
     theirs = torch.nn.Linear(**sizes, bias=linear.bias is not None, device="meta")  # no memory, no random numbers
     for name, array in linear.named_parameters():
-        setattr(theirs, name, torch.nn.Parameter(_to_tensor(array, name, share)))
+        setattr(theirs, name, torch.nn.Parameter(to_tensor(array, name, share)))
     return theirs
 
 
@@ -211,7 +202,7 @@ def _embedding_from_torch(embedding: torch.nn.Embedding, share: bool) -> nn.Embe
     """Convert the weight and padding_idx."""
     if embedding.max_norm is not None:
         raise ValueError(f"module has max_norm={embedding.max_norm}, which pyattn.nn.Embedding does not have")
-    weight = _to_array(embedding.weight, "weight", share)
+    weight = to_array(embedding.weight, "weight", share)
     return nn.Embedding.from_pretrained(weight, padding_idx=embedding.padding_idx)
 
 
@@ -221,7 +212,7 @@ def _embedding_to_torch(embedding: nn.Embedding, share: bool) -> torch.nn.Embedd
 
     sizes = (embedding.num_embeddings, embedding.embedding_dim)
     theirs = torch.nn.Embedding(*sizes, embedding.padding_idx, device="meta")  # no memory, no random numbers
-    theirs.weight = torch.nn.Parameter(_to_tensor(embedding.weight, "weight", share))
+    theirs.weight = torch.nn.Parameter(to_tensor(embedding.weight, "weight", share))
     return theirs
 
 
@@ -247,7 +238,7 @@ def _attention_from_torch(attention: torch.nn.MultiheadAttention, share: bool) -
     """Convert all parameters, packed or not, and options."""
     given = {name: getattr(attention, name) for name in _ATTENTION}
     given |= {"out_proj.weight": attention.out_proj.weight, "out_proj.bias": attention.out_proj.bias}
-    arrays = {name: _to_array(tensor, name, share) for name, tensor in given.items() if tensor is not None}
+    arrays = {name: to_array(tensor, name, share) for name, tensor in given.items() if tensor is not None}
     options = {name: getattr(attention, name) for name in ("dropout", "add_zero_attn", "batch_first")}
     return nn.MultiheadAttention.from_arrays(arrays, attention.num_heads, **options)
 
@@ -285,7 +276,7 @@ def _attention_to_torch(attention: nn.MultiheadAttention, share: bool) -> torch.
         arrays["in_proj_weight"] = np.concatenate([arrays.pop(name) for name in _IN_PROJECTIONS])
     for name, array in arrays.items():
         owner = theirs.out_proj if name.startswith("out_proj.") else theirs
-        setattr(owner, name.removeprefix("out_proj."), torch.nn.Parameter(_to_tensor(array, name, share)))
+        setattr(owner, name.removeprefix("out_proj."), torch.nn.Parameter(to_tensor(array, name, share)))
     return theirs
 
 
@@ -300,7 +291,7 @@ def _norm_from_torch(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, share: bool) -
     ours = kind(tuple(norm.normalized_shape), eps=norm.eps, elementwise_affine=norm.elementwise_affine)
     for name in ours._parameter_names:
         tensor = getattr(norm, name)
-        ours.register_parameter(name, None if tensor is None else _to_array(tensor, name, share))
+        ours.register_parameter(name, None if tensor is None else to_array(tensor, name, share))
     return ours
 
 
@@ -313,14 +304,14 @@ def _norm_to_torch(norm: nn.LayerNorm | nn.RMSNorm, share: bool) -> torch.nn.Lay
     options = {"eps": norm.eps, "elementwise_affine": norm.elementwise_affine, **bias}
     theirs = kind(norm.normalized_shape, **options, device="meta")
     for name, array in norm.named_parameters():
-        setattr(theirs, name, torch.nn.Parameter(_to_tensor(array, name, share)))
+        setattr(theirs, name, torch.nn.Parameter(to_tensor(array, name, share)))
     return theirs
 
 
 # Transformer: activations, layers, stacks, the whole
 
 
-def _activation_from_torch(activation: Any) -> str:
+def activation_from_torch(activation: Any) -> str:
     """Return pyattn's name of an activation of torch."""
     import torch
 
@@ -329,9 +320,10 @@ def _activation_from_torch(activation: Any) -> str:
     for name, same in known.items():  # compared by identity, as callables may be unhashable
         if any(activation is one for one in same):
             return name
-    if type(activation) in (torch.nn.ReLU, torch.nn.SiLU):
-        return type(activation).__name__.lower()
-    if type(activation) is torch.nn.GELU:
+    kind = original_class(type(activation))
+    if kind in (torch.nn.ReLU, torch.nn.SiLU):
+        return str(kind.__name__).lower()
+    if kind is torch.nn.GELU:
         return "gelu" if activation.approximate == "none" else "gelu_tanh"
     if isinstance(activation, functools.partial) and activation.func is functions.gelu and not activation.args:
         return "gelu_tanh" if activation.keywords.get("approximate") == "tanh" else "gelu"
@@ -369,7 +361,7 @@ def _layer_from_torch(
         raise ValueError(
             f"module has dropouts of {sorted(dropouts)}, but a layer of pyattn has one probability for all of them"
         )
-    options = {"activation": _activation_from_torch(layer.activation), "norm_first": layer.norm_first}
+    options = {"activation": activation_from_torch(layer.activation), "norm_first": layer.norm_first}
     return kind.from_parts(parts, dropout=dropouts.pop(), **options)
 
 
@@ -478,48 +470,7 @@ def _kind_names() -> str:
     return ", ".join(kind.name for kind in _KINDS)
 
 
-# Parameters
-
-
-def _to_array(tensor: torch.Tensor, name: str, share: bool) -> npt.NDArray[Any]:
-    """Copy a tensor into an array, or view its memory."""
-    import torch
-
-    if share and not isinstance(tensor, torch.nn.Parameter):
-        raise ValueError(
-            f"{name} is computed anew in each call of torch, by a parametrization or a hook such as weight_norm and "
-            "prune: pass share=False to copy it"
-        )
-    if tensor.device.type != "cpu":
-        raise TypeError(f"{name} is on device '{tensor.device}'; pass module.cpu()")
-    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TypeError(
-            f"{name} has dtype {tensor.dtype}, expected float16, bfloat16, float32 or float64; pass module.float()"
-        )
-    own = tensor.detach()
-    array: npt.NDArray[Any] = of_tensor(own, name) if own.dtype == torch.bfloat16 else own.numpy()
-    return array if share else array.copy()
-
-
-def _to_tensor(array: npt.NDArray[Any], name: str, share: bool) -> torch.Tensor:
-    """Copy an array into a tensor, or view its memory."""
-    if not share:
-        return view_as_tensor(np.array(array, array.dtype.newbyteorder("="), order="C"))
-    if not (array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0):
-        raise ValueError(
-            f"{name} is read-only, byte-swapped or has negative strides, which torch cannot view: pass share=False to "
-            "copy it"
-        )
-    return view_as_tensor(array)
-
-
-def view_as_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """View an array as a tensor; torch does not know the bfloat16 of ml_dtypes."""
-    import torch
-
-    if array.dtype.name != "bfloat16":
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+# Checks
 
 
 def _update_hooked_weights(module: torch.nn.Module) -> None:
