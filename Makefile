@@ -15,6 +15,7 @@
 #   make core     the C core without Python: tests/c
 #   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
 #   make wheels   wheels for Linux on x86-64 and arm64, in build/wheels; ARGS=--twice compares the bytes of two builds
+#   make transformers    the library's own model tests on plain and on accelerated models
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
@@ -47,6 +48,7 @@ everything :=
 short = not slow and not optional $(drawn)
 
 .PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package targets wheels
+.PHONY: transformers
 .PHONY: clean prerequisites
 .NOTPARALLEL: # one pip at a time in .venv
 
@@ -112,6 +114,9 @@ targets: $(built) $(call with,targets)
 
 wheels: $(built) $(call with,wheels)
 	$(python) tools/wheels.py $(ARGS)
+
+transformers: $(built) $(call with,test) $(call with,transformers)
+	$(python) tools/transformers/run.py
 
 package: $(built) $(call with,test)
 	tools/check_package.sh

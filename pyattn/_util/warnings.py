@@ -17,10 +17,10 @@ class ShapeWarning(UserWarning):
     """Shapes are valid, but the axes were probably meant in another order."""
 
 
-def warn(category: type[Warning], message: str) -> None:
-    """Warn at the caller's line, the first outside pyattn."""
+def warn(category: type[Warning], message: str, *, outside: tuple[str, ...] = ("pyattn",)) -> None:
+    """Warn at the caller's line, the first outside pyattn, or outside of other packages, too."""
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyattn."):
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in outside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from pyattn._util.names import unknown_name
 
-__all__ = ["bertviz", "torch"]
+__all__ = ["bertviz", "torch", "transformers"]
 
 if TYPE_CHECKING:
     import pyattn.interop.bertviz as bertviz
     import pyattn.interop.torch as torch
+    import pyattn.interop.transformers as transformers
 else:  # hidden from type checkers, to which __getattr__ means that every name exists
 
     def __getattr__(name):

@@ -110,6 +110,20 @@ def test_modules_there_and_back_leave_nothing_behind(share, torch):
     assert growth(run, 2 * MOST_BLOCKS) <= MOST_BLOCKS
 
 
+@pytest.mark.peers
+def test_an_accelerated_model_leaves_nothing_behind(torch):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.ones(1, 3, 8)
+
+    def run(times):
+        with torch.no_grad(), pyattn.interop.torch.accelerate(layer):
+            for _ in repeat(None, times):
+                layer(x)
+        layer(x)
+
+    assert growth(run) <= MOST_BLOCKS
+
+
 def test_arrays_are_let_go():
     """References to the arguments are given back: by calls, and by mistakes found late."""
     query, key, value = arrays = [np.ones((70, 4), np.float32) for _ in range(3)]

@@ -18,7 +18,10 @@ MODULES = (
         f"pyattn.{name}"
         for name in ("cache", "functional", "generation", "io", "masks", "models", "nn", "plot", "runtime")
     ),
-    *(f"pyattn.{name}" for name in ("interop.bertviz", "interop.torch", "models.examples", "nn.init")),
+    *(
+        f"pyattn.{name}"
+        for name in ("interop.bertviz", "interop.torch", "interop.transformers", "models.examples", "nn.init")
+    ),
     *(f"pyattn.{name}" for name in ("testing", "tracing")),
 )
 

@@ -73,6 +73,8 @@ OPTIONAL = {
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
     "_util/halves.py": {"ml_dtypes", "torch"},
+    "interop/command.py": {"transformers"},
+    "interop/transformers.py": {"torch", "transformers"},
     "masks/_mask.py": {"matplotlib"},  # for type checkers
     "models/sentences.py": {"tokenizers"},
 }

@@ -23,6 +23,7 @@ MODULES = [
     "pyattn.interop",
     "pyattn.interop.bertviz",
     "pyattn.interop.torch",
+    "pyattn.interop.transformers",
     "pyattn.masks",
     "pyattn.models",
     "pyattn.models.examples",

@@ -1,5 +1,28 @@
-"""Convert modules from and to PyTorch, which is imported on the first call."""
+"""Convert modules from and to PyTorch, and compute its models faster.
 
+PyTorch is imported when it is needed.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from pyattn._util.names import unknown_name
 from pyattn.interop.torch.convert import from_torch, to_torch
+from pyattn.interop.torch.tensors import import_torch
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["Acceleration", "accelerate", "from_torch", "restore", "scaled_dot_product_attention", "to_torch"]
+
+if TYPE_CHECKING:
+    from pyattn.interop.torch.acceleration import Acceleration, accelerate, restore
+    from pyattn.interop.torch.attention import scaled_dot_product_attention
+else:  # hidden from type checkers, to which __getattr__ means that every name exists
+
+    def __getattr__(name):
+        if name in __all__:
+            import_torch()
+            home = "attention" if name == "scaled_dot_product_attention" else "acceleration"
+            return getattr(importlib.import_module(f"pyattn.interop.torch.{home}"), name)
+        raise unknown_name(__name__, name, __all__)
+
+    def __dir__():
+        return sorted(__all__)

@@ -1,0 +1,296 @@
+"""Let pyattn compute the modules of a torch model that it computes faster, on their own memory."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+import pyattn._core as _core
+import pyattn.runtime as runtime
+from pyattn._util.arguments import as_flag
+from pyattn._util.messages import short_repr
+from pyattn._util.warnings import warn
+from pyattn.interop.torch.kinds import Compute, find_kind
+from pyattn.interop.torch.snapshot import Snapshot, UnfitError
+from pyattn.interop.torch.tensors import original_class
+
+__all__ = ["Acceleration", "accelerate", "restore"]
+
+_PACKAGES = "pyattn", "torch", "transformers"
+_STATE = "_pyattn_state"  # in an accelerated module's __dict__
+
+
+class Acceleration:
+    """What `accelerate` has replaced; as a context manager, for how long.
+
+    `restore` is called at the end of a ``with`` statement.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As given to `accelerate`.
+    strict : bool
+        As given to `accelerate`.
+
+    Attributes
+    ----------
+    replaced : dict of str to str
+        The class of each module that pyattn computes, by its name in the model.
+    kept : dict of str to str
+        Why a module of a known class stays torch's, by its name in the model.
+
+    Examples
+    --------
+    >>> import pyattn, torch  # doctest: +SKIP
+    >>> layer = torch.nn.Linear(3, 2).eval()  # doctest: +SKIP
+    >>> with pyattn.interop.torch.accelerate(layer) as report:  # doctest: +SKIP
+    ...     report.replaced
+    {'': 'Linear'}
+    """
+
+    def __init__(self, model: torch.nn.Module, strict: bool) -> None:
+        self._model, self._strict = model, strict
+        self._warned: set[str] = set()
+        self._laid_out: list[torch.nn.Parameter] = []
+        self.replaced: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
+
+    def __enter__(self) -> Acceleration:
+        """Return the report."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Restore the model."""
+        restore(self._model)
+
+    def __repr__(self) -> str:
+        """Count the classes, and list the reasons."""
+        counts = Counter(self.replaced.values())
+        lines = ["replaced: " + (", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing")]
+        reasons = Counter((type(self._model.get_submodule(n)).__name__, why) for n, why in self.kept.items())
+        lines += [f"kept: {count} {name}, as {why}" for (name, why), count in reasons.items()]
+        return "\n".join(lines)
+
+    def _fall_back(self, name: str, reason: UnfitError) -> None:
+        """Warn, once for each reason, that torch computes a call; raise with strict."""
+        if self._strict:
+            raise RuntimeError(f"pyattn cannot compute this call of {name}: {reason}") from None
+        if str(reason) not in self._warned:
+            self._warned.add(str(reason))
+            warn(RuntimeWarning, f"PyTorch computes {name} itself: {reason}", outside=_PACKAGES)
+
+
+class _State:
+    """How an accelerated module computes; made anew when the module has changed."""
+
+    __slots__ = ("acceleration", "make", "reading")
+
+    def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute]) -> None:
+        self.acceleration, self.make = acceleration, make
+        self.reading: tuple[Compute, Snapshot] | None = None  # in one piece, as threads share it
+
+    def read(self, module: torch.nn.Module) -> tuple[Compute, Snapshot]:
+        """Return what computes the module as it is now."""
+        reading = self.reading
+        if reading is None or not reading[1].is_current():
+            snapshot = Snapshot(module)
+            reading = self.reading = self.make(module), snapshot
+        return reading
+
+
+def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None, strict: bool = False) -> Acceleration:
+    """Compute the inference of a model of torch in pyattn, on the CPU.
+
+    Replaced are torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
+    `Embedding`, `LayerNorm`, `RMSNorm`, `GELU` and `SiLU`, and in transformers the layers of BERT, RoBERTa,
+    DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a whole. The model stays the same object of the
+    same classes: inputs and outputs are tensors, and its parameters stay where they are, in torch's memory, without
+    a copy. They may change or move. Hooks, ``state_dict``, ``repr``, ``train`` and ``to`` work as before; copies and
+    saved files are of torch's own classes, and not accelerated. As many threads compute as `torch.get_num_threads`
+    says, unless pyattn's own number is set.
+
+    A call that pyattn cannot compute is computed by torch, with one warning for each reason: gradients are enabled and
+    a tensor requires one, the model is in training mode, autocast is on, a hook sits within a layer, attention weights
+    are returned, tensors are on another device. `torch.compile` and `torch.jit` see torch's own code. In
+    `torch.nn.MultiheadAttention`, a query with nothing to attend to gives 0 before the output projection, not NaN.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the CPU, in float32, float64, float16 or bfloat16. Call ``model.eval()``, and the model within
+        `torch.inference_mode` or `torch.no_grad`.
+    order : {'in_out'}, optional
+        Lay the weights of linear layers out in memory as (in, out), with which decoding is faster; `restore` lays them
+        back. Their shape stays, but they are not contiguous meanwhile. Weights that an `Embedding` shares stay as they
+        are. Default: None, all stay as they are.
+    strict : bool
+        Raise instead of letting torch compute a call. Default: False.
+
+    Returns
+    -------
+    Acceleration
+        What was replaced, what not, and why. As a context manager it calls `restore` at the end.
+
+    Raises
+    ------
+    TypeError
+        model is not a torch.nn.Module, or strict is not a bool.
+    ValueError
+        order is neither 'in_out' nor None.
+    ImportError
+        PyTorch is not installed.
+
+    Warns
+    -----
+    RuntimeWarning
+        In a call of the model that torch computes, with the reason; with strict it is a RuntimeError.
+
+    Examples
+    --------
+    >>> import pyattn, torch  # doctest: +SKIP
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()  # doctest: +SKIP
+    >>> report = pyattn.interop.torch.accelerate(layer)  # doctest: +SKIP
+    >>> with torch.inference_mode():  # doctest: +SKIP
+    ...     layer(torch.ones(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    >>> pyattn.interop.torch.restore(layer)  # doctest: +SKIP
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is of type {type(model).__name__}, expected torch.nn.Module")
+    if order not in (None, "in_out"):
+        raise ValueError(f"order is {short_repr(order)}, expected 'in_out' or None")
+    acceleration = Acceleration(model, as_flag(strict, "strict"))
+    restore(model)
+    states: dict[torch.nn.Module, _State] = {}
+    for name, module in model.named_modules():
+        make = find_kind(module)
+        if make is None:
+            continue
+        try:
+            make(module)
+        except UnfitError as reason:
+            acceleration.kept[name] = str(reason)
+            continue
+        states[module] = _State(acceleration, make)
+        acceleration.replaced[name] = type(module).__name__
+    if order is not None:
+        acceleration._laid_out = _lay_out(model)
+    for module, state in states.items():
+        kind: Any = type(module)
+        vars(module)[_STATE] = state
+        module.__class__ = _accelerated(kind)
+    return acceleration
+
+
+def _lay_out(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Lay the weights of linear layers out as (in, out); return those that were not."""
+    modules = list(model.modules())
+    embedded = {id(module.weight) for module in modules if isinstance(module, torch.nn.Embedding)}
+    linear = [module for module in modules if original_class(type(module)) is torch.nn.Linear]
+    weights = {id(module.weight): module.weight for module in linear}
+    found = [one for key, one in weights.items() if key not in embedded and one.is_contiguous() and min(one.shape) > 1]
+    for weight in found:
+        weight.data = weight.data.T.contiguous().T
+    return found
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Let torch compute a model again, as before `accelerate`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It stays the same object, with the same parameters. One that is not accelerated stays as it is.
+
+    Examples
+    --------
+    >>> import pyattn, torch  # doctest: +SKIP
+    >>> pyattn.interop.torch.restore(torch.nn.Linear(3, 2))  # doctest: +SKIP
+    """
+    for module in model.modules():
+        kind: Any = type(module)
+        state = vars(module).pop(_STATE, None)
+        while state is not None and state.acceleration._laid_out:
+            weight = state.acceleration._laid_out.pop()
+            weight.data = weight.data.contiguous()
+        if kind is not original_class(kind):
+            module.__class__ = original_class(kind)
+            continue
+        while kind is not object and original_class(kind.__base__) is kind.__base__:
+            kind = kind.__base__
+        if kind is not object:  # a parametrization of torch has derived a class of its own since
+            kind.__bases__ = tuple(original_class(base) for base in kind.__bases__)
+
+
+@functools.cache
+def _accelerated(original: Any) -> Any:
+    """Derive the class of accelerated modules, of the same name; copies and pickles are of the original."""
+
+    @functools.wraps(original.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # torch traces the original
+            return original.forward(self, *args, **kwargs)
+        state = vars(self).get(_STATE)
+        if state is None:  # e.g. a copy that another library made of the dict
+            return original.forward(self, *args, **kwargs)
+        try:
+            return _compute(self, state, args, kwargs)
+        except UnfitError as reason:
+            state.acceleration._fall_back(original.__name__, reason)
+        return original.forward(self, *args, **kwargs)
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        _, _, state, *rest = super(kind, self).__reduce_ex__(protocol)
+        state = {name: value for name, value in state.items() if name != _STATE}
+        make = vars(copyreg)["_reconstructor"]  # the stubs lack it
+        return make, (original, object, None), state, *rest
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super(kind, self)._apply(*args, **kwargs)
+        state = vars(self).get(_STATE)
+        if state is not None:
+            state.reading = None  # which would keep the memory of replaced parameters
+        return result
+
+    own = {"_pyattn_original": original, "forward": forward, "__reduce_ex__": reduce, "_apply": apply}
+    own |= {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+    kind: Any = type(original.__name__, (original,), own)
+    return kind
+
+
+def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute a call in the core, or raise `UnfitError`."""
+    if torch.jit.is_tracing():
+        raise UnfitError("torch traces it")
+    if torch.is_autocast_enabled("cpu"):
+        raise UnfitError("autocast is on")
+    if module.training:
+        raise UnfitError("it is in training mode; call model.eval()")
+    compute, snapshot = state.read(module)
+    if torch.is_grad_enabled() and (snapshot.requires_grad() or _any_requires_grad((*args, *kwargs.values()))):
+        raise UnfitError("gradients are enabled; call it within torch.inference_mode()")
+    snapshot.check_calls()
+    _take_over_threads()
+    try:
+        return compute(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise UnfitError(f"{error}") from error
+
+
+def _any_requires_grad(values: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+
+
+def _take_over_threads() -> None:
+    """Use as many threads as torch, unless pyattn's own number is set."""
+    threads = torch.get_num_threads()
+    if threads != _core.get_num_threads() and not runtime.is_num_threads_set():
+        _core.set_num_threads(threads)

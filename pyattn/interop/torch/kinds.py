@@ -1,0 +1,176 @@
+"""The modules of torch and transformers that pyattn computes: found by their class, matched by their structure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+import pyattn._core as _core
+import pyattn.functional as functional
+from pyattn._util.halves import as_float32, round_to
+from pyattn.interop.torch.convert import from_torch
+from pyattn.interop.torch.layers import LAYERS, home
+from pyattn.interop.torch.reading import activation_of, array_of, as_array, linear_of, norm_of, normalized
+from pyattn.interop.torch.snapshot import UnfitError
+from pyattn.interop.torch.tensors import original_class, view_as_tensor
+
+__all__ = ["Compute", "find_kind"]
+
+Compute: TypeAlias = Callable[..., Any]
+
+
+def find_kind(module: torch.nn.Module) -> Callable[[Any], Compute] | None:
+    """Return what makes the function that computes a module's calls; None for a class that pyattn does not know."""
+    kind = original_class(type(module))
+    if kind is torch.nn.Sequential:
+        kinds = [original_class(type(part)) for part in _without_dropout(module)]
+        return _feed_forward if kinds[::2] == [torch.nn.Linear] * 2 and kinds[1] in _ACTIVATIONS else None
+    return _KINDS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+# Parts of models
+
+
+def _linear(module: Any) -> Compute:
+    weight, bias = linear_of(module)
+
+    def linear(input: torch.Tensor) -> torch.Tensor:
+        return view_as_tensor(functional.linear(as_array(input, "input", weight.dtype), weight, bias))
+
+    return linear
+
+
+def _norm(module: Any) -> Compute:
+    norm = norm_of(module)
+    dtype = None if norm.weight is None else norm.weight.dtype
+
+    def normalize(input: torch.Tensor) -> torch.Tensor:
+        x = as_array(input, "input", dtype)
+        return view_as_tensor(normalized(x, norm))
+
+    return normalize
+
+
+def _activation(module: Any) -> Compute:
+    name = activation_of(module)
+
+    def activate(input: torch.Tensor) -> torch.Tensor:
+        x = as_array(input, "input")
+        return view_as_tensor(round_to(_core.activate(as_float32(x), name), x.dtype))
+
+    return activate
+
+
+def _embedding(module: Any) -> Compute:
+    if module.max_norm is not None:
+        raise UnfitError("it has max_norm")
+    weight = array_of(module.weight, "weight")
+    assert weight is not None
+
+    def embedding(input: torch.Tensor) -> torch.Tensor:
+        return view_as_tensor(functional.embedding(as_array(input, "input"), weight))
+
+    return embedding
+
+
+def _without_dropout(module: torch.nn.Sequential) -> list[torch.nn.Module]:
+    """Return what computes in eval mode."""
+    return [part for part in module if not isinstance(part, torch.nn.Dropout)]
+
+
+def _feed_forward(module: Any) -> Compute:
+    """Two linear layers around an activation."""
+    one, activation, two = _without_dropout(module)
+    weights, name = (*linear_of(one), *linear_of(two)), activation_of(activation)
+
+    def feed_forward(input: torch.Tensor) -> torch.Tensor:
+        x = as_array(input, "input", weights[0].dtype)
+        return view_as_tensor(functional.feed_forward(x, *weights, activation=name))
+
+    return feed_forward
+
+
+# torch's attention and Transformer
+
+
+def _twin(module: Any) -> Compute:
+    """Compute by the module of pyattn, which has torch's arguments."""
+    try:
+        twin = from_torch(module, share=True)
+    except (ImportError, TypeError, ValueError) as error:
+        raise UnfitError(str(error)) from error
+    dtype = next(twin.parameters()).dtype
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = twin(*map(read, args), **{name: read(value, name) for name, value in kwargs.items()})
+        return tuple(map(write, result)) if isinstance(result, tuple) else write(result)
+
+    def read(value: Any, name: str = "an argument") -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return as_array(value, name, None if value.dtype == torch.bool else dtype)
+
+    def write(array: Any) -> Any:
+        return None if array is None else view_as_tensor(array)
+
+    return call
+
+
+class _Hint(NamedTuple):
+    """Names of is_causal, of the mask that it is a hint about in torch, and of the padding mask beside it."""
+
+    causal: str
+    mask: str
+    padding: str
+
+
+def _hinting(*hints: _Hint) -> Callable[[Any], Compute]:
+    """As `_twin`, with torch's meaning of is_causal: it needs a mask, and replaces it where it stands alone."""
+
+    def make(module: Any) -> Compute:
+        call = _twin(module)
+        names = tuple(inspect.signature(original_class(type(module)).forward).parameters)[1:]
+
+        def hinted(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            for hint in hints:
+                is_causal = given.pop(hint.causal, None)
+                if is_causal and given.get(hint.mask) is None:
+                    raise UnfitError(f"{hint.causal} needs {hint.mask} in torch")
+                weighs = given.get("need_weights", "need_weights" in names)
+                if is_causal and given.get(hint.padding) is None and not weighs:
+                    given[hint.mask], given[hint.causal] = None, True
+            return call(**given)
+
+        return hinted
+
+    return make
+
+
+_ENCODER = _Hint("is_causal", "src_mask", "src_key_padding_mask")
+_DECODER = (
+    _Hint("tgt_is_causal", "tgt_mask", "tgt_key_padding_mask"),
+    _Hint("memory_is_causal", "memory_mask", "memory_key_padding_mask"),
+)
+_ACTIVATIONS = torch.nn.GELU, torch.nn.ReLU, torch.nn.SiLU
+_KINDS: dict[str, Callable[[Any], Compute]] = {
+    "torch.nn.modules.linear.Linear": _linear,
+    "transformers.pytorch_utils.Conv1D": _linear,
+    "torch.nn.modules.normalization.LayerNorm": _norm,
+    "torch.nn.modules.normalization.RMSNorm": _norm,
+    **{home(name) + f"{name}RMSNorm": _norm for name in ("Llama", "Mistral", "Qwen2")},
+    "torch.nn.modules.activation.GELU": _activation,
+    "torch.nn.modules.activation.SiLU": _activation,
+    "transformers.activations.GELUActivation": _activation,
+    "transformers.activations.NewGELUActivation": _activation,
+    "torch.nn.modules.sparse.Embedding": _embedding,
+    "torch.nn.modules.activation.MultiheadAttention": _hinting(_Hint("is_causal", "attn_mask", "key_padding_mask")),
+    "torch.nn.modules.transformer.TransformerEncoderLayer": _hinting(_ENCODER),
+    "torch.nn.modules.transformer.TransformerDecoderLayer": _hinting(*_DECODER),
+    "torch.nn.modules.transformer.TransformerEncoder": _hinting(_ENCODER._replace(mask="mask")),
+    "torch.nn.modules.transformer.TransformerDecoder": _hinting(*_DECODER),
+    **LAYERS,
+}

@@ -1,0 +1,230 @@
+"""The layers of transformers' models, each in one call of the core, or a few around a cache."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pyattn._core as _core
+from pyattn._util.halves import as_float32, round_to
+from pyattn.functional._layer import LayerOptions, LayerWeights
+from pyattn.interop.torch.reading import activation_of, as_array, linear_of, norm_of, normalized, part_of
+from pyattn.interop.torch.snapshot import UnfitError
+from pyattn.interop.torch.tensors import view_as_tensor
+from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, VIT_LAYER, LayerNames
+
+__all__ = ["LAYERS", "home"]
+
+_IMPLEMENTATIONS = ("eager", "sdpa", "pyattn")  # of attention in transformers, that compute the same
+# Arguments of a layer that do not change what it computes.
+_HARMLESS = {"position_ids", "cache_position", "use_cache", "return_dict", "output_hidden_states"}
+
+
+def _encoder_layer(
+    names: LayerNames, attention: str, heads: str, activation: str, norm_first: bool = False
+) -> Callable[[Any], Callable[..., Any]]:
+    """Make what computes an encoder's layer: names of its parts, its attention, and their attributes."""
+
+    def make(module: Any) -> Callable[..., Any]:
+        _check_chunks(module)
+        owner = part_of(module, attention)
+        projections = [linear_of(module, name) for name in names[:4]]
+        weights, biases = zip(*projections, strict=True)
+        norm1, norm2 = norm_of(module, names.norm1), norm_of(module, names.norm2)
+        if norm1.eps != norm2.eps:
+            raise UnfitError("its norms differ in eps")
+        feed = (*linear_of(module, names.linear1), *linear_of(module, names.linear2), None, None)
+        all_weights = LayerWeights((*weights, *biases), None, feed, (*norm1[:2], None, None, *norm2[:2]))
+        act = activation_of(_attribute(module, activation))
+        count = getattr(owner, heads)
+        options = LayerOptions(count, count, float(owner.scaling), act, norm_first, norm1.eps, norm1.rms)
+        dtype = weights[0].dtype
+
+        def compute(
+            hidden_states: torch.Tensor,
+            attention_mask: torch.Tensor | None = None,
+            encoder_hidden_states: Any = None,
+            encoder_attention_mask: Any = None,
+            past_key_values: Any = None,
+            **more: Any,
+        ) -> torch.Tensor:
+            if encoder_hidden_states is not None or past_key_values is not None:
+                raise UnfitError("it is called as a decoder's layer")
+            _check_more(more)
+            mask, is_causal = _masking(owner, hidden_states, attention_mask)
+            x = as_array(hidden_states, "hidden_states", dtype)
+            result = _core.layer(
+                as_float32(x),
+                None,
+                *all_weights,
+                heads=options.heads,
+                kv_heads=options.kv_heads,
+                scale=options.scale,
+                activation=options.activation,
+                norm_first=options.norm_first,
+                eps=options.eps,
+                rms=options.rms,
+                attn_mask=mask,
+                is_causal=is_causal,
+            )
+            return view_as_tensor(round_to(result, dtype))
+
+        return compute
+
+    return make
+
+
+def _attribute(module: Any, path: str) -> Any:
+    *parts, name = path.split(".")
+    return getattr(part_of(module, ".".join(parts)) if parts else module, name)
+
+
+def _check_chunks(module: Any) -> None:
+    if any(getattr(part, "chunk_size_feed_forward", 0) for part in module.modules()):
+        raise UnfitError("chunk_size_feed_forward is set")
+
+
+def _check_more(more: dict[str, Any]) -> None:
+    """Refuse an argument whose meaning is not known."""
+    for name, value in more.items():
+        if value is not None and value is not False and name not in _HARMLESS:
+            raise UnfitError(f"it is called with {name}")
+
+
+def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[Any, bool]:
+    """Read the mask of a call, and whether the attention is causal without one, as transformers' sdpa does."""
+    implementation = attention.config._attn_implementation
+    if implementation not in _IMPLEMENTATIONS:
+        raise UnfitError(f"attn_implementation is {implementation}")
+    if mask is not None:
+        return as_array(mask, "attention_mask"), False
+    return None, bool(attention.is_causal) and implementation != "eager" and x.shape[-2] > 1
+
+
+# Decoders' layers
+
+
+class _Decoder:
+    """A decoder's layer that keeps keys and values in a cache of transformers."""
+
+    def __init__(self, module: Any, attention: str, norms: tuple[str, str], dtype: torch.dtype) -> None:
+        self.attention = part_of(module, attention)
+        self.norm1, self.norm2 = (norm_of(module, name) for name in norms)
+        self.scale = float(self.attention.scaling)
+        self.dtype = dtype
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> Any:
+        """Attend from queries (B, H, L, D) to keys and values and those of the cache; the result is (B, L, H * D)."""
+        array, is_causal = _masking(self.attention, q, mask)
+        options: Any = {"attn_mask": array, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
+        if cache is None:
+            return self._attend(q, k, v, options)
+        k, v = cache.update(k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
+        try:
+            return self._attend(q, k, v, options)
+        except (TypeError, UnfitError, ValueError) as error:  # torch would extend the cache once more
+            raise RuntimeError(f"pyattn cannot attend to past_key_values: {error}; call restore(model)") from error
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Any) -> Any:
+        if options["is_causal"]:  # an empty static cache is longer
+            k, v = k[:, :, : q.shape[-2]], v[:, :, : q.shape[-2]]
+        named = {"query": q, "key": k, "value": v}
+        y = _core.attention(*(as_array(x, name).swapaxes(1, 2) for name, x in named.items()), **options, layout="bshd")
+        return y.reshape(*y.shape[:2], -1)
+
+
+def _gpt2_block(module: Any) -> Callable[..., Any]:
+    if "crossattention" in module._modules:
+        raise UnfitError("it attends to an encoder")
+    decoder = _Decoder(module, "attn", ("ln_1", "ln_2"), part_of(module, "attn.c_attn").weight.dtype)
+    attention = decoder.attention
+    if attention.reorder_and_upcast_attn:
+        raise UnfitError("reorder_and_upcast_attn is set")
+    qkv, out = linear_of(module, "attn.c_attn"), linear_of(module, "attn.c_proj")
+    feed = (*linear_of(module, "mlp.c_fc"), *linear_of(module, "mlp.c_proj"))
+    activation = activation_of(module.mlp.act)
+    dtype = qkv[0].dtype
+
+    def compute(
+        hidden_states: torch.Tensor,
+        past_key_values: Any = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: Any = None,
+        encoder_attention_mask: Any = None,
+        use_cache: Any = False,
+        **more: Any,
+    ) -> torch.Tensor:
+        if encoder_hidden_states is not None:
+            raise UnfitError("it attends to an encoder")
+        _check_more(more)
+        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
+        rows = view_as_tensor(_core.linear(normalized(x, decoder.norm1), *qkv))
+        q, k, v = rows.view(*rows.shape[:-1], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        y = decoder.attend(q, k, v, attention_mask, past_key_values)
+        x = _core.linear(y, *out, residual=x)
+        y = normalized(x, decoder.norm2)
+        x = _core.feed_forward(y, *feed, activation=activation, residual=x)
+        return view_as_tensor(round_to(x, dtype))
+
+    return compute
+
+
+def _llama_layer(module: Any) -> Callable[..., Any]:
+    norms = "input_layernorm", "post_attention_layernorm"
+    decoder = _Decoder(module, "self_attn", norms, part_of(module, "self_attn.q_proj").weight.dtype)
+    attention = decoder.attention
+    q_proj, k_proj, v_proj, out = (linear_of(module, f"self_attn.{name}_proj") for name in "qkvo")
+    up, down, gate = (linear_of(module, f"mlp.{name}_proj") for name in ("up", "down", "gate"))
+    activation = activation_of(module.mlp.act_fn)
+    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+    dtype = q_proj[0].dtype
+
+    def compute(
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = False,
+        position_embeddings: Any = None,
+        **more: Any,
+    ) -> torch.Tensor:
+        _check_more(more)
+        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
+        y = normalized(x, decoder.norm1)
+
+        def project(weights: Any) -> torch.Tensor:
+            rows = view_as_tensor(_core.linear(y, *weights))
+            return rows.view(*rows.shape[:-1], -1, attention.head_dim).transpose(1, 2)
+
+        q, k = rotate(project(q_proj), project(k_proj), *position_embeddings)
+        y = decoder.attend(q, k, project(v_proj), attention_mask, past_key_values)
+        x = _core.linear(y, *out, residual=x)
+        y = normalized(x, decoder.norm2)
+        x = _core.feed_forward(y, *up, *down, activation=activation, gate_weight=gate[0], gate_bias=gate[1], residual=x)
+        return view_as_tensor(round_to(x, dtype))
+
+    return compute
+
+
+def home(family: str) -> str:
+    """Return the module in which transformers defines a family's classes, with a dot."""
+    return f"transformers.models.{family.lower()}.modeling_{family.lower()}."
+
+
+_BERT = _encoder_layer(BERT_LAYER, "attention.self", "num_attention_heads", "intermediate.intermediate_act_fn")
+LAYERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    home("bert") + "BertLayer": _BERT,
+    home("roberta") + "RobertaLayer": _BERT,
+    home("distilbert") + "TransformerBlock": _encoder_layer(DISTILBERT_LAYER, "attention", "n_heads", "ffn.activation"),
+    home("albert") + "AlbertLayer": _encoder_layer(ALBERT_LAYER, "attention", "num_attention_heads", "activation"),
+    home("vit") + "ViTLayer": _encoder_layer(
+        VIT_LAYER, "attention", "num_attention_heads", "mlp.activation_fn", norm_first=True
+    ),
+    home("gpt2") + "GPT2Block": _gpt2_block,
+    home("llama") + "LlamaDecoderLayer": _llama_layer,
+    home("mistral") + "MistralDecoderLayer": _llama_layer,
+    home("qwen2") + "Qwen2DecoderLayer": _llama_layer,
+}

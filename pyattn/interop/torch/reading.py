@@ -1,0 +1,115 @@
+"""Read the parameters of torch's modules, and the tensors of a call, as arrays on the same memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import pyattn._core as _core
+from pyattn._util.typing import FloatArray
+from pyattn.interop.torch.convert import activation_from_torch
+from pyattn.interop.torch.snapshot import UnfitError
+from pyattn.interop.torch.tensors import original_class, to_array, view_as_array
+
+__all__ = ["Norm", "activation_of", "array_of", "as_array", "linear_of", "norm_of", "normalized", "part_of"]
+
+# transformers' activations by their class names; those of torch.nn are read by from_torch.
+_ACTIVATIONS = {
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "SiLUActivation": "silu",
+}
+_LINEAR, _CONV1D = torch.nn.Linear, "transformers.pytorch_utils.Conv1D"
+
+
+class Norm(NamedTuple):
+    """A normalisation over the last axis."""
+
+    weight: FloatArray | None
+    bias: FloatArray | None
+    eps: float
+    rms: bool
+
+
+def part_of(module: Any, path: str) -> Any:
+    """Return a part of a module by its name, such as 'attention.self.query'."""
+    for name in path.split("."):
+        module = module._modules.get(name)
+        if module is None:
+            raise UnfitError(f"it has no part {path}")
+    return module
+
+
+def array_of(tensor: torch.Tensor | None, name: str) -> FloatArray | None:
+    """View a parameter."""
+    try:
+        return None if tensor is None else to_array(tensor, name, share=True)
+    except (ImportError, TypeError, ValueError) as error:
+        raise UnfitError(str(error)) from error
+
+
+def linear_of(module: Any, path: str = "") -> tuple[FloatArray, FloatArray | None]:
+    """View weight and bias of a Linear, or of transformers' Conv1D, whose weight is (in, out)."""
+    part = part_of(module, path) if path else module
+    kind, name = original_class(type(part)), f"{path}.weight".lstrip(".")
+    is_conv = f"{kind.__module__}.{kind.__qualname__}" == _CONV1D
+    if not is_conv and kind is not _LINEAR:
+        raise UnfitError(f"{path or 'it'} is a {kind.__name__}, not a Linear")
+    weight = array_of(part.weight, name)
+    assert weight is not None
+    return weight.T if is_conv else weight, array_of(part.bias, name.removesuffix("weight") + "bias")
+
+
+def norm_of(module: Any, path: str = "") -> Norm:
+    """View a LayerNorm, an RMSNorm of torch, or one of transformers."""
+    part = part_of(module, path) if path else module
+    kind, prefix = original_class(type(part)), f"{path}." if path else ""
+    is_torch = kind in (torch.nn.LayerNorm, torch.nn.RMSNorm)
+    if not is_torch and not (kind.__module__.startswith("transformers.models.") and kind.__name__.endswith("RMSNorm")):
+        raise UnfitError(f"{path or 'it'} is a {kind.__name__}, not a LayerNorm or an RMSNorm")
+    if is_torch and len(part.normalized_shape) != 1:
+        raise UnfitError(f"{prefix}normalized_shape has {len(part.normalized_shape)} axes, and pyattn normalises one")
+    weight, bias = (array_of(getattr(part, name, None), prefix + name) for name in ("weight", "bias"))
+    eps = part.eps if is_torch else part.variance_epsilon
+    if eps is None:  # of the dtype in which torch computes
+        eps = torch.finfo(torch.float32 if weight is None else part.weight.dtype).eps
+    return Norm(weight, bias, float(eps), kind is not torch.nn.LayerNorm)
+
+
+def normalized(x: FloatArray, norm: Norm) -> FloatArray:
+    """Normalise rows."""
+    result = _core.normalize(x, norm.weight, norm.bias, rms=norm.rms, eps=norm.eps)
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+def activation_of(activation: Any) -> Any:
+    """Return pyattn's name of an activation of torch or transformers."""
+    kind = original_class(type(activation))
+    if kind.__module__ == "transformers.activations":
+        if kind.__name__ in _ACTIVATIONS:
+            return _ACTIVATIONS[kind.__name__]
+        raise UnfitError(f"pyattn has no {kind.__name__}")
+    try:
+        return activation_from_torch(activation)
+    except TypeError:
+        raise UnfitError(f"pyattn has no {kind.__name__} as an activation") from None
+
+
+def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:
+    """View a tensor of a call, which must have the dtype of the weights."""
+    if type(tensor) is not torch.Tensor:
+        raise UnfitError(f"{name} is a {type(tensor).__name__}")
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        raise UnfitError(f"{name} is on {tensor.device}, with layout {tensor.layout}")
+    try:
+        array = view_as_array(tensor, name)
+    except (ImportError, RuntimeError, TypeError) as error:
+        raise UnfitError(f"{name} cannot be read: {error}") from error
+    if dtype is not None and array.dtype != dtype:
+        raise UnfitError(f"{name} has dtype {array.dtype} and the weights {dtype}")
+    return array

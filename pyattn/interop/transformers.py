@@ -1,0 +1,101 @@
+"""Attention for the models of Hugging Face's transformers.
+
+The library is imported when `register` is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyattn.functional as functional
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Add pyattn to transformers as an implementation of attention.
+
+    Then ``AutoModel.from_pretrained(..., attn_implementation="pyattn")``, or
+    ``model.set_attn_implementation("pyattn")``, lets pyattn compute the attention of a model on the CPU, without
+    gradients. Masks are those of transformers' "sdpa": causal, padding and sliding windows, with any cache.
+    ``output_attentions=True`` works, too. To compute whole layers in pyattn, which is much faster, call
+    `pyattn.interop.torch.accelerate`.
+
+    Raises
+    ------
+    ImportError
+        transformers or PyTorch is not installed.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> pyattn.interop.transformers.register()  # doctest: +SKIP
+    >>> model.set_attn_implementation("pyattn")  # doctest: +SKIP
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as missing:
+        raise ImportError("pyattn.interop.transformers needs transformers: pip install transformers torch") from missing
+    AttentionInterface.register("pyattn", _attend)
+    AttentionMaskInterface.register("pyattn", sdpa_mask)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute attention as transformers calls it, from (N, heads, length, dim) to (N, length, heads, dim)."""
+    from pyattn.interop.torch.attention import read_tensor, seed_of_torch
+    from pyattn.interop.torch.tensors import view_as_tensor
+
+    for name in ("softcap", "s_aux", "cache"):
+        if more.get(name) is not None:
+            raise ValueError(f"attn_implementation 'pyattn' does not support {name}; use 'eager'")
+    length = query.shape[-2]
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = causal and attention_mask is None and length > 1
+    if causal:  # an empty static cache is longer
+        key, value = key[:, :, :length], value[:, :, :length]
+    if position_bias is not None:
+        from transformers.integrations.sdpa_attention import create_position_bias_mask
+
+        attention_mask = create_position_bias_mask(position_bias, attention_mask, causal, query, key)
+        causal = False
+    named = {"query": query, "key": key, "value": value}
+    arrays = [read_tensor(x, name).swapaxes(-3, -2) for name, x in named.items()]
+    mask = None if attention_mask is None else read_tensor(attention_mask, "attention_mask")
+    need_weights = bool(more.get("output_attentions")) or _collects_weights()
+    result: Any = functional.attention(
+        *arrays,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scaling,
+        dropout_p=dropout,
+        rng=seed_of_torch() if dropout else None,
+        enable_gqa=True,
+        need_weights=need_weights,
+        layout="bshd",
+    )
+    if not need_weights:
+        return view_as_tensor(result), None
+    return view_as_tensor(result.output), view_as_tensor(result.weights)
+
+
+def _collects_weights() -> bool:
+    """Tell whether the model that is being called returns attention weights."""
+    from transformers.utils import output_capturing
+
+    collected: Any = output_capturing._active_collector.get()
+    return any(name.endswith("attentions") for name in collected or ())

@@ -1,0 +1,465 @@
+"""accelerate and restore: modules of torch computed by pyattn, on the same memory and with torch's behaviour."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import pickle
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn.interop.torch import accelerate, restore
+
+pytestmark = pytest.mark.peers
+
+DIM, HEADS, HIDDEN, LENGTH = 16, 4, 32, 9
+SIZES = {"d_model": DIM, "nhead": HEADS, "dim_feedforward": HIDDEN}
+
+
+def rows(torch, dtype="float32", *shape):
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape or (2, LENGTH, DIM), generator=generator).to(getattr(torch, dtype))
+
+
+def make(torch, name, *args, **options):
+    torch.manual_seed(0)
+    return getattr(torch.nn, name)(*args, **options).eval()
+
+
+def stack(torch, kind, layers=2, **options):
+    layer = make(torch, f"Transformer{kind}Layer", **SIZES, batch_first=True, **options)
+    return make(torch, f"Transformer{kind}", layer, layers)
+
+
+def causal_mask(torch):
+    return torch.nn.Transformer.generate_square_subsequent_mask(LENGTH)
+
+
+def padding(torch):
+    blocked = torch.zeros(2, LENGTH, dtype=torch.bool)
+    blocked[1, 6:] = True
+    return blocked
+
+
+def case_linear(torch):
+    return make(torch, "Linear", DIM, 5), [], {}
+
+
+def case_layer_norm(torch):
+    return make(torch, "LayerNorm", DIM), [], {}
+
+
+def case_layer_norm_without_parameters(torch):
+    return make(torch, "LayerNorm", DIM, elementwise_affine=False), [], {}
+
+
+def case_rms_norm(torch):
+    return make(torch, "RMSNorm", DIM), [], {}
+
+
+def case_gelu(torch):
+    return make(torch, "GELU"), [], {}
+
+
+def case_gelu_tanh(torch):
+    return make(torch, "GELU", "tanh"), [], {}
+
+
+def case_silu(torch):
+    return make(torch, "SiLU"), [], {}
+
+
+def case_feed_forward(torch):
+    parts = make(torch, "Linear", DIM, HIDDEN), torch.nn.GELU(), torch.nn.Dropout(), make(torch, "Linear", HIDDEN, DIM)
+    return make(torch, "Sequential", *parts), [], {}
+
+
+def case_attention(torch):
+    return make(torch, "MultiheadAttention", DIM, HEADS, batch_first=True), ["x", "x"], {}
+
+
+def case_attention_causal(torch):
+    module = make(torch, "MultiheadAttention", DIM, HEADS)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(2)
+    return module, ["x", "x"], {"attn_mask": mask, "is_causal": True, "need_weights": False}
+
+
+def case_attention_padding(torch):
+    module = make(torch, "MultiheadAttention", DIM, HEADS, batch_first=True)
+    return module, ["x", "x"], {"key_padding_mask": padding(torch), "average_attn_weights": False}
+
+
+def case_encoder_layer(torch):
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    return layer, [], {"src_key_padding_mask": padding(torch)}
+
+
+def case_encoder_layer_norm_first(torch):
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True, norm_first=True, activation="gelu")
+    return layer, [], {"src_mask": causal_mask(torch), "is_causal": True}
+
+
+def case_decoder_layer(torch):
+    layer = make(torch, "TransformerDecoderLayer", **SIZES, batch_first=True)
+    return layer, ["x"], {"tgt_mask": causal_mask(torch), "tgt_is_causal": True}
+
+
+def case_encoder(torch):
+    return stack(torch, "Encoder"), [], {}
+
+
+def case_encoder_padding(torch):
+    return stack(torch, "Encoder"), [], {"src_key_padding_mask": padding(torch)}
+
+
+def case_decoder(torch):
+    return stack(torch, "Decoder"), ["x"], {"memory_key_padding_mask": padding(torch)}
+
+
+def case_transformer(torch):
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "batch_first": True}
+    return make(torch, "Transformer", **SIZES, **sizes), ["x"], {"tgt_mask": causal_mask(torch)}
+
+
+CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}
+
+
+def flat(result):
+    return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+
+
+@contextlib.contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_torchs_but_for_rounding(name, dtype, torch):
+    module, more, options = CASES[name](torch)
+    kind = getattr(torch, dtype)
+    module.to(kind)
+    options = {
+        n: x.to(kind) if hasattr(x, "is_floating_point") and x.is_floating_point() else x for n, x in options.items()
+    }
+    x = rows(torch, dtype)
+    args = [x, *(x for _ in more)]
+    with torch.inference_mode():
+        expected = flat(module(*args, **options))
+        with accelerate(module) as report, no_warning():
+            found = flat(module(*args, **options))
+        again = flat(module(*args, **options))
+    assert report.replaced
+    assert not report.kept
+    for ours, theirs, after in zip(found, expected, again, strict=True):
+        assert ours.dtype == kind
+        assert ours.shape == theirs.shape
+        most = float(theirs.abs().max())
+        bound = {"float32": 1e-5, "float64": 1e-13, "float16": 2**-8, "bfloat16": 2**-5}[dtype]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound * most)
+        assert torch.equal(theirs, after)
+
+
+def test_an_embedding_looks_up_ids_of_any_integer_type(torch):
+    embedding = make(torch, "Embedding", 10, DIM, padding_idx=0)
+    with torch.inference_mode(), accelerate(embedding), no_warning():
+        for dtype in (torch.int64, torch.int32):
+            ids = torch.tensor([[0, 3], [9, 1]], dtype=dtype)
+            assert torch.equal(embedding(ids), embedding.weight[ids.long()])
+    with torch.inference_mode(), accelerate(embedding), pytest.raises(IndexError), pytest.warns(RuntimeWarning):
+        embedding(torch.tensor([10]))  # the error is torch's
+
+
+def model_of(torch):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(**SIZES, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return torch.nn.Sequential(torch.nn.Linear(DIM, DIM), encoder, torch.nn.LayerNorm(DIM)).eval()
+
+
+def expect_fallback(torch, model, reason, *, call=None, atol=0.0):
+    """Check that torch computes a call, to the bit if all of it, and that one warning says why."""
+    x = rows(torch)
+    run = call or (lambda module: module(x))
+    restore(model)
+    expected = run(model)
+    accelerate(model)
+    with pytest.warns(RuntimeWarning, match=reason) as seen:
+        found = run(model)
+    assert len([w for w in seen if issubclass(w.category, RuntimeWarning)]) == 1
+    assert seen[0].filename == __file__
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    with no_warning():
+        run(model)
+    return found
+
+
+def test_gradients_are_torchs(torch):
+    model = model_of(torch)
+    found = expect_fallback(torch, model, r"computes Linear itself: gradients are enabled; call it within torch\.inf")
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    x = rows(torch).requires_grad_()
+    expect_fallback(torch, model, "gradients are enabled", call=lambda module: module(x))
+    with no_warning():
+        accelerate(model)
+        model(rows(torch))  # nothing requires a gradient
+
+
+def test_training_autocast_and_tracing_are_torchs(torch):
+    model = model_of(torch)
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.p = 0.0
+        for layer in model[1].layers:
+            layer.self_attn.dropout = 0.0
+        expect_fallback(torch, model.train(), r"it is in training mode; call model\.eval\(\)")
+        model.eval()
+        model[1].layers[0].dropout.train()
+        expect_fallback(torch, model, "a part of it is in training mode", atol=1e-5)
+        model.eval()
+
+        def cast(module):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return module(rows(torch))
+
+        expect_fallback(torch, model, "autocast is on", call=cast)
+
+
+def test_hooks_within_a_module_run(torch):
+    model, seen = model_of(torch), []
+    part = model[1].layers[0].linear1
+    part.register_forward_hook(lambda *_: seen.append("after"))
+    part.register_forward_pre_hook(lambda *_: seen.append("before"))
+    with torch.no_grad():
+        expect_fallback(torch, model, "TransformerEncoder itself: a part of it has a hook", atol=1e-5)
+    assert seen == ["before", "after"] * 3
+
+
+def test_hooks_of_a_replaced_module_run(torch):
+    model, seen = model_of(torch), []
+    model[1].register_forward_hook(lambda *_: seen.append("after"))
+    with torch.no_grad(), accelerate(model), no_warning():
+        model(rows(torch))
+    assert seen == ["after"]
+
+
+def test_strict_raises(torch):
+    model = model_of(torch)
+    with accelerate(model, strict=True), pytest.raises(RuntimeError, match=r"cannot compute this call of Linear: grad"):
+        model(rows(torch))
+
+
+def test_parameters_may_change(torch):
+    model, x = model_of(torch), rows(torch)
+    linear = model[1].layers[0].linear1
+
+    def check():
+        with torch.no_grad(), no_warning():
+            found = model(x)
+            restore(model)
+            torch.testing.assert_close(found, model(x), rtol=0, atol=1e-5)
+            accelerate(model)
+            model(x)
+
+    accelerate(model)
+    with torch.no_grad():
+        model(x)
+        linear.weight.mul_(2)  # in place
+        check()
+        linear.weight = torch.nn.Parameter(-linear.weight)
+        check()
+        linear.weight.data = linear.weight.data.clone() * 3
+        check()
+        model[1].layers[0].linear1 = make(torch, "Linear", DIM, HIDDEN)
+        check()
+        model.load_state_dict({name: x / 2 for name, x in model.state_dict().items()}, assign=True)
+        check()
+
+
+def test_dtype_may_change(torch):
+    model, x = model_of(torch), rows(torch)
+    with torch.no_grad():
+        accelerate(model)
+        model(x)
+        with no_warning():
+            assert model.double()(x.double()).dtype == torch.float64
+            assert model.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+        with (
+            pytest.raises(RuntimeError, match="dtype"),
+            pytest.warns(RuntimeWarning, match="has dtype float32 and the"),
+        ):
+            model(x)  # the error is torch's
+
+
+def test_a_parametrization_while_accelerated(torch):
+    module, x = make(torch, "Linear", DIM, DIM), rows(torch)
+    accelerate(module)
+    torch.nn.utils.parametrizations.weight_norm(module)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="it is a ParametrizedLinear, not a Linear"):
+        found = module(x)
+    restore(module)
+    assert torch.equal(found, module(x))
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    assert type(module) is torch.nn.Linear
+
+
+def test_copies_and_files_are_of_torchs_classes(torch):
+    model, x = model_of(torch), rows(torch)
+    plain, text, names = [type(m) for m in model.modules()], repr(model), [n for n, _ in model.named_modules()]
+    file = io.BytesIO()
+    accelerate(model)
+    with torch.no_grad():
+        model(x)
+    torch.save(model, file)
+    file.seek(0)
+    copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)
+    assert repr(model) == text
+    assert [name for name, _ in model.named_modules()] == names
+    assert all(isinstance(m, kind) for m, kind in zip(model.modules(), plain, strict=True))
+    restore(model)
+    for one in (model, *copies):
+        assert [type(m) for m in one.modules()] == plain
+        assert not any("pyattn" in name for m in one.modules() for name in vars(m))
+        with torch.no_grad():
+            assert torch.equal(one(x), model(x))
+
+
+def test_restoring_gives_back_the_same_model(torch):
+    model, x = model_of(torch), rows(torch)
+    parameters, state = list(model.parameters()), {n: t.clone() for n, t in model.state_dict().items()}
+    expected = model(x)
+    with pytest.raises(ZeroDivisionError), accelerate(model):
+        raise ZeroDivisionError
+    assert torch.equal(model(x), expected)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    restore(model)  # nothing to do
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.train()(x).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.eval()(x), expected)
+
+
+def test_memory_order(torch):
+    model, x = model_of(torch), rows(torch)
+    model.append(torch.nn.Embedding(DIM, DIM))
+    model[0].weight = model[-1].weight  # a shared weight stays as it is
+    model[-1].forward = lambda x: x
+    with torch.no_grad():
+        expected = model(x)
+        accelerate(model, order="in_out")
+        weight = model[1].layers[0].linear1.weight
+        assert weight.T.is_contiguous()
+        assert model[0].weight.is_contiguous()
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-5)
+        restore(model)
+        assert weight.is_contiguous()
+        assert weight is model[1].layers[0].linear1.weight
+        assert torch.equal(model(x), expected)
+    with pytest.raises(ValueError, match=r"^order is 'out_in', expected 'in_out'"):
+        accelerate(model, order="out_in")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux tells a process's memory there")
+def test_weights_are_not_copied(torch):
+    size = 2048
+    layer = make(torch, "TransformerEncoderLayer", size, 16, 2 * size, batch_first=True)
+    weights = sum(parameter.nbytes for parameter in layer.parameters())
+    x = rows(torch, "float32", 1, 2, size)
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with torch.no_grad():
+        layer(x)
+        before = resident()
+        accelerate(layer)
+        layer(x)
+        assert resident() - before < weights / 8
+        restore(layer)
+
+
+def test_report(torch):
+    model = torch.nn.Sequential(
+        make(torch, "Linear", DIM, DIM), torch.nn.ReLU(), make(torch, "LayerNorm", (LENGTH, DIM))
+    )
+    report = accelerate(model)
+    assert report.replaced == {"0": "Linear"}
+    assert report.kept == {"2": "normalized_shape has 2 axes, and pyattn normalises one"}
+    assert (
+        repr(report)
+        == "replaced: 1 Linear\nkept: 1 LayerNorm, as normalized_shape has 2 axes, and pyattn normalises one"
+    )
+    with pytest.raises(TypeError, match=r"^model is of type int, expected torch\.nn\.Module$"):
+        accelerate(3)
+
+
+@pytest.mark.threads
+def test_threads_share_a_model(torch):
+    model, x = model_of(torch), rows(torch)
+    accelerate(model)
+    with torch.no_grad():
+        expected = model(x)
+    wrong = []
+
+    def call():
+        with torch.no_grad():
+            wrong.extend(1 for _ in range(50) if not torch.equal(model(x), expected))
+
+    workers = [threading.Thread(target=call) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_torchs_number_of_threads_is_taken_over(torch):
+    module, x, before = make(torch, "Linear", DIM, DIM), rows(torch), torch.get_num_threads()
+    accelerate(module)
+    try:
+        for own, expected in ((None, 1), (3, 3)):
+            pyattn.set_num_threads(own)
+            torch.set_num_threads(1)
+            with torch.no_grad():
+                module(x)
+            assert pyattn.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+        pyattn.set_num_threads(None)
+
+
+def test_attention_of_tensors(torch):
+    q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(7)[:, None] >= torch.arange(7) - 2
+    ours, theirs = pyattn.interop.torch.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3}):
+        torch.testing.assert_close(ours(q, k, v, **options), theirs(q, k, v, **options), rtol=0, atol=1e-6)
+    torch.manual_seed(1)
+    one = ours(q, k, v, dropout_p=0.5)
+    torch.manual_seed(1)
+    assert torch.equal(ours(q, k, v, dropout_p=0.5), one)
+    with pytest.raises(
+        TypeError, match=r"query requires grad, .* within torch\.inference_mode\(\), or pass query\.det"
+    ):
+        ours(q.requires_grad_(), k, v)
+    with torch.no_grad():
+        assert ours(q, k, v).shape == q.shape
+    with pytest.raises(TypeError, match=r"key is on device 'meta'; pass key\.cpu\(\)"):
+        ours(q.detach(), k.to("meta"), v)
+    with pytest.raises(TypeError, match=r"value is of type ndarray, expected torch\.Tensor"):
+        ours(q.detach(), k, np.zeros(3))

@@ -1,0 +1,170 @@
+"""accelerate and register with models of transformers: the same results, tokens and collected outputs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+import pyattn
+from pyattn.interop.torch import accelerate, restore
+
+pytestmark = pytest.mark.peers
+
+WORDS = 100
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+TEXT = {"vocab_size": WORDS, **SIZES}
+FAMILIES = {
+    "Bert": ("Model", TEXT),
+    "Roberta": ("Model", TEXT),
+    "DistilBert": ("Model", {"vocab_size": WORDS, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}),
+    "Albert": ("Model", {"embedding_size": 32, **TEXT}),
+    "ViT": ("Model", {**SIZES, "image_size": 32, "patch_size": 8}),
+    "GPT2": ("LMHeadModel", {"vocab_size": WORDS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "Llama": ("ForCausalLM", {"num_key_value_heads": 2, **TEXT}),
+    "Mistral": ("ForCausalLM", {"num_key_value_heads": 2, "sliding_window": 5, **TEXT}),
+    "Qwen2": ("ForCausalLM", {"num_key_value_heads": 2, **TEXT}),
+}
+WRITERS = ("GPT2", "Llama", "Mistral", "Qwen2")
+LAYERS = {"DistilBert": "TransformerBlock", "GPT2": "GPT2Block"} | {
+    name: f"{name}DecoderLayer" for name in WRITERS if name != "GPT2"
+}
+
+
+@pytest.fixture(autouse=True)
+def threads_of_pyattn():
+    """accelerate takes over torch's number."""
+    yield
+    pyattn.set_num_threads(None)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def model(family, torch, transformers):
+    kind, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes, initializer_range=0.2)
+    return getattr(transformers, family + kind)(config).eval()
+
+
+@pytest.fixture
+def inputs(family, torch):
+    generator = torch.Generator().manual_seed(1)
+    if family == "ViT":
+        return {"pixel_values": torch.randn(2, 3, 32, 32, generator=generator)}
+    ids = torch.randint(3, WORDS, (2, 9), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def seen(inputs, output):
+    """Leave out what is computed of padding, which differs between implementations of transformers, too."""
+    mask = inputs.get("attention_mask")
+    return output if mask is None else output * mask.view(*mask.shape, *[1] * (output.ndim - 2))
+
+
+@pytest.fixture
+def close(torch):
+    def check(ours, theirs):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+
+    return check
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "pyattn"])
+def test_a_model_computes_the_same(family, model, inputs, implementation, torch, close):
+    pyattn.interop.transformers.register()
+    with torch.inference_mode():
+        expected = model(**inputs)[0]
+        model.set_attn_implementation(implementation)
+        plain = model(**inputs)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            report = accelerate(model)
+            found = model(**inputs)[0]
+        restore(model)
+        again = model(**inputs)[0]
+    assert LAYERS.get(family, f"{family}Layer") in report.replaced.values()
+    assert not report.kept
+    close(seen(inputs, plain), seen(inputs, expected))
+    close(seen(inputs, found), seen(inputs, expected))
+    assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("family", WRITERS, indirect=True)
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_greedy_tokens_are_the_same(model, inputs, cache, torch):
+    options = {"max_new_tokens": 50, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
+    left = {name: x.flip(1) for name, x in inputs.items()}  # padding comes first in decoders
+    with torch.inference_mode():
+        expected = model.generate(**left, **options)
+        for acceleration in (True, False):
+            if acceleration:
+                accelerate(model)
+            else:
+                pyattn.interop.transformers.register()
+                restore(model)
+                model.set_attn_implementation("pyattn")
+            assert torch.equal(model.generate(**left, **options), expected)
+
+
+def test_collected_outputs_are_the_same(family, model, inputs, torch, close):
+    pyattn.interop.transformers.register()
+    model.set_attn_implementation("eager")
+    wanted = {"output_attentions": True, "output_hidden_states": True}
+    with torch.inference_mode():
+        expected = model(**inputs, **wanted)
+        model.set_attn_implementation("pyattn")
+        plain = model(**inputs, **wanted)
+        accelerate(model)
+        with pytest.warns(RuntimeWarning, match="outputs of a part of it are collected"):
+            found = model(**inputs, **wanted)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            quick = model(**inputs, output_hidden_states=True)
+    for output in (plain, found, quick):
+        for one, other in zip(output.hidden_states, expected.hidden_states, strict=True):
+            close(seen(inputs, one), seen(inputs, other))
+    for output in (plain, found):
+        for one, other in zip(output.attentions, expected.attentions, strict=True):
+            close(seen(inputs, one.transpose(1, 2)), seen(inputs, other.transpose(1, 2)))
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Llama"], indirect=True)
+def test_halves(model, inputs, torch):
+    wide = copy.deepcopy(model)
+    model.to(torch.bfloat16)
+    wide.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        exact, theirs = wide(**inputs)[0], model(**inputs)[0]
+        with accelerate(model):
+            ours = model(**inputs)[0]
+    assert ours.dtype == torch.bfloat16
+    errors = [float(seen(inputs, x.float() - exact).abs().max()) for x in (ours, theirs)]
+    assert errors[0] <= errors[1] + 2.0**-9 * float(exact.abs().max())  # the result is rounded once
+
+
+@pytest.mark.parametrize("family", ["Bert"], indirect=True)
+def test_what_is_not_known_stays_torchs(model, inputs, torch, transformers):
+    model.encoder.layer[0].chunk_size_feed_forward = 2
+    model.encoder.layer[1].intermediate.intermediate_act_fn = torch.nn.Tanh()
+    kept = accelerate(model).kept
+    assert kept["encoder.layer.0"] == "chunk_size_feed_forward is set"
+    assert kept["encoder.layer.1"] == "pyattn has no Tanh as an activation"
+
+
+@pytest.mark.parametrize("family", ["Llama"], indirect=True)
+def test_register_refuses_what_it_cannot_compute(model, inputs, torch):
+    pyattn.interop.transformers.register()
+    model.set_attn_implementation("pyattn")
+    with pytest.raises(TypeError, match=r"query requires grad, and pyattn computes no gradients"):
+        model(**inputs)
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"'pyattn' does not support softcap; use 'eager'"):
+        model(**inputs, softcap=3.0)
