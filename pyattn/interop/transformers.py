@@ -21,7 +21,7 @@ def register() -> None:
     Then ``AutoModel.from_pretrained(..., attn_implementation="pyattn")``, or
     ``model.set_attn_implementation("pyattn")``, lets pyattn compute the attention of a model on the CPU, without
     gradients. Masks are those of transformers' "sdpa": causal, padding and sliding windows, with any cache.
-    ``output_attentions=True`` works, too. To compute whole layers in pyattn, which is much faster, call
+    ``output_attentions=True`` works, too. To compute whole layers in pyattn, which gains more, call
     `pyattn.interop.torch.accelerate`.
 
     Raises
