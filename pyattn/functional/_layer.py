@@ -66,8 +66,9 @@ def compute_layer(
     caches: LayerCaches = NO_CACHES,
     *,
     need_weights: bool = False,
+    blocked: bool = True,
 ) -> LayerResult:
-    """Call the core."""
+    """Call the core; with `blocked`, True in a bool mask means blocked."""
     result = _core.layer(
         x,
         memory,
@@ -82,7 +83,7 @@ def compute_layer(
         cache=caches.cache,
         memory_cache=caches.memory_cache,
         rotary=caches.rotary,
-        blocked=True,
+        blocked=blocked,
         attn_mask=own.attn_mask,
         key_padding_mask=own.key_padding_mask,
         key_limits=own.key_limits,

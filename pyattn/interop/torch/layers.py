@@ -10,7 +10,8 @@ import torch
 
 import pyattn._core as _core
 from pyattn._util.halves import as_float32, round_to
-from pyattn.functional._layer import LayerOptions, LayerWeights
+from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
+from pyattn.functional._multihead_masks import Masking
 from pyattn.interop.torch.reading import activation_of, as_array, linear_of, norm_of, normalized, part_of
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
@@ -56,21 +57,9 @@ def _encoder_layer(
             _check_more(more)
             mask, is_causal = _masking(owner, hidden_states, attention_mask)
             x = as_array(hidden_states, "hidden_states", dtype)
-            result = _core.layer(
-                as_float32(x),
-                None,
-                *all_weights,
-                heads=options.heads,
-                kv_heads=options.kv_heads,
-                scale=options.scale,
-                activation=options.activation,
-                norm_first=options.norm_first,
-                eps=options.eps,
-                rms=options.rms,
-                attn_mask=mask,
-                is_causal=is_causal,
-            )
-            return view_as_tensor(round_to(result, dtype))
+            own = Masking(mask, is_causal=is_causal)
+            result = compute_layer(as_float32(x), None, all_weights, options, own, Masking(), blocked=False)
+            return view_as_tensor(round_to(result.output, dtype))
 
         return compute
 
