@@ -63,6 +63,7 @@ typedef struct {
     int copy_x;                       /* it can't be read in place; LANES copies each row before it is packed */
     ptrdiff_t x_row;                  /* row stride of copies, in bytes: an odd number of cache lines */
     ptrdiff_t pack_inner, pack_parts; /* inner elements packed at a time; such parts of a block */
+    ptrdiff_t part_row;               /* LANES: row stride of a part's copies, as x_row */
 
     /* the weight and the bias */
     ptrdiff_t step; /* features multiplied at a time, and stored */
@@ -159,7 +160,6 @@ static void cut_out_in(linear_plan *plan)
     plan->copy_x = !attn_is_in_place(p->x.dtype, p->inner, attn_last_stride(&p->x));
     /* the decode kernels take one step from row to row, and rows that do not share sets of the cache */
     plan->packs_x = !decode || plan->copy_x || p->x.ndim > 2 || (p->rows > 1 && attn_aliases(p->x.strides[0]));
-    plan->row_bytes = plan->copy_x && !decode ? attn_saturating_mul(rows, (size_t)plan->x_row) : 0;
     plan->copy_weight =
         !unit_stride(p->weight_column, p->inner, plan->weight_size) || (!decode && attn_is_half(p->weight_dtype));
     plan->blocks = decode ? 1 : attn_ceil_div(attn_ceil_div(p->rows, k->lanes), ATTN_VECTORS);
@@ -277,6 +277,21 @@ static void cut_folds(linear_plan *plan, int workers)
     plan->fold_tasks = workers;
 }
 
+/* Cuts blocks into parts to pack. Workers that pack together share a lone block, so that none waits while another one
+ * packs. */
+static void cut_packing(linear_plan *plan, int workers)
+{
+    const ptrdiff_t inner = plan->product->inner, line = ATTN_ALIGNMENT / plan->kernels->size;
+    const ptrdiff_t shares = plan->by_chunks ? 1 : attn_min(workers / plan->blocks_per_chunk, inner / LEAST_PACKED);
+    const ptrdiff_t parts = attn_max(shares, attn_ceil_div(inner, MOST_PACKED));
+    plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(inner, parts), line) * line : inner;
+    plan->pack_parts = parts > 1 ? attn_ceil_div(inner, plan->pack_inner) : 1;
+    plan->part_row = copied_row(plan->pack_inner, plan->kernels->size);
+    plan->row_bytes = plan->form == LANES && plan->copy_x
+                          ? attn_saturating_mul((size_t)plan->kernels->width, (size_t)plan->part_row)
+                          : 0;
+}
+
 /* Splits chunks, or the features of each, among tasks: enough for every worker, but not more than needed. Returns the
  * workers. */
 static int cut_tasks(linear_plan *plan, int num_threads)
@@ -310,13 +325,7 @@ static int cut_tasks(linear_plan *plan, int num_threads)
     plan->tasks = plan->by_chunks ? plan->chunks * plan->feature_parts : plan->feature_parts;
     cut_folds(plan, workers);
     const int used = attn_workers(workers, attn_max(plan->tasks, plan->fold_tasks));
-
-    /* workers that pack together share a lone block, so that none waits while another one packs */
-    const ptrdiff_t shares = plan->by_chunks ? 1 : attn_min(used / plan->blocks_per_chunk, p->inner / LEAST_PACKED);
-    const ptrdiff_t parts = attn_max(shares, p->inner / MOST_PACKED);
-    const ptrdiff_t line = ATTN_ALIGNMENT / plan->kernels->size;
-    plan->pack_inner = parts > 1 ? attn_ceil_div(attn_ceil_div(p->inner, parts), line) * line : p->inner;
-    plan->pack_parts = parts > 1 ? attn_ceil_div(p->inner, plan->pack_inner) : 1;
+    cut_packing(plan, used);
     return used;
 }
 
@@ -373,7 +382,7 @@ static void pack(const linear_plan *plan, const linear_worker *w, const row_chun
             k->load_block(element, 1, inner, row[i], 0, stride, inner, packed + i * plan->x_row + from * k->size);
         return;
     }
-    if (plan->copy_x) attn_load_rows(k, x->dtype, block.rows, inner, stride, plan->x_row / k->size, row, w->rows);
+    if (plan->copy_x) attn_load_rows(k, x->dtype, block.rows, inner, stride, plan->part_row / k->size, row, w->rows);
     packed += from * block.vectors * k->lanes * k->size;
     k->pack_queries(block.rows, block.vectors, inner, (const void *const *)row, 1, packed);
 }
@@ -392,19 +401,24 @@ static const char *rows_of(const linear_plan *plan, const row_chunk *chunk, ptrd
 
 /* The weight as (features, inner) ---------------------------------------------------------------------------------- */
 
-/* `features` rows of the weight, over part of the inner axis: in place, or copied as reals. Returns the row stride in
- * elements. */
-static ptrdiff_t weight_part(const linear_plan *plan, const linear_worker *w, ptrdiff_t feature, int features,
-                             ptrdiff_t from, ptrdiff_t inner, const char **part)
+/* Sets the address of `features` rows of the weight, over part of the inner axis, in place or copied as reals, and
+ * their stride in elements. Returns 0 if it was stopped. */
+static int weight_part(const linear_plan *plan, const linear_worker *w, ptrdiff_t feature, int features, ptrdiff_t from,
+                       ptrdiff_t inner, const char **part, ptrdiff_t *stride)
 {
     const attn_product *p = plan->product;
-    const ptrdiff_t row = plan->weight_row / plan->kernels->size;
-    *part = p->weight + feature * p->weight_row + from * p->weight_column;
-    if (!plan->copy_weight) return p->weight_row / plan->weight_size;
-    plan->kernels->load_block((attn_element)p->weight_dtype, features, inner, *part, p->weight_row, p->weight_column,
-                              row, w->weight);
-    *part = w->weight;
-    return row;
+    const attn_kernels *k = plan->kernels;
+    const char *own = p->weight + feature * p->weight_row + from * p->weight_column;
+    *part = plan->copy_weight ? w->weight : own;
+    *stride = plan->copy_weight ? plan->weight_row / k->size : p->weight_row / plan->weight_size;
+    if (!plan->copy_weight) return !stopped(w);
+    const int rows = inner > MOST_PACKED ? 1 : features; /* copied at a time */
+    for (int i = 0; i < features; i += rows) {
+        if (stopped(w)) return 0;
+        k->load_block((attn_element)p->weight_dtype, rows, inner, own + i * p->weight_row, p->weight_row,
+                      p->weight_column, *stride, w->weight + i * plan->weight_row);
+    }
+    return 1;
 }
 
 /* Multiplies features [at, at + features) of a panel with all blocks of a chunk, kc inner elements at a time.
@@ -416,12 +430,11 @@ static int multiply_panel(const linear_plan *plan, const linear_worker *w, const
     const attn_kernels *k = plan->kernels;
     const attn_element element = plan->copy_weight ? attn_reals(k) : (attn_element)p->weight_dtype;
     const ptrdiff_t size = plan->copy_weight ? k->size : plan->weight_size;
-    ptrdiff_t from = 0, x_stride;
+    ptrdiff_t from = 0, stride, x_stride;
     do { /* runs once even for an inner axis of 0, as the products are then 0 */
         const ptrdiff_t inner = attn_min(plan->kc, p->inner - from);
         const char *weight;
-        if (stopped(w)) return 0;
-        const ptrdiff_t stride = weight_part(plan, w, feature + at, features, from, inner, &weight);
+        if (!weight_part(plan, w, feature + at, features, from, inner, &weight, &stride)) return 0;
         for (ptrdiff_t n = chunk->first; n < chunk->last; n++) {
             const row_block block = block_of(plan, n);
             char *panel =
@@ -535,7 +548,7 @@ static int stream_features(const linear_plan *plan, const linear_worker *w, cons
 
 /* x times blocks [first, last) of the weight, which are counted from left to right in each fold. */
 static void sum_folds(const linear_plan *plan, const linear_worker *w, const row_chunk *chunk, ptrdiff_t first,
-                     ptrdiff_t last)
+                      ptrdiff_t last)
 {
     const ptrdiff_t blocks = plan->feature_blocks;
     for (ptrdiff_t n = first, end; n < last; n = end) {

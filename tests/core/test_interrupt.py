@@ -23,9 +23,11 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode": "attend(endless(64, 64, 1, 64), endless(64, 64, 1 << 20, 64))",
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
-    "linear": "functional.linear(endless(1 << 17, 4096), endless(4096, 4096), num_threads=threads)",
-    "linear, a deep (in, out)": "functional.linear(endless(384, 1 << 22), columns(128, 1 << 22), num_threads=threads)",
-    "linear, few rows": "functional.linear(endless(8, 1 << 22), columns(1 << 11, 1 << 22), num_threads=threads)",
+    "linear": "multiply(endless(1 << 17, 4096), endless(4096, 4096))",
+    "linear, a deep (in, out)": "multiply(endless(384, 1 << 22), columns(128, 1 << 22))",
+    "linear, deep halves": "multiply(endless(384, 1 << 22, dtype='f2'), endless(512, 1 << 22, dtype='f2'))",
+    "linear, a deep strided weight": "multiply(endless(8, 1 << 22), endless(1 << 11, 1 << 23)[:, ::2])",
+    "linear, few rows": "multiply(endless(8, 1 << 22), columns(1 << 11, 1 << 22))",
     "rotary": "functional.rotary_embedding(endless(1 << 20, 1024), num_threads=threads)",
     "merged states": "pyattn.merge_states([np.ones((4096, 512))] * 2000, [np.ones(4096)] * 2000)",
     "keeps": "functional.dropout_keep_mask((1, 1 << 32), 0.5)",
@@ -106,6 +108,9 @@ def columns(*shape):
 
 def attend(query, key, **arguments):
     return pyattn.attention(query, key, key, num_threads=threads, **arguments)
+
+def multiply(x, weight):
+    return functional.linear(x, weight, num_threads=threads)
 
 small = [rng.standard_normal((2, 8, 128, 64), np.float32) for _ in range(3)]
 expected = pyattn.attention(*small)
