@@ -231,6 +231,14 @@ static PyObject *tensor_fix(PyObject *object, const char *name)
     return narrow ? PyUnicode_FromFormat("; pass %s.float()", name) : PyUnicode_FromString("");
 }
 
+/* Whether a message names the argument, or an item of it, already. */
+static int is_named(PyObject *said, const char *name)
+{
+    const char *text = PyUnicode_IS_ASCII(said) ? PyUnicode_AsUTF8(said) : "";
+    const size_t length = strlen(name);
+    return strncmp(text, name, length) == 0 && (text[length] == ' ' || text[length] == '[');
+}
+
 /* Makes the current exception the cause of a TypeError or ValueError that names the argument. The original class is not
  * used, as its constructor may need other arguments than a message. */
 static void name_complaint(PyObject *object, const char *name)
@@ -248,6 +256,8 @@ static void name_complaint(PyObject *object, const char *name)
     if (fix != NULL && PyUnicode_IS_ASCII(said) && strstr(PyUnicode_AsUTF8(said), "inhomogeneous") != NULL)
         PyErr_Format(kind, "%s has rows of different lengths; pad them to one length (attention takes key_lengths)",
                      name);
+    else if (fix != NULL && is_named(said, name))
+        PyErr_SetObject(kind, said);
     else if (fix != NULL)
         PyErr_Format(kind, "%s is not an array of numbers: %U%U", name, said, fix);
     Py_XDECREF(fix);
