@@ -108,6 +108,8 @@ def grid() -> Iterator[Case]:
     yield GenerateCase("generate", (1, 512, 128, 768, 12, 12), 1.3, own=(Bar("of a read", 0.85),))
     for sizes, bar in (((1, 16), 2.5), ((32, 128), 1.2)):
         yield SentencesCase("sentences", (*sizes, 384, 12, 6, 1536), bar, quick=sizes == (1, 16))
+    for sizes in ((1, 1), (1, 16), (1, 128), (16, 128)):
+        yield SentencesCase("sentences", (*sizes, 768, 12, 4, 3072), 1.0)
 
 
 def live_share(documents: int, length: int) -> float:

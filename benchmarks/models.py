@@ -227,7 +227,7 @@ class SentencesInputs:
 
 @dataclass(frozen=True)
 class SentencesCase(Case):
-    """A MiniLM, float32, on sentences of one length."""
+    """A BERT, float32, on sentences of one length: of MiniLM's sizes, or the base size in four layers."""
 
     least: float | None = None
     """The bar on transformers."""
