@@ -57,6 +57,7 @@ def unpack(architecture: str, packages: tuple[str, ...], folder: Path) -> None:
         # Nothing is installed in that status: all that is needed is fetched.
         command = apt(work, "deb", {**only, "Dir::State::status": "/dev/null"})
         run(*command, "--no-install-recommends", "--download-only", "install", "base-files", *packages)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         for package in sorted((work / "cache" / "archives").glob("*.deb")):  # base-files, with links to folders, first
             run("dpkg", "-x", package, folder)
 
