@@ -160,6 +160,21 @@ def test_what_is_not_known_stays_torchs(model, inputs, torch, transformers):
     assert kept["encoder.layer.1"] == "pyattn has no Tanh as an activation"
 
 
+@pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
+@pytest.mark.parametrize("implementation", ["sdpa", "pyattn"])
+def test_is_causal_is_heeded(family, model, inputs, implementation, torch, close):
+    """A decoder that is called with is_causal=False attends to what comes after, accelerated or not."""
+    if implementation == "pyattn":
+        pyattn.interop.transformers.register()
+    model.set_attn_implementation(implementation)
+    with torch.inference_mode():
+        for given in (inputs, {"input_ids": inputs["input_ids"]}):
+            expected = model(**given, is_causal=False, use_cache=False)[0]
+            with accelerate(model), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that layers are left to torch
+                close(seen(given, model(**given, is_causal=False, use_cache=False)[0]), seen(given, expected))
+
+
 @pytest.mark.parametrize("family", ["Llama"], indirect=True)
 def test_register_refuses_what_it_cannot_compute(model, inputs, torch):
     pyattn.interop.transformers.register()

@@ -79,7 +79,7 @@ def _check_chunks(module: Any) -> None:
 def _check_more(more: dict[str, Any]) -> None:
     """Refuse an argument whose meaning is not known."""
     for name, value in more.items():
-        if value is not None and value is not False and name not in _HARMLESS:
+        if value is not None and name not in _HARMLESS and (value is not False or name != "output_attentions"):
             raise UnfitError(f"it is called with {name}")
 
 
