@@ -56,7 +56,8 @@ static void relax(void)
 /* How many threads --------------------------------------------------------------------------------------------------
  */
 
-static int threads_set; /* atomic; 0: the default */
+static int threads_set;                     /* atomic; 0: the default */
+static _Thread_local int threads_suggested; /* a default of the thread's; 0: none */
 
 /* 0 when the variable is not set, -1 when it is not a valid number of threads. */
 static int from_environment(const char *name)
@@ -68,25 +69,36 @@ static int from_environment(const char *name)
     return end != text && (*end == '\0' || *end == ',') && n > 0 && n <= MOST_WORKERS ? (int)n : -1;
 }
 
-/* The environment's setting, or 0. Read only once, as another thread may change the environment later. */
-static int environment_threads(void)
+/* A variable's number, or 0. Read only once, as another thread may change the environment later. */
+static int known_threads(const char *name, int *known)
 {
-    static int known = -1; /* atomic */
-    int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    int n = __atomic_load_n(known, __ATOMIC_RELAXED);
     if (n < 0) {
-        n = from_environment("PYATTN_NUM_THREADS");
-        if (n <= 0) n = from_environment("OMP_NUM_THREADS");
+        n = from_environment(name);
         if (n < 0) n = 0;
-        __atomic_store_n(&known, n, __ATOMIC_RELAXED);
+        __atomic_store_n(known, n, __ATOMIC_RELAXED);
     }
     return n;
+}
+
+static int own_threads(void)
+{
+    static int known = -1; /* atomic */
+    return known_threads("PYATTN_NUM_THREADS", &known);
+}
+
+static int openmp_threads(void)
+{
+    static int known = -1; /* atomic */
+    return known_threads("OMP_NUM_THREADS", &known);
 }
 
 const char *attn_threads_complaint(void)
 {
     static char complaint[160];
     const char *text = getenv("PYATTN_NUM_THREADS");
-    environment_threads();
+    own_threads();
+    openmp_threads();
     if (from_environment("PYATTN_NUM_THREADS") >= 0) return NULL;
     snprintf(complaint, sizeof complaint, "PYATTN_NUM_THREADS=%.60s is not a number from 1 to %d and is ignored", text,
              MOST_WORKERS);
@@ -104,7 +116,8 @@ static int default_threads(void)
     static int known; /* atomic */
     int n = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (n == 0) {
-        n = environment_threads();
+        n = own_threads();
+        if (n == 0) n = openmp_threads();
         if (n == 0) n = attn_usable_cpus();
         __atomic_store_n(&known, n, __ATOMIC_RELAXED);
     }
@@ -116,10 +129,16 @@ void attn_set_num_threads(int num_threads)
     __atomic_store_n(&threads_set, num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads, __ATOMIC_RELAXED);
 }
 
+void attn_suggest_num_threads(int num_threads)
+{
+    threads_suggested = num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads;
+}
+
 int attn_get_num_threads(void)
 {
-    int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
-    return n > 0 ? n : default_threads();
+    const int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
+    if (n > 0) return n;
+    return threads_suggested > 0 && own_threads() == 0 ? threads_suggested : default_threads();
 }
 
 int attn_workers(int num_threads, ptrdiff_t tasks)

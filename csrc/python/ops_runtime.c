@@ -10,6 +10,15 @@ static PyObject *set_num_threads(PyObject *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
+static PyObject *suggest_num_threads(PyObject *self, PyObject *object)
+{
+    const int n = pyattn_num_threads(object);
+    (void)self;
+    if (n < 0) return NULL;
+    attn_suggest_num_threads(n);
+    Py_RETURN_NONE;
+}
+
 static PyObject *get_num_threads(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
@@ -93,6 +102,8 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
 
 PyMethodDef pyattn_runtime_methods[] = {
     {"set_num_threads", set_num_threads, METH_O, "set_num_threads($module, num_threads, /)\n--\n\nSee pyattn.runtime."},
+    {"suggest_num_threads", suggest_num_threads, METH_O,
+     "suggest_num_threads($module, num_threads, /)\n--\n\nA default for the calls of this thread; None: none."},
     {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads($module, /)\n--\n\nSee pyattn.runtime."},
     {"isa", isa, METH_NOARGS, "isa($module, /)\n--\n\nThe instruction-set level in use."},
     {"_levels", levels, METH_NOARGS, "_levels($module, /)\n--\n\nLevels of this machine, best first."},
