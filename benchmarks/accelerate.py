@@ -1,7 +1,8 @@
 """Models of torch and transformers before and after `accelerate`: `python -m benchmarks.accelerate`.
 
 Weights are drawn, and shapes are published ones. The ceiling is `pyattn.models` on the same weights, in the same turns.
-Ratios are of minima, plain over accelerated; share is the ceiling's time over the accelerated one.
+ONNX Runtime, where it is installed, has its fastest form of the same graph. Ratios are of minima: torch's time over the
+accelerated model's, the ceiling's, and ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyattn
 from benchmarks.measure import FULL, QUICK, Sample, measure, repeated
+from benchmarks.peers import OnnxRuntime, PeerMissingError
 
 BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -31,8 +33,9 @@ PROMPT = 256
 class Case:
     """A model and a call of it."""
 
-    def __init__(self, name: str, make: Callable[[], Any], call: Callable[[Any], Any], ceiling: Any = None) -> None:
-        self.name, self.make, self.call, self.ceiling = name, make, call, ceiling
+    def __init__(self, name: str, make: Callable[[], Any], call: Callable[[Any], Any], ids: Any = None) -> None:
+        self.name, self.make, self.call = name, make, call
+        self.ids = ids  # of a BERT, which pyattn.models and ONNX Runtime have, too
 
 
 def encoder(name: str, sizes: dict[str, int], shape: tuple[int, int]) -> Case:
@@ -41,13 +44,7 @@ def encoder(name: str, sizes: dict[str, int], shape: tuple[int, int]) -> Case:
     from transformers import BertConfig, BertModel
 
     ids = torch.randint(30522, shape, generator=torch.Generator().manual_seed(0))
-
-    def ceiling(model: Any) -> Callable[[], Any]:
-        ours = ours_of(model)
-        array = ids.numpy()
-        return lambda: ours(array)
-
-    return Case(f"{name}, {shape[0]} x {shape[1]}", lambda: BertModel(BertConfig(**sizes)), lambda m: m(ids), ceiling)
+    return Case(f"{name}, {shape[0]} x {shape[1]}", lambda: BertModel(BertConfig(**sizes)), lambda m: m(ids), ids)
 
 
 def ours_of(model: Any) -> Any:
@@ -120,18 +117,32 @@ def cases() -> list[Case]:
     ]
 
 
-def samples_of(case: Case) -> dict[str, Sample]:
-    """The contenders: accelerated, plain, and the ceiling."""
+def samples_of(case: Case, threads: int) -> dict[str, Sample]:
+    """The contenders: accelerated, plain, the ceiling, and ONNX Runtime in each of its forms."""
     import torch
 
     torch.manual_seed(0)
     plain = case.make().eval()
     model = copy.deepcopy(plain)
     pyattn.interop.torch.accelerate(model, strict=True)
-    calls: dict[str, Callable[[], Any]] = {"pyattn": lambda: case.call(model), "torch": lambda: case.call(plain)}
-    if case.ceiling is not None:
-        calls["ceiling"] = case.ceiling(plain)
-    return {name: repeated(call) for name, call in calls.items()}
+    samples = {"pyattn": repeated(case.call, model), "torch": repeated(case.call, plain)}
+    if case.ids is not None:
+        ours, ids = ours_of(plain), case.ids.numpy()
+        samples["ceiling"] = repeated(ours, ids)
+        try:
+            samples |= {f"onnxruntime {one.way}": one.sample for one in OnnxRuntime(threads).bert(ours, ids)}
+        except PeerMissingError as missing:
+            print(missing)
+    return samples
+
+
+def row(name: str, threads: int, seconds: dict[str, float]) -> str:
+    """A line of the table."""
+    ours, theirs = seconds["pyattn"], seconds["torch"]
+    others = [seconds.get("ceiling"), min((s for n, s in seconds.items() if n.startswith("onnx")), default=None)]
+    ratios = [theirs / ours, *(other and other / ours for other in others)]
+    cells = [name, threads, *(f"{s * 1e3:.2f} ms" for s in (theirs, ours)), *(f"{r:.2f}" if r else "" for r in ratios)]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:
@@ -143,23 +154,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     options = parser.parse_args()
-    print("| model | threads | torch | pyattn | times as fast | share of the ceiling |\n|---|---:|---:|---:|---:|---:|")
+    print("| model | threads | torch | pyattn | torch / pyattn | ceiling / pyattn | ONNX Runtime / pyattn |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for case in cases():
         if not re.search(options.only, case.name):
             continue
         with torch.inference_mode():
-            samples = samples_of(case)
             for threads in map(int, options.threads.split(",")):
                 torch.set_num_threads(threads)
                 pyattn.set_num_threads(threads)
-                times = measure(samples, threads, QUICK if options.quick else FULL)
-                ours, theirs = times["pyattn"].minimum, times["torch"].minimum
-                share = f"{times['ceiling'].minimum / ours:.0%}" if "ceiling" in times else ""
-                print(
-                    f"| {case.name} | {threads} | {theirs * 1e3:.2f} ms | {ours * 1e3:.2f} ms | {theirs / ours:.2f} "
-                    f"| {share} |",
-                    flush=True,
-                )
+                times = measure(samples_of(case, threads), threads, QUICK if options.quick else FULL)
+                print(row(case.name, threads, {name: one.minimum for name, one in times.items()}), flush=True)
 
 
 if __name__ == "__main__":

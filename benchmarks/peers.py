@@ -37,6 +37,7 @@ from benchmarks.measure import Sample, repeated
 from benchmarks.onnx_model import Graph, attention_model
 from pyattn.interop.torch import to_torch
 from pyattn.interop.torch.tensors import view_as_tensor
+from pyattn.models.bert import Bert
 
 
 class PeerMissingError(Exception):
@@ -330,8 +331,12 @@ class OnnxRuntime:
         return [_writing(models.onnx_writer(self.runtime, session, case, inputs))]
 
     def sentences(self, case: models.SentencesCase, inputs: models.SentencesInputs) -> list[Contender]:
-        model, length = models.our_bert(case, inputs), case.shape[1]
-        return self._ways(lambda graph, ids, attend: onnx_modules.bert(graph, ids, length, model, attend), inputs.ids)
+        return self.bert(models.our_bert(case, inputs), inputs.ids)
+
+    def bert(self, model: Bert, ids: np.ndarray) -> list[Contender]:
+        """The same weights."""
+        length = ids.shape[1]
+        return self._ways(lambda graph, ids, attend: onnx_modules.bert(graph, ids, length, model, attend), ids)
 
     def _ways(
         self,
