@@ -15,8 +15,6 @@ from pyattn._util.arguments import as_choice
 
 __all__ = ["get_include", "get_num_threads", "isa", "set_num_threads", "show_config"]
 
-_own_threads = False  # set_num_threads has set a number
-
 
 def set_num_threads(num_threads: SupportsIndex | None) -> None:
     """Set the default number of threads of a call.
@@ -47,15 +45,8 @@ def set_num_threads(num_threads: SupportsIndex | None) -> None:
     1
     >>> pyattn.set_num_threads(None)
     """
-    global _own_threads
     _core.set_num_threads(num_threads)
-    _own_threads = num_threads is not None
     _register_with_threadpoolctl()
-
-
-def is_num_threads_set() -> bool:
-    """Tell whether the caller or PYATTN_NUM_THREADS has set the number of threads."""
-    return _own_threads or bool(os.environ.get("PYATTN_NUM_THREADS"))
 
 
 def get_num_threads() -> int:

@@ -28,6 +28,8 @@ def accelerate(folder: str, batch: int, length: int, threads: int | None) -> int
         vocabulary = getattr(model.config, "vocab_size", None)
         if vocabulary is None:
             raise ValueError(f"{type(model).__name__} is not a model of text")
+        if model.config.is_encoder_decoder:
+            raise ValueError(f"{type(model).__name__} is an encoder with a decoder, which need two texts")
     except (ImportError, OSError, ValueError) as problem:
         print(f"python -m pyattn accelerate: {problem}", file=sys.stderr)
         return 2
@@ -35,7 +37,8 @@ def accelerate(folder: str, batch: int, length: int, threads: int | None) -> int
         torch.set_num_threads(threads)
     ids = torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(0))
     report = interop.torch.accelerate(model)
-    print(f"{type(model).__name__}, {batch} x {length} tokens, {torch.get_num_threads()} threads")
+    count = torch.get_num_threads()
+    print(f"{type(model).__name__}, {batch} x {length} tokens, {count} thread{'s' if count > 1 else ''}")
     print(report)
     before: list[float] = []
     after: list[float] = []

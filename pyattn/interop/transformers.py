@@ -57,8 +57,10 @@ def _attend(
     **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention as transformers calls it, from (N, heads, length, dim) to (N, length, heads, dim)."""
-    from pyattn.interop.torch.attention import read_tensor, seed_of_torch
+    from pyattn.interop.torch.attention import seed_of_torch
+    from pyattn.interop.torch.reading import read_tensor
     from pyattn.interop.torch.tensors import view_as_tensor
+    from pyattn.interop.torch.threads import TORCHS_THREADS
 
     for name in ("softcap", "s_aux", "cache"):
         if more.get(name) is not None:
@@ -68,6 +70,7 @@ def _attend(
     causal = causal and attention_mask is None and length > 1
     if causal:  # an empty static cache is longer
         key, value = key[:, :, :length], value[:, :, :length]
+        position_bias = None if position_bias is None else position_bias[..., :length]
     if position_bias is not None:
         from transformers.integrations.sdpa_attention import create_position_bias_mask
 
@@ -77,17 +80,19 @@ def _attend(
     arrays = [read_tensor(x, name).swapaxes(-3, -2) for name, x in named.items()]
     mask = None if attention_mask is None else read_tensor(attention_mask, "attention_mask")
     need_weights = bool(more.get("output_attentions")) or _collects_weights()
-    result: Any = functional.attention(
-        *arrays,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=scaling,
-        dropout_p=dropout,
-        rng=seed_of_torch() if dropout else None,
-        enable_gqa=True,
-        need_weights=need_weights,
-        layout="bshd",
-    )
+    result: Any
+    with TORCHS_THREADS:
+        result = functional.attention(
+            *arrays,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scaling,
+            dropout_p=dropout,
+            rng=seed_of_torch() if dropout else None,
+            enable_gqa=True,
+            need_weights=need_weights,
+            layout="bshd",
+        )
     if not need_weights:
         return view_as_tensor(result), None
     return view_as_tensor(result.output), view_as_tensor(result.weights)

@@ -9,11 +9,13 @@ import os
 import pickle
 import threading
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 
 import pyattn
+from pyattn import functional
 from pyattn.interop.torch import accelerate, restore
 
 pytestmark = pytest.mark.peers
@@ -215,6 +217,9 @@ def test_gradients_are_torchs(torch):
     with no_warning():
         accelerate(model)
         model(rows(torch))  # nothing requires a gradient
+        with torch.no_grad():
+            model(x)
+            model(torch.nn.Parameter(x))
 
 
 def test_training_autocast_and_tracing_are_torchs(torch):
@@ -256,6 +261,98 @@ def test_hooks_of_a_replaced_module_run(torch):
     assert seen == ["after"]
 
 
+def test_hooks_of_all_modules_run(torch):
+    model, seen = model_of(torch), []
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+    try:
+        with torch.no_grad():
+            expect_fallback(torch, model, "a hook is registered for all modules", atol=1e-5)
+    finally:
+        hook.remove()
+    once = seen[: len(seen) // 3]
+    assert {"Linear", "TransformerEncoderLayer", "Sequential"} <= set(once)
+    assert seen == 3 * once
+
+
+class Doubling:
+    """A forward of a user's own, in a subclass of a part."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("part", ["linear1", "dropout", "norm2"])
+def test_forwards_of_others_run(part, torch):
+    model = model_of(torch)
+    layer = model[1].layers[0]
+    kind = type(getattr(layer, part))
+    getattr(layer, part).__class__ = type("Doubled", (Doubling, kind), {})
+    kept = accelerate(model).kept
+    assert kept["1.layers.0"] == f"the forward of a Doubled in it comes from {__name__}"
+    assert "1.layers.1" not in kept
+
+
+def test_parts_that_torch_allows_to_differ(torch):
+    """Such a layer stays torch's, and the others do not."""
+    model = model_of(torch)
+    model[1].layers[0].dropout1 = torch.nn.Identity()
+    report = accelerate(model)
+    assert set(report.kept) == {"1", "1.layers.0"}
+    assert report.replaced["1.layers.1"] == "TransformerEncoderLayer"
+
+
+def test_what_writes_to_its_input_stays_torchs(torch):
+    assert accelerate(torch.nn.SiLU(inplace=True)).kept == {"": "it writes to its input"}
+
+
+def test_rms_norms_without_eps(torch):
+    """Small rows show what torch adds."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for affine in (True, False):
+            norm = make(torch, "RMSNorm", DIM, elementwise_affine=affine, dtype=dtype)
+            x = 1e-4 * rows(torch).to(dtype)
+            with torch.no_grad():
+                expected = norm(x)
+                with accelerate(norm), no_warning():
+                    torch.testing.assert_close(norm(x), expected)
+
+
+def test_left_padding_is_not_taken_for_a_mistake(torch):
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    blocked = padding(torch).flip(1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = layer(rows(torch), src_key_padding_mask=blocked)
+        accelerate(layer)
+        torch.testing.assert_close(layer(rows(torch), src_key_padding_mask=blocked), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_functions_of_torch_see_each_step(torch):
+    module, x = make(torch, "Linear", DIM, DIM), rows(torch)
+    weights = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in module.named_parameters()}
+    call = torch.func.vmap(lambda weights: torch.func.functional_call(module, weights, x))
+    with torch.no_grad():
+        expected = call(weights)
+        accelerate(module)
+        with pytest.warns(RuntimeWarning, match="a parameter"):
+            assert torch.equal(call(weights), expected)
+        with torch.autograd.forward_ad.dual_level():
+            with pytest.warns(RuntimeWarning, match="forward-mode gradients"):
+                y = module(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+            assert torch.autograd.forward_ad.unpack_dual(y).tangent is not None
+
+
+def test_tracing_and_compiling_see_torchs_code(torch):
+    module, x = make(torch, "Linear", DIM, DIM), rows(torch)
+    accelerate(module, strict=True)
+    with torch.no_grad():
+        with pytest.warns(DeprecationWarning, match="jit.trace"):
+            traced = torch.jit.trace(module, x)
+        assert "aten::linear" in str(traced.inlined_graph)
+        assert torch.equal(traced(x), torch.nn.functional.linear(x, module.weight, module.bias))
+
+
 def test_strict_raises(torch):
     model = model_of(torch)
     with accelerate(model, strict=True), pytest.raises(RuntimeError, match=r"cannot compute this call of Linear: grad"):
@@ -285,6 +382,15 @@ def test_parameters_may_change(torch):
         check()
         model[1].layers[0].linear1 = make(torch, "Linear", DIM, HIDDEN)
         check()
+        layer = model[1].layers[0]
+        for weight in (layer.linear1.weight, layer.linear2.weight, layer.linear1.bias):
+            weight.data = (
+                weight.data[..., : HIDDEN // 2] if weight is layer.linear2.weight else weight.data[: HIDDEN // 2]
+            )
+        check()  # at the same addresses
+        model[1].layers.append(copy.deepcopy(model[1].layers[0]))
+        model[1].num_layers += 1
+        check()
         model.load_state_dict({name: x / 2 for name, x in model.state_dict().items()}, assign=True)
         check()
 
@@ -308,7 +414,7 @@ def test_a_parametrization_while_accelerated(torch):
     module, x = make(torch, "Linear", DIM, DIM), rows(torch)
     accelerate(module)
     torch.nn.utils.parametrizations.weight_norm(module)
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="it is a ParametrizedLinear, not a Linear"):
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="a _WeightNorm in it comes from torch.nn.utils"):
         found = module(x)
     restore(module)
     assert torch.equal(found, module(x))
@@ -373,6 +479,30 @@ def test_memory_order(torch):
         accelerate(model, order="out_in")
 
 
+def test_a_model_laid_out_in_inference_mode_can_be_trained(torch):
+    model = model_of(torch)
+    with torch.inference_mode():
+        accelerate(model, order="in_out")
+        model(rows(torch))
+        restore(model[1])  # a part alone
+    weight = model[0].weight
+    assert not weight.is_contiguous()
+    assert all(layer.linear1.weight.is_contiguous() for layer in model[1].layers)
+    restore(model)
+    assert weight.is_contiguous()
+    model.train()(rows(torch)).sum().backward()
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+
+
+def test_a_model_is_freed_when_it_is_no_longer_used(torch):
+    model = model_of(torch)
+    report = accelerate(model)
+    del model[0]
+    assert repr(report).startswith("replaced: ")
+    kept, model = weakref.ref(model), None
+    assert kept() is None
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux tells a process's memory there")
 def test_weights_are_not_copied(torch):
     size = 2048
@@ -428,16 +558,21 @@ def test_threads_share_a_model(torch):
     assert not wrong
 
 
-def test_torchs_number_of_threads_is_taken_over(torch):
+def test_torchs_number_of_threads_is_taken_over(torch, monkeypatch):
+    """In a call of the model alone, and where none is set for pyattn, by threadpoolctl or another way."""
     module, x, before = make(torch, "Linear", DIM, DIM), rows(torch), torch.get_num_threads()
+    linear, seen = functional.linear, []
+    monkeypatch.setattr(functional, "linear", lambda *args: seen.append(pyattn.get_num_threads()) or linear(*args))
     accelerate(module)
     try:
-        for own, expected in ((None, 1), (3, 3)):
+        for own, expected in ((None, 5), (3, 3)):
             pyattn.set_num_threads(own)
-            torch.set_num_threads(1)
+            outside = pyattn.get_num_threads()
+            torch.set_num_threads(5)
             with torch.no_grad():
                 module(x)
-            assert pyattn.get_num_threads() == expected
+            assert seen.pop() == expected
+            assert pyattn.get_num_threads() == outside
     finally:
         torch.set_num_threads(before)
         pyattn.set_num_threads(None)

@@ -24,7 +24,7 @@ def test_a_folder_is_measured(tmp_path, capsys, monkeypatch, torch, transformers
     finally:
         torch.set_num_threads(before)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "BertModel, 2 x 9 tokens, 1 threads"
+    assert lines[0] == "BertModel, 2 x 9 tokens, 1 thread"
     assert lines[1].startswith("replaced: 3 Embedding, 5 LayerNorm, 2 BertLayer")
     assert re.fullmatch(r"PyTorch [\d.]+ ms, pyattn [\d.]+ ms: [\d.]+ times as fast", lines[2])
     assert float(re.search(r"hidden states: (\S+) of", lines[-1])[1]) < 1e-5

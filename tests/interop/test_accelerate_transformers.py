@@ -32,13 +32,6 @@ LAYERS = {"DistilBert": "TransformerBlock", "GPT2": "GPT2Block"} | {
 }
 
 
-@pytest.fixture(autouse=True)
-def threads_of_pyattn():
-    """accelerate takes over torch's number."""
-    yield
-    pyattn.set_num_threads(None)
-
-
 @pytest.fixture(params=FAMILIES)
 def family(request):
     return request.param
@@ -161,18 +154,42 @@ def test_what_is_not_known_stays_torchs(model, inputs, torch, transformers):
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
-@pytest.mark.parametrize("implementation", ["sdpa", "pyattn"])
-def test_is_causal_is_heeded(family, model, inputs, implementation, torch, close):
-    """A decoder that is called with is_causal=False attends to what comes after, accelerated or not."""
-    if implementation == "pyattn":
-        pyattn.interop.transformers.register()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_decoder_may_see_all_tokens(model, inputs, implementation, torch, close):
+    """As in models that embed sentences."""
     model.set_attn_implementation(implementation)
     with torch.inference_mode():
         for given in (inputs, {"input_ids": inputs["input_ids"]}):
             expected = model(**given, is_causal=False, use_cache=False)[0]
-            with accelerate(model), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that layers are left to torch
+            with accelerate(model, strict=True):
                 close(seen(given, model(**given, is_causal=False, use_cache=False)[0]), seen(given, expected))
+            assert not torch.allclose(expected, model(**given, use_cache=False)[0])
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
+def test_a_cache_is_never_extended_twice(family, model, inputs, torch):
+    """torch does not compute what fails after that."""
+    part, name = (
+        ("transformer.h.1.mlp.c_fc", "weight") if family == "GPT2" else ("model.layers.1.mlp.up_proj", "weight")
+    )
+    with torch.inference_mode():
+        cache = model(**inputs).past_key_values
+        accelerate(model)
+        setattr(model.get_submodule(part), name, torch.nn.Parameter(torch.zeros(3, 5)))
+        with pytest.raises(RuntimeError, match=r"pyattn has extended past_key_values, and fails: .*restore\(model\)"):
+            model(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
+    assert cache.get_seq_length(1) == inputs["input_ids"].shape[1] + 1
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
+def test_a_feed_forward_block_alone(family, model, torch, close):
+    """Where its layer stays torch's."""
+    part = model.get_submodule("transformer.h.0.mlp" if family == "GPT2" else "model.layers.0.mlp")
+    x = torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = part(x)
+        assert accelerate(part, strict=True).replaced[""] == f"{family}MLP"
+        close(part(x), expected)
 
 
 @pytest.mark.parametrize("family", ["Llama"], indirect=True)
@@ -183,3 +200,24 @@ def test_register_refuses_what_it_cannot_compute(model, inputs, torch):
         model(**inputs)
     with torch.inference_mode(), pytest.raises(ValueError, match=r"'pyattn' does not support softcap; use 'eager'"):
         model(**inputs, softcap=3.0)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_register_adds_the_bias_of_positions(cache, torch, transformers, close):
+    pyattn.interop.transformers.register()
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(vocab_size=WORDS, **sizes, decoder_start_token_id=0, initializer_factor=9.0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    ids, start = torch.randint(2, WORDS, (2, 9), generator=generator), torch.tensor([[0, 5, 7], [0, 3, 9]])
+    options = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "cache_implementation": cache}
+    returned = {"return_dict_in_generate": True, "output_logits": True}
+    with torch.inference_mode():
+        found = []
+        for implementation in ("sdpa", "pyattn"):
+            model.set_attn_implementation(implementation)
+            found.append(model.generate(ids, decoder_input_ids=start, **options, **returned))
+    assert torch.equal(found[0].sequences, found[1].sequences)
+    for ours, theirs in zip(found[1].logits, found[0].logits, strict=True):
+        close(ours, theirs)

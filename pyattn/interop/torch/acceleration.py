@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import re
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 
-import pyattn._core as _core
-import pyattn.runtime as runtime
 from pyattn._util.arguments import as_flag
 from pyattn._util.messages import short_repr
 from pyattn._util.warnings import warn
-from pyattn.interop.torch.kinds import Compute, find_kind
+from pyattn.interop.torch.kinds import Compute, find_kind, make_compute
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
+from pyattn.interop.torch.threads import TORCHS_THREADS
 
 __all__ = ["Acceleration", "accelerate", "restore"]
 
@@ -55,9 +57,9 @@ class Acceleration:
     """
 
     def __init__(self, model: torch.nn.Module, strict: bool) -> None:
-        self._model, self._strict = model, strict
+        self._model, self._strict = weakref.ref(model), strict  # the model refers to this
         self._warned: set[str] = set()
-        self._laid_out: list[torch.nn.Parameter] = []
+        self._kept: Counter[tuple[str, str]] = Counter()  # by class and reason
         self.replaced: dict[str, str] = {}
         self.kept: dict[str, str] = {}
 
@@ -69,32 +71,35 @@ class Acceleration:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Restore the model."""
-        restore(self._model)
+        model = self._model()
+        if model is not None:
+            restore(model)
 
     def __repr__(self) -> str:
         """Count the classes, and list the reasons."""
         counts = Counter(self.replaced.values())
         lines = ["replaced: " + (", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing")]
-        reasons = Counter((type(self._model.get_submodule(n)).__name__, why) for n, why in self.kept.items())
-        lines += [f"kept: {count} {name}, as {why}" for (name, why), count in reasons.items()]
+        lines += [f"kept: {count} {name}, as {why}" for (name, why), count in self._kept.items()]
         return "\n".join(lines)
 
     def _fall_back(self, name: str, reason: UnfitError) -> None:
-        """Warn, once for each reason, that torch computes a call; raise with strict."""
+        """Warn, once for each reason but for its numbers, that torch computes a call; raise with strict."""
         if self._strict:
             raise RuntimeError(f"pyattn cannot compute this call of {name}: {reason}") from None
-        if str(reason) not in self._warned:
-            self._warned.add(str(reason))
+        kind = re.sub(r"\d+", "#", str(reason))  # shapes may be new in every call
+        if kind not in self._warned:
+            self._warned.add(kind)
             warn(RuntimeWarning, f"PyTorch computes {name} itself: {reason}", outside=_PACKAGES)
 
 
 class _State:
     """How an accelerated module computes; made anew when the module has changed."""
 
-    __slots__ = ("acceleration", "make", "reading")
+    __slots__ = ("acceleration", "laid_out", "make", "reading")
 
     def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute]) -> None:
         self.acceleration, self.make = acceleration, make
+        self.laid_out: torch.nn.Parameter | None = None  # as (in, out), by accelerate
         self.reading: tuple[Compute, Snapshot] | None = None  # in one piece, as threads share it
 
     def read(self, module: torch.nn.Module) -> tuple[Compute, Snapshot]:
@@ -102,7 +107,7 @@ class _State:
         reading = self.reading
         if reading is None or not reading[1].is_current():
             snapshot = Snapshot(module)
-            reading = self.reading = self.make(module), snapshot
+            reading = self.reading = make_compute(self.make, module), snapshot
         return reading
 
 
@@ -111,11 +116,12 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
 
     Replaced are torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
     `Embedding`, `LayerNorm`, `RMSNorm`, `GELU` and `SiLU`, and in transformers the layers of BERT, RoBERTa,
-    DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a whole. The model stays the same object of the
-    same classes: inputs and outputs are tensors, and its parameters stay where they are, in torch's memory, without
-    a copy. They may change or move. Hooks, ``state_dict``, ``repr``, ``train`` and ``to`` work as before; copies and
-    saved files are of torch's own classes, and not accelerated. As many threads compute as `torch.get_num_threads`
-    says, unless pyattn's own number is set.
+    DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a whole. The model and its modules stay the same
+    objects, whose classes are subclasses of the same name until `restore`. Inputs and outputs are tensors, and
+    parameters stay where they are, in torch's memory, without a copy. They, and parts, may change or move; after a
+    change of other attributes, such as eps, call accelerate again. Hooks, ``state_dict``, ``repr``, ``train`` and
+    ``to`` work as before; copies and saved files are of torch's own classes, and not accelerated. As many threads
+    compute as `torch.get_num_threads` says, unless pyattn's own number is set.
 
     A call that pyattn cannot compute is computed by torch, with one warning for each reason: gradients are enabled and
     a tensor requires one, the model is in training mode, autocast is on, a hook sits within a layer, attention weights
@@ -129,8 +135,8 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
         `torch.inference_mode` or `torch.no_grad`.
     order : {'in_out'}, optional
         Lay the weights of linear layers out in memory as (in, out), with which decoding is faster; `restore` lays them
-        back. Their shape stays, but they are not contiguous meanwhile. Weights that an `Embedding` shares stay as they
-        are. Default: None, all stay as they are.
+        back. Their shape stays, but they are not contiguous meanwhile, and copies of the model neither. Weights that
+        share memory with other parameters, as with an embedding, stay as they are. Default: None, all stay.
     strict : bool
         Raise instead of letting torch compute a call. Default: False.
 
@@ -175,14 +181,15 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
         if make is None:
             continue
         try:
-            make(module)
+            make_compute(make, module)
         except UnfitError as reason:
             acceleration.kept[name] = str(reason)
+            acceleration._kept[type(module).__name__, str(reason)] += 1
             continue
         states[module] = _State(acceleration, make)
         acceleration.replaced[name] = type(module).__name__
     if order is not None:
-        acceleration._laid_out = _lay_out(model)
+        _lay_out(model, states)
     for module, state in states.items():
         kind: Any = type(module)
         vars(module)[_STATE] = state
@@ -190,16 +197,23 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     return acceleration
 
 
-def _lay_out(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Lay the weights of linear layers out as (in, out); return those that were not."""
-    modules = list(model.modules())
-    embedded = {id(module.weight) for module in modules if isinstance(module, torch.nn.Embedding)}
-    linear = [module for module in modules if original_class(type(module)) is torch.nn.Linear]
-    weights = {id(module.weight): module.weight for module in linear}
-    found = [one for key, one in weights.items() if key not in embedded and one.is_contiguous() and min(one.shape) > 1]
-    for weight in found:
-        weight.data = weight.data.T.contiguous().T
-    return found
+def _lay_out(model: torch.nn.Module, states: dict[torch.nn.Module, _State]) -> None:
+    """Lay the weights of linear layers out as (in, out), where no other module has the same memory."""
+    parameters = [one for module in model.modules() for one in module.parameters(recurse=False) if one.is_cpu]
+    owners = Counter(one.untyped_storage().data_ptr() for one in parameters)
+    for module, state in states.items():
+        weight = module.weight if isinstance(module, torch.nn.Linear) else None
+        if weight is None or not weight.is_contiguous() or min(weight.shape) < 2:
+            continue
+        if owners[weight.untyped_storage().data_ptr()] == 1:
+            _set_memory(weight, lambda data: data.T.contiguous().T)
+            state.laid_out = weight
+
+
+def _set_memory(parameter: torch.nn.Parameter, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Move a parameter's numbers; one laid out in inference mode could not be trained."""
+    with torch.inference_mode(False), torch.no_grad():
+        parameter.data = lay(parameter.data)
 
 
 def restore(model: torch.nn.Module) -> None:
@@ -218,9 +232,8 @@ def restore(model: torch.nn.Module) -> None:
     for module in model.modules():
         kind: Any = type(module)
         state = vars(module).pop(_STATE, None)
-        while state is not None and state.acceleration._laid_out:
-            weight = state.acceleration._laid_out.pop()
-            weight.data = weight.data.contiguous()
+        if state is not None and state.laid_out is not None:
+            _set_memory(state.laid_out, torch.Tensor.contiguous)
         if kind is not original_class(kind):
             module.__class__ = original_class(kind)
             continue
@@ -236,7 +249,7 @@ def _accelerated(original: Any) -> Any:
 
     @functools.wraps(original.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # torch traces the original
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # they see the original
             return original.forward(self, *args, **kwargs)
         state = vars(self).get(_STATE)
         if state is None:  # e.g. a copy that another library made of the dict
@@ -268,29 +281,22 @@ def _accelerated(original: Any) -> Any:
 
 def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a call in the core, or raise `UnfitError`."""
-    if torch.jit.is_tracing():
-        raise UnfitError("torch traces it")
     if torch.is_autocast_enabled("cpu"):
         raise UnfitError("autocast is on")
     if module.training:
         raise UnfitError("it is in training mode; call model.eval()")
+    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+        raise UnfitError("forward-mode gradients or a mode of torch see each of its steps")
     compute, snapshot = state.read(module)
     if torch.is_grad_enabled() and (snapshot.requires_grad() or _any_requires_grad((*args, *kwargs.values()))):
         raise UnfitError("gradients are enabled; call it within torch.inference_mode()")
     snapshot.check_calls()
-    _take_over_threads()
     try:
-        return compute(*args, **kwargs)
+        with TORCHS_THREADS:
+            return compute(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise UnfitError(f"{error}") from error
 
 
 def _any_requires_grad(values: tuple[Any, ...]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-
-
-def _take_over_threads() -> None:
-    """Use as many threads as torch, unless pyattn's own number is set."""
-    threads = torch.get_num_threads()
-    if threads != _core.get_num_threads() and not runtime.is_num_threads_set():
-        _core.set_num_threads(threads)

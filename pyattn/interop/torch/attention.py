@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 import torch
 
 import pyattn.functional as functional
-from pyattn.interop.torch.tensors import view_as_array, view_as_tensor
+from pyattn.interop.torch.reading import read_tensor
+from pyattn.interop.torch.tensors import view_as_tensor
+from pyattn.interop.torch.threads import TORCHS_THREADS
 
-__all__ = ["read_tensor", "scaled_dot_product_attention", "seed_of_torch"]
+__all__ = ["scaled_dot_product_attention", "seed_of_torch"]
 
 
 def scaled_dot_product_attention(
@@ -66,32 +68,19 @@ def scaled_dot_product_attention(
     tensor([[1.0000, 0.0000],
             [0.3302, 0.6698]])
     """
-    result = functional.scaled_dot_product_attention(
-        read_tensor(query, "query"),
-        read_tensor(key, "key"),
-        read_tensor(value, "value"),
-        None if attn_mask is None else read_tensor(attn_mask, "attn_mask"),
-        dropout_p,
-        is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        rng=seed_of_torch() if dropout_p else None,
-    )
-    return view_as_tensor(result)
-
-
-def read_tensor(tensor: torch.Tensor, name: str) -> Any:
-    """View a tensor as an array, or say why that cannot be."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is of type {type(tensor).__name__}, expected torch.Tensor")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise TypeError(
-            f"{name} requires grad, and pyattn computes no gradients; call within torch.inference_mode(), or pass "
-            f"{name}.detach()"
+    with TORCHS_THREADS:
+        result = functional.scaled_dot_product_attention(
+            read_tensor(query, "query"),
+            read_tensor(key, "key"),
+            read_tensor(value, "value"),
+            None if attn_mask is None else read_tensor(attn_mask, "attn_mask"),
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            rng=seed_of_torch() if dropout_p else None,
         )
-    if not tensor.is_cpu:
-        raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
-    return view_as_array(tensor.detach(), name)
+    return view_as_tensor(result)
 
 
 def seed_of_torch() -> int:

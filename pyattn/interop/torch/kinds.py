@@ -12,12 +12,13 @@ import pyattn._core as _core
 import pyattn.functional as functional
 from pyattn._util.halves import as_float32, round_to
 from pyattn.interop.torch.convert import from_torch
-from pyattn.interop.torch.layers import LAYERS, home
-from pyattn.interop.torch.reading import activation_of, array_of, as_array, linear_of, norm_of, normalized
+from pyattn.interop.torch.layers import LAYERS, gated_feed_forward, home
+from pyattn.interop.torch.reading import activation_of, array_of, as_array, check_parts, linear_of, norm_of, normalized
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, view_as_tensor
+from pyattn.masks import from_blocked
 
-__all__ = ["Compute", "find_kind"]
+__all__ = ["Compute", "find_kind", "make_compute"]
 
 Compute: TypeAlias = Callable[..., Any]
 
@@ -27,8 +28,17 @@ def find_kind(module: torch.nn.Module) -> Callable[[Any], Compute] | None:
     kind = original_class(type(module))
     if kind is torch.nn.Sequential:
         kinds = [original_class(type(part)) for part in _without_dropout(module)]
-        return _feed_forward if kinds[::2] == [torch.nn.Linear] * 2 and kinds[1] in _ACTIVATIONS else None
+        return _sequential if kinds[::2] == [torch.nn.Linear] * 2 and kinds[1] in _ACTIVATIONS else None
     return _KINDS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def make_compute(make: Callable[[Any], Compute], module: torch.nn.Module) -> Compute:
+    """Read a module as it is now; raise `UnfitError` for one that is not as its class says."""
+    check_parts(module)
+    try:
+        return make(module)
+    except AttributeError as error:
+        raise UnfitError(f"{error}") from error
 
 
 # Parts of models
@@ -56,6 +66,8 @@ def _norm(module: Any) -> Compute:
 
 def _activation(module: Any) -> Compute:
     name = activation_of(module)
+    if getattr(module, "inplace", False):
+        raise UnfitError("it writes to its input")
 
     def activate(input: torch.Tensor) -> torch.Tensor:
         x = as_array(input, "input")
@@ -78,17 +90,34 @@ def _embedding(module: Any) -> Compute:
 
 def _without_dropout(module: torch.nn.Sequential) -> list[torch.nn.Module]:
     """Return what computes in eval mode."""
-    return [part for part in module if not isinstance(part, torch.nn.Dropout)]
+    return [part for part in module if original_class(type(part)) is not torch.nn.Dropout]
 
 
-def _feed_forward(module: Any) -> Compute:
-    """Two linear layers around an activation."""
-    one, activation, two = _without_dropout(module)
+def _feed_forward(one: Any, activation: Any, two: Any) -> Compute:
+    """Compute two linear layers around an activation."""
     weights, name = (*linear_of(one), *linear_of(two)), activation_of(activation)
 
     def feed_forward(input: torch.Tensor) -> torch.Tensor:
         x = as_array(input, "input", weights[0].dtype)
         return view_as_tensor(functional.feed_forward(x, *weights, activation=name))
+
+    return feed_forward
+
+
+def _sequential(module: Any) -> Compute:
+    return _feed_forward(*_without_dropout(module))
+
+
+def _gpt2_mlp(module: Any) -> Compute:
+    return _feed_forward(module.c_fc, module.act, module.c_proj)
+
+
+def _llama_mlp(module: Any) -> Compute:
+    compute, dtype = gated_feed_forward(module), linear_of(module, "up_proj")[0].dtype
+
+    def feed_forward(input: torch.Tensor) -> torch.Tensor:
+        x = as_array(input, "input", dtype)
+        return view_as_tensor(round_to(compute(as_float32(x)), dtype))
 
     return feed_forward
 
@@ -111,7 +140,9 @@ def _twin(module: Any) -> Compute:
     def read(value: Any, name: str = "an argument") -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return as_array(value, name, None if value.dtype == torch.bool else dtype)
+        if value.dtype == torch.bool:
+            return from_blocked(as_array(value, name))
+        return as_array(value, name, dtype)
 
     def write(array: Any) -> Any:
         return None if array is None else view_as_tensor(array)
@@ -137,17 +168,30 @@ def _hinting(*hints: _Hint) -> Callable[[Any], Compute]:
         def hinted(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
             for hint in hints:
-                is_causal = given.pop(hint.causal, None)
-                if is_causal and given.get(hint.mask) is None:
+                is_causal, mask = given.pop(hint.causal, None), given.get(hint.mask)
+                if is_causal and mask is None:
                     raise UnfitError(f"{hint.causal} needs {hint.mask} in torch")
                 weighs = given.get("need_weights", "need_weights" in names)
-                if is_causal and given.get(hint.padding) is None and not weighs:
+                alone = given.get(hint.padding) is None and not weighs
+                if is_causal and alone:
                     given[hint.mask], given[hint.causal] = None, True
+                elif _hides_what_follows(mask):
+                    given[hint.causal] = True  # beside the mask, whose hidden half is not read then
             return call(**given)
 
         return hinted
 
     return make
+
+
+def _hides_what_follows(mask: torch.Tensor | None) -> bool:
+    """Tell a causal mask."""
+    if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1] or not len(mask):
+        return False
+    blocked, allowed = (True, False) if mask.dtype == torch.bool else (-torch.inf, 0)
+    if bool(mask[0, -1] != blocked) or bool(mask[-1, 0] != allowed):  # most others
+        return False
+    return bool(torch.equal(mask, torch.full_like(mask, blocked).triu(1)))
 
 
 _ENCODER = _Hint("is_causal", "src_mask", "src_key_padding_mask")
@@ -162,6 +206,8 @@ _KINDS: dict[str, Callable[[Any], Compute]] = {
     "torch.nn.modules.normalization.LayerNorm": _norm,
     "torch.nn.modules.normalization.RMSNorm": _norm,
     **{home(name) + f"{name}RMSNorm": _norm for name in ("Llama", "Mistral", "Qwen2")},
+    **{home(name) + f"{name}MLP": _llama_mlp for name in ("Llama", "Mistral", "Qwen2")},
+    home("GPT2") + "GPT2MLP": _gpt2_mlp,
     "torch.nn.modules.activation.GELU": _activation,
     "torch.nn.modules.activation.SiLU": _activation,
     "transformers.activations.GELUActivation": _activation,

@@ -10,6 +10,7 @@ import torch
 
 import pyattn._core as _core
 from pyattn._util.halves import as_float32, round_to
+from pyattn._util.typing import FloatArray
 from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
 from pyattn.functional._multihead_masks import Masking
 from pyattn.interop.torch.reading import activation_of, as_array, linear_of, norm_of, normalized, part_of
@@ -17,7 +18,7 @@ from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, VIT_LAYER, LayerNames
 
-__all__ = ["LAYERS", "home"]
+__all__ = ["LAYERS", "gated_feed_forward", "home"]
 
 _IMPLEMENTATIONS = ("eager", "sdpa", "pyattn")  # of attention in transformers, that compute the same
 # Arguments of a layer that do not change what it computes.
@@ -30,13 +31,14 @@ def _encoder_layer(
     """Make what computes an encoder's layer: names of its parts, its attention, and their attributes."""
 
     def make(module: Any) -> Callable[..., Any]:
-        _check_chunks(module)
+        if any(getattr(part, "chunk_size_feed_forward", 0) for part in module.modules()):
+            raise UnfitError("chunk_size_feed_forward is set")
         owner = part_of(module, attention)
         projections = [linear_of(module, name) for name in names[:4]]
         weights, biases = zip(*projections, strict=True)
         norm1, norm2 = norm_of(module, names.norm1), norm_of(module, names.norm2)
-        if norm1.eps != norm2.eps:
-            raise UnfitError("its norms differ in eps")
+        if norm1[2:] != norm2[2:] or norm1.eps is None:
+            raise UnfitError("its norms differ in kind or eps")
         feed = (*linear_of(module, names.linear1), *linear_of(module, names.linear2), None, None)
         all_weights = LayerWeights((*weights, *biases), None, feed, (*norm1[:2], None, None, *norm2[:2]))
         act = activation_of(_attribute(module, activation))
@@ -50,14 +52,15 @@ def _encoder_layer(
             encoder_hidden_states: Any = None,
             encoder_attention_mask: Any = None,
             past_key_values: Any = None,
+            is_causal: bool | None = None,
             **more: Any,
         ) -> torch.Tensor:
             if encoder_hidden_states is not None or past_key_values is not None:
                 raise UnfitError("it is called as a decoder's layer")
             _check_more(more)
-            mask, is_causal = _masking(owner, hidden_states, attention_mask)
+            mask, causal = _masking(owner, hidden_states, attention_mask, is_causal)
             x = as_array(hidden_states, "hidden_states", dtype)
-            own = Masking(mask, is_causal=is_causal)
+            own = Masking(mask, is_causal=causal)
             result = compute_layer(as_float32(x), None, all_weights, options, own, Masking(), blocked=False)
             return view_as_tensor(round_to(result.output, dtype))
 
@@ -71,11 +74,6 @@ def _attribute(module: Any, path: str) -> Any:
     return getattr(part_of(module, ".".join(parts)) if parts else module, name)
 
 
-def _check_chunks(module: Any) -> None:
-    if any(getattr(part, "chunk_size_feed_forward", 0) for part in module.modules()):
-        raise UnfitError("chunk_size_feed_forward is set")
-
-
 def _check_more(more: dict[str, Any]) -> None:
     """Refuse an argument whose meaning is not known."""
     for name, value in more.items():
@@ -83,14 +81,26 @@ def _check_more(more: dict[str, Any]) -> None:
             raise UnfitError(f"it is called with {name}")
 
 
-def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[Any, bool]:
+def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None, is_causal: bool | None) -> tuple[Any, bool]:
     """Read the mask of a call, and whether the attention is causal without one, as transformers' sdpa does."""
     implementation = attention.config._attn_implementation
     if implementation not in _IMPLEMENTATIONS:
         raise UnfitError(f"attn_implementation is {implementation}")
     if mask is not None:
         return as_array(mask, "attention_mask"), False
-    return None, bool(attention.is_causal) and implementation != "eager" and x.shape[-2] > 1
+    causal = attention.is_causal if is_causal is None else is_causal
+    return None, bool(causal) and implementation != "eager" and x.shape[-2] > 1
+
+
+def gated_feed_forward(module: Any) -> Callable[..., FloatArray]:
+    """Make what computes Llama's feed-forward block, whose hidden rows are multiplied with a gate."""
+    up, down, gate = (linear_of(module, f"{name}_proj") for name in ("up", "down", "gate"))
+    options: Any = {"activation": activation_of(module.act_fn), "gate_weight": gate[0], "gate_bias": gate[1]}
+
+    def feed_forward(x: FloatArray, residual: FloatArray | None = None) -> FloatArray:
+        return _core.feed_forward(x, *up, *down, **options, residual=residual)
+
+    return feed_forward
 
 
 # Decoders' layers
@@ -105,17 +115,26 @@ class _Decoder:
         self.scale = float(self.attention.scaling)
         self.dtype = dtype
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> Any:
-        """Attend from queries (B, H, L, D) to keys and values and those of the cache; the result is (B, L, H * D)."""
-        array, is_causal = _masking(self.attention, q, mask)
-        options: Any = {"attn_mask": array, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        masking: tuple[Any, bool],
+        cache: Any,
+        rest: Callable[[FloatArray], torch.Tensor],
+    ) -> torch.Tensor:
+        """Attend from queries (B, H, L, D) to keys and values and those of the cache; `rest` takes (B, L, H * D)."""
+        mask, is_causal = masking
+        options: Any = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
         if cache is None:
-            return self._attend(q, k, v, options)
+            return rest(self._attend(q, k, v, options))
         k, v = cache.update(k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
         try:
-            return self._attend(q, k, v, options)
+            return rest(self._attend(q, k, v, options))
         except (TypeError, UnfitError, ValueError) as error:  # torch would extend the cache once more
-            raise RuntimeError(f"pyattn cannot attend to past_key_values: {error}; call restore(model)") from error
+            text = f"pyattn has extended past_key_values, and fails: {error}; call restore(model)"
+            raise RuntimeError(text) from error
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Any) -> Any:
         if options["is_causal"]:  # an empty static cache is longer
@@ -144,19 +163,23 @@ def _gpt2_block(module: Any) -> Callable[..., Any]:
         encoder_hidden_states: Any = None,
         encoder_attention_mask: Any = None,
         use_cache: Any = False,
+        is_causal: bool | None = None,
         **more: Any,
     ) -> torch.Tensor:
         if encoder_hidden_states is not None:
             raise UnfitError("it attends to an encoder")
         _check_more(more)
+        masking = _masking(attention, hidden_states, attention_mask, is_causal)
         x = as_float32(as_array(hidden_states, "hidden_states", dtype))
         rows = view_as_tensor(_core.linear(normalized(x, decoder.norm1), *qkv))
         q, k, v = rows.view(*rows.shape[:-1], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        y = decoder.attend(q, k, v, attention_mask, past_key_values)
-        x = _core.linear(y, *out, residual=x)
-        y = normalized(x, decoder.norm2)
-        x = _core.feed_forward(y, *feed, activation=activation, residual=x)
-        return view_as_tensor(round_to(x, dtype))
+
+        def rest(y: FloatArray) -> torch.Tensor:
+            z = _core.linear(y, *out, residual=x)
+            z = _core.feed_forward(normalized(z, decoder.norm2), *feed, activation=activation, residual=z)
+            return view_as_tensor(round_to(z, dtype))
+
+        return decoder.attend(q, k, v, masking, past_key_values, rest)
 
     return compute
 
@@ -166,8 +189,7 @@ def _llama_layer(module: Any) -> Callable[..., Any]:
     decoder = _Decoder(module, "self_attn", norms, part_of(module, "self_attn.q_proj").weight.dtype)
     attention = decoder.attention
     q_proj, k_proj, v_proj, out = (linear_of(module, f"self_attn.{name}_proj") for name in "qkvo")
-    up, down, gate = (linear_of(module, f"mlp.{name}_proj") for name in ("up", "down", "gate"))
-    activation = activation_of(module.mlp.act_fn)
+    feed_forward = gated_feed_forward(part_of(module, "mlp"))
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
     dtype = q_proj[0].dtype
 
@@ -178,9 +200,11 @@ def _llama_layer(module: Any) -> Callable[..., Any]:
         past_key_values: Any = None,
         use_cache: Any = False,
         position_embeddings: Any = None,
+        is_causal: bool | None = None,
         **more: Any,
     ) -> torch.Tensor:
         _check_more(more)
+        masking = _masking(attention, hidden_states, attention_mask, is_causal)
         x = as_float32(as_array(hidden_states, "hidden_states", dtype))
         y = normalized(x, decoder.norm1)
 
@@ -189,11 +213,13 @@ def _llama_layer(module: Any) -> Callable[..., Any]:
             return rows.view(*rows.shape[:-1], -1, attention.head_dim).transpose(1, 2)
 
         q, k = rotate(project(q_proj), project(k_proj), *position_embeddings)
-        y = decoder.attend(q, k, project(v_proj), attention_mask, past_key_values)
-        x = _core.linear(y, *out, residual=x)
-        y = normalized(x, decoder.norm2)
-        x = _core.feed_forward(y, *up, *down, activation=activation, gate_weight=gate[0], gate_bias=gate[1], residual=x)
-        return view_as_tensor(round_to(x, dtype))
+
+        def rest(y: FloatArray) -> torch.Tensor:
+            z = _core.linear(y, *out, residual=x)
+            z = feed_forward(normalized(z, decoder.norm2), residual=z)
+            return view_as_tensor(round_to(z, dtype))
+
+        return decoder.attend(q, k, project(v_proj), masking, past_key_values, rest)
 
     return compute
 

@@ -13,7 +13,18 @@ from pyattn.interop.torch.convert import activation_from_torch
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, to_array, view_as_array
 
-__all__ = ["Norm", "activation_of", "array_of", "as_array", "linear_of", "norm_of", "normalized", "part_of"]
+__all__ = [
+    "Norm",
+    "activation_of",
+    "array_of",
+    "as_array",
+    "check_parts",
+    "linear_of",
+    "norm_of",
+    "normalized",
+    "part_of",
+    "read_tensor",
+]
 
 # transformers' activations by their class names; those of torch.nn are read by from_torch.
 _ACTIVATIONS = {
@@ -26,13 +37,26 @@ _ACTIVATIONS = {
 _LINEAR, _CONV1D = torch.nn.Linear, "transformers.pytorch_utils.Conv1D"
 
 
+_HOMES = "transformers.activations", "transformers.pytorch_utils"  # beside torch.nn and the file of the module
+
+
 class Norm(NamedTuple):
     """A normalisation over the last axis."""
 
     weight: FloatArray | None
     bias: FloatArray | None
-    eps: float
+    eps: float | None
     rms: bool
+
+
+def check_parts(module: torch.nn.Module) -> None:
+    """Refuse parts with forwards that someone else has written, as in a subclass."""
+    own = original_class(type(module)).__module__
+    for part in module.modules():
+        kind = original_class(type(part))
+        for home in (kind.__module__, kind.forward.__module__):
+            if home != own and not home.startswith("torch.nn.modules.") and home not in _HOMES:
+                raise UnfitError(f"the forward of a {kind.__name__} in it comes from {home}")
 
 
 def part_of(module: Any, path: str) -> Any:
@@ -74,15 +98,15 @@ def norm_of(module: Any, path: str = "") -> Norm:
     if is_torch and len(part.normalized_shape) != 1:
         raise UnfitError(f"{prefix}normalized_shape has {len(part.normalized_shape)} axes, and pyattn normalises one")
     weight, bias = (array_of(getattr(part, name, None), prefix + name) for name in ("weight", "bias"))
-    eps = part.eps if is_torch else part.variance_epsilon
-    if eps is None:  # of the dtype in which torch computes
-        eps = torch.finfo(torch.float32 if weight is None else part.weight.dtype).eps
-    return Norm(weight, bias, float(eps), kind is not torch.nn.LayerNorm)
+    return Norm(weight, bias, part.eps if is_torch else part.variance_epsilon, kind is not torch.nn.LayerNorm)
 
 
 def normalized(x: FloatArray, norm: Norm) -> FloatArray:
     """Normalise rows."""
-    result = _core.normalize(x, norm.weight, norm.bias, rms=norm.rms, eps=norm.eps)
+    eps = norm.eps
+    if eps is None:  # of the dtype in which torch computes
+        eps = float(np.finfo(np.float64 if x.dtype == np.float64 else np.float32).eps)
+    result = _core.normalize(x, norm.weight, norm.bias, rms=norm.rms, eps=eps)
     assert isinstance(result, np.ndarray)
     return result
 
@@ -100,16 +124,30 @@ def activation_of(activation: Any) -> Any:
         raise UnfitError(f"pyattn has no {kind.__name__} as an activation") from None
 
 
+def read_tensor(tensor: torch.Tensor, name: str) -> Any:
+    """View a tensor as an array, or say why that cannot be."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} is of type {type(tensor).__name__}, expected torch.Tensor")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{name} requires grad, and pyattn computes no gradients; call within torch.inference_mode(), or pass "
+            f"{name}.detach()"
+        )
+    if not tensor.is_cpu:
+        raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense()")
+    return view_as_array(tensor.detach(), name)
+
+
 def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:
-    """View a tensor of a call, which must have the dtype of the weights."""
-    if type(tensor) is not torch.Tensor:
+    """View a tensor of a call, which must have the dtype of the weights, if that is given."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise UnfitError(f"{name} is a {type(tensor).__name__}")
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
-        raise UnfitError(f"{name} is on {tensor.device}, with layout {tensor.layout}")
     try:
-        array = view_as_array(tensor, name)
+        array: FloatArray = read_tensor(tensor, name)
     except (ImportError, RuntimeError, TypeError) as error:
-        raise UnfitError(f"{name} cannot be read: {error}") from error
+        raise UnfitError(f"{error}") from error
     if dtype is not None and array.dtype != dtype:
         raise UnfitError(f"{name} has dtype {array.dtype} and the weights {dtype}")
     return array

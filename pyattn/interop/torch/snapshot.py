@@ -11,6 +11,9 @@ import torch
 __all__ = ["Snapshot", "UnfitError"]
 
 
+_GLOBAL_HOOKS = vars(torch.nn.modules.module)
+
+
 class UnfitError(Exception):
     """Why torch computes a module, or a call of it, itself."""
 
@@ -18,28 +21,37 @@ class UnfitError(Exception):
 class Snapshot:
     """The parts and parameters of a module: which objects they are, and where their memory is."""
 
-    __slots__ = ("_members", "_parts", "_tensors")
+    __slots__ = ("_groups", "_members", "_parts", "_tensors")
 
     def __init__(self, module: torch.nn.Module) -> None:
         parts = list(module.modules())
         self._parts = [vars(part) for part in parts[1:]]  # torch calls the hooks of the module itself
         groups = [members for part in parts for members in (part._modules, part._parameters)]
+        self._groups = [(members, len(members)) for members in groups]
         self._members = [(members, name, one, type(one)) for members in groups for name, one in members.items()]
         tensors = {id(one): one for _, _, one, _ in self._members if isinstance(one, torch.Tensor)}
-        self._tensors = [(tensor, tensor.data_ptr()) for tensor in tensors.values()]
+        try:
+            self._tensors = [(one, one.data_ptr(), one.shape, one.stride()) for one in tensors.values()]
+        except RuntimeError as error:  # a tensor of torch.func, or another without memory
+            raise UnfitError(f"a parameter has no memory: {error}") from error
 
     def is_current(self) -> bool:
         """Tell whether all parts and parameters are the same objects, on the same memory."""
+        for members, count in self._groups:
+            if len(members) != count:
+                return False
         for members, name, one, kind in self._members:
             if members.get(name) is not one or one.__class__ is not kind:
                 return False
-        for tensor, address in self._tensors:  # noqa: SIM110  # a generator would take twice the time
-            if tensor.data_ptr() != address:
+        for tensor, address, shape, stride in self._tensors:
+            if tensor.data_ptr() != address or tensor.shape != shape or tensor.stride() != stride:
                 return False
         return True
 
     def check_calls(self) -> None:
         """Raise `UnfitError` if calling the parts one by one would run more than their forwards."""
+        if self._parts and (_GLOBAL_HOOKS["_global_forward_pre_hooks"] or _GLOBAL_HOOKS["_global_forward_hooks"]):
+            raise UnfitError("a hook is registered for all modules")
         for own in self._parts:
             if own["_forward_pre_hooks"] or own["_forward_hooks"]:
                 _check_hooks((*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()))
@@ -50,7 +62,7 @@ class Snapshot:
 
     def requires_grad(self) -> bool:
         """Tell whether a parameter requires a gradient."""
-        return any(tensor.requires_grad for tensor, _ in self._tensors)
+        return any(tensor.requires_grad for tensor, *_ in self._tensors)
 
 
 def _check_hooks(hooks: tuple[Any, ...]) -> None:
