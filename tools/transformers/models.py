@@ -69,7 +69,9 @@ class TextTester:
 class ImageTester(TextTester):
     """The same for pictures."""
 
-    seq_length = (SIDE // 2) ** 2 + 1
+    mask_length = (SIDE // 2) ** 2
+    seq_length = mask_length + 1
+    num_masks = seq_length // 2
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return a configuration, and arguments of a call."""
