@@ -71,7 +71,7 @@ def writer(name: str, make: Callable[[], Any], dtype: str = "float32") -> list[C
             caches[id(model)] = model(ids, use_cache=True).past_key_values
         cache = caches[id(model)]
         result = model(ids[:, :1], past_key_values=cache, use_cache=True)
-        cache.crop(PROMPT)
+        cache.crop(-1)
         return result
 
     return [
