@@ -27,6 +27,8 @@ struct attn_job {
     int stop;                 /* atomic; an attn_status: why to stop */
     int forks;                /* of the pool when the loop began */
     int alone;                /* one worker, so the counter need not be atomic */
+    int workers, joined;      /* of a team: how many may work, and have come; joined: atomic */
+    const void *caller;       /* of a team: an address of the calling thread's own */
     attn_float_state outside; /* worker 0's floating-point state, restored for the host */
 };
 
@@ -56,8 +58,11 @@ static void relax(void)
 /* How many threads --------------------------------------------------------------------------------------------------
  */
 
-static int threads_set;                     /* atomic; 0: the default */
-static _Thread_local int threads_suggested; /* a default of the thread's; 0: none */
+static int threads_set; /* atomic; 0: the default */
+static _Thread_local struct {
+    int threads; /* 0: none */
+    attn_team team;
+} suggested;
 
 /* 0 when the variable is not set, -1 when it is not a valid number of threads. */
 static int from_environment(const char *name)
@@ -129,16 +134,17 @@ void attn_set_num_threads(int num_threads)
     __atomic_store_n(&threads_set, num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads, __ATOMIC_RELAXED);
 }
 
-void attn_suggest_num_threads(int num_threads)
+void attn_suggest_threads(int num_threads, attn_team team)
 {
-    threads_suggested = num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads;
+    suggested.threads = num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads;
+    suggested.team = team;
 }
 
 int attn_get_num_threads(void)
 {
     const int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
     if (n > 0) return n;
-    return threads_suggested > 0 && own_threads() == 0 ? threads_suggested : default_threads();
+    return suggested.threads > 0 && own_threads() == 0 ? suggested.threads : default_threads();
 }
 
 int attn_workers(int num_threads, ptrdiff_t tasks)
@@ -338,17 +344,41 @@ static void wait_for_workers(attn_job *job)
     attn_unlock(&pool.lock);
 }
 
+static void join_team(void *object)
+{
+    attn_job *job = object;
+    const int worker = job->caller == &caller ? 0 : __atomic_fetch_add(&job->joined, 1, __ATOMIC_RELAXED);
+    if (worker < job->workers) work(job, worker);
+}
+
+/* The host's threads take the place of the workers. Its team keeps its size, as a change may end and start threads. */
+static void work_in_team(attn_job *job, int workers)
+{
+    job->workers = workers;
+    job->joined = 1;
+    job->caller = &caller;
+    suggested.team(join_team, job, (unsigned)(workers > suggested.threads ? workers : suggested.threads), 0);
+}
+
+static void work_in_pool(attn_job *job, int workers)
+{
+    grow(workers - 1);
+    pool.job = job;
+    open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
+    work(job, 0);
+    wait_for_workers(job);
+}
+
 /* Returns whether the pool was free: the loop has then run. Out of line, as a loop on one thread would save more
  * registers. */
 static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 {
     attn_watch_forks(forget_threads); /* first, so that no child inherits a busy pool */
     if (!attn_try_lock(&pool.busy)) return 0;
-    grow(workers - 1);
-    pool.job = job;
-    open_places(workers - 1 < pool.threads ? workers - 1 : pool.threads);
-    work(job, 0);
-    wait_for_workers(job);
+    if (suggested.team != NULL && pool.forks == 0) /* in a child a team's threads may be gone */
+        work_in_team(job, workers);
+    else
+        work_in_pool(job, workers);
     if (!is_forked(job))
         attn_unlock(&pool.busy);
     else if (job->stop == ATTN_OK) /* forked after the last poll */

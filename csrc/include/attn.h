@@ -344,8 +344,12 @@ ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation,
 /* The number of threads for calls with num_threads = 0. 0 sets the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS,
  * else the CPUs that affinity and cgroup allow. */
 ATTN_API void attn_set_num_threads(int num_threads);
-/* For the calls of this thread, where neither attn_set_num_threads nor PYATTN_NUM_THREADS has set a number. 0: none. */
-ATTN_API void attn_suggest_num_threads(int num_threads);
+/* Threads for the calls of this thread: their number, where neither attn_set_num_threads nor PYATTN_NUM_THREADS has set
+ * one (0: none), and a team that computes in place of the library's own threads (NULL: none). Two pools starve each
+ * other, as threads spin after their work: so a host that has one lends it. A team is GOMP_parallel of GCC's OpenMP, or
+ * calls work(data) in the same way at once on up to `threads` threads, this one among them, and waits for all. */
+typedef void (*attn_team)(void (*work)(void *data), void *data, unsigned threads, unsigned flags);
+ATTN_API void attn_suggest_threads(int num_threads, attn_team team);
 ATTN_API int attn_get_num_threads(void);
 /* NULL, or a message about an invalid PYATTN_NUM_THREADS. The environment is read once, by the first call of this or by
  * the first computation. A program that changes its environment while other threads run must call this before. */

@@ -10,12 +10,16 @@ static PyObject *set_num_threads(PyObject *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
-static PyObject *suggest_num_threads(PyObject *self, PyObject *object)
+static PyObject *suggest_threads(PyObject *self, PyObject *args)
 {
-    const int n = pyattn_num_threads(object);
+    PyObject *number, *capsule;
     (void)self;
+    if (!PyArg_ParseTuple(args, "OO", &number, &capsule)) return NULL;
+    const int n = pyattn_num_threads(number);
     if (n < 0) return NULL;
-    attn_suggest_num_threads(n);
+    void *team = NULL;
+    if (capsule != Py_None && (team = PyCapsule_GetPointer(capsule, "GOMP_parallel")) == NULL) return NULL;
+    attn_suggest_threads(n, (attn_team)team);
     Py_RETURN_NONE;
 }
 
@@ -102,8 +106,8 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
 
 PyMethodDef pyattn_runtime_methods[] = {
     {"set_num_threads", set_num_threads, METH_O, "set_num_threads($module, num_threads, /)\n--\n\nSee pyattn.runtime."},
-    {"suggest_num_threads", suggest_num_threads, METH_O,
-     "suggest_num_threads($module, num_threads, /)\n--\n\nA default for the calls of this thread; None: none."},
+    {"suggest_threads", suggest_threads, METH_VARARGS,
+     "suggest_threads($module, num_threads, team, /)\n--\n\nDefaults for the calls of this thread; None: none."},
     {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads($module, /)\n--\n\nSee pyattn.runtime."},
     {"isa", isa, METH_NOARGS, "isa($module, /)\n--\n\nThe instruction-set level in use."},
     {"_levels", levels, METH_NOARGS, "_levels($module, /)\n--\n\nLevels of this machine, best first."},

@@ -108,6 +108,44 @@ static void claim_child_computes(caller *own)
 #endif
 }
 
+/* A host's threads: as many as asked for, or, each second time, the calling one alone. */
+static int teams; /* how often it was called */
+
+typedef struct {
+    void (*work)(void *);
+    void *data;
+} team_member;
+
+static void *work_as_member(void *argument)
+{
+    const team_member *member = argument;
+    member->work(member->data);
+    return NULL;
+}
+
+static void team(void (*work)(void *), void *data, unsigned threads, unsigned flags)
+{
+    enum { MOST = 8 };
+    pthread_t members[MOST];
+    team_member member = {work, data};
+    unsigned started = 0;
+    CLAIM(threads >= 2 && threads <= MOST && flags == 0, "a team of %u, flags %u", threads, flags);
+    if (teams++ % 2 == 0)
+        while (started < threads - 1 && pthread_create(&members[started], NULL, work_as_member, &member) == 0)
+            started++;
+    work(data);
+    while (started > 0) pthread_join(members[--started], NULL);
+}
+
+static void claim_team_computes(caller *own, int forks)
+{
+    attn_suggest_threads(5, team); /* the calls ask for three */
+    CLAIM(call_all(own) == 0, "a team gives other bits");
+    CLAIM(teams > 0, "the team was not called");
+    if (forks > 0) claim_child_computes(own); /* in a pool of its own */
+    attn_suggest_threads(0, NULL);
+}
+
 int main(int count, char **arguments)
 {
     const int forks = count > 1 && strcmp(arguments[1], "--no-fork") == 0 ? 0 : FORKS;
@@ -125,6 +163,7 @@ int main(int count, char **arguments)
     }
     CLAIM(call_all(&own) == 0, "three threads give other bits than one");
     if (forks > 0) claim_child_computes(&own); /* nobody else is calling; the pool is parked */
+    claim_team_computes(&own, forks);
 
     for (int n = 0; n < CALLERS; n++) {
         make_caller(&others[n], n);

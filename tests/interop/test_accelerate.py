@@ -7,12 +7,14 @@ import copy
 import io
 import os
 import pickle
+import sys
 import threading
 import warnings
 import weakref
 
 import numpy as np
 import pytest
+from support.helpers import run_python
 
 import pyattn
 from pyattn import functional
@@ -576,6 +578,39 @@ def test_torchs_number_of_threads_is_taken_over(torch, monkeypatch):
     finally:
         torch.set_num_threads(before)
         pyattn.set_num_threads(None)
+
+
+ONE_POOL = """
+import os, signal, warnings
+import torch, pyattn
+
+signal.alarm(60)  # what hangs, hangs
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+
+def count_threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(3)
+before = count_threads()
+module, x = torch.nn.Linear(512, 512).eval(), torch.ones(512, 512)
+with torch.inference_mode():
+    module(x)
+    assert count_threads() > before, "torch computes on one thread"
+    before = count_threads()
+    pyattn.interop.torch.accelerate(module, strict=True)
+    y = module(x)
+    assert count_threads() == before, "pyattn has started threads beside torch's"
+    child = os.fork()
+    if child == 0:
+        os._exit(not (module(x).numpy() == y.numpy()).all())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child has failed"
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch's threads are those of GCC's OpenMP on Linux")
+def test_torchs_threads_compute(torch):
+    """Two pools would starve each other. A child cannot use those of its parent."""
+    run_python(ONE_POOL)
 
 
 def test_attention_of_tensors(torch):
