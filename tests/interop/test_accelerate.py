@@ -18,7 +18,7 @@ from support.helpers import run_python
 
 import pyattn
 from pyattn import functional
-from pyattn.interop.torch import accelerate, restore
+from pyattn.interop.torch import accelerate, reading, restore
 
 pytestmark = pytest.mark.peers
 
@@ -148,7 +148,8 @@ def no_warning():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_torchs_but_for_rounding(name, dtype, torch):
+def test_results_are_torchs_but_for_rounding(name, dtype, torch, monkeypatch):
+    monkeypatch.setattr(reading, "_MULTIPLIES_BFLOAT16", False)
     module, more, options = CASES[name](torch)
     kind = getattr(torch, dtype)
     module.to(kind)
@@ -171,6 +172,29 @@ def test_results_are_torchs_but_for_rounding(name, dtype, torch):
         bound = {"float32": 1e-5, "float64": 1e-13, "float16": 2**-8, "bfloat16": 2**-5}[dtype]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=bound * most)
         assert torch.equal(theirs, after)
+
+
+def test_many_rows_of_bfloat16_are_torchs_where_it_multiplies_them(torch, monkeypatch):
+    """Silently, as nothing is amiss; fewer rows are pyattn's."""
+    linear, seen = functional.linear, []
+    monkeypatch.setattr(functional, "linear", lambda *args: seen.append(1) or linear(*args))
+    for native, number in ((True, 1), (False, 2)):
+        monkeypatch.setattr(reading, "_MULTIPLIES_BFLOAT16", native)
+        for dtype, count in ((torch.bfloat16, number), (torch.float16, 2)):
+            module = make(torch, "Linear", DIM, DIM).to(dtype)
+            seen.clear()
+            with torch.inference_mode(), accelerate(module, strict=True):
+                for length in (7, 8):
+                    module(rows(torch, "float32", 1, length, DIM).to(dtype))
+            assert len(seen) == count
+
+
+@pytest.mark.filterwarnings("ignore:.*it has too many arguments:RuntimeWarning")
+def test_wrong_arguments_get_torchs_error(torch):
+    x, layer = rows(torch), make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    for args, options in (((x, None, None, False, 3), {}), ((x,), {"src": x})):
+        with torch.inference_mode(), accelerate(layer), pytest.raises(TypeError, match=r"forward\(\)"):
+            layer(*args, **options)
 
 
 def test_an_embedding_looks_up_ids_of_any_integer_type(torch):

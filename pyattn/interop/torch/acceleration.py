@@ -18,6 +18,7 @@ from pyattn._util.arguments import as_flag
 from pyattn._util.messages import short_repr
 from pyattn._util.warnings import warn
 from pyattn.interop.torch.kinds import Compute, find_kind, make_compute
+from pyattn.interop.torch.reading import FasterInTorchError
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
 from pyattn.interop.torch.threads import TORCHS_THREADS
@@ -121,7 +122,8 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     parameters stay where they are, in torch's memory, without a copy. They, and parts, may change or move; after a
     change of other attributes, such as eps, call accelerate again. Hooks, ``state_dict``, ``repr``, ``train`` and
     ``to`` work as before; copies and saved files are of torch's own classes, and not accelerated. As many threads
-    compute as `torch.get_num_threads` says, unless pyattn's own number is set.
+    compute as `torch.get_num_threads` says, unless pyattn's own number is set; on Linux they are torch's own. On CPUs
+    with instructions for bfloat16, torch computes calls with eight rows or more of such weights, as it is faster there.
 
     A call that pyattn cannot compute is computed by torch, with one warning for each reason: gradients are enabled and
     a tensor requires one, the model is in training mode, autocast is on, a hook sits within a layer, attention weights
@@ -256,6 +258,8 @@ def _accelerated(original: Any) -> Any:
             return original.forward(self, *args, **kwargs)
         try:
             return _compute(self, state, args, kwargs)
+        except FasterInTorchError:
+            pass
         except UnfitError as reason:
             state.acceleration._fall_back(original.__name__, reason)
         return original.forward(self, *args, **kwargs)

@@ -13,7 +13,16 @@ import pyattn.functional as functional
 from pyattn._util.halves import as_float32, round_to
 from pyattn.interop.torch.convert import from_torch
 from pyattn.interop.torch.layers import LAYERS, gated_feed_forward, home
-from pyattn.interop.torch.reading import activation_of, array_of, as_array, check_parts, linear_of, norm_of, normalized
+from pyattn.interop.torch.reading import (
+    activation_of,
+    array_of,
+    as_array,
+    as_rows,
+    check_parts,
+    linear_of,
+    norm_of,
+    normalized,
+)
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, view_as_tensor
 from pyattn.masks import from_blocked
@@ -48,7 +57,7 @@ def _linear(module: Any) -> Compute:
     weight, bias = linear_of(module)
 
     def linear(input: torch.Tensor) -> torch.Tensor:
-        return view_as_tensor(functional.linear(as_array(input, "input", weight.dtype), weight, bias))
+        return view_as_tensor(functional.linear(as_rows(input, "input", weight.dtype), weight, bias))
 
     return linear
 
@@ -98,7 +107,7 @@ def _feed_forward(one: Any, activation: Any, two: Any) -> Compute:
     weights, name = (*linear_of(one), *linear_of(two)), activation_of(activation)
 
     def feed_forward(input: torch.Tensor) -> torch.Tensor:
-        x = as_array(input, "input", weights[0].dtype)
+        x = as_rows(input, "input", weights[0].dtype)
         return view_as_tensor(functional.feed_forward(x, *weights, activation=name))
 
     return feed_forward
@@ -116,7 +125,7 @@ def _llama_mlp(module: Any) -> Compute:
     compute, dtype = gated_feed_forward(module), linear_of(module, "up_proj")[0].dtype
 
     def feed_forward(input: torch.Tensor) -> torch.Tensor:
-        x = as_array(input, "input", dtype)
+        x = as_rows(input, "input", dtype)
         return view_as_tensor(round_to(compute(as_float32(x)), dtype))
 
     return feed_forward
@@ -125,19 +134,20 @@ def _llama_mlp(module: Any) -> Compute:
 # torch's attention and Transformer
 
 
-def _twin(module: Any) -> Compute:
-    """Compute by the module of pyattn, which has torch's arguments."""
+def _twin(module: Any, main: str) -> Compute:
+    """Compute by the module of pyattn, which has torch's arguments; `main` names the rows."""
     try:
         twin = from_torch(module, share=True)
     except (ImportError, TypeError, ValueError) as error:
         raise UnfitError(str(error)) from error
     dtype = next(twin.parameters()).dtype
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = twin(*map(read, args), **{name: read(value, name) for name, value in kwargs.items()})
+    def call(**given: Any) -> Any:
+        as_rows(given.get(main), main, dtype)
+        result = twin(**{name: read(value, name) for name, value in given.items()})
         return tuple(map(write, result)) if isinstance(result, tuple) else write(result)
 
-    def read(value: Any, name: str = "an argument") -> Any:
+    def read(value: Any, name: str) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if value.dtype == torch.bool:
@@ -162,11 +172,13 @@ def _hinting(*hints: _Hint) -> Callable[[Any], Compute]:
     """As `_twin`, with torch's meaning of is_causal: it needs a mask, and replaces it where it stands alone."""
 
     def make(module: Any) -> Compute:
-        call = _twin(module)
         names = tuple(inspect.signature(original_class(type(module)).forward).parameters)[1:]
+        call = _twin(module, names[0])
 
         def hinted(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
+            if len(given) < len(args) + len(kwargs):
+                raise UnfitError("it has too many arguments")
             for hint in hints:
                 is_causal, mask = given.pop(hint.causal, None), given.get(hint.mask)
                 if is_causal and mask is None:

@@ -13,7 +13,7 @@ from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
 from pyattn.functional._multihead_masks import Masking
-from pyattn.interop.torch.reading import activation_of, as_array, linear_of, norm_of, normalized, part_of
+from pyattn.interop.torch.reading import activation_of, as_array, as_rows, linear_of, norm_of, normalized, part_of
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, VIT_LAYER, LayerNames
@@ -59,7 +59,7 @@ def _encoder_layer(
                 raise UnfitError("it is called as a decoder's layer")
             _check_more(more)
             mask, causal = _masking(owner, hidden_states, attention_mask, is_causal)
-            x = as_array(hidden_states, "hidden_states", dtype)
+            x = as_rows(hidden_states, "hidden_states", dtype)
             own = Masking(mask, is_causal=causal)
             result = compute_layer(as_float32(x), None, all_weights, options, own, Masking(), blocked=False)
             return view_as_tensor(round_to(result.output, dtype))
@@ -170,7 +170,7 @@ def _gpt2_block(module: Any) -> Callable[..., Any]:
             raise UnfitError("it attends to an encoder")
         _check_more(more)
         masking = _masking(attention, hidden_states, attention_mask, is_causal)
-        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
+        x = as_float32(as_rows(hidden_states, "hidden_states", dtype))
         rows = view_as_tensor(_core.linear(normalized(x, decoder.norm1), *qkv))
         q, k, v = rows.view(*rows.shape[:-1], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
 
@@ -205,7 +205,7 @@ def _llama_layer(module: Any) -> Callable[..., Any]:
     ) -> torch.Tensor:
         _check_more(more)
         masking = _masking(attention, hidden_states, attention_mask, is_causal)
-        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
+        x = as_float32(as_rows(hidden_states, "hidden_states", dtype))
         y = normalized(x, decoder.norm1)
 
         def project(weights: Any) -> torch.Tensor:

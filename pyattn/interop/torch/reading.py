@@ -14,10 +14,12 @@ from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, to_array, view_as_array
 
 __all__ = [
+    "FasterInTorchError",
     "Norm",
     "activation_of",
     "array_of",
     "as_array",
+    "as_rows",
     "check_parts",
     "linear_of",
     "norm_of",
@@ -35,9 +37,15 @@ _ACTIVATIONS = {
     "SiLUActivation": "silu",
 }
 _LINEAR, _CONV1D = torch.nn.Linear, "transformers.pytorch_utils.Conv1D"
-
-
 _HOMES = "transformers.activations", "transformers.pytorch_utils"  # beside torch.nn and the file of the module
+
+# torch multiplies bfloat16 by instructions for it where the CPU has them, and from so many rows on wins by that.
+_MULTIPLIES_BFLOAT16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+_MANY_ROWS = 8
+
+
+class FasterInTorchError(Exception):
+    """A call is better left to torch."""
 
 
 class Norm(NamedTuple):
@@ -151,3 +159,11 @@ def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> Floa
     if dtype is not None and array.dtype != dtype:
         raise UnfitError(f"{name} has dtype {array.dtype} and the weights {dtype}")
     return array
+
+
+def as_rows(tensor: Any, name: str, dtype: np.dtype[Any]) -> FloatArray:
+    """View rows that are to be multiplied with weights of this dtype, unless torch does that faster."""
+    rows = as_array(tensor, name, dtype)
+    if _MULTIPLIES_BFLOAT16 and tensor.dtype == torch.bfloat16 and rows.size >= _MANY_ROWS * rows.shape[-1]:
+        raise FasterInTorchError
+    return rows
