@@ -13,6 +13,7 @@ from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
 from pyattn.functional._multihead_masks import Masking
+from pyattn.interop.torch.caches import extend
 from pyattn.interop.torch.reading import activation_of, as_array, as_rows, linear_of, norm_of, normalized, part_of
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
@@ -129,7 +130,7 @@ class _Decoder:
         options: Any = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
         if cache is None:
             return rest(self._attend(q, k, v, options))
-        k, v = cache.update(k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
+        k, v = extend(cache, k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
         try:
             return rest(self._attend(q, k, v, options))
         except (TypeError, UnfitError, ValueError) as error:  # torch would extend the cache once more

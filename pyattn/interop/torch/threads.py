@@ -28,10 +28,8 @@ class _TorchsThreads:
 
 
 def _openmp_team() -> object:
-    """Find the function that starts torch's threads, where those are of GCC's OpenMP; None: pyattn's own compute.
-
-    Threads of two pools starve each other: OpenMP's spin for some milliseconds after each operation of torch.
-    """
+    """Find what starts torch's threads, where those are of GCC's OpenMP; None: pyattn's own compute."""
+    # A second pool would starve: OpenMP's threads spin for some milliseconds after each operation of torch.
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         function = getattr(library, _TEAM.decode())
