@@ -5,7 +5,7 @@
 #   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, most at one
 #                 instruction-set level; PEERS=0 leaves out what needs more than NumPy
 #   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
-#   make -k test-all  that, most of it under sanitizers, and the checks of the C core, on arm64 too: half an hour
+#   make -k test-all  that, most of it under sanitizers, the checks of the C core, on arm64 too, and transformers' tests
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
 #   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
@@ -15,7 +15,7 @@
 #   make core     the C core without Python: tests/c
 #   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
 #   make wheels   wheels for Linux on x86-64 and arm64, in build/wheels; ARGS=--twice compares the bytes of two builds
-#   make transformers    the library's own model tests on plain and on accelerated models
+#   make transformers    that library's own model tests on plain and on accelerated models
 #   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
 #   make clean
 #
@@ -65,7 +65,7 @@ suite-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call
 test-all: drawn :=
 test-all: everything := PYATTN_TEST_ALL=1
 test-all: PEERS := 0
-test-all: suite-all sanitize tsan core
+test-all: suite-all sanitize tsan core transformers
 
 bench: $(built) $(call with,bench)
 	$(python) -m benchmarks $(ARGS)
