@@ -27,8 +27,6 @@ struct attn_job {
     int stop;                 /* atomic; an attn_status: why to stop */
     int forks;                /* of the pool when the loop began */
     int alone;                /* one worker, so the counter need not be atomic */
-    int workers, joined;      /* of a team: how many may work, and have come; joined: atomic */
-    const void *caller;       /* of a team: an address of the calling thread's own */
     attn_float_state outside; /* worker 0's floating-point state, restored for the host */
 };
 
@@ -134,8 +132,11 @@ void attn_set_num_threads(int num_threads)
     __atomic_store_n(&threads_set, num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads, __ATOMIC_RELAXED);
 }
 
+static void forget_threads(void);
+
 void attn_suggest_threads(int num_threads, attn_team team)
 {
+    if (team != NULL) attn_watch_forks(forget_threads);
     suggested.threads = num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads;
     suggested.team = team;
 }
@@ -344,20 +345,46 @@ static void wait_for_workers(attn_job *job)
     attn_unlock(&pool.lock);
 }
 
-static void join_team(void *object)
+/* A loop on a host's threads. */
+typedef struct {
+    attn_job *job;
+    const void *caller;  /* an address of the calling thread's own */
+    int workers;         /* how many may work */
+    int joined, running; /* how many have come, and how many work, beside the calling thread; atomic */
+    attn_exit exit;
+} team_work;
+
+/* Waits for the others itself, as the team would not poll the host, and as a child would wait there for ever. */
+static void wait_for_team(team_work *w)
 {
-    attn_job *job = object;
-    const int worker = job->caller == &caller ? 0 : __atomic_fetch_add(&job->joined, 1, __ATOMIC_RELAXED);
-    if (worker < job->workers) work(job, worker);
+    for (int64_t until = time_to_sleep(); __atomic_load_n(&w->running, __ATOMIC_ACQUIRE) > 0 && !is_forked(w->job);) {
+        attn_should_stop(w->job, 0);
+        attn_now() < until ? attn_yield() : attn_nap();
+    }
+    if (is_forked(w->job)) ATTN_TAKE_EXIT(w->exit);
 }
 
-/* The host's threads take the place of the workers. Its team keeps its size, as a change may end and start threads. */
+static void join_team(void *object)
+{
+    team_work *w = object;
+    if (w->caller == &caller) {
+        work(w->job, 0);
+        wait_for_team(w);
+        return;
+    }
+    const int worker = __atomic_add_fetch(&w->joined, 1, __ATOMIC_RELAXED);
+    if (worker >= w->workers) return;
+    __atomic_add_fetch(&w->running, 1, __ATOMIC_RELAXED);
+    work(w->job, worker);
+    __atomic_sub_fetch(&w->running, 1, __ATOMIC_RELEASE);
+}
+
+/* A team keeps its size, as a change may end and start threads. */
 static void work_in_team(attn_job *job, int workers)
 {
-    job->workers = workers;
-    job->joined = 1;
-    job->caller = &caller;
-    suggested.team(join_team, job, (unsigned)(workers > suggested.threads ? workers : suggested.threads), 0);
+    team_work w = {.job = job, .caller = &caller, .workers = workers};
+    const int threads = workers > suggested.threads ? workers : suggested.threads;
+    if (!ATTN_SET_EXIT(w.exit)) suggested.team(join_team, &w, (unsigned)threads, 0);
 }
 
 static void work_in_pool(attn_job *job, int workers)

@@ -47,6 +47,19 @@ typedef pthread_cond_t attn_condition;
 #define ATTN_CONDITION_INIT PTHREAD_COND_INITIALIZER
 #endif
 
+/* A way for the child of a fork out of a function that waits for threads it no longer has. ATTN_SET_EXIT is 0, and
+ * nonzero after ATTN_TAKE_EXIT; the function that set it must not have returned. */
+#if defined(ATTN_ON_POSIX)
+#include <setjmp.h>
+typedef jmp_buf attn_exit;
+#define ATTN_SET_EXIT(exit)  _setjmp(exit)
+#define ATTN_TAKE_EXIT(exit) _longjmp(exit, 1)
+#else /* without fork */
+typedef char attn_exit[1];
+#define ATTN_SET_EXIT(exit)  ((void)(exit), 0)
+#define ATTN_TAKE_EXIT(exit) ((void)(exit))
+#endif
+
 /* Nanoseconds of a clock that only goes forward; attn_about_now is cheaper, and some milliseconds behind. */
 int64_t attn_now(void);
 int64_t attn_about_now(void);

@@ -189,6 +189,60 @@ def test_many_rows_of_bfloat16_are_torchs_where_it_multiplies_them(torch, monkey
             assert len(seen) == count
 
 
+def test_parameters_of_subclasses_are_not_read_as_numbers(torch):
+    class Doubled(torch.nn.Parameter):
+        pass
+
+    module, x = make(torch, "Linear", DIM, DIM), rows(torch)
+    module.weight = Doubled(module.weight.detach())
+    report = accelerate(torch.nn.Sequential(module, make(torch, "TransformerEncoderLayer", **SIZES)))
+    assert report.kept == {"0": "weight is a Doubled, not a Parameter"}
+    module = make(torch, "Linear", DIM, DIM)
+    accelerate(module)
+    with torch.inference_mode():
+        module(x)
+        module.weight = Doubled(module.weight.detach())
+        with pytest.warns(RuntimeWarning, match="weight is a Doubled, not a Parameter"):
+            module(x)
+
+
+def test_replaced_parameters_are_not_kept_alive(torch):
+    """Also where torch has computed a layer, and with that pyattn its parts."""
+    layer, x = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True), rows(torch)
+    accelerate(layer)
+    hook = layer.norm1.register_forward_hook(lambda *_: None)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        layer(x)
+        hook.remove()
+        layer(x)
+        old = [weakref.ref(parameter) for parameter in layer.parameters()]
+        layer.load_state_dict({name: x.clone() for name, x in layer.state_dict().items()}, assign=True)
+        layer(x)
+    assert not [one for one in old if one() is not None]
+
+
+def test_norms_without_weights_take_what_torchs_take(torch):
+    norm = make(torch, "LayerNorm", DIM, elementwise_affine=False)
+    with torch.inference_mode(), accelerate(norm), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for x in (torch.ones(2, DIM + 1), torch.ones(2, DIM, dtype=torch.int64)):
+            with pytest.raises(RuntimeError):
+                norm(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_torchs(torch):
+    module = make(torch, "Linear", DIM, 3)
+    nested = torch.nested.nested_tensor([torch.ones(2, DIM), torch.ones(3, DIM)])
+    with (
+        torch.inference_mode(),
+        accelerate(module),
+        pytest.warns(RuntimeWarning, match="input is a nested tensor; pass"),
+    ):
+        assert module(nested).is_nested
+
+
 @pytest.mark.filterwarnings("ignore:.*it has too many arguments:RuntimeWarning")
 def test_wrong_arguments_get_torchs_error(torch):
     x, layer = rows(torch), make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
@@ -361,8 +415,14 @@ def test_functions_of_torch_see_each_step(torch):
     with torch.no_grad():
         expected = call(weights)
         accelerate(module)
-        with pytest.warns(RuntimeWarning, match="a parameter"):
+        with pytest.warns(RuntimeWarning, match=r"torch\.func sees each of its steps"):
             assert torch.equal(call(weights), expected)
+        gradient = torch.func.grad(lambda x: module(x).sum())
+        restore(module)
+        expected = gradient(x)
+        accelerate(module)
+        with torch.enable_grad(), pytest.warns(RuntimeWarning, match=r"torch\.func sees"):
+            assert torch.equal(gradient(x), expected)
         with torch.autograd.forward_ad.dual_level():
             with pytest.warns(RuntimeWarning, match="forward-mode gradients"):
                 y = module(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
@@ -630,11 +690,63 @@ with torch.inference_mode():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child has failed"
 """
 
+FIRST_CALL_IN_A_CHILD = """
+import os, signal, warnings
+import torch, pyattn
+
+signal.alarm(60)
+warnings.simplefilter("ignore", DeprecationWarning)
+torch.set_num_threads(2)
+module, x = torch.nn.Linear(512, 512).eval(), torch.ones(512, 512)
+with torch.inference_mode():
+    y = module(x)
+    pyattn.interop.torch.accelerate(module, strict=True)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(not abs(module(x).numpy() - y.numpy()).max() < 1e-4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+FORK_BY_A_HANDLER = """
+import os, signal, warnings
+import torch, pyattn
+
+warnings.simplefilter("ignore", DeprecationWarning)
+torch.set_num_threads(2)
+module, x = torch.nn.Linear(2000, 2000).eval(), torch.ones(8000, 2000)
+pyattn.interop.torch.accelerate(module, strict=True)
+parent, children = os.getpid(), []
+
+def fork(*_):
+    child = os.fork()
+    if child:
+        children.append(child)
+    else:
+        signal.alarm(60)
+
+signal.signal(signal.SIGVTALRM, fork)
+with torch.inference_mode():
+    y = module(x)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+    try:
+        right = bool((module(x).numpy() == y.numpy()).all())
+    except RuntimeError as error:
+        right = os.getpid() != parent and "fork" in str(error)
+    if os.getpid() != parent:
+        os._exit(not right)
+    assert right
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0]
+"""
+
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch's threads are those of GCC's OpenMP on Linux")
-def test_torchs_threads_compute(torch):
+@pytest.mark.parametrize(
+    "script", [ONE_POOL, FIRST_CALL_IN_A_CHILD, FORK_BY_A_HANDLER], ids=["one pool", "child", "handler"]
+)
+def test_torchs_threads_compute(script, torch):
     """Two pools would starve each other. A child cannot use those of its parent."""
-    run_python(ONE_POOL)
+    run_python(script)
 
 
 def test_attention_of_tensors(torch):

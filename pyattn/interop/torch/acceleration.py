@@ -107,6 +107,9 @@ class _State:
         """Return what computes the module as it is now."""
         reading = self.reading
         if reading is None or not reading[1].is_current():
+            for part in module.modules():  # whose readings would keep replaced parameters alive
+                if _STATE in vars(part):
+                    vars(part)[_STATE].reading = None
             snapshot = Snapshot(module)
             reading = self.reading = make_compute(self.make, module), snapshot
         return reading
@@ -289,6 +292,8 @@ def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str
         raise UnfitError("autocast is on")
     if module.training:
         raise UnfitError("it is in training mode; call model.eval()")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnfitError("torch.func sees each of its steps")
     if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
         raise UnfitError("forward-mode gradients or a mode of torch see each of its steps")
     compute, snapshot = state.read(module)

@@ -68,6 +68,8 @@ def _norm(module: Any) -> Compute:
 
     def normalize(input: torch.Tensor) -> torch.Tensor:
         x = as_array(input, "input", dtype)
+        if dtype is None and (not input.is_floating_point() or input.shape[-1:] != module.normalized_shape):
+            raise UnfitError("input is not of floats, or not as wide as normalized_shape says")
         return view_as_tensor(normalized(x, norm))
 
     return normalize

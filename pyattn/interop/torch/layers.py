@@ -13,7 +13,6 @@ from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
 from pyattn.functional._multihead_masks import Masking
-from pyattn.interop.torch.caches import extend
 from pyattn.interop.torch.reading import activation_of, as_array, as_rows, linear_of, norm_of, normalized, part_of
 from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
@@ -130,12 +129,14 @@ class _Decoder:
         options: Any = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
         if cache is None:
             return rest(self._attend(q, k, v, options))
-        k, v = extend(cache, k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
+        if torch.is_grad_enabled() and _requires_grad(cache):
+            raise UnfitError("gradients are enabled, and past_key_values requires one")
+        k, v = cache.update(k.to(self.dtype), v.to(self.dtype), self.attention.layer_idx)
         try:
             return rest(self._attend(q, k, v, options))
         except (TypeError, UnfitError, ValueError) as error:  # torch would extend the cache once more
-            text = f"pyattn has extended past_key_values, and fails: {error}; call restore(model)"
-            raise RuntimeError(text) from error
+            text = str(error).replace("attn_mask", "attention_mask")
+            raise RuntimeError(f"pyattn has extended past_key_values, and fails: {text}") from error
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Any) -> Any:
         if options["is_causal"]:  # an empty static cache is longer
@@ -143,6 +144,12 @@ class _Decoder:
         named = {"query": q, "key": k, "value": v}
         y = _core.attention(*(as_array(x, name).swapaxes(1, 2) for name, x in named.items()), **options, layout="bshd")
         return y.reshape(*y.shape[:2], -1)
+
+
+def _requires_grad(cache: Any) -> bool:
+    """Tell whether keys or values of a cache do, as in prefix tuning."""
+    held = (getattr(layer, name, None) for layer in getattr(cache, "layers", ()) for name in ("keys", "values"))
+    return any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in held)
 
 
 def _gpt2_block(module: Any) -> Callable[..., Any]:

@@ -65,6 +65,8 @@ def check_parts(module: torch.nn.Module) -> None:
         for home in (kind.__module__, kind.forward.__module__):
             if home != own and not home.startswith("torch.nn.modules.") and home not in _HOMES:
                 raise UnfitError(f"the forward of a {kind.__name__} in it comes from {home}")
+        for name, one in part._parameters.items():
+            _check_parameter(one, name)
 
 
 def part_of(module: Any, path: str) -> Any:
@@ -76,8 +78,15 @@ def part_of(module: Any, path: str) -> Any:
     return module
 
 
+def _check_parameter(tensor: torch.Tensor | None, name: str) -> None:
+    """Refuse what may not be the numbers that it holds, or is computed in each call."""
+    if tensor is not None and type(tensor) is not torch.nn.Parameter:
+        raise UnfitError(f"{name} is a {type(tensor).__name__}, not a Parameter")
+
+
 def array_of(tensor: torch.Tensor | None, name: str) -> FloatArray | None:
     """View a parameter."""
+    _check_parameter(tensor, name)
     try:
         return None if tensor is None else to_array(tensor, name, share=True)
     except (ImportError, TypeError, ValueError) as error:
@@ -143,6 +152,8 @@ def read_tensor(tensor: torch.Tensor, name: str) -> Any:
         )
     if not tensor.is_cpu:
         raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
+    if tensor.is_nested:
+        raise TypeError(f"{name} is a nested tensor; pass {name}.to_padded_tensor(0.0) and a mask")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense()")
     return view_as_array(tensor.detach(), name)

@@ -19,6 +19,8 @@ class _TorchsThreads:
 
     def __init__(self) -> None:
         self._team = _openmp_team()
+        with self:  # forks are watched from now on: a team's threads are gone in a child
+            pass
 
     def __enter__(self) -> None:
         _core.suggest_threads(torch.get_num_threads(), self._team)
@@ -35,9 +37,8 @@ def _openmp_team() -> object:
         function = getattr(library, _TEAM.decode())
     except (AttributeError, OSError):
         return None
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return make(ctypes.cast(function, ctypes.c_void_p), _TEAM, None)
+    make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make_capsule(("PyCapsule_New", ctypes.pythonapi))(ctypes.cast(function, ctypes.c_void_p), _TEAM, None)
 
 
 TORCHS_THREADS = _TorchsThreads()
