@@ -41,7 +41,11 @@ static struct {
     int threads;     /* workers alive, without the calling thread */
     int forks;       /* forks between the first process and this one */
     attn_job *job;   /* the loop's, while it has places */
-} pool = {.busy = ATTN_MUTEX_INIT, .lock = ATTN_MUTEX_INIT, .wake = ATTN_CONDITION_INIT, .done = ATTN_CONDITION_INIT};
+} pool = {.busy = ATTN_MUTEX_INIT,
+          .lock = ATTN_MUTEX_INIT,
+          .wake = ATTN_CONDITION_INIT,
+          .done = ATTN_CONDITION_INIT,
+          .spin_ns = SPIN_NS};
 
 /* Tells the processor that the thread spins. */
 static void relax(void)
