@@ -1,4 +1,5 @@
-from typing import Any, Literal, SupportsFloat, SupportsIndex, overload
+from collections.abc import Callable
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ from pyattn.functional._attention import AttentionResult
 __version__: str
 _compiler: str
 
+_T = TypeVar("_T")
 _Float = npt.NDArray[np.floating[Any]]
 _Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -206,7 +208,14 @@ def fill_keep_mask(keep: npt.NDArray[np.bool_], dropout_p: float, seed: int, /) 
 def drop_rows(x: _Float, dropout_p: float, seed: int, /) -> _Float: ...
 def merge_states(outputs: tuple[_Float, ...], lses: tuple[_Float, ...], output: _Float, lse: _Float, /) -> None: ...
 def set_num_threads(num_threads: SupportsIndex | None, /) -> None: ...
-def suggest_threads(num_threads: int | None, team: object, /) -> None: ...
+def call_on_threads(
+    num_threads: int | None,
+    team: object,
+    function: Callable[..., _T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    /,
+) -> _T: ...
 def get_num_threads() -> int: ...
 def isa() -> str: ...
 def _levels() -> list[str]: ...

@@ -6,6 +6,9 @@
  * for less, as others could work meanwhile. The calling thread yields while it waits, as a worker may be on its
  * processor. After a fork the child starts with an empty pool. The fork handler takes no lock: the forking thread may
  * hold something that the lock's owner waits for.
+ *
+ * Where a host lends its own threads, a team (attn_suggest_threads), these run a loop instead, but never in the child of
+ * a fork, as they may be gone there.
  */
 #include "parallel.h"
 
@@ -61,10 +64,7 @@ static void relax(void)
  */
 
 static int threads_set; /* atomic; 0: the default */
-static _Thread_local struct {
-    int threads; /* 0: none */
-    attn_team team;
-} suggested;
+static _Thread_local attn_suggestion suggested;
 
 /* 0 when the variable is not set, -1 when it is not a valid number of threads. */
 static int from_environment(const char *name)
@@ -138,18 +138,20 @@ void attn_set_num_threads(int num_threads)
 
 static void forget_threads(void);
 
-void attn_suggest_threads(int num_threads, attn_team team)
+attn_suggestion attn_suggest_threads(attn_suggestion suggestion)
 {
-    if (team != NULL) attn_watch_forks(forget_threads);
-    suggested.threads = num_threads > MOST_WORKERS ? MOST_WORKERS : num_threads;
-    suggested.team = team;
+    const attn_suggestion before = suggested;
+    if (suggestion.team != NULL) attn_watch_forks(forget_threads);
+    suggested = suggestion;
+    if (suggested.num_threads > MOST_WORKERS) suggested.num_threads = MOST_WORKERS;
+    return before;
 }
 
 int attn_get_num_threads(void)
 {
     const int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
     if (n > 0) return n;
-    return suggested.threads > 0 && own_threads() == 0 ? suggested.threads : default_threads();
+    return suggested.num_threads > 0 && own_threads() == 0 ? suggested.num_threads : default_threads();
 }
 
 int attn_workers(int num_threads, ptrdiff_t tasks)
@@ -352,13 +354,15 @@ static void wait_for_workers(attn_job *job)
 /* A loop on a host's threads. */
 typedef struct {
     attn_job *job;
-    const void *caller;  /* an address of the calling thread's own */
+    const void *calling; /* an address of the calling thread's own, which tells it from the others */
     int workers;         /* how many may work */
     int joined, running; /* how many have come, and how many work, beside the calling thread; atomic */
     attn_exit exit;
 } team_work;
 
-/* Waits for the others itself, as the team would not poll the host, and as a child would wait there for ever. */
+/* Waits here, not within the team: there nobody polls the host, and the child of a fork would wait for threads that it
+ * does not have. A child leaves the team's function in the middle: OpenMP then takes this thread for one within a
+ * parallel region, and computes what it calls later on this thread alone. */
 static void wait_for_team(team_work *w)
 {
     for (int64_t until = time_to_sleep(); __atomic_load_n(&w->running, __ATOMIC_ACQUIRE) > 0 && !is_forked(w->job);) {
@@ -368,10 +372,11 @@ static void wait_for_team(team_work *w)
     if (is_forked(w->job)) ATTN_TAKE_EXIT(w->exit);
 }
 
+/* The team waits until each of its threads has returned from this, also one that comes after the loop: so `w` lives. */
 static void join_team(void *object)
 {
     team_work *w = object;
-    if (w->caller == &caller) {
+    if (w->calling == &caller) {
         work(w->job, 0);
         wait_for_team(w);
         return;
@@ -383,12 +388,11 @@ static void join_team(void *object)
     __atomic_sub_fetch(&w->running, 1, __ATOMIC_RELEASE);
 }
 
-/* A team keeps its size, as a change may end and start threads. */
+/* Asks for the whole team always, as another number may end and start threads. */
 static void work_in_team(attn_job *job, int workers)
 {
-    team_work w = {.job = job, .caller = &caller, .workers = workers};
-    const int threads = workers > suggested.threads ? workers : suggested.threads;
-    if (!ATTN_SET_EXIT(w.exit)) suggested.team(join_team, &w, (unsigned)threads, 0);
+    team_work w = {.job = job, .calling = &caller, .workers = workers};
+    if (!ATTN_SET_EXIT(w.exit)) suggested.team(join_team, &w, (unsigned)suggested.num_threads, 0);
 }
 
 static void work_in_pool(attn_job *job, int workers)
@@ -406,7 +410,7 @@ static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 {
     attn_watch_forks(forget_threads); /* first, so that no child inherits a busy pool */
     if (!attn_try_lock(&pool.busy)) return 0;
-    if (suggested.team != NULL && pool.forks == 0) /* in a child a team's threads may be gone */
+    if (suggested.team != NULL && workers <= suggested.num_threads && pool.forks == 0)
         work_in_team(job, workers);
     else
         work_in_pool(job, workers);

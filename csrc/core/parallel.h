@@ -1,4 +1,4 @@
-/* Parallel loops on the library's own threads. */
+/* Parallel loops on the library's own threads, or on a host's. */
 #ifndef ATTN_CORE_PARALLEL_H
 #define ATTN_CORE_PARALLEL_H
 
@@ -9,7 +9,7 @@ typedef struct attn_job attn_job;
 /* One task of a loop. `worker` is below attn_workers' result; concurrent tasks have different ones. */
 typedef void (*attn_body)(void *context, ptrdiff_t task, int worker, attn_job *job);
 
-/* The number of workers for a loop of `tasks` tasks. num_threads 0: as set by attn_set_num_threads. */
+/* The number of workers for a loop of `tasks` tasks. num_threads 0: attn_get_num_threads. */
 int attn_workers(int num_threads, ptrdiff_t tasks);
 
 /* Runs tasks 0, 1, 2 ... on up to `workers` threads, including the calling one. One loop at a time has the pool: a

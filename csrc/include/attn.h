@@ -344,13 +344,19 @@ ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation,
 /* The number of threads for calls with num_threads = 0. 0 sets the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS,
  * else the CPUs that affinity and cgroup allow. */
 ATTN_API void attn_set_num_threads(int num_threads);
-/* Threads for the calls of this thread: their number, where neither attn_set_num_threads nor PYATTN_NUM_THREADS has set
- * one (0: none), and a team that computes in place of the library's own threads (NULL: none). Two pools starve each
- * other, as threads spin after their work: so a host that has one lends it. A team is GOMP_parallel of GCC's OpenMP, or
- * calls work(data) in the same way at once on up to `threads` threads, this one among them, and waits for all. */
-typedef void (*attn_team)(void (*work)(void *data), void *data, unsigned threads, unsigned flags);
-ATTN_API void attn_suggest_threads(int num_threads, attn_team team);
 ATTN_API int attn_get_num_threads(void);
+/* A host's threads: GOMP_parallel of GCC's OpenMP, or a function that does the same. It calls work(data) on up to
+ * `threads` threads at once, always on the calling one, and returns when all calls have. */
+typedef void (*attn_team)(void (*work)(void *data), void *data, unsigned threads, unsigned flags);
+/* Which threads compute what this thread calls: their number where neither attn_set_num_threads nor PYATTN_NUM_THREADS
+ * has set one (0: none is suggested), and a team that takes the place of the library's own threads where no more are to
+ * compute (NULL: none). Threads keep a processor busy for a while after their work, so that two pools wait for each
+ * other: a host that has a pool lends it. Returns the suggestion before, to be put back. */
+typedef struct {
+    int num_threads;
+    attn_team team;
+} attn_suggestion;
+ATTN_API attn_suggestion attn_suggest_threads(attn_suggestion suggestion);
 /* NULL, or a message about an invalid PYATTN_NUM_THREADS. The environment is read once, by the first call of this or by
  * the first computation. A program that changes its environment while other threads run must call this before. */
 ATTN_API const char *attn_threads_complaint(void);

@@ -10,17 +10,21 @@ static PyObject *set_num_threads(PyObject *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
-static PyObject *suggest_threads(PyObject *self, PyObject *args)
+static PyObject *call_on_threads(PyObject *self, PyObject *args)
 {
-    PyObject *number, *capsule;
+    PyObject *number, *capsule, *function, *arguments, *named;
     (void)self;
-    if (!PyArg_ParseTuple(args, "OO", &number, &capsule)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOO!O!", &number, &capsule, &function, &PyTuple_Type, &arguments, &PyDict_Type,
+                          &named))
+        return NULL;
     const int n = pyattn_num_threads(number);
     if (n < 0) return NULL;
     void *team = NULL;
     if (capsule != Py_None && (team = PyCapsule_GetPointer(capsule, "GOMP_parallel")) == NULL) return NULL;
-    attn_suggest_threads(n, (attn_team)team);
-    Py_RETURN_NONE;
+    const attn_suggestion before = attn_suggest_threads((attn_suggestion){n, (attn_team)team});
+    PyObject *result = PyObject_Call(function, arguments, named);
+    attn_suggest_threads(before);
+    return result;
 }
 
 static PyObject *get_num_threads(PyObject *self, PyObject *unused)
@@ -106,8 +110,9 @@ static PyObject *read_speed(PyObject *self, PyObject *args)
 
 PyMethodDef pyattn_runtime_methods[] = {
     {"set_num_threads", set_num_threads, METH_O, "set_num_threads($module, num_threads, /)\n--\n\nSee pyattn.runtime."},
-    {"suggest_threads", suggest_threads, METH_VARARGS,
-     "suggest_threads($module, num_threads, team, /)\n--\n\nDefaults for the calls of this thread; None: none."},
+    {"call_on_threads", call_on_threads, METH_VARARGS,
+     "call_on_threads($module, num_threads, team, function, args, kwargs, /)\n--\n\n"
+     "Call a function whose calls of pyattn compute on a team unless told otherwise; None: pyattn's own threads."},
     {"get_num_threads", get_num_threads, METH_NOARGS, "get_num_threads($module, /)\n--\n\nSee pyattn.runtime."},
     {"isa", isa, METH_NOARGS, "isa($module, /)\n--\n\nThe instruction-set level in use."},
     {"_levels", levels, METH_NOARGS, "_levels($module, /)\n--\n\nLevels of this machine, best first."},

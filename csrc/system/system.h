@@ -47,7 +47,7 @@ typedef pthread_cond_t attn_condition;
 #define ATTN_CONDITION_INIT PTHREAD_COND_INITIALIZER
 #endif
 
-/* A way for the child of a fork out of a function that waits for threads it no longer has. ATTN_SET_EXIT is 0, and
+/* Lets the child of a fork leave a function that waits for threads the child does not have. ATTN_SET_EXIT is 0, and
  * nonzero after ATTN_TAKE_EXIT; the function that set it must not have returned. */
 #if defined(ATTN_ON_POSIX)
 #include <setjmp.h>

@@ -5,6 +5,7 @@ The library is imported when `register` is called.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pyattn.functional as functional
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+# Arguments of transformers' attention that change what it computes, in models that pyattn does not know.
+_UNKNOWN = "softcap", "s_aux", "sinks", "cache", "indices", "block_indices"
+
 
 def register() -> None:
     """Add pyattn to transformers as an implementation of attention.
@@ -21,7 +25,8 @@ def register() -> None:
     Then ``AutoModel.from_pretrained(..., attn_implementation="pyattn")``, or
     ``model.set_attn_implementation("pyattn")``, lets pyattn compute the attention of a model on the CPU, without
     gradients. Masks are those of transformers' "sdpa": causal, padding and sliding windows, with any cache.
-    ``output_attentions=True`` works, too. To compute whole layers in pyattn, which gains more, call
+    ``output_attentions=True`` works, too. In a model whose code does not ask for an implementation, such as Bloom's,
+    attention stays transformers' own. To compute whole layers in pyattn, which gains more, call
     `pyattn.interop.torch.accelerate`.
 
     Raises
@@ -37,11 +42,18 @@ def register() -> None:
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+        from transformers.masking_utils import eager_mask, sdpa_mask
     except ImportError as missing:
         raise ImportError("pyattn.interop.transformers needs transformers: pip install transformers torch") from missing
     AttentionInterface.register("pyattn", _attend)
-    AttentionMaskInterface.register("pyattn", sdpa_mask)
+
+    def make_mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
+        """Make masks as for "sdpa"; as for "eager" where a model's own code adds them to scores."""
+        home = type(config).__module__.replace(".configuration_", ".modeling_")
+        make = sdpa_mask if hasattr(sys.modules.get(home), "ALL_ATTENTION_FUNCTIONS") else eager_mask
+        return make(*args, config=config, **kwargs)
+
+    AttentionMaskInterface.register("pyattn", make_mask)
 
 
 def _attend(
@@ -60,9 +72,9 @@ def _attend(
     from pyattn.interop.torch.attention import seed_of_torch
     from pyattn.interop.torch.reading import read_tensor
     from pyattn.interop.torch.tensors import view_as_tensor
-    from pyattn.interop.torch.threads import TORCHS_THREADS
+    from pyattn.interop.torch.threads import call_on_torchs_threads
 
-    for name in ("softcap", "s_aux", "cache"):
+    for name in _UNKNOWN:
         if more.get(name) is not None:
             raise ValueError(f"attn_implementation 'pyattn' does not support {name}; use 'eager'")
     length = query.shape[-2]
@@ -81,18 +93,18 @@ def _attend(
     mask = None if attention_mask is None else read_tensor(attention_mask, "attention_mask")
     need_weights = bool(more.get("output_attentions")) or _collects_weights()
     result: Any
-    with TORCHS_THREADS:
-        result = functional.attention(
-            *arrays,
-            attn_mask=mask,
-            is_causal=causal,
-            scale=scaling,
-            dropout_p=dropout,
-            rng=seed_of_torch() if dropout else None,
-            enable_gqa=True,
-            need_weights=need_weights,
-            layout="bshd",
-        )
+    result = call_on_torchs_threads(
+        functional.attention,
+        *arrays,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scaling,
+        dropout_p=dropout,
+        rng=seed_of_torch() if dropout else None,
+        enable_gqa=True,
+        need_weights=need_weights,
+        layout="bshd",
+    )
     if not need_weights:
         return view_as_tensor(result), None
     return view_as_tensor(result.output), view_as_tensor(result.weights)

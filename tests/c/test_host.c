@@ -294,12 +294,13 @@ static void test_settings(void)
     CLAIM(attn_set_isa(attn_isa_name(0), &error) == ATTN_OK, "%s", error.message);
 
     CLAIM(attn_get_num_threads() == 7, "%d threads, OMP_NUM_THREADS says 7", attn_get_num_threads());
-    attn_suggest_threads(5, NULL);
+    attn_suggest_threads((attn_suggestion){.num_threads = 5});
     CLAIM(attn_get_num_threads() == 5, "%d threads, 5 are suggested", attn_get_num_threads());
     attn_set_num_threads(3);
     CLAIM(attn_get_num_threads() == 3, "%d threads, set to 3", attn_get_num_threads());
     attn_set_num_threads(0);
-    attn_suggest_threads(0, NULL);
+    const attn_suggestion before = attn_suggest_threads((attn_suggestion){0});
+    CLAIM(before.num_threads == 5, "%d was suggested, not 5", before.num_threads);
     CLAIM(attn_get_num_threads() == 7, "%d threads, 0 asks for the default", attn_get_num_threads());
     static const float numbers[100000];
     CLAIM(attn_measure_read(numbers, sizeof numbers / sizeof *numbers, 2) > 1e6, "memory that cannot be read");

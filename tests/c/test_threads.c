@@ -109,7 +109,7 @@ static void claim_child_computes(caller *own)
 }
 
 /* A host's threads: as many as asked for, or, each second time, the calling one alone. */
-static int teams; /* how often it was called */
+static int teams, in_team; /* how often it was called, and whether it is being called */
 
 typedef struct {
     void (*work)(void *);
@@ -133,17 +133,58 @@ static void team(void (*work)(void *), void *data, unsigned threads, unsigned fl
     if (teams++ % 2 == 0)
         while (started < threads - 1 && pthread_create(&members[started], NULL, work_as_member, &member) == 0)
             started++;
+    in_team = 1;
     work(data);
+    in_team = 0;
     while (started > 0) pthread_join(members[--started], NULL);
+}
+
+/* Forked by the host when it is asked while the team works, a child stops with ATTN_FORKED, and can call again. */
+static pid_t forked; /* -1: not yet */
+
+static int fork_once(void)
+{
+#if !defined(_WIN32) && !defined(__wasm__)
+    if (in_team && forked < 0) {
+        forked = fork();
+        if (forked == 0) alarm(CHILD_SECONDS);
+    }
+#endif
+    return 0;
+}
+
+static void claim_child_leaves_a_team(caller *own)
+{
+#if defined(_WIN32) || defined(__wasm__)
+    (void)own;
+#else
+    attn_error error;
+    attn_status status = ATTN_OK;
+    attn_set_hooks(&(attn_hooks){allocate, release, fork_once});
+    forked = -1;
+    for (int64_t until = attn_now() + INT64_C(10000000000); forked < 0 && attn_now() < until;)
+        for (int n = 0; n < CALLS && forked < 0; n++) status = case_compute(&own->cases[n], &error);
+    if (forked == 0) _exit(status == ATTN_FORKED && call_all(own) == 0 ? 0 : 1);
+    attn_set_hooks(&(attn_hooks){allocate, release, NULL});
+    int exit_status = -1;
+    CLAIM(status == ATTN_OK, "the parent has failed: %s", error.message);
+    CLAIM(forked > 0 && waitpid(forked, &exit_status, 0) == forked, "no child");
+    CLAIM(exit_status == 0, "a child that left a team: status %d", exit_status);
+#endif
 }
 
 static void claim_team_computes(caller *own, int forks)
 {
-    attn_suggest_threads(5, team); /* the calls ask for three */
+    attn_suggest_threads((attn_suggestion){5, team}); /* the calls ask for three */
     CLAIM(call_all(own) == 0, "a team gives other bits");
     CLAIM(teams > 0, "the team was not called");
     if (forks > 0) claim_child_computes(own); /* in a pool of its own */
-    attn_suggest_threads(0, NULL);
+    if (forks > 0) claim_child_leaves_a_team(own);
+    const int called = teams;
+    attn_suggest_threads((attn_suggestion){2, team});
+    CLAIM(call_all(own) == 0, "beside a smaller team there are other bits");
+    CLAIM(teams == called, "a team of two was called for three");
+    attn_suggest_threads((attn_suggestion){0});
 }
 
 int main(int count, char **arguments)

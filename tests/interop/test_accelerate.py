@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import os
 import pickle
@@ -17,7 +18,7 @@ import pytest
 from support.helpers import run_python
 
 import pyattn
-from pyattn import functional
+from pyattn import _core, functional
 from pyattn.interop.torch import accelerate, reading, restore
 
 pytestmark = pytest.mark.peers
@@ -97,6 +98,17 @@ def case_attention_causal(torch):
 def case_attention_padding(torch):
     module = make(torch, "MultiheadAttention", DIM, HEADS, batch_first=True)
     return module, ["x", "x"], {"key_padding_mask": padding(torch), "average_attn_weights": False}
+
+
+def case_attention_masks_of_heads(torch):
+    """One of each head of each batch, in one axis."""
+    module = make(torch, "MultiheadAttention", DIM, HEADS, batch_first=True)
+    return module, ["x", "x"], {"attn_mask": rows(torch, "float32", 2 * HEADS, LENGTH, LENGTH) > 0}
+
+
+def case_encoder_masks_of_heads(torch):
+    mask = rows(torch, "float32", 2 * HEADS, LENGTH, LENGTH) > 0
+    return stack(torch, "Encoder"), [], {"mask": mask & ~torch.eye(LENGTH, dtype=torch.bool)}
 
 
 def case_encoder_layer(torch):
@@ -368,7 +380,7 @@ def test_forwards_of_others_run(part, torch):
     kind = type(getattr(layer, part))
     getattr(layer, part).__class__ = type("Doubled", (Doubling, kind), {})
     kept = accelerate(model).kept
-    assert kept["1.layers.0"] == f"the forward of a Doubled in it comes from {__name__}"
+    assert kept["1.layers.0"] == f"a Doubled in it comes from {__name__}"
     assert "1.layers.1" not in kept
 
 
@@ -379,6 +391,76 @@ def test_parts_that_torch_allows_to_differ(torch):
     report = accelerate(model)
     assert set(report.kept) == {"1", "1.layers.0"}
     assert report.replaced["1.layers.1"] == "TransformerEncoderLayer"
+
+
+def replace_method(layer, torch, monkeypatch):
+    layer._ff_block = lambda x: x + 1
+
+
+def replace_forward_of_a_class(layer, torch, monkeypatch):
+    forward = torch.nn.Linear.forward
+    twice = functools.wraps(forward)(lambda self, x: 2 * forward(self, x))
+    monkeypatch.setattr(torch.nn.Linear, "forward", twice)
+
+
+def replace_dropout(layer, torch, monkeypatch):
+    layer.dropout1 = torch.nn.Tanh()
+
+
+def replace_forward(layer, torch, monkeypatch):
+    layer.norm2.forward = torch.tanh
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("replace", [replace_method, replace_forward_of_a_class, replace_dropout, replace_forward])
+def test_replaced_code_runs(replace, late, torch, monkeypatch):
+    if late and replace is replace_forward_of_a_class:
+        pytest.skip("classes are looked at when a model is accelerated")
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    layer.activation = torch.nn.GELU()  # torch has no fast path that leaves code out
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if late:
+            accelerate(layer)
+        replace(layer, torch, monkeypatch)
+        if not late:
+            assert "" in accelerate(layer).kept
+        found = layer(rows(torch))
+        restore(layer)
+        torch.testing.assert_close(found, layer(rows(torch)), rtol=0, atol=1e-5)
+
+
+def test_modes_of_torch_see_its_functions(torch):
+    class Doubled(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            return 2 * result if function is torch.nn.functional.linear else result
+
+    module, x = make(torch, "Linear", DIM, DIM), rows(torch)
+    with torch.no_grad():
+        expected = 2 * module(x)
+        accelerate(module)
+        with Doubled(), pytest.warns(RuntimeWarning, match="a mode of torch see"):
+            assert torch.equal(module(x), expected)
+        with torch.device("cpu"), no_warning():
+            module(x)
+
+
+@pytest.mark.parametrize("more", [[], ["Linear"], ["Tanh"], ["ReLU", "Linear"], ["Linear", "ReLU", "Linear"]])
+def test_chains_of_layers_of_any_length(more, torch):
+    parts = [make(torch, name, *[DIM, DIM] * (name == "Linear")) for name in ("Linear", "ReLU", *more)]
+    chain = make(torch, "Sequential", *parts)
+    with torch.no_grad():
+        expected = chain(rows(torch))
+        assert accelerate(chain, strict=True).replaced["0"] == "Linear"
+        torch.testing.assert_close(chain(rows(torch)), expected, rtol=0, atol=1e-5)
+
+
+def test_results_are_contiguous(torch):
+    """As torch's are with batch_first=False: users call view on them."""
+    layer = make(torch, "TransformerEncoderLayer", **SIZES)
+    with torch.no_grad(), accelerate(layer, strict=True):
+        assert layer(rows(torch)).is_contiguous()
 
 
 def test_what_writes_to_its_input_stays_torchs(torch):
@@ -565,6 +647,35 @@ def test_memory_order(torch):
         accelerate(model, order="out_in")
 
 
+def test_the_order_of_replaced_parameters_is_restored(torch):
+    module = make(torch, "Linear", DIM, 5)
+    accelerate(module, order="in_out")
+    module.weight = torch.nn.Parameter(module.weight.detach().clone())
+    restore(module)
+    assert module.weight.is_contiguous()
+
+
+def test_memory_of_others_keeps_its_order(torch):
+    """Of buffers on the same memory, and of other processes."""
+    module, shared = make(torch, "Linear", DIM, 5), make(torch, "Linear", DIM, 5).share_memory()
+    module.register_buffer("alias", module.weight.detach())
+    accelerate(torch.nn.Sequential(module, shared).eval(), order="in_out")
+    assert module.weight.is_contiguous()
+    assert shared.weight.is_contiguous()
+
+
+def test_memory_can_be_resized_after_restoring(torch):
+    """As by FSDP. A parameter without memory is not read."""
+    for dtype in (torch.float32, torch.bfloat16):
+        module = make(torch, "Linear", DIM, 5).to(dtype)
+        accelerate(module)
+        restore(module)
+        storage = module.weight.untyped_storage()
+        assert storage.resizable()
+        storage.resize_(0)
+        assert accelerate(module).kept[""] == "weight has no memory: torch has resized its storage to nothing"
+
+
 def test_a_model_laid_out_in_inference_mode_can_be_trained(torch):
     model = model_of(torch)
     with torch.inference_mode():
@@ -662,6 +773,20 @@ def test_torchs_number_of_threads_is_taken_over(torch, monkeypatch):
     finally:
         torch.set_num_threads(before)
         pyattn.set_num_threads(None)
+
+
+def test_suggested_threads_end_with_the_call():
+    """Of an error and of a call within a call, too."""
+    before, own = pyattn.get_num_threads(), pyattn.get_num_threads
+    call = _core.call_on_threads
+
+    def call_within():
+        return own(), call(6, None, own, (), {}), own()
+
+    assert call(5, None, call_within, (), {}) == (5, 6, 5)
+    with pytest.raises(ZeroDivisionError):
+        call(5, None, divmod, (1, 0), {})
+    assert own() == before
 
 
 ONE_POOL = """
@@ -769,3 +894,7 @@ def test_attention_of_tensors(torch):
         ours(q.detach(), k.to("meta"), v)
     with pytest.raises(TypeError, match=r"value is of type ndarray, expected torch\.Tensor"):
         ours(q.detach(), k, np.zeros(3))
+    with torch.autograd.forward_ad.dual_level():
+        q = torch.autograd.forward_ad.make_dual(q.detach(), k)
+        with pytest.raises(TypeError, match=r"query has a tangent, and pyattn computes no gradients; pass query\.det"):
+            ours(q, k, v)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import sys
 import warnings
 
 import pytest
@@ -155,9 +157,10 @@ def test_what_is_not_known_stays_torchs(model, inputs, torch, transformers):
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "pyattn"])
 def test_a_decoder_may_see_all_tokens(model, inputs, implementation, torch, close):
     """As in models that embed sentences."""
+    pyattn.interop.transformers.register()
     model.set_attn_implementation(implementation)
     with torch.inference_mode():
         for given in (inputs, {"input_ids": inputs["input_ids"]}):
@@ -211,6 +214,94 @@ def test_a_feed_forward_block_alone(family, model, torch, close):
         expected = part(x)
         assert accelerate(part, strict=True).replaced[""] == f"{family}MLP"
         close(part(x), expected)
+
+
+def scale(function, factor):
+    """Wrap a function as people do who patch a class."""
+    return functools.wraps(function)(lambda *args, **kwargs: factor * function(*args, **kwargs))
+
+
+def scale_attention(family, model, monkeypatch):
+    def attend(function, *args, **kwargs):
+        output, weights = function(*args, **kwargs)
+        return 2 * output, weights
+
+    code = sys.modules[type(model).__module__]
+    functions = code.ALL_ATTENTION_FUNCTIONS
+    own = functools.partial(attend, functions["sdpa"])
+    monkeypatch.setitem(functions._local_mapping, "sdpa", own)
+
+
+def scale_a_method(family, model, monkeypatch):
+    kind = type(model.get_submodule({"Bert": "encoder.layer.0", "Llama": "model.layers.0.mlp"}[family]))
+    name = {"Bert": "feed_forward_chunk", "Llama": "forward"}[family]
+    monkeypatch.setattr(kind, name, scale(getattr(kind, name), 2))
+
+
+def replace_dropout(family, model, monkeypatch):
+    owner = model.get_submodule({"Bert": "encoder.layer.0.output", "Llama": "model.layers.0"}[family])
+    import torch
+
+    owner.dropout = torch.nn.Tanh()
+
+
+@pytest.mark.parametrize("family", ["Bert", "Llama"], indirect=True)
+@pytest.mark.parametrize("patch", [scale_attention, scale_a_method, replace_dropout])
+def test_code_of_others_runs(patch, family, model, inputs, torch, close, monkeypatch):
+    plain = model(**inputs)[0].detach()
+    patch(family, model, monkeypatch)
+    with torch.inference_mode():
+        expected = model(**inputs)[0]
+        assert patch is replace_dropout or not torch.allclose(expected, plain)
+        with accelerate(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            close(seen(inputs, model(**inputs)[0]), seen(inputs, expected))
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Llama"], indirect=True)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_mask_of_bool_means_what_it_means_in_torch(model, inputs, implementation, torch, close):
+    """transformers' eager attention adds it to the scores."""
+    given = {"input_ids": inputs["input_ids"], "attention_mask": torch.ones(1, 1, 9, 9).bool().tril()}
+    model.set_attn_implementation(implementation)
+    with torch.inference_mode():
+        expected = model(**given)[0]
+        with accelerate(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore" if implementation == "eager" else "error")
+            close(model(**given)[0], expected)
+
+
+@pytest.mark.parametrize("family", ["GPT2"], indirect=True)
+def test_a_cache_for_an_encoder_beside(model, inputs, torch, transformers, close):
+    def cache():
+        return transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+
+    with torch.inference_mode():
+        expected = model(**inputs, past_key_values=cache())[0]
+        with accelerate(model, strict=True):
+            close(seen(inputs, model(**inputs, past_key_values=cache())[0]), seen(inputs, expected))
+
+
+def models_of_other_families(transformers):
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    yield transformers.MPNetModel, transformers.MPNetConfig(**sizes, intermediate_size=64)
+    yield transformers.BloomModel, transformers.BloomConfig(vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4)
+    yield transformers.GPTNeoXModel, transformers.GPTNeoXConfig(**sizes, intermediate_size=64)
+
+
+@pytest.mark.parametrize("family", ["Llama"], indirect=True)
+def test_register_leaves_no_mask_out(inputs, torch, transformers, close):
+    """Also in models whose own code adds the mask to the scores."""
+    pyattn.interop.transformers.register()
+    for kind, config in models_of_other_families(transformers):
+        config.initializer_range = 0.2
+        torch.manual_seed(0)
+        model = kind._from_config(config, attn_implementation="eager").eval()
+        other = kind._from_config(copy.deepcopy(config), attn_implementation="pyattn").eval()
+        other.load_state_dict(model.state_dict())
+        with torch.inference_mode():
+            for given in ({"input_ids": inputs["input_ids"]}, inputs):
+                close(seen(given, other(**given)[0]), seen(given, model(**given)[0]))
 
 
 @pytest.mark.parametrize("family", ["Llama"], indirect=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from pyattn._util.arguments import as_flag
 from pyattn._util.messages import short_repr
@@ -21,7 +22,7 @@ from pyattn.interop.torch.kinds import Compute, find_kind, make_compute
 from pyattn.interop.torch.reading import FasterInTorchError
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
-from pyattn.interop.torch.threads import TORCHS_THREADS
+from pyattn.interop.torch.threads import call_on_torchs_threads
 
 __all__ = ["Acceleration", "accelerate", "restore"]
 
@@ -100,7 +101,7 @@ class _State:
 
     def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute]) -> None:
         self.acceleration, self.make = acceleration, make
-        self.laid_out: torch.nn.Parameter | None = None  # as (in, out), by accelerate
+        self.laid_out = False  # whether accelerate has laid the weight out as (in, out)
         self.reading: tuple[Compute, Snapshot] | None = None  # in one piece, as threads share it
 
     def read(self, module: torch.nn.Module) -> tuple[Compute, Snapshot]:
@@ -174,8 +175,7 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     torch.Size([1, 3, 8])
     >>> pyattn.interop.torch.restore(layer)  # doctest: +SKIP
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is of type {type(model).__name__}, expected torch.nn.Module")
+    _check_module(model)
     if order not in (None, "in_out"):
         raise ValueError(f"order is {short_repr(order)}, expected 'in_out' or None")
     acceleration = Acceleration(model, as_flag(strict, "strict"))
@@ -202,17 +202,22 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     return acceleration
 
 
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is of type {type(model).__name__}, expected torch.nn.Module")
+
+
 def _lay_out(model: torch.nn.Module, states: dict[torch.nn.Module, _State]) -> None:
     """Lay the weights of linear layers out as (in, out), where no other module has the same memory."""
-    parameters = [one for module in model.modules() for one in module.parameters(recurse=False) if one.is_cpu]
-    owners = Counter(one.untyped_storage().data_ptr() for one in parameters)
+    owned = (one for part in model.modules() for held in (part._parameters, part._buffers) for one in held.values())
+    owners = Counter(one.untyped_storage().data_ptr() for one in owned if one is not None and one.is_cpu)
     for module, state in states.items():
         weight = module.weight if isinstance(module, torch.nn.Linear) else None
-        if weight is None or not weight.is_contiguous() or min(weight.shape) < 2:
+        if weight is None or weight.is_shared() or not weight.is_contiguous() or min(weight.shape) < 2:
             continue
         if owners[weight.untyped_storage().data_ptr()] == 1:
             _set_memory(weight, lambda data: data.T.contiguous().T)
-            state.laid_out = weight
+            state.laid_out = True
 
 
 def _set_memory(parameter: torch.nn.Parameter, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -229,16 +234,22 @@ def restore(model: torch.nn.Module) -> None:
     model : torch.nn.Module
         It stays the same object, with the same parameters. One that is not accelerated stays as it is.
 
+    Raises
+    ------
+    TypeError
+        model is not a torch.nn.Module.
+
     Examples
     --------
     >>> import pyattn, torch  # doctest: +SKIP
     >>> pyattn.interop.torch.restore(torch.nn.Linear(3, 2))  # doctest: +SKIP
     """
+    _check_module(model)
     for module in model.modules():
         kind: Any = type(module)
         state = vars(module).pop(_STATE, None)
-        if state is not None and state.laid_out is not None:
-            _set_memory(state.laid_out, torch.Tensor.contiguous)
+        if state is not None and state.laid_out:
+            _set_memory(module.weight, torch.Tensor.contiguous)  # another parameter, perhaps, in the same order
         if kind is not original_class(kind):
             module.__class__ = original_class(kind)
             continue
@@ -294,17 +305,22 @@ def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str
         raise UnfitError("it is in training mode; call model.eval()")
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnfitError("torch.func sees each of its steps")
-    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack():
+    if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() or _is_watched():
         raise UnfitError("forward-mode gradients or a mode of torch see each of its steps")
     compute, snapshot = state.read(module)
     if torch.is_grad_enabled() and (snapshot.requires_grad() or _any_requires_grad((*args, *kwargs.values()))):
         raise UnfitError("gradients are enabled; call it within torch.inference_mode()")
     snapshot.check_calls()
     try:
-        with TORCHS_THREADS:
-            return compute(*args, **kwargs)
+        return call_on_torchs_threads(compute, *args, **kwargs)
     except (TypeError, ValueError) as error:
         raise UnfitError(f"{error}") from error
+
+
+def _is_watched() -> bool:
+    """Tell whether a mode sees functions of torch, other than the one that makes tensors on a device."""
+    count = torch._C._len_torch_function_stack()
+    return any(type(torch._C._get_function_stack_at(n)) is not DeviceContext for n in range(count))
 
 
 def _any_requires_grad(values: tuple[Any, ...]) -> bool:

@@ -9,7 +9,7 @@ import torch
 import pyattn.functional as functional
 from pyattn.interop.torch.reading import read_tensor
 from pyattn.interop.torch.tensors import view_as_tensor
-from pyattn.interop.torch.threads import TORCHS_THREADS
+from pyattn.interop.torch.threads import call_on_torchs_threads
 
 __all__ = ["scaled_dot_product_attention", "seed_of_torch"]
 
@@ -68,18 +68,18 @@ def scaled_dot_product_attention(
     tensor([[1.0000, 0.0000],
             [0.3302, 0.6698]])
     """
-    with TORCHS_THREADS:
-        result = functional.scaled_dot_product_attention(
-            read_tensor(query, "query"),
-            read_tensor(key, "key"),
-            read_tensor(value, "value"),
-            None if attn_mask is None else read_tensor(attn_mask, "attn_mask"),
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            rng=seed_of_torch() if dropout_p else None,
-        )
+    result = call_on_torchs_threads(
+        functional.scaled_dot_product_attention,
+        read_tensor(query, "query"),
+        read_tensor(key, "key"),
+        read_tensor(value, "value"),
+        None if attn_mask is None else read_tensor(attn_mask, "attn_mask"),
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        rng=seed_of_torch() if dropout_p else None,
+    )
     return view_as_tensor(result)
 
 

@@ -37,7 +37,8 @@ def find_kind(module: torch.nn.Module) -> Callable[[Any], Compute] | None:
     kind = original_class(type(module))
     if kind is torch.nn.Sequential:
         kinds = [original_class(type(part)) for part in _without_dropout(module)]
-        return _sequential if kinds[::2] == [torch.nn.Linear] * 2 and kinds[1] in _ACTIVATIONS else None
+        is_known = len(kinds) == 3 and kinds[::2] == [torch.nn.Linear] * 2 and kinds[1] in _ACTIVATIONS
+        return _sequential if is_known else None
     return _KINDS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -143,21 +144,25 @@ def _twin(module: Any, main: str) -> Compute:
     except (ImportError, TypeError, ValueError) as error:
         raise UnfitError(str(error)) from error
     dtype = next(twin.parameters()).dtype
+    num_heads = next(part.num_heads for part in module.modules() if hasattr(part, "num_heads"))
 
     def call(**given: Any) -> Any:
-        as_rows(given.get(main), main, dtype)
-        result = twin(**{name: read(value, name) for name, value in given.items()})
+        rows = as_rows(given.get(main), main, dtype)
+        result = twin(**{name: read(value, name, rows.ndim == 3) for name, value in given.items()})
         return tuple(map(write, result)) if isinstance(result, tuple) else write(result)
 
-    def read(value: Any, name: str) -> Any:
+    def read(value: Any, name: str, is_batch: bool) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if value.dtype == torch.bool:
-            return from_blocked(as_array(value, name))
+            blocked = as_array(value, name)
+            if is_batch and blocked.ndim == 3:  # torch has batch and heads in one axis
+                blocked = blocked.reshape(-1, num_heads, *blocked.shape[1:])
+            return from_blocked(blocked)
         return as_array(value, name, dtype)
 
     def write(array: Any) -> Any:
-        return None if array is None else view_as_tensor(array)
+        return None if array is None else view_as_tensor(array).contiguous()  # with batch_first=False it is not
 
     return call
 
@@ -198,9 +203,9 @@ def _hinting(*hints: _Hint) -> Callable[[Any], Compute]:
     return make
 
 
-def _hides_what_follows(mask: torch.Tensor | None) -> bool:
+def _hides_what_follows(mask: object) -> bool:
     """Tell a causal mask."""
-    if mask is None or mask.ndim != 2 or mask.shape[0] != mask.shape[1] or not len(mask):
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[0] != mask.shape[1] or not len(mask):
         return False
     blocked, allowed = (True, False) if mask.dtype == torch.bool else (-torch.inf, 0)
     if bool(mask[0, -1] != blocked) or bool(mask[-1, 0] != allowed):  # most others

@@ -13,9 +13,18 @@ from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 from pyattn.functional._layer import LayerOptions, LayerWeights, compute_layer
 from pyattn.functional._multihead_masks import Masking
-from pyattn.interop.torch.reading import activation_of, as_array, as_rows, linear_of, norm_of, normalized, part_of
+from pyattn.interop.torch.reading import (
+    activation_of,
+    as_array,
+    as_rows,
+    check_author,
+    linear_of,
+    norm_of,
+    normalized,
+    part_of,
+)
 from pyattn.interop.torch.snapshot import UnfitError
-from pyattn.interop.torch.tensors import view_as_tensor
+from pyattn.interop.torch.tensors import original_class, view_as_tensor
 from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, VIT_LAYER, LayerNames
 
 __all__ = ["LAYERS", "gated_feed_forward", "home"]
@@ -86,10 +95,20 @@ def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None, is_caus
     implementation = attention.config._attn_implementation
     if implementation not in _IMPLEMENTATIONS:
         raise UnfitError(f"attn_implementation is {implementation}")
+    _check_function(attention, implementation)
     if mask is not None:
+        if implementation == "eager" and mask.dtype == torch.bool:
+            raise UnfitError("attention_mask is of bool, which transformers' eager attention adds to the scores")
         return as_array(mask, "attention_mask"), False
     causal = attention.is_causal if is_causal is None else is_causal
     return None, bool(causal) and implementation != "eager" and x.shape[-2] > 1
+
+
+def _check_function(attention: Any, implementation: str) -> None:
+    """Refuse a function for attention that someone else has put in its place."""
+    used = vars(sys.modules[original_class(type(attention)).__module__])
+    own = used["eager_attention_forward"]
+    check_author(used["ALL_ATTENTION_FUNCTIONS"].get_interface(implementation, own), "its attention function")
 
 
 def gated_feed_forward(module: Any) -> Callable[..., FloatArray]:
@@ -127,6 +146,7 @@ class _Decoder:
         """Attend from queries (B, H, L, D) to keys and values and those of the cache; `rest` takes (B, L, H * D)."""
         mask, is_causal = masking
         options: Any = {"attn_mask": mask, "is_causal": is_causal, "scale": self.scale, "enable_gqa": True}
+        cache = getattr(cache, "self_attention_cache", cache)
         if cache is None:
             return rest(self._attend(q, k, v, options))
         if torch.is_grad_enabled() and _requires_grad(cache):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
+from torch.nn.modules.dropout import _DropoutNd
 
 import pyattn._core as _core
 from pyattn._util.typing import FloatArray
@@ -20,6 +23,7 @@ __all__ = [
     "array_of",
     "as_array",
     "as_rows",
+    "check_author",
     "check_parts",
     "linear_of",
     "norm_of",
@@ -38,6 +42,7 @@ _ACTIVATIONS = {
 }
 _LINEAR, _CONV1D = torch.nn.Linear, "transformers.pytorch_utils.Conv1D"
 _HOMES = "transformers.activations", "transformers.pytorch_utils"  # beside torch.nn and the file of the module
+_AUTHORS = "torch.", "transformers.", "pyattn."
 
 # torch multiplies bfloat16 by instructions for it where the CPU has them, and from so many rows on wins by that.
 _MULTIPLIES_BFLOAT16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
@@ -60,13 +65,27 @@ class Norm(NamedTuple):
 def check_parts(module: torch.nn.Module) -> None:
     """Refuse parts with forwards that someone else has written, as in a subclass."""
     own = original_class(type(module)).__module__
-    for part in module.modules():
+    for path, part in module.named_modules():
         kind = original_class(type(part))
-        for home in (kind.__module__, kind.forward.__module__):
-            if home != own and not home.startswith("torch.nn.modules.") and home not in _HOMES:
-                raise UnfitError(f"the forward of a {kind.__name__} in it comes from {home}")
+        if kind.__module__ not in (own, *_HOMES) and not kind.__module__.startswith("torch.nn.modules."):
+            raise UnfitError(f"a {kind.__name__} in it comes from {kind.__module__}")
+        for name, method in (*vars(kind).items(), ("forward", kind.forward)):
+            if isinstance(method, FunctionType):
+                check_author(method, f"the {name} of a {kind.__name__}")
+        for name in vars(part):
+            if callable(getattr(kind, name, None)):
+                raise UnfitError(f"a {kind.__name__} has a {name} of its own")
+        if "drop" in path.rpartition(".")[2] and not isinstance(part, (_DropoutNd, torch.nn.Identity)):
+            raise UnfitError(f"{path} is a {kind.__name__}, not a Dropout")
         for name, one in part._parameters.items():
             _check_parameter(one, name)
+
+
+def check_author(function: Any, what: str) -> None:
+    """Refuse a function that someone else has put in its place; functools.wraps would change its __module__."""
+    home = getattr(function, "__globals__", {"__name__": type(function).__module__})["__name__"]
+    if not home.startswith(_AUTHORS):
+        raise UnfitError(f"{what} comes from {home}")
 
 
 def part_of(module: Any, path: str) -> Any:
@@ -150,6 +169,8 @@ def read_tensor(tensor: torch.Tensor, name: str) -> Any:
             f"{name} requires grad, and pyattn computes no gradients; call within torch.inference_mode(), or pass "
             f"{name}.detach()"
         )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise TypeError(f"{name} has a tangent, and pyattn computes no gradients; pass {name}.detach()")
     if not tensor.is_cpu:
         raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
     if tensor.is_nested:

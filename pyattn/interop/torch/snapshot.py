@@ -27,11 +27,12 @@ class Snapshot:
         parts = list(module.modules())
         self._parts = [vars(part) for part in parts[1:]]  # torch calls the hooks of the module itself
         groups = [members for part in parts for members in (part._modules, part._parameters)]
-        self._groups = [(members, len(members)) for members in groups]
+        grow = (*groups, *map(vars, parts))  # an attribute may stand for a method of the class
+        self._groups = [(members, len(members)) for members in grow]
         self._members = [(members, name, one, type(one)) for members in groups for name, one in members.items()]
         tensors = {id(one): one for _, _, one, _ in self._members if isinstance(one, torch.Tensor)}
         try:
-            self._tensors = [(one, one.data_ptr(), one.shape, one.stride()) for one in tensors.values()]
+            self._tensors = [(one, one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors.values()]
         except RuntimeError as error:  # a tensor of torch.func, or another without memory
             raise UnfitError(f"a parameter has no memory: {error}") from error
 
@@ -43,8 +44,10 @@ class Snapshot:
         for members, name, one, kind in self._members:
             if members.get(name) is not one or one.__class__ is not kind:
                 return False
-        for tensor, address, shape, stride in self._tensors:
-            if tensor.data_ptr() != address or tensor.shape != shape or tensor.stride() != stride:
+        for tensor, address, dtype, shape, stride in self._tensors:
+            if tensor.data_ptr() != address or tensor.dtype != dtype:
+                return False
+            if tensor.shape != shape or tensor.stride() != stride:
                 return False
         return True
 

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 import pyattn._core as _core
 
-__all__ = ["TORCHS_THREADS"]
+__all__ = ["call_on_torchs_threads"]
 
+_T = TypeVar("_T")
 _TEAM = b"GOMP_parallel"  # the name of the capsule, too, which keeps no copy of it
 
 
-class _TorchsThreads:
-    """In a ``with`` statement: torch's threads compute, and as many, unless a number is set for pyattn itself."""
-
-    def __init__(self) -> None:
-        self._team = _openmp_team()
-        with self:  # forks are watched from now on: a team's threads are gone in a child
-            pass
-
-    def __enter__(self) -> None:
-        _core.suggest_threads(torch.get_num_threads(), self._team)
-
-    def __exit__(self, *_: object) -> None:
-        _core.suggest_threads(None, None)
+def call_on_torchs_threads(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    """Call a function whose pyattn computes on torch's threads, as many as torch uses, unless pyattn's are more."""
+    return _core.call_on_threads(torch.get_num_threads(), _team, function, args, kwargs)
 
 
-def _openmp_team() -> object:
+def _find_team() -> object:
     """Find what starts torch's threads, where those are of GCC's OpenMP; None: pyattn's own compute."""
     # A second pool would starve: OpenMP's threads spin for some milliseconds after each operation of torch.
+    if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return None
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        function = getattr(library, _TEAM.decode())
-    except (AttributeError, OSError):
+        in_order = ctypes.CDLL(None), library  # as the linker looks: a library that is loaded before all goes first
+        function = next(getattr(one, name) for one in in_order if hasattr(one, name := _TEAM.decode()))
+    except (OSError, StopIteration):
         return None
     make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make_capsule(("PyCapsule_New", ctypes.pythonapi))(ctypes.cast(function, ctypes.c_void_p), _TEAM, None)
 
 
-TORCHS_THREADS = _TorchsThreads()
+_team = _find_team()
+call_on_torchs_threads(bool)  # forks are watched from now on: a team's threads are gone in a child
