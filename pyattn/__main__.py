@@ -72,8 +72,8 @@ def _parser() -> _Parser:
     faster = add("accelerate", _accelerate, "how much faster a model of transformers becomes")
     faster.add_argument("folder", help="config.json and weights of a model of transformers")
     faster.add_argument("--batch", type=_positive, default=1, help="sequences (default: %(default)s)")
-    faster.add_argument("--length", type=_positive, default=128, help="tokens of each (default: %(default)s)")
-    faster.add_argument("--threads", type=_positive, help="default: as many as torch uses")
+    faster.add_argument("--length", type=_positive, help="tokens of each (default: 128, or as many as the model takes)")
+    faster.add_argument("--threads", type=_positive, help="of PyTorch and of pyattn (default: as many as PyTorch uses)")
     return parser
 
 

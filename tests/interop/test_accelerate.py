@@ -411,11 +411,12 @@ def replace_forward(layer, torch, monkeypatch):
     layer.norm2.forward = torch.tanh
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("replace", [replace_method, replace_forward_of_a_class, replace_dropout, replace_forward])
+REPLACED = [(one, late) for one in (replace_method, replace_dropout, replace_forward) for late in (False, True)]
+
+
+@pytest.mark.parametrize(("replace", "late"), [(replace_forward_of_a_class, False), *REPLACED])
 def test_replaced_code_runs(replace, late, torch, monkeypatch):
-    if late and replace is replace_forward_of_a_class:
-        pytest.skip("classes are looked at when a model is accelerated")
+    """Before a model is accelerated, or later; classes are looked at before."""
     layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
     layer.activation = torch.nn.GELU()  # torch has no fast path that leaves code out
     with torch.no_grad(), warnings.catch_warnings():
@@ -736,6 +737,21 @@ def test_report(torch):
 
 
 @pytest.mark.threads
+def test_report_of_what_is_not_known(torch):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make(torch, "Linear", DIM, DIM)
+
+    report = accelerate(torch.nn.ModuleList([Block(), Block()]))
+    assert report.kept == dict.fromkeys("01", "pyattn does not know it, but at most its parts")
+    assert str(report).splitlines() == [
+        "replaced: 2 Linear",
+        "kept: 2 Block, as pyattn does not know it, but at most its parts",
+    ]
+    assert str(accelerate(torch.nn.Tanh())) == "replaced: nothing, as pyattn knows none of its modules"
+
+
 def test_threads_share_a_model(torch):
     model, x = model_of(torch), rows(torch)
     accelerate(model)

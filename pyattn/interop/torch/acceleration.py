@@ -19,7 +19,7 @@ from pyattn._util.arguments import as_flag
 from pyattn._util.messages import short_repr
 from pyattn._util.warnings import warn
 from pyattn.interop.torch.kinds import Compute, find_kind, make_compute
-from pyattn.interop.torch.reading import FasterInTorchError
+from pyattn.interop.torch.reading import FasterInTorchError, leaves_rows
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
 from pyattn.interop.torch.threads import call_on_torchs_threads
@@ -47,7 +47,8 @@ class Acceleration:
     replaced : dict of str to str
         The class of each module that pyattn computes, by its name in the model.
     kept : dict of str to str
-        Why a module of a known class stays torch's, by its name in the model.
+        Why a module stays torch's, by its name in the model: one of a known class, or one of several layers, in a
+        `torch.nn.ModuleList`, of a class that pyattn does not know.
 
     Examples
     --------
@@ -62,6 +63,7 @@ class Acceleration:
         self._model, self._strict = weakref.ref(model), strict  # the model refers to this
         self._warned: set[str] = set()
         self._kept: Counter[tuple[str, str]] = Counter()  # by class and reason
+        self._leaves_rows = False  # many rows, as torch multiplies them faster
         self.replaced: dict[str, str] = {}
         self.kept: dict[str, str] = {}
 
@@ -80,9 +82,16 @@ class Acceleration:
     def __repr__(self) -> str:
         """Count the classes, and list the reasons."""
         counts = Counter(self.replaced.values())
-        lines = ["replaced: " + (", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing")]
+        nothing = "nothing" if self.kept else "nothing, as pyattn knows none of its modules"
+        lines = ["replaced: " + (", ".join(f"{count} {name}" for name, count in counts.items()) or nothing)]
         lines += [f"kept: {count} {name}, as {why}" for (name, why), count in self._kept.items()]
+        if self._leaves_rows:
+            lines.append("kept: calls with 8 rows of bfloat16 or more, as PyTorch computes them faster on this CPU")
         return "\n".join(lines)
+
+    def _keep(self, name: str, module: torch.nn.Module, reason: str) -> None:
+        self.kept[name] = reason
+        self._kept[type(module).__name__, reason] += 1
 
     def _fall_back(self, name: str, reason: UnfitError) -> None:
         """Warn, once for each reason but for its numbers, that torch computes a call; raise with strict."""
@@ -120,19 +129,21 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     """Compute the inference of a model of torch in pyattn, on the CPU.
 
     Replaced are torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
-    `Embedding`, `LayerNorm`, `RMSNorm`, `GELU` and `SiLU`, and in transformers the layers of BERT, RoBERTa,
-    DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a whole. The model and its modules stay the same
-    objects, whose classes are subclasses of the same name until `restore`. Inputs and outputs are tensors, and
-    parameters stay where they are, in torch's memory, without a copy. They, and parts, may change or move; after a
-    change of other attributes, such as eps, call accelerate again. Hooks, ``state_dict``, ``repr``, ``train`` and
-    ``to`` work as before; copies and saved files are of torch's own classes, and not accelerated. As many threads
-    compute as `torch.get_num_threads` says, unless pyattn's own number is set; on Linux they are torch's own. On CPUs
-    with instructions for bfloat16, torch computes calls with eight rows or more of such weights, as it is faster there.
+    `Embedding`, `LayerNorm`, `RMSNorm`, `GELU`, `SiLU`, a `Sequential` of two linear layers around an activation, and
+    in transformers the layers of BERT, RoBERTa, DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a
+    whole. The model and its modules stay the same objects, whose classes are subclasses of the same name until
+    `restore`. Inputs and outputs are tensors, and parameters stay where they are, in torch's memory, without a copy.
+    They, and parts, may change or move; after a change of other attributes, such as eps, or of a class, call accelerate
+    again. Hooks, ``state_dict``, ``repr``, ``train`` and ``to`` work as before; copies and saved files are of torch's
+    own classes, and not accelerated. As many threads compute as `torch.get_num_threads` says, unless pyattn's own
+    number is set; on Linux they are torch's own. On CPUs with instructions for bfloat16, torch computes calls with
+    eight rows or more of such weights, as it is faster there.
 
     A call that pyattn cannot compute is computed by torch, with one warning for each reason: gradients are enabled and
     a tensor requires one, the model is in training mode, autocast is on, a hook sits within a layer, attention weights
-    are returned, tensors are on another device. `torch.compile` and `torch.jit` see torch's own code. In
-    `torch.nn.MultiheadAttention`, a query with nothing to attend to gives 0 before the output projection, not NaN.
+    are returned, tensors are on another device. `torch.compile`, `torch.export` and `torch.jit.trace` see torch's own
+    code; restore the model before `torch.jit.script`. A query with nothing to attend to, where torch's attention gives
+    NaN, attends to 0.
 
     Parameters
     ----------
@@ -181,18 +192,21 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     acceleration = Acceleration(model, as_flag(strict, "strict"))
     restore(model)
     states: dict[torch.nn.Module, _State] = {}
+    layers = _find_layers(model)
     for name, module in model.named_modules():
         make = find_kind(module)
         if make is None:
+            if module in layers:
+                acceleration._keep(name, module, "pyattn does not know it, but at most its parts")
             continue
         try:
             make_compute(make, module)
         except UnfitError as reason:
-            acceleration.kept[name] = str(reason)
-            acceleration._kept[type(module).__name__, str(reason)] += 1
+            acceleration._keep(name, module, str(reason))
             continue
         states[module] = _State(acceleration, make)
         acceleration.replaced[name] = type(module).__name__
+    acceleration._leaves_rows = any(map(leaves_rows, states))
     if order is not None:
         _lay_out(model, states)
     for module, state in states.items():
@@ -205,6 +219,13 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
 def _check_module(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is of type {type(model).__name__}, expected torch.nn.Module")
+
+
+def _find_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Find the layers of which a model has several; not groups of them."""
+    kind = torch.nn.ModuleList
+    layers = {layer for part in model.modules() if isinstance(part, kind) for layer in part}
+    return {layer for layer in layers if not any(isinstance(part, kind) for part in layer.modules())}
 
 
 def _lay_out(model: torch.nn.Module, states: dict[torch.nn.Module, _State]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "as_rows",
     "check_author",
     "check_parts",
+    "leaves_rows",
     "linear_of",
     "norm_of",
     "normalized",
@@ -191,6 +192,11 @@ def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> Floa
     if dtype is not None and array.dtype != dtype:
         raise UnfitError(f"{name} has dtype {array.dtype} and the weights {dtype}")
     return array
+
+
+def leaves_rows(module: torch.nn.Module) -> bool:
+    """Tell whether many rows times this module's own parameters are left to torch."""
+    return _MULTIPLIES_BFLOAT16 and any(one.dtype == torch.bfloat16 for one in module.parameters(recurse=False))
 
 
 def as_rows(tensor: Any, name: str, dtype: np.dtype[Any]) -> FloatArray:
