@@ -1,8 +1,8 @@
 """Models of torch and transformers before and after `accelerate`: `python -m benchmarks.accelerate`.
 
 Weights are drawn, and shapes are published ones. The ceiling is `pyattn.models` on the same weights, in the same turns.
-ONNX Runtime, where it is installed, has its fastest form of the same graph. Ratios are of minima: torch's time over the
-accelerated model's, the ceiling's, and ONNX Runtime's.
+ONNX Runtime, where it is installed, has its fastest form of the same graph. Ratios are of minima: torch's time, the
+ceiling's and ONNX Runtime's over the accelerated model's, and torch's over that of one with order="in_out".
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def cases() -> list[Case]:
 
 
 def samples_of(case: Case, threads: int) -> dict[str, Sample]:
-    """The contenders: accelerated, plain, the ceiling, and ONNX Runtime in each of its forms."""
+    """The contenders: accelerated, plain, in another order, the ceiling, and ONNX Runtime in each of its forms."""
     import torch
 
     torch.manual_seed(0)
@@ -126,6 +126,10 @@ def samples_of(case: Case, threads: int) -> dict[str, Sample]:
     model = copy.deepcopy(plain)
     pyattn.interop.torch.accelerate(model, strict=True)
     samples = {"pyattn": repeated(case.call, model), "torch": repeated(case.call, plain)}
+    if "a token" in case.name:
+        laid_out = copy.deepcopy(plain)
+        pyattn.interop.torch.accelerate(laid_out, order="in_out", strict=True)
+        samples["in_out"] = repeated(case.call, laid_out)
     if case.ids is not None:
         ours, ids = ours_of(plain), case.ids.numpy()
         samples["ceiling"] = repeated(ours, ids)
@@ -141,6 +145,7 @@ def row(name: str, threads: int, seconds: dict[str, float]) -> str:
     ours, theirs = seconds["pyattn"], seconds["torch"]
     others = [seconds.get("ceiling"), min((s for n, s in seconds.items() if n.startswith("onnx")), default=None)]
     ratios = [theirs / ours, *(other and other / ours for other in others)]
+    ratios.append(theirs / seconds["in_out"] if "in_out" in seconds else None)
     cells = [name, threads, *(f"{s * 1e3:.2f} ms" for s in (theirs, ours)), *(f"{r:.2f}" if r else "" for r in ratios)]
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -154,8 +159,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     options = parser.parse_args()
-    print("| model | threads | torch | pyattn | torch / pyattn | ceiling / pyattn | ONNX Runtime / pyattn |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| model | threads | torch | pyattn | torch / pyattn | ceiling / pyattn | ONNX Runtime / pyattn | in_out |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for case in cases():
         if not re.search(options.only, case.name):
             continue
