@@ -263,6 +263,19 @@ def test_wrong_arguments_get_torchs_error(torch):
             layer(*args, **options)
 
 
+@pytest.mark.parametrize("mask", [[[0.0]], np.zeros((LENGTH, LENGTH))], ids=["list", "array"])
+def test_masks_of_other_types_get_torchs_error(mask, torch):
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    refused = pytest.raises(RuntimeError, match=r"must be None or torch\.Tensor")
+    with (
+        torch.no_grad(),
+        accelerate(layer),
+        pytest.warns(RuntimeWarning, match="src_mask is a (list|ndarray)"),
+        refused,
+    ):
+        layer(rows(torch), src_mask=mask)
+
+
 def test_an_embedding_looks_up_ids_of_any_integer_type(torch):
     embedding = make(torch, "Embedding", 10, DIM, padding_idx=0)
     with torch.inference_mode(), accelerate(embedding), no_warning():

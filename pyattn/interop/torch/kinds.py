@@ -152,9 +152,9 @@ def _twin(module: Any, main: str) -> Compute:
         return tuple(map(write, result)) if isinstance(result, tuple) else write(result)
 
     def read(value: Any, name: str, is_batch: bool) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if value is None or isinstance(value, bool):
             return value
-        if value.dtype == torch.bool:
+        if getattr(value, "dtype", None) == torch.bool:
             blocked = as_array(value, name)
             if is_batch and blocked.ndim == 3:  # torch has batch and heads in one axis
                 blocked = blocked.reshape(-1, num_heads, *blocked.shape[1:])

@@ -97,7 +97,7 @@ def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None, is_caus
         raise UnfitError(f"attn_implementation is {implementation}")
     _check_function(attention, implementation)
     if mask is not None:
-        if implementation == "eager" and mask.dtype == torch.bool:
+        if implementation == "eager" and getattr(mask, "dtype", None) == torch.bool:
             raise UnfitError("attention_mask is of bool, which transformers' eager attention adds to the scores")
         return as_array(mask, "attention_mask"), False
     causal = attention.is_causal if is_causal is None else is_causal
