@@ -410,7 +410,8 @@ static __attribute__((noinline)) int work_together(attn_job *job, int workers)
 {
     attn_watch_forks(forget_threads); /* first, so that no child inherits a busy pool */
     if (!attn_try_lock(&pool.busy)) return 0;
-    if (suggested.team != NULL && workers <= suggested.num_threads && pool.forks == 0)
+    const int most = workers > attn_get_num_threads() ? workers : attn_get_num_threads();
+    if (suggested.team != NULL && most <= suggested.num_threads && pool.forks == 0)
         work_in_team(job, workers);
     else
         work_in_pool(job, workers);

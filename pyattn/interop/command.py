@@ -24,13 +24,15 @@ def accelerate(folder: str, batch: int, length: int | None, threads: int | None)
     try:
         torch, model = _load(folder)
         length = _fit(model.config, length)
-    except (ImportError, ValueError) as problem:
+        ids = torch.randint(model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            model(ids)
+    except (ImportError, IndexError, RuntimeError, ValueError) as problem:
         print(f"python -m pyattn accelerate: {problem}", file=sys.stderr)
         return 2
     if threads is not None:
         torch.set_num_threads(threads)
         runtime.set_num_threads(threads)
-    ids = torch.randint(model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
     report = interop.torch.accelerate(model)
     print(f"{type(model).__name__}, {batch} x {length} tokens, {_threads(torch.get_num_threads())}")
     print(report)
@@ -82,8 +84,8 @@ def _load(folder: str) -> tuple[Any, Any]:
 def _fit(config: Any, length: int | None) -> int:
     """Return the number of tokens, which a model's positions limit."""
     most = getattr(config, "max_position_embeddings", None)
-    if most is not None and config.model_type == "roberta":
-        most -= config.pad_token_id + 1  # where its positions begin
+    if most is not None and most < 1:  # XLNet's
+        most = None
     if length is None:
         return LENGTH if most is None else min(LENGTH, most)
     if most is not None and length > most:

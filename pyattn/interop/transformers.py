@@ -92,8 +92,7 @@ def _attend(
     arrays = [read_tensor(x, name).swapaxes(-3, -2) for name, x in named.items()]
     mask = None if attention_mask is None else read_tensor(attention_mask, "attention_mask")
     need_weights = bool(more.get("output_attentions")) or _collects_weights()
-    result: Any
-    result = call_on_torchs_threads(
+    result: Any = call_on_torchs_threads(
         functional.attention,
         *arrays,
         attn_mask=mask,

@@ -416,6 +416,11 @@ def replace_forward_of_a_class(layer, torch, monkeypatch):
     monkeypatch.setattr(torch.nn.Linear, "forward", twice)
 
 
+def replace_forward_by_a_wrapper_of_torch(layer, torch, monkeypatch):
+    forward = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", torch.no_grad()(lambda self, x: 2 * forward(self, x)))
+
+
 def replace_dropout(layer, torch, monkeypatch):
     layer.dropout1 = torch.nn.Tanh()
 
@@ -424,10 +429,18 @@ def replace_forward(layer, torch, monkeypatch):
     layer.norm2.forward = torch.tanh
 
 
+def test_patches_of_what_computes_nothing(torch, monkeypatch):
+    layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
+    layer.train = lambda mode=True: layer
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: None)
+    assert not accelerate(layer).kept
+
+
+EARLY = replace_forward_of_a_class, replace_forward_by_a_wrapper_of_torch
 REPLACED = [(one, late) for one in (replace_method, replace_dropout, replace_forward) for late in (False, True)]
 
 
-@pytest.mark.parametrize(("replace", "late"), [(replace_forward_of_a_class, False), *REPLACED])
+@pytest.mark.parametrize(("replace", "late"), [*((one, False) for one in EARLY), *REPLACED])
 def test_replaced_code_runs(replace, late, torch, monkeypatch):
     """Before a model is accelerated, or later; classes are looked at before."""
     layer = make(torch, "TransformerEncoderLayer", **SIZES, batch_first=True)
@@ -678,16 +691,17 @@ def test_memory_of_others_keeps_its_order(torch):
     assert shared.weight.is_contiguous()
 
 
-def test_memory_can_be_resized_after_restoring(torch):
-    """As by FSDP. A parameter without memory is not read."""
-    for dtype in (torch.float32, torch.bfloat16):
-        module = make(torch, "Linear", DIM, 5).to(dtype)
-        accelerate(module)
-        restore(module)
-        storage = module.weight.untyped_storage()
-        assert storage.resizable()
-        storage.resize_(0)
-        assert accelerate(module).kept[""] == "weight has no memory: torch has resized its storage to nothing"
+def test_parameters_without_memory_are_not_read(torch):
+    module, sparse, lazy = make(torch, "Linear", DIM, 5), make(torch, "Linear", DIM, 5), make(torch, "LazyLinear", 5)
+    module.weight.untyped_storage().resize_(0)
+    sparse.weight = torch.nn.Parameter(sparse.weight.detach().to_sparse())
+    model = torch.nn.ModuleList([module, sparse, lazy, None])
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    assert accelerate(model, order="in_out").kept == {
+        "0": "weight has no memory: torch has resized its storage to nothing",
+        "1": "weight is sparse; pass weight.to_dense()",
+    }
+    restore(model)
 
 
 def test_a_model_laid_out_in_inference_mode_can_be_trained(torch):
@@ -756,7 +770,7 @@ def test_report_of_what_is_not_known(torch):
             super().__init__()
             self.inner = make(torch, "Linear", DIM, DIM)
 
-    report = accelerate(torch.nn.ModuleList([Block(), Block()]))
+    report = accelerate(torch.nn.ModuleList([Block(), Block(), torch.nn.Tanh()]))
     assert report.kept == dict.fromkeys("01", "pyattn does not know it, but at most its parts")
     assert str(report).splitlines() == [
         "replaced: 2 Linear",
@@ -903,6 +917,7 @@ def test_torchs_threads_compute(script, torch):
     run_python(script)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_attention_of_tensors(torch):
     q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(7)[:, None] >= torch.arange(7) - 2

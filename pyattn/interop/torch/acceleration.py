@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
 from torch.utils._device import DeviceContext
 
 from pyattn._util.arguments import as_flag
@@ -224,21 +225,28 @@ def _check_module(model: object) -> None:
 def _find_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
     """Find the layers of which a model has several; not groups of them."""
     kind = torch.nn.ModuleList
-    layers = {layer for part in model.modules() if isinstance(part, kind) for layer in part}
-    return {layer for layer in layers if not any(isinstance(part, kind) for part in layer.modules())}
+    listed = {part for stack in model.modules() if isinstance(stack, kind) for part in stack.children()}
+    return {one for one in listed if one._modules and not any(isinstance(part, kind) for part in one.modules())}
 
 
 def _lay_out(model: torch.nn.Module, states: dict[torch.nn.Module, _State]) -> None:
     """Lay the weights of linear layers out as (in, out), where no other module has the same memory."""
     owned = (one for part in model.modules() for held in (part._parameters, part._buffers) for one in held.values())
-    owners = Counter(one.untyped_storage().data_ptr() for one in owned if one is not None and one.is_cpu)
+    owners = Counter(map(_address, owned))
     for module, state in states.items():
         weight = module.weight if isinstance(module, torch.nn.Linear) else None
         if weight is None or weight.is_shared() or not weight.is_contiguous() or min(weight.shape) < 2:
             continue
-        if owners[weight.untyped_storage().data_ptr()] == 1:
+        if owners[_address(weight)] == 1:
             _set_memory(weight, lambda data: data.T.contiguous().T)
             state.laid_out = True
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    """Return where a tensor's memory begins, if it has one that an array can have."""
+    if tensor is None or is_lazy(tensor) or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _set_memory(parameter: torch.nn.Parameter, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -269,8 +277,9 @@ def restore(model: torch.nn.Module) -> None:
     for module in model.modules():
         kind: Any = type(module)
         state = vars(module).pop(_STATE, None)
-        if state is not None and state.laid_out:
-            _set_memory(module.weight, torch.Tensor.contiguous)  # another parameter, perhaps, in the same order
+        weight: Any = module._parameters.get("weight")  # another one by now, perhaps, in the same order
+        if state is not None and state.laid_out and weight is not None:
+            _set_memory(weight, torch.Tensor.contiguous)
         if kind is not original_class(kind):
             module.__class__ = original_class(kind)
             continue

@@ -44,6 +44,8 @@ _ACTIVATIONS = {
 _LINEAR, _CONV1D = torch.nn.Linear, "transformers.pytorch_utils.Conv1D"
 _HOMES = "transformers.activations", "transformers.pytorch_utils"  # beside torch.nn and the file of the module
 _AUTHORS = "torch.", "transformers.", "pyattn."
+# Methods that compute nothing.
+_WITHOUT_NUMBERS = {*dir(torch.nn.Module), "reset_parameters", "_reset_parameters"} - {"forward", "__call__"}
 
 # torch multiplies bfloat16 by instructions for it where the CPU has them, and from so many rows on wins by that.
 _MULTIPLIES_BFLOAT16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
@@ -70,10 +72,11 @@ def check_parts(module: torch.nn.Module) -> None:
         kind = original_class(type(part))
         if kind.__module__ not in (own, *_HOMES) and not kind.__module__.startswith("torch.nn.modules."):
             raise UnfitError(f"a {kind.__name__} in it comes from {kind.__module__}")
-        for name, method in (*vars(kind).items(), ("forward", kind.forward)):
-            if isinstance(method, FunctionType):
+        check_author(kind.forward, f"the forward of a {kind.__name__}")
+        for name, method in vars(kind).items():
+            if isinstance(method, FunctionType) and name not in _WITHOUT_NUMBERS:
                 check_author(method, f"the {name} of a {kind.__name__}")
-        for name in vars(part):
+        for name in vars(part).keys() - _WITHOUT_NUMBERS:
             if callable(getattr(kind, name, None)):
                 raise UnfitError(f"a {kind.__name__} has a {name} of its own")
         if "drop" in path.rpartition(".")[2] and not isinstance(part, (_DropoutNd, torch.nn.Identity)):
@@ -83,10 +86,12 @@ def check_parts(module: torch.nn.Module) -> None:
 
 
 def check_author(function: Any, what: str) -> None:
-    """Refuse a function that someone else has put in its place; functools.wraps would change its __module__."""
-    home = getattr(function, "__globals__", {"__name__": type(function).__module__})["__name__"]
-    if not home.startswith(_AUTHORS):
-        raise UnfitError(f"{what} comes from {home}")
+    """Refuse a function that someone else has put in its place, or wrapped, or had wrapped."""
+    while function is not None:
+        home = getattr(function, "__globals__", {"__name__": type(function).__module__})["__name__"]
+        if not home.startswith(_AUTHORS):
+            raise UnfitError(f"{what} comes from {home}")
+        function = getattr(function, "__wrapped__", None)  # functools.wraps copies __module__
 
 
 def part_of(module: Any, path: str) -> Any:
@@ -195,8 +200,10 @@ def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> Floa
 
 
 def leaves_rows(module: torch.nn.Module) -> bool:
-    """Tell whether many rows times this module's own parameters are left to torch."""
-    return _MULTIPLIES_BFLOAT16 and any(one.dtype == torch.bfloat16 for one in module.parameters(recurse=False))
+    """Tell whether many rows times this module's own weights are left to torch."""
+    if not _MULTIPLIES_BFLOAT16 or isinstance(module, torch.nn.Embedding):
+        return False
+    return any(one.dtype == torch.bfloat16 and one.ndim == 2 for one in module.parameters(recurse=False))
 
 
 def as_rows(tensor: Any, name: str, dtype: np.dtype[Any]) -> FloatArray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pyattn._util.halves import bfloat16, of_tensor
+from pyattn._util.halves import of_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +44,11 @@ def to_array(tensor: torch.Tensor, name: str, share: bool) -> npt.NDArray[Any]:
         raise TypeError(
             f"{name} has dtype {tensor.dtype}, expected float16, bfloat16, float32 or float64; pass module.float()"
         )
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is sparse; pass {name}.to_dense()")
     if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
         raise ValueError(f"{name} has no memory: torch has resized its storage to nothing")
-    if tensor.is_neg():
-        raise ValueError(f"{name} is negated when it is read; pass {name}.resolve_neg()")
-    is_bfloat16, tensor = tensor.dtype == torch.bfloat16, tensor.detach()
-    bits = tensor.view(torch.int16) if is_bfloat16 else tensor
-    array: npt.NDArray[Any] = np.from_dlpack(bits)  # Tensor.numpy forbids torch to resize the memory, for good
-    if not array.flags.writeable:  # as in NumPy 2.0
-        array = bits.numpy()
-    array = array.view(bfloat16("; pass module.float()")) if is_bfloat16 else array
+    array = view_as_array(tensor.detach(), name)  # from now on torch refuses to resize it
     return array if share else array.copy()
 
 

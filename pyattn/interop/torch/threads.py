@@ -29,12 +29,15 @@ def _find_team() -> object:
         return None
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        in_order = ctypes.CDLL(None), library  # as the linker looks: a library that is loaded before all goes first
-        function = next(getattr(one, name) for one in in_order if hasattr(one, name := _TEAM.decode()))
-    except (OSError, StopIteration):
+    except OSError:
         return None
-    make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return make_capsule(("PyCapsule_New", ctypes.pythonapi))(ctypes.cast(function, ctypes.c_void_p), _TEAM, None)
+    kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    make_capsule = kind(("PyCapsule_New", ctypes.pythonapi))
+    for place in (ctypes.CDLL(None), library):  # as the linker looks: a library that is preloaded goes first
+        function = getattr(place, _TEAM.decode(), None)
+        if function is not None:
+            return make_capsule(ctypes.cast(function, ctypes.c_void_p), _TEAM, None)
+    return None
 
 
 _team = _find_team()
