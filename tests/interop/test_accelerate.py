@@ -704,6 +704,17 @@ def test_parameters_without_memory_are_not_read(torch):
     restore(model)
 
 
+def test_a_model_made_in_inference_mode_can_be_laid_out(torch):
+    """torch computes it meanwhile, and later."""
+    with torch.inference_mode():
+        module = make(torch, "Linear", DIM, 5)
+        expected = module(rows(torch))
+        accelerate(module, order="in_out")
+        torch.testing.assert_close(torch.nn.Linear.forward(module, rows(torch)), expected)
+        restore(module)
+        assert torch.equal(module(rows(torch)), expected)
+
+
 def test_a_model_laid_out_in_inference_mode_can_be_trained(torch):
     model = model_of(torch)
     with torch.inference_mode():

@@ -250,8 +250,8 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _set_memory(parameter: torch.nn.Parameter, lay: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Move a parameter's numbers; one laid out in inference mode could not be trained."""
-    with torch.inference_mode(False), torch.no_grad():
+    """Move a parameter's numbers, in the mode in which it was made: torch looks at that later."""
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
         parameter.data = lay(parameter.data)
 
 
