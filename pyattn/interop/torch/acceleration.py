@@ -20,7 +20,7 @@ from pyattn._util.arguments import as_flag
 from pyattn._util.messages import short_repr
 from pyattn._util.warnings import warn
 from pyattn.interop.torch.kinds import Compute, find_kind, make_compute
-from pyattn.interop.torch.reading import FasterInTorchError, leaves_rows
+from pyattn.interop.torch.reading import is_faster_in_torch, leaves_rows
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
 from pyattn.interop.torch.threads import call_on_torchs_threads
@@ -107,10 +107,11 @@ class Acceleration:
 class _State:
     """How an accelerated module computes; made anew when the module has changed."""
 
-    __slots__ = ("acceleration", "laid_out", "make", "reading")
+    __slots__ = ("acceleration", "laid_out", "make", "multiplies", "reading")
 
-    def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute]) -> None:
+    def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute], module: torch.nn.Module) -> None:
         self.acceleration, self.make = acceleration, make
+        self.multiplies = any(one.ndim == 2 for one in module.parameters())  # what it is given, with its weights
         self.laid_out = False  # whether accelerate has laid the weight out as (in, out)
         self.reading: tuple[Compute, Snapshot] | None = None  # in one piece, as threads share it
 
@@ -205,7 +206,7 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
         except UnfitError as reason:
             acceleration._keep(name, module, str(reason))
             continue
-        states[module] = _State(acceleration, make)
+        states[module] = _State(acceleration, make, module)
         acceleration.replaced[name] = type(module).__name__
     acceleration._leaves_rows = any(map(leaves_rows, states))
     if order is not None:
@@ -300,10 +301,10 @@ def _accelerated(original: Any) -> Any:
         state = vars(self).get(_STATE)
         if state is None:  # e.g. a copy that another library made of the dict
             return original.forward(self, *args, **kwargs)
+        if state.multiplies and is_faster_in_torch(next(iter((*args, *kwargs.values())), None)):
+            return original.forward(self, *args, **kwargs)
         try:
             return _compute(self, state, args, kwargs)
-        except FasterInTorchError:
-            pass
         except UnfitError as reason:
             state.acceleration._fall_back(original.__name__, reason)
         return original.forward(self, *args, **kwargs)

@@ -17,7 +17,6 @@ from pyattn.interop.torch.reading import (
     activation_of,
     array_of,
     as_array,
-    as_rows,
     check_parts,
     linear_of,
     norm_of,
@@ -58,7 +57,7 @@ def _linear(module: Any) -> Compute:
     weight, bias = linear_of(module)
 
     def linear(input: torch.Tensor) -> torch.Tensor:
-        return view_as_tensor(functional.linear(as_rows(input, "input", weight.dtype), weight, bias))
+        return view_as_tensor(functional.linear(as_array(input, "input", weight.dtype), weight, bias))
 
     return linear
 
@@ -110,7 +109,7 @@ def _feed_forward(one: Any, activation: Any, two: Any) -> Compute:
     weights, name = (*linear_of(one), *linear_of(two)), activation_of(activation)
 
     def feed_forward(input: torch.Tensor) -> torch.Tensor:
-        x = as_rows(input, "input", weights[0].dtype)
+        x = as_array(input, "input", weights[0].dtype)
         return view_as_tensor(functional.feed_forward(x, *weights, activation=name))
 
     return feed_forward
@@ -128,7 +127,7 @@ def _llama_mlp(module: Any) -> Compute:
     compute, dtype = gated_feed_forward(module), linear_of(module, "up_proj")[0].dtype
 
     def feed_forward(input: torch.Tensor) -> torch.Tensor:
-        x = as_rows(input, "input", dtype)
+        x = as_array(input, "input", dtype)
         return view_as_tensor(round_to(compute(as_float32(x)), dtype))
 
     return feed_forward
@@ -147,7 +146,7 @@ def _twin(module: Any, main: str) -> Compute:
     num_heads = next(part.num_heads for part in module.modules() if hasattr(part, "num_heads"))
 
     def call(**given: Any) -> Any:
-        rows = as_rows(given.get(main), main, dtype)
+        rows = as_array(given.get(main), main, dtype)
         result = twin(**{name: read(value, name, rows.ndim == 3) for name, value in given.items()})
         return tuple(map(write, result)) if isinstance(result, tuple) else write(result)
 

@@ -16,7 +16,6 @@ from pyattn.functional._multihead_masks import Masking
 from pyattn.interop.torch.reading import (
     activation_of,
     as_array,
-    as_rows,
     check_author,
     linear_of,
     norm_of,
@@ -68,7 +67,7 @@ def _encoder_layer(
                 raise UnfitError("it is called as a decoder's layer")
             _check_more(more)
             mask, causal = _masking(owner, hidden_states, attention_mask, is_causal)
-            x = as_rows(hidden_states, "hidden_states", dtype)
+            x = as_array(hidden_states, "hidden_states", dtype)
             own = Masking(mask, is_causal=causal)
             result = compute_layer(as_float32(x), None, all_weights, options, own, Masking(), blocked=False)
             return view_as_tensor(round_to(result.output, dtype))
@@ -198,7 +197,7 @@ def _gpt2_block(module: Any) -> Callable[..., Any]:
             raise UnfitError("it attends to an encoder")
         _check_more(more)
         masking = _masking(attention, hidden_states, attention_mask, is_causal)
-        x = as_float32(as_rows(hidden_states, "hidden_states", dtype))
+        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
         rows = view_as_tensor(_core.linear(normalized(x, decoder.norm1), *qkv))
         q, k, v = rows.view(*rows.shape[:-1], 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
 
@@ -233,7 +232,7 @@ def _llama_layer(module: Any) -> Callable[..., Any]:
     ) -> torch.Tensor:
         _check_more(more)
         masking = _masking(attention, hidden_states, attention_mask, is_causal)
-        x = as_float32(as_rows(hidden_states, "hidden_states", dtype))
+        x = as_float32(as_array(hidden_states, "hidden_states", dtype))
         y = normalized(x, decoder.norm1)
 
         def project(weights: Any) -> torch.Tensor:

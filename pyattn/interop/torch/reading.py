@@ -17,14 +17,13 @@ from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, to_array, view_as_array
 
 __all__ = [
-    "FasterInTorchError",
     "Norm",
     "activation_of",
     "array_of",
     "as_array",
-    "as_rows",
     "check_author",
     "check_parts",
+    "is_faster_in_torch",
     "leaves_rows",
     "linear_of",
     "norm_of",
@@ -50,10 +49,6 @@ _WITHOUT_NUMBERS = {*dir(torch.nn.Module), "reset_parameters", "_reset_parameter
 # torch multiplies bfloat16 by instructions for it where the CPU has them, and from so many rows on wins by that.
 _MULTIPLIES_BFLOAT16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
 _MANY_ROWS = 8
-
-
-class FasterInTorchError(Exception):
-    """A call is better left to torch."""
 
 
 class Norm(NamedTuple):
@@ -206,9 +201,8 @@ def leaves_rows(module: torch.nn.Module) -> bool:
     return any(one.dtype == torch.bfloat16 and one.ndim == 2 for one in module.parameters(recurse=False))
 
 
-def as_rows(tensor: Any, name: str, dtype: np.dtype[Any]) -> FloatArray:
-    """View rows that are to be multiplied with weights of this dtype, unless torch does that faster."""
-    rows = as_array(tensor, name, dtype)
-    if _MULTIPLIES_BFLOAT16 and tensor.dtype == torch.bfloat16 and rows.size >= _MANY_ROWS * rows.shape[-1]:
-        raise FasterInTorchError
-    return rows
+def is_faster_in_torch(rows: object) -> bool:
+    """Tell whether torch multiplies these rows faster."""
+    if not _MULTIPLIES_BFLOAT16 or not isinstance(rows, torch.Tensor) or rows.dtype != torch.bfloat16:
+        return False
+    return rows.ndim > 1 and not rows.is_nested and rows.numel() >= _MANY_ROWS * rows.shape[-1]
