@@ -139,25 +139,23 @@ static void team(void (*work)(void *), void *data, unsigned threads, unsigned fl
     while (started > 0) pthread_join(members[--started], NULL);
 }
 
+#if defined(_WIN32) || defined(__wasm__)
+static void claim_child_leaves_a_team(caller *own) { (void)own; }
+#else
 /* Forked by the host when it is asked while the team works, a child stops with ATTN_FORKED, and can call again. */
 static pid_t forked; /* -1: not yet */
 
 static int fork_once(void)
 {
-#if !defined(_WIN32) && !defined(__wasm__)
     if (in_team && forked < 0) {
         forked = fork();
         if (forked == 0) alarm(CHILD_SECONDS);
     }
-#endif
     return 0;
 }
 
 static void claim_child_leaves_a_team(caller *own)
 {
-#if defined(_WIN32) || defined(__wasm__)
-    (void)own;
-#else
     attn_error error;
     attn_status status = ATTN_OK;
     attn_set_hooks(&(attn_hooks){allocate, release, fork_once});
@@ -170,8 +168,8 @@ static void claim_child_leaves_a_team(caller *own)
     CLAIM(status == ATTN_OK, "the parent has failed: %s", error.message);
     CLAIM(forked > 0 && waitpid(forked, &exit_status, 0) == forked, "no child");
     CLAIM(exit_status == 0, "a child that left a team: status %d", exit_status);
-#endif
 }
+#endif
 
 static void claim_team_computes(caller *own, int forks)
 {
