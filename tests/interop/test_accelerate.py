@@ -201,6 +201,20 @@ def test_many_rows_of_bfloat16_are_torchs_where_it_multiplies_them(torch, monkey
             assert len(seen) == count
 
 
+def test_rows_left_to_torch_are_refused_as_others_are(torch, monkeypatch):
+    """With strict, what torch has to compute anyway is an error."""
+    monkeypatch.setattr(reading, "_MULTIPLIES_BFLOAT16", True)
+    module, x = make(torch, "Linear", DIM, DIM).bfloat16(), torch.ones(8, DIM, dtype=torch.bfloat16)
+    accelerate(module, strict=True)
+    with pytest.raises(RuntimeError, match="gradients are enabled"):
+        module(x)
+    with torch.inference_mode():
+        with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="autocast is on"):
+            module(x)
+        with pytest.raises(RuntimeError, match="training mode"):
+            module.train()(x)
+
+
 def test_parameters_of_subclasses_are_not_read_as_numbers(torch):
     class Doubled(torch.nn.Parameter):
         pass

@@ -301,8 +301,6 @@ def _accelerated(original: Any) -> Any:
         state = vars(self).get(_STATE)
         if state is None:  # e.g. a copy that another library made of the dict
             return original.forward(self, *args, **kwargs)
-        if state.multiplies and is_faster_in_torch(next(iter((*args, *kwargs.values())), None)):
-            return original.forward(self, *args, **kwargs)
         try:
             return _compute(self, state, args, kwargs)
         except UnfitError as reason:
@@ -329,7 +327,7 @@ def _accelerated(original: Any) -> Any:
 
 
 def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute a call in the core, or raise `UnfitError`."""
+    """Compute a call in the core, or in torch where that is faster, or raise `UnfitError`."""
     if torch.is_autocast_enabled("cpu"):
         raise UnfitError("autocast is on")
     if module.training:
@@ -338,10 +336,16 @@ def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str
         raise UnfitError("torch.func sees each of its steps")
     if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() or _is_watched():
         raise UnfitError("forward-mode gradients or a mode of torch see each of its steps")
+    forward = original_class(type(module)).forward
+    is_faster = state.multiplies and is_faster_in_torch(next(iter((*args, *kwargs.values())), None))
+    if is_faster and not torch.is_grad_enabled():  # reading the module would take longer than it gains
+        return forward(module, *args, **kwargs)
     compute, snapshot = state.read(module)
     if torch.is_grad_enabled() and (snapshot.requires_grad() or _any_requires_grad((*args, *kwargs.values()))):
         raise UnfitError("gradients are enabled; call it within torch.inference_mode()")
     snapshot.check_calls()
+    if is_faster:
+        return forward(module, *args, **kwargs)
     try:
         return call_on_torchs_threads(compute, *args, **kwargs)
     except (TypeError, ValueError) as error:
