@@ -7,7 +7,7 @@
 #   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
 #   make -k test-all  that, most of it under sanitizers, the checks of the C core, on arm64 too, and transformers' tests
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
-#   make notebooks    examples/ run and compared with what is saved in them; ARGS=--save saves what they give
+#   make notebooks    those of docs/, run and compared with what is saved in them; ARGS=--save saves what they give
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
 #   make docs     the site of docs/ and the docstrings, in build/docs
 #   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/

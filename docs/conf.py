@@ -15,7 +15,14 @@ author = "the pyattn authors"
 copyright = author
 release = version = runpy.run_path(str(ROOT / "pyattn" / "_version.py"))["__version__"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "sphinx_design",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["pictures", "templates"]
 templates_path = ["templates"]
 nitpicky = True
@@ -25,6 +32,11 @@ default_role = "autolink"
 nitpick_ignore_regex = [("py:.*", r"(numpy|torch|matplotlib|json)\..*")]  # other projects' names, where those are there
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "deflist"]
+nb_execution_mode = "off"  # notebooks show what is saved in them: `make notebooks` runs them
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 highlight_language = "none"  # what says no language: formulas and tables
 smartquotes = False  # values are in quotes that can be typed

@@ -1,4 +1,4 @@
-"""Runs the notebooks of examples/, and fails where a cell raises, warns or gives something else than is saved in it.
+"""Runs the notebooks of docs/, and fails where a cell raises, warns or gives something else than is saved in it.
 
     python tools/notebooks.py [--save] [notebook ...]
 
@@ -52,10 +52,10 @@ class Shown(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run notebooks and compare what they give with what is saved.")
     parser.add_argument("--save", action="store_true", help="write what they give into them")
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of examples/")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of docs/")
     options = parser.parse_args(arguments)
     failed = False
-    for path in options.notebooks or sorted((ROOT / "examples").glob("*.ipynb")):
+    for path in options.notebooks or sorted((ROOT / "docs").rglob("*.ipynb")):
         faults = run_and_save(path) if options.save else run_and_compare(path)
         print(f"{path.name}: {'FAILED' if faults else 'saved' if options.save else 'as saved'}", *faults, sep="\n")
         failed |= bool(faults)

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ can be read as they are saved, and tools/notebooks.py fails where they are out of date.
+"""The notebooks of docs/ can be read as they are saved, and tools/notebooks.py fails where they are out of date.
 
 `make notebooks` runs the notebooks, and then this.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 RUNNER = Path(__file__).with_name("notebooks.py")
-EXAMPLES = RUNNER.parent.parent / "examples"
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+DOCS = RUNNER.parent.parent / "docs"
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 MOST_BYTES = 300_000
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 
 
-def test_readme_lists_every_notebook():
-    listed = re.findall(r"^- `([\w-]+\.ipynb)`: ", (EXAMPLES.parent / "README.md").read_text(), re.MULTILINE)
-    assert len(listed) >= 4
-    assert sorted(listed) == [path.name for path in NOTEBOOKS]
+def test_the_site_has_every_notebook():
+    listed = re.findall(r"^([\w-]+/[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert len(NOTEBOOKS) >= 4
+    assert {path.relative_to(DOCS).with_suffix("").as_posix() for path in NOTEBOOKS} <= set(listed)
 
 
 # As they are saved
@@ -179,7 +179,7 @@ def test_a_notebook_that_raises_is_not_saved(run):
 
 def test_cells_run_beside_their_notebook_and_find_this_checkout(run):
     source = "import os, pyattn\nprint(os.listdir(), os.path.dirname(os.path.dirname(pyattn.__file__)))"
-    assert run(source, text(f"['one.ipynb'] {EXAMPLES.parent}\n"))[:2] == (0, "one.ipynb: as saved\n")
+    assert run(source, text(f"['one.ipynb'] {DOCS.parent}\n"))[:2] == (0, "one.ipynb: as saved\n")
 
 
 def test_cells_have_no_network(run):

@@ -48,8 +48,8 @@ class Student(NamedTuple):
 def student() -> Student:
     """Load a tiny model that translates "je suis étudiant" into "I am a student".
 
-    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions. It was trained with PyTorch on
-    all of these fifteen sentences (``examples/train_student.py``), and translates nothing else. French has no article
+    It knows ``je suis``, ``tu es`` and ``il est``, followed by one of five professions. PyTorch trained it on all of
+    these fifteen sentences (``tools/training/train_student.py``). It translates nothing else. French has no article
     there: the model must choose "a" or "an" by the noun.
 
     Returns

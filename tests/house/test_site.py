@@ -14,7 +14,7 @@ import sys
 import pytest
 from support.helpers import ROOT, for_each
 
-PAGES = sorted((ROOT / "docs" / "api").glob("*.rst"))
+PAGES = sorted((ROOT / "docs" / "reference" / "api").glob("*.rst"))
 MODULES = [
     "pyattn",
     "pyattn.cache",
@@ -73,7 +73,7 @@ def public_objects():
 @for_each("found", public_objects())
 def test_every_public_name_is_in_the_reference(found):
     documented = [resolve(name) for page in PAGES for name in names_of(page)[0]]
-    where = "belongs in a table of docs/api/*.rst and in an autofunction or autoclass line there, once"
+    where = "belongs in a table of docs/reference/api/*.rst and in an autofunction or autoclass line there, once"
     assert documented.count(found) == 1, f"{found.__name__} {where}"
 
 
@@ -103,7 +103,8 @@ def test_names_that_docstrings_lead_to_are_there():
 
 
 def test_every_picture_is_in_the_gallery():
-    shown = re.findall(r"^!\[[^\]]+\]\(pictures/(\S+)\)$", (ROOT / "docs" / "gallery.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "how-to" / "draw-figures.md").read_text()
+    shown = re.findall(r"^!\[[^\]]+\]\(../pictures/(\S+)\)$", page, re.MULTILINE)
     assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
 
 

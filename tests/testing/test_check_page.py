@@ -1,4 +1,4 @@
-"""docs/mark-your-own-attention.md shows what really happens: its file, its command and what that prints."""
+"""docs/how-to/test-your-implementation.md shows what really happens: its file, its command and what that prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.helpers import ROOT
 
 from pyattn import __main__ as command
 
-PAGE = (ROOT / "docs" / "mark-your-own-attention.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "test-your-implementation.md").read_text()
 
 
 def block(language):

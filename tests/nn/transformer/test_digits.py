@@ -1,4 +1,4 @@
-"""The digit model of examples/: right on sequences that it never saw, and what PyTorch writes with the same weights."""
+"""The digit model of docs/tutorials/: right on sequences that it never saw, and PyTorch's with the same weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyattn
 
 @pytest.fixture(scope="module")
 def _examples_are_found():
-    sys.path.insert(0, str(ROOT / "examples"))
+    sys.path.insert(0, str(ROOT / "docs" / "tutorials"))
     yield
-    sys.path.remove(str(ROOT / "examples"))
+    sys.path.remove(str(ROOT / "docs" / "tutorials"))
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_it_is_packed_with_the_package(tmp_path):
 
 @pytest.mark.peers
 def test_pytorch_gives_the_same_scores(torch, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "training"))
     translator = importlib.import_module("torch_translator")
     model, source_words, target_words = examples.student()
     theirs = translator.Translator(len(source_words), len(target_words), **examples._SIZES, padding_idx=0)

@@ -1,6 +1,6 @@
 """Trains the tiny model of pyattn.models.examples with PyTorch, some seconds, and writes its weights into the package.
 
-python examples/train_student.py
+python tools/training/train_student.py
 """
 
 from __future__ import annotations

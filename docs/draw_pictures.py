@@ -1,4 +1,4 @@
-"""Draws docs/pictures/ anew: python docs/make_pictures.py. The weights of sentences are made up.
+"""Draws docs/pictures/ anew: python docs/draw_pictures.py. The weights of sentences are made up.
 
 An installed Chinese font is needed for one of them; on Debian: apt install fonts-noto-cjk.
 """

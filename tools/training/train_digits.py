@@ -1,14 +1,19 @@
 """Trains the model of digits.py with PyTorch, some minutes on two cores, and writes its weights to digits.npz.
 
-python examples/train_digits.py
+python tools/training/train_digits.py
 """
 
 from __future__ import annotations
 
-import digits
+import sys
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch_translator import Translator, arrays_of, train
+
+sys.path.append(str(Path(__file__).parents[2] / "docs" / "tutorials"))
+import digits  # beside its notebook
 
 RATE = 3e-3
 
