@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
+import shutil
 from pathlib import Path
 
 from docutils import nodes
+from sphinx.transforms import SphinxTransform
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,11 +22,12 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
     "numpydoc",
     "sphinx_design",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["pictures", "templates"]
+exclude_patterns = ["pictures", "static", "templates"]
 templates_path = ["templates"]
 nitpicky = True
 
@@ -35,8 +39,10 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 nb_execution_mode = "off"  # notebooks show what is saved in them: `make notebooks` runs them
 
+# The button copies what one types: input behind a prompt, or a block without prompts, but never a notebook's output.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.output) > div.highlight > pre"
 
 highlight_language = "none"  # what says no language: formulas and tables
 smartquotes = False  # values are in quotes that can be typed
@@ -45,12 +51,18 @@ smartquotes = False  # values are in quotes that can be typed
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autosummary_generate = False
+autosummary_context = {  # for templates/autosummary; viewcode links to source in Python
+    name: json.loads((ROOT / "docs" / "reference" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    for name in ("see_also", "in_c")
+}
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 maximum_signature_line_length = 88
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 html_title = f"pyattn {release}"
 html_copy_source = False
 html_show_sphinx = False
@@ -58,6 +70,30 @@ if os.environ.get("PYATTN_SITE"):  # where tools/publish_docs.py will put them
     sidebar = ["brand", "search", "scroll-start", "navigation", "scroll-end"]
     html_sidebars = {"**": ["versions.html", *(f"sidebar/{part}.html" for part in sidebar)]}
 html_theme_options = {"footer_icons": [], "light_css_variables": {"code-font-size": "81.25%"}}  # 92 columns
+
+
+class ShowPictures(SphinxTransform):
+    """Show NAME-dark.png in place of NAME.png where the reader's theme is dark, if both files are there."""
+
+    default_priority = 200
+
+    def apply(self):
+        page = Path(self.env.doc2path(self.env.docname))
+        for light in list(self.document.findall(nodes.image)):
+            path = Path(light["uri"])
+            name = f"{path.stem}-dark{path.suffix}"
+            if "://" in light["uri"] or not (page.parent / path.with_name(name)).is_file():
+                continue
+            dark = light.copy()  # ids stay with one of them
+            dark["uri"], dark["ids"], dark["names"] = str(path.with_name(name)), [], []
+            light["classes"] = [*light["classes"], "only-light"]
+            dark["classes"] = [*dark["classes"], "only-dark"]
+            light.parent.insert(light.parent.index(light) + 1, dark)
+
+
+def remove_old_stubs(app, config):
+    """Remove the pages of names made by the build before: some names may be gone."""
+    shutil.rmtree(Path(app.srcdir) / "reference" / "api" / "generated", ignore_errors=True)
 
 
 def skip_fields(app, what, name, member, skip, options):
@@ -81,6 +117,8 @@ def end_with_a_line(app, doctree):
 
 
 def setup(app):
+    app.add_transform(ShowPictures)
+    app.connect("config-inited", remove_old_stubs)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", set_table_apart, priority=400)  # before numpydoc's
     app.connect("doctree-read", end_with_a_line)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -36,23 +37,16 @@ MODULES = [
 ]
 
 
-def full_name(name, module):
-    """As Sphinx reads it below a `currentmodule`."""
-    return name if name.startswith("pyattn.") else f"{module}.{name}"
-
-
 def names_of(page):
-    """Names that the page documents, and those that its tables list, in order."""
-    documented, listed, module, in_table = [], [], None, False
+    """Names that the tables of a page list, as Sphinx reads them below a `currentmodule`."""
+    listed, module, in_table = [], None, False
     for line in page.read_text().splitlines():
         if found := re.fullmatch(r"\.\. (?:currentmodule|automodule):: (\S+)", line):
             module = found[1]
-        elif found := re.fullmatch(r"\.\. auto(?:function|class|exception):: (\S+)", line):
-            documented.append(full_name(found[1], module))
-        elif found := re.fullmatch(r"   ~?([\w.]+)", line):
-            listed += [full_name(found[1], module)] if in_table else []
+        elif found := re.fullmatch(r"   ([\w.]+)", line):
+            listed += [f"{module}.{found[1]}"] if in_table else []
         in_table = line == ".. autosummary::" or (in_table and (not line or line.startswith("   ")))
-    return documented, listed
+    return listed
 
 
 def resolve(name):
@@ -70,17 +64,33 @@ def public_objects():
                 yield found
 
 
+LISTED = [name for page in PAGES for name in names_of(page)]
+
+
 @for_each("found", public_objects())
 def test_every_public_name_is_in_the_reference(found):
-    documented = [resolve(name) for page in PAGES for name in names_of(page)[0]]
-    where = "belongs in a table of docs/reference/api/*.rst and in an autofunction or autoclass line there, once"
-    assert documented.count(found) == 1, f"{found.__name__} {where}"
+    where = "belongs in a table of docs/reference/api/*.rst, once"
+    assert [resolve(name) for name in LISTED].count(found) == 1, f"{found.__name__} {where}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tables_list_what_their_page_documents(page):
-    documented, listed = names_of(page)
-    assert listed == documented
+def test_every_table_makes_a_page_for_each_name(page):
+    lines = page.read_text().splitlines()
+    options = [lines[n + 1 : n + 3] for n, line in enumerate(lines) if line == ".. autosummary::"]
+    assert all(found == ["   :toctree: generated", "   :nosignatures:"] for found in options)
+
+
+def test_pages_that_name_related_pages_are_there():
+    """Sphinx checks the related names, but not the names that they belong to."""
+    related = json.loads((ROOT / "docs" / "reference" / "api" / "see_also.json").read_text())
+    assert set(related) <= set(LISTED)
+
+
+def test_functions_in_c_name_their_source():
+    """The others have a link to their source, which viewcode makes."""
+    in_c = json.loads((ROOT / "docs" / "reference" / "api" / "in_c.json").read_text())
+    assert set(in_c) == {name for name in LISTED if inspect.isbuiltin(resolve(name))}
+    assert all((ROOT / path).is_file() for path in in_c.values())
 
 
 def test_every_public_module_is_looked_at():
