@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import runpy
@@ -96,6 +98,12 @@ def remove_old_stubs(app, config):
     shutil.rmtree(Path(app.srcdir) / "reference" / "api" / "generated", ignore_errors=True)
 
 
+def find_source(app, module, name):
+    """Name the module that has the source of a function, which may stand behind a wrapper that checks keywords."""
+    found = getattr(importlib.import_module(module), name, None)
+    return inspect.unwrap(found).__globals__["__name__"] if inspect.isfunction(found) else None
+
+
 def skip_fields(app, what, name, member, skip, options):
     """Leave out a named tuple's fields: its docstring has them."""
     return True if type(member).__name__ == "_tuplegetter" else None
@@ -119,6 +127,7 @@ def end_with_a_line(app, doctree):
 def setup(app):
     app.add_transform(ShowPictures)
     app.connect("config-inited", remove_old_stubs)
+    app.connect("viewcode-follow-imported", find_source)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", set_table_apart, priority=400)  # before numpydoc's
     app.connect("doctree-read", end_with_a_line)
