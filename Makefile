@@ -88,7 +88,7 @@ docs: $(built) $(call with,docs)
 	rm -rf build/docs
 	PYTHONPATH=tools/offline $(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
 		-d build/doctrees docs build/docs $(ARGS)
-	$(python) tools/check_site.py build/docs
+	$(python) tools/check_site.py build/docs --search docs/search.json README.md README.zh-CN.md CONTRIBUTING.md
 
 browser: $(built)
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then $(MAKE) in-browser; \

@@ -6,14 +6,23 @@ import importlib
 import inspect
 import json
 import os
+import re
 import runpy
 import shutil
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def read_json(path):
+    return json.loads((ROOT / "docs" / path).read_text(encoding="utf-8"))
+
+
+SEARCH_TERMS = read_json("search.json")  # term that a reader types -> page; tools/check_site.py tries them
 
 project = "pyattn"
 author = "the pyattn authors"
@@ -53,10 +62,8 @@ smartquotes = False  # values are in quotes that can be typed
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autosummary_context = {  # for templates/autosummary; viewcode links to source in Python
-    name: json.loads((ROOT / "docs" / "reference" / "api" / f"{name}.json").read_text(encoding="utf-8"))
-    for name in ("see_also", "in_c")
-}
+# For templates/autosummary: related names and pages, and source files in C; viewcode links to source in Python.
+autosummary_context = {name: read_json(f"reference/api/{name}.json") for name in ("see_also", "in_c")}
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 maximum_signature_line_length = 88
@@ -93,6 +100,19 @@ class ShowPictures(SphinxTransform):
             light.parent.insert(light.parent.index(light) + 1, dark)
 
 
+class AddSearchTerms(SphinxTransform):
+    """Make each term of search.json an index entry of its page, because the search ranks those first."""
+
+    default_priority = 800
+
+    def apply(self):
+        terms = [term for term, page in SEARCH_TERMS.items() if page == self.env.docname]
+        section = next(self.document.findall(nodes.section), None)
+        if terms and section is not None:
+            entries = [("single", term, section["ids"][0], "main", None) for term in terms]
+            section.insert(1, addnodes.index(entries=entries))
+
+
 def remove_old_stubs(app, config):
     """Remove the pages of names made by the build before: some names may be gone."""
     shutil.rmtree(Path(app.srcdir) / "reference" / "api" / "generated", ignore_errors=True)
@@ -101,7 +121,19 @@ def remove_old_stubs(app, config):
 def find_source(app, module, name):
     """Name the module that has the source of a function, which may stand behind a wrapper that checks keywords."""
     found = getattr(importlib.import_module(module), name, None)
+    if inspect.isbuiltin(found):
+        return "builtins"  # without source, so that viewcode makes no page
     return inspect.unwrap(found).__globals__["__name__"] if inspect.isfunction(found) else None
+
+
+def lead_back(app, name, template, context, doctree):
+    """Mend links from the source of a function to its page: viewcode takes all names of a file for one module's."""
+    if name.startswith("_modules/"):
+        context["body"] = re.sub(
+            r"(generated/([\w.]+)\.html#)([\w.]+)",
+            lambda link: link[0] if link[3].startswith(link[2]) else link[1] + link[2],
+            context["body"],
+        )
 
 
 def skip_fields(app, what, name, member, skip, options):
@@ -125,8 +157,10 @@ def end_with_a_line(app, doctree):
 
 
 def setup(app):
+    app.add_transform(AddSearchTerms)
     app.add_transform(ShowPictures)
     app.connect("config-inited", remove_old_stubs)
+    app.connect("html-page-context", lead_back)
     app.connect("viewcode-follow-imported", find_source)
     app.connect("autodoc-skip-member", skip_fields)
     app.connect("autodoc-process-docstring", set_table_apart, priority=400)  # before numpydoc's

@@ -1,16 +1,20 @@
-"""The site of docs/ has every public name and every picture, and tools/check_site.py finds what pages would fetch.
+"""The site of docs/ has every public name and every picture, and tools/check_site.py finds what is wrong with pages.
 
 `make docs` builds it, and takes Sphinx's warnings for errors: broken links, names that are not there, bad markup.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import io
 import json
 import re
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.helpers import ROOT, for_each
@@ -132,11 +136,16 @@ FETCHING = {
 }
 
 
-def check_site(folder, page, style=""):
+CHECK = runpy.run_path(str(ROOT / "tools" / "check_site.py"))
+
+
+def check_site(folder, page, style="", others=()):
+    """Exit status and complaints about a site of one page and one style sheet."""
     (folder / "page.html").write_text(page)
     (folder / "page.css").write_text(style)
-    command = [sys.executable, ROOT / "tools" / "check_site.py", folder]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    with contextlib.redirect_stderr(io.StringIO()) as complaints:
+        status = CHECK["main"]([str(folder), *map(str, others)])
+    return SimpleNamespace(returncode=status, stderr=complaints.getvalue())
 
 
 @pytest.mark.parametrize("page", FETCHING.values(), ids=FETCHING)
@@ -154,6 +163,7 @@ def test_a_font_from_elsewhere_fails(tmp_path):
 
 def test_links_may_lead_elsewhere(tmp_path):
     page = '<a href="https://example.org">there</a> <script src="here.js"></script> <img src="data:image/png;base64,">'
+    (tmp_path / "here.js").touch()
     assert check_site(tmp_path, page, "p { background: url(here.png); }").returncode == 0
 
 
@@ -166,3 +176,74 @@ def test_a_folder_without_pages_fails(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "has no pages" in done.stderr
+
+
+# Where pages lead
+
+
+@pytest.mark.parametrize("link", ["other.html", "#there", "page.html#there", "folder/page.html", "page.html?x=1#there"])
+def test_a_link_that_leads_nowhere_fails(link, tmp_path):
+    done = check_site(tmp_path, f'<p id="here"><a href="{link}">there</a></p>')
+    assert done.returncode == 1
+    assert f"page.html: {link} leads nowhere" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "link", ["#", "#here", "page.html", "page.css?v=1", "page.html#%68ere", "mailto:a@example.org"]
+)
+def test_a_link_that_leads_somewhere_passes(link, tmp_path):
+    assert check_site(tmp_path, f'<p id="here"><a href="{link}">there</a></p>').returncode == 0
+
+
+def test_a_picture_that_is_not_there_fails(tmp_path):
+    assert "page.html: a.png leads nowhere" in check_site(tmp_path, '<img src="a.png">').stderr
+
+
+def test_links_of_markdown_are_checked_outside_code(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("# Speed, `measured`\n[a](#speed-measured) [b](#spee)\n```\n[c](gone.md)\n```\n[d](lost.md)\n")
+    done = check_site(tmp_path, "<p>text</p>", others=[readme])
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
+        "#spee leads nowhere",
+        "lost.md leads nowhere",
+    ]
+
+
+# Search
+
+INDEX = {
+    "docnames": ["explanation/faq", "how-to/install", "reference/api"],
+    "titles": ["Questions", "Install and troubleshoot", "attention"],
+    "alltitles": {"Questions": [[0, None]], "GPU?": [[0, "gpu"]], "Install and troubleshoot": [[1, None]]},
+    "indexentries": {"pip": [[1, "pip", True]]},
+    "objects": {"pyattn": [[2, 0, 1, "", "attention"]]},
+    "objnames": {"0": ["py", "function", "Python function"]},
+    "terms": {"pip": [0, 1, 2], "mask": [0, 2], "causal": 2},
+    "titleterms": {"question": 0, "instal": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "pages"),
+    [
+        ("GPU", [0]),
+        ("pip", [1, 2, 0]),
+        ("causal mask", [2]),
+        ("attention", [2]),
+        ("installing", [1]),
+        ("nothing", []),
+    ],
+)
+def test_search_finds_what_the_site_finds(query, pages):
+    pytest.importorskip("snowballstemmer")
+    assert CHECK["results_of"](INDEX, query) == [INDEX["docnames"][page] for page in pages]
+
+
+def test_a_term_that_does_not_find_its_page_fails(tmp_path):
+    pytest.importorskip("snowballstemmer")
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(INDEX)})")
+    table = tmp_path / "search.json"
+    table.write_text(json.dumps({"pip": "how-to/install", "GPU": "how-to/install"}))
+    done = check_site(tmp_path, "<p>text</p>", others=["--search", table])
+    assert done.returncode == 1
+    assert done.stderr == f"{table}: a search for 'GPU' finds explanation/faq, not how-to/install\n"
