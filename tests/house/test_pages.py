@@ -11,11 +11,19 @@ import pytest
 from support.helpers import CODE_BLOCK, ROOT
 
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if ">>> " in page.read_text(encoding="utf-8"))
-SLOW = ("draw-figures.md", "how-fast-and-how-exact.md")
+SLOW = ("draw-figures.md",)
 
 
-def imports_torch(page):
+def needs_torch(page):
     return re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE) is not None
+
+
+def needs_minilm(page):
+    return ">>> encoder = pyattn.models.SentenceEncoder.load()" in page.read_text() and not needs_torch(page)
+
+
+def needs_numpy_alone(page):
+    return not (needs_torch(page) or needs_minilm(page))
 
 
 def run_pages(pages, folder):
@@ -40,12 +48,16 @@ def assert_pages_do_what_they_say(pages, folder):
 
 
 def test_the_examples_of_pages_do_what_they_say(tmp_path):
-    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and not imports_torch(x)], tmp_path)
+    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and needs_numpy_alone(x)], tmp_path)
 
 
 @pytest.mark.peers
 def test_the_examples_of_pages_with_torch_do_what_they_say(tmp_path):
-    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and imports_torch(x)], tmp_path)
+    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and needs_torch(x)], tmp_path)
+
+
+def test_the_examples_of_pages_with_minilm_do_what_they_say(minilm, tmp_path):
+    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and needs_minilm(x)], tmp_path)
 
 
 @pytest.mark.slow
