@@ -1,4 +1,4 @@
-"""Multi-head attention: a trace of each head, and the projection of all heads as the last step."""
+"""Multi-head attention: a trace of each head, then two steps for all heads: concatenation and projection."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pyattn._core as _core
 import pyattn.reference as reference
 from pyattn._util.halves import compute_dtype
 from pyattn._util.in_proj import in_projections
+from pyattn._util.typing import Convention
 from pyattn.masks import Mask
 from pyattn.tracing._trace import Trace
-from pyattn.tracing.compute import Options, compute, project
+from pyattn.tracing.compute import Options, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
-from pyattn.tracing.inputs import read_matrix, read_real, read_tokens
+from pyattn.tracing.inputs import read_convention, read_matrix, read_real, read_tokens
 from pyattn.tracing.render.html import heads_html
 from pyattn.tracing.render.markdown import steps_markdown
 from pyattn.tracing.render.page import save_page
-from pyattn.tracing.render.steps import Labels, TraceStep
+from pyattn.tracing.render.steps import TraceStep, concatenating, projecting
 
 __all__ = ["HeadTraces", "trace_heads"]
 
@@ -35,20 +36,21 @@ class HeadTraces:
     """Traces of all heads of multi-head attention.
 
     `pyattn.nn.MultiheadAttention.trace` returns it. Printed, it is text; in a notebook, a page with the weights of all
-    heads and the steps of each.
+    heads and the steps of each. Shapes below are those of ``convention="row"``; with ``convention="column"`` every
+    array is transposed.
 
     Attributes
     ----------
     heads : tuple of Trace
         One for each head, in float64.
     concatenated : ndarray, (L, num_heads * v_head_dim)
-        Outputs of the heads side by side.
+        Outputs of the heads side by side; stacked in the column convention.
     w_out : ndarray, (num_heads * v_head_dim, out_dim)
-        Transpose of ``out_proj.weight``.
+        Transpose of ``out_proj.weight``; that matrix itself in the column convention.
     b_out : ndarray, (1, out_dim), or None
         ``out_proj.bias``.
     outputs : ndarray, (L, out_dim)
-        ``concatenated @ w_out + b_out``: the module's output.
+        ``concatenated @ w_out + b_out``: the module's output. ``w_out @ concatenated + b_out`` with columns.
 
     Examples
     --------
@@ -56,8 +58,10 @@ class HeadTraces:
     >>> traced = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8))
     >>> traced
     HeadTraces(2 heads, outputs 3 x 8)
-    >>> traced.heads[1].queries.shape, traced.projection.number
-    ((3, 4), 9)
+    >>> traced.heads[1].queries.shape, traced.concatenated.shape
+    ((3, 4), (3, 8))
+    >>> traced.concatenation.title, traced.projection.title
+    ('Concatenate the heads', 'Multiply with W_O: the outputs')
     """
 
     heads: tuple[Trace, ...]
@@ -67,19 +71,20 @@ class HeadTraces:
     outputs: Array
 
     @property
+    def convention(self) -> Convention:
+        """'row' or 'column', as of every head."""
+        return self.heads[0].convention
+
+    @property
+    def concatenation(self) -> TraceStep:
+        """The ninth step: the outputs of all heads in one matrix."""
+        return concatenating(self.heads, self.concatenated)
+
+    @property
     def projection(self) -> TraceStep:
-        """The ninth step, which projects the concatenated outputs of all heads."""
-        arrays = {"concatenated": self.concatenated, "w_out": self.w_out}
-        formula = "outputs = concatenated @ w_out"
-        if self.b_out is not None:
-            arrays["b_out"] = self.b_out
-            formula += " + b_out"
-        arrays["outputs"] = self.outputs
-        note = f"The outputs of all {len(self.heads)} heads stand side by side and are projected together."
-        tokens = self.heads[0].tokens
-        labels: dict[str, Labels] = dict.fromkeys(arrays, (None, None))
-        labels["concatenated"] = labels["outputs"] = (tokens, None)
-        return TraceStep(9, "Project the heads", formula, arrays, note, labels)
+        """The tenth step: the concatenated outputs times ``w_out``."""
+        arrays = {"concatenated": self.concatenated, "w_out": self.w_out, "b_out": self.b_out, "outputs": self.outputs}
+        return projecting({name: array for name, array in arrays.items() if array is not None}, self.heads[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as lists, numbers and strings for `json.dumps`.
@@ -135,17 +140,13 @@ class HeadTraces:
         if not isinstance(entries["heads"], list) or not entries["heads"]:
             raise ValueError("heads must be a list of traces: pass what to_dict() returned")
         heads = tuple(Trace.from_dict(head) for head in entries["heads"])
-        w_out = read_matrix(read_numbers(entries, "w_out"), "w_out", ("num_heads * v_head_dim", "out_dim"))
-        b_out = None if entries["b_out"] is None else read_numbers(entries, "b_out")
-        width = sum(head.outputs.shape[1] for head in heads)
-        if len({head.outputs.shape[0] for head in heads}) > 1:
-            raise ValueError("heads have different numbers of queries")
-        if len(w_out) != width:
-            raise ValueError(
-                f"w_out has shape {w_out.shape}; it must be ({width}, out_dim), as heads have {width} outputs"
-            )
-        if b_out is not None and b_out.shape != (1, w_out.shape[1]):
-            raise ValueError(f"b_out has shape {b_out.shape}; it must be (1, {w_out.shape[1]}), as w_out")
+        if len({head.convention for head in heads}) > 1:
+            raise ValueError("heads have different conventions: all must be 'row', or all 'column'")
+        convention = heads[0].convention
+        axes = ("num_heads * v_head_dim", "out_dim")
+        w_out = read_matrix(read_numbers(entries, "w_out"), "w_out", axes, convention)
+        b_out = None if entries["b_out"] is None else as_rows(read_numbers(entries, "b_out"), convention)
+        _check_joined(heads, w_out, b_out)
         return cls(heads, **_join(heads, w_out, b_out))
 
     def to_markdown(self) -> str:
@@ -166,7 +167,7 @@ class HeadTraces:
         <BLANKLINE>
         """
         parts = [f"# Head {n}\n\n{head.to_markdown()}" for n, head in enumerate(self.heads, 1)]
-        return "\n".join([*parts, f"# All heads\n\n{steps_markdown([self.projection])}"])
+        return "\n".join([*parts, f"# All heads\n\n{steps_markdown([self.concatenation, self.projection])}"])
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as one self-contained HTML page, which works offline.
@@ -186,12 +187,12 @@ class HeadTraces:
         save_page(self._repr_html_(), path)
 
     def _repr_html_(self) -> str:
-        return heads_html(self.heads, self.projection)
+        return heads_html(self.heads, (self.concatenation, self.projection))
 
     def __str__(self) -> str:
         """Write all steps of all heads as text."""
         parts = [f"Head {n} of {len(self.heads)}\n\n{head}\n" for n, head in enumerate(self.heads, 1)]
-        return "\n".join([*parts, str(self.projection)]).rstrip("\n")
+        return "\n".join([*parts, "All heads\n", str(self.concatenation), str(self.projection)]).rstrip("\n")
 
     def __repr__(self) -> str:
         """Show the sizes."""
@@ -203,17 +204,21 @@ def trace_heads(
     given: tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None],
     masks: Mapping[str, Any],
     names: tuple[Sequence[str] | None, Sequence[str] | None],
+    convention: Convention = "row",
 ) -> HeadTraces:
     """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`."""
     if getattr(module, "rotary", None) is not None:
         raise ValueError("module has rotary positions, which a trace does not show")
+    read_convention(convention)
     with np.errstate(all="ignore"):
         inputs = _read_unbatched(given, module.batch_first)
+        if convention == "column":
+            inputs = _as_rows(inputs, (module.embed_dim, module.kdim, module.vdim))
         cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]
     # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.
     module(*cast, need_weights=False, **masks)
     is_self_attention = given[1] is None and given[2] is None
-    return _trace_each(module, inputs, is_self_attention, masks, names)
+    return _trace_each(module, inputs, is_self_attention, masks, names, convention)
 
 
 @np.errstate(all="ignore")
@@ -223,6 +228,7 @@ def _trace_each(
     is_self_attention: bool,
     masks: Mapping[str, Any],
     names: tuple[Sequence[str] | None, Sequence[str] | None],
+    convention: Convention,
 ) -> HeadTraces:
     """Trace each head, and join them."""
     state = {name: np.asarray(array, np.float64) for name, array in module.state_dict().items()}
@@ -237,7 +243,7 @@ def _trace_each(
     if key_tokens is not None:
         key_tokens = key_tokens + more_names
     scale = float(reference.default_scale("dot", module.head_dim) if module.scale is None else module.scale)
-    options = Options("dot", None, scale, "softmax", None, masks["empty_rows"], "row", tokens, key_tokens)
+    options = Options("dot", None, scale, "softmax", None, masks["empty_rows"], convention, tokens, key_tokens)
     heads = []
     for h in range(count):
         kv = h // (count // kv_count)
@@ -254,13 +260,41 @@ def _trace_each(
 
 @np.errstate(all="ignore")
 def _join(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> dict[str, Any]:
-    """Concatenate and project the outputs of the heads: the other fields of HeadTraces, made read-only."""
-    concatenated = np.concatenate([head.outputs for head in heads], axis=1)
+    """Compute the other fields of HeadTraces, read-only and in the heads' convention; w_out and b_out are in rows."""
+    concatenated = np.concatenate([head.in_rows("outputs") for head in heads], axis=1)
     outputs = np.asarray(reference.linear(concatenated, w_out.T, None if b_out is None else b_out[0]), np.float64)
-    for array in (concatenated, w_out, b_out, outputs):
+    fields = {"concatenated": concatenated, "w_out": w_out, "b_out": b_out, "outputs": outputs}
+    for array in fields.values():
         if array is not None:
             array.flags.writeable = False
-    return {"concatenated": concatenated, "w_out": w_out, "b_out": b_out, "outputs": outputs}
+    convention = heads[0].convention
+    return {name: None if array is None else as_rows(array, convention) for name, array in fields.items()}
+
+
+def _check_joined(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> None:
+    """Raise ValueError unless heads, w_out and b_out, the last two in rows, fit together."""
+    rows = heads[0].convention == "row"
+    outputs = [head.in_rows("outputs") for head in heads]
+    width, out_dim = sum(one.shape[1] for one in outputs), w_out.shape[1]
+    if len({len(one) for one in outputs}) > 1:
+        raise ValueError("heads have different numbers of queries")
+    if len(w_out) != width:
+        own, expected = (w_out.shape, f"({width}, out_dim)") if rows else (w_out.T.shape, f"(out_dim, {width})")
+        raise ValueError(f"w_out has shape {own}; it must be {expected}, as heads have {width} outputs")
+    if b_out is not None and b_out.shape != (1, out_dim):
+        own, expected = (b_out.shape, f"(1, {out_dim})") if rows else (b_out.T.shape, f"({out_dim}, 1)")
+        raise ValueError(f"b_out has shape {own}; it must be {expected}, as w_out")
+
+
+def _as_rows(inputs: Sequence[Array], sizes: tuple[int, int, int]) -> list[Array]:
+    """Transpose query, key and value from columns; inputs without two axes are left to the module to refuse."""
+    for array, name, size in zip(inputs, ("x", "key", "value"), sizes, strict=True):
+        if array.ndim == 2 and len(array) != size:
+            raise ValueError(
+                f"{name} has shape {array.shape}; with convention='column' it must be ({size}, length): "
+                "each column is an input"
+            )
+    return [array.T for array in inputs]
 
 
 def _read_unbatched(

@@ -82,11 +82,13 @@ def traced(kind, convention):
     }
     if kind == "heads":
         module = pyattn.MultiheadAttention(6, 2, add_bias_kv=True, add_zero_attn=True, rng=0)
-        return module.trace(rng.standard_normal((3, 6)), tokens=list("abc"))
+        given = rng.standard_normal((3, 6))
+        return module.trace(given.T if column else given, tokens=list("abc"), convention=convention)
     if kind == "empty rows":
         module = pyattn.MultiheadAttention(6, 2, rng=0)
         blocked = np.arange(4)[:, np.newaxis] == [0] * 4
-        return module.trace(rng.standard_normal((4, 6)), attn_mask=blocked, empty_rows="nan")
+        given = rng.standard_normal((4, 6))
+        return module.trace(given.T if column else given, attn_mask=blocked, empty_rows="nan", convention=convention)
     if kind == "cross":
         arrays = (x[:, :2], rng.standard_normal((5, 2)), rng.standard_normal((5, 1)))
         arrays = [array.T for array in arrays] if column else arrays
@@ -201,8 +203,9 @@ def test_a_trace_comes_back_from_its_dict():
     again = pyattn.tracing.Trace.from_dict(trace.to_dict())
     for name, entry in trace.to_dict().items():
         assert again.to_dict()[name] == entry, name
-    heads = traced("heads", "row")
-    assert pyattn.tracing.HeadTraces.from_dict(heads.to_dict()).to_dict() == heads.to_dict()
+    for convention in ("row", "column"):
+        heads = traced("heads", convention)
+        assert pyattn.tracing.HeadTraces.from_dict(heads.to_dict()).to_dict() == heads.to_dict()
     with pytest.raises(ValueError, match=r"^entries lacks x, .*: pass what to_dict"):
         pyattn.tracing.Trace.from_dict({"keys": [[1]]})
 

@@ -105,10 +105,22 @@ def test_dropout_is_left_out():
     assert mha.training
 
 
+# Two steps join the heads
+
+
+def test_the_heads_stand_side_by_side_in_the_ninth_step():
+    mha = module()
+    x = RNG.standard_normal((5, 12))
+    step = mha.trace(x).concatenation
+    assert (step.number, list(step.arrays)) == (9, ["concatenated"])
+    side_by_side = np.hstack([mha.trace(x).heads[h].outputs for h in range(3)])
+    np.testing.assert_array_equal(step.arrays["concatenated"], side_by_side)
+
+
 def test_the_projection_is_the_last_step():
     traced = module().trace(RNG.standard_normal((5, 12)))
     step = traced.projection
-    assert step.number == 9
+    assert step.number == 10
     assert list(step.arrays) == ["concatenated", "w_out", "b_out", "outputs"]
     product = step.arrays["concatenated"] @ step.arrays["w_out"] + step.arrays["b_out"]
     np.testing.assert_allclose(step.arrays["outputs"], product, **CLOSE)
@@ -160,7 +172,8 @@ def test_heads_are_told_one_after_another():
     text = str(traced)
     assert [line for line in text.splitlines() if line.startswith("Head ")] == [f"Head {n} of 3" for n in (1, 2, 3)]
     assert text.count("\nStep 8:") == 3
-    assert text.count("\nStep 9: Project the heads") == 1
+    assert text.count("\nStep 9: Concatenate the heads") == text.count("\nStep 10: Multiply with W_O") == 1
+    assert text.index("Head 3 of 3") < text.index("All heads") < text.index("Step 9") < text.index("Step 10")
     assert traced.heads[0].key_tokens == ["我", "b", "c", "bias_k/v", "zero"]
     assert "The last 2 keys and values are not projected from an input" in text
     assert repr(traced) == "HeadTraces(3 heads, outputs 3 x 12)"
@@ -169,7 +182,11 @@ def test_heads_are_told_one_after_another():
 def test_markdown_and_dict_have_all_heads():
     traced = module().trace(RNG.standard_normal((3, 12)))
     assert traced.to_markdown().count("\n## Step 8") == 3
-    assert "## Step 9: Project the heads" in traced.to_markdown()
+    joining = traced.to_markdown().partition("\n# All heads\n")[2]
+    assert re.findall("^## (.*)$", joining, re.MULTILINE) == [
+        "Step 9: Concatenate the heads",
+        r"Step 10: Multiply with W\_O: the outputs",
+    ]
     read = json.loads(json.dumps(traced.to_dict(), allow_nan=False))
     np.testing.assert_array_equal(read["outputs"], traced.outputs)
     np.testing.assert_array_equal(read["heads"][1]["weights"], traced.heads[1].weights)
@@ -185,7 +202,10 @@ def test_the_page_has_the_weights_of_every_head_and_its_steps(tmp_path):
     assert tags.count("script") == 4
     assert tags.count("b") == 0
     assert len({attrs["id"] for _, attrs in reader.elements if "id" in attrs}) == 3
+    assert np.array(reader.table("concatenated")["cells"]).shape == (3, 12)
     assert np.array(reader.table("outputs")["cells"]).shape == (3, 12)
+    titles = re.findall(r"<h3>(.*?)</h3>", page)
+    assert titles[-2:] == ["9. Concatenate the heads", "10. Multiply with W_O: the outputs"]
     held = data_of(reader)["m"]
     np.testing.assert_array_equal(matrix(held["keys"]), np.float32(traced.heads[0].keys))  # the last is not an input
 

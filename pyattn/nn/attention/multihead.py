@@ -13,7 +13,7 @@ from pyattn._util.arguments import as_count, as_flag, as_probability, as_scale, 
 from pyattn._util.halves import as_stored_dtype
 from pyattn._util.in_proj import in_projections
 from pyattn._util.random import as_generator
-from pyattn._util.typing import RNG, EmptyRows, FloatArray, Window
+from pyattn._util.typing import RNG, Convention, EmptyRows, FloatArray, Window
 from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead import NO_DROPOUT, DropoutOptions, compute
 from pyattn.functional._multihead_masks import Masking, with_batch_first
@@ -771,17 +771,20 @@ class MultiheadAttention(Module):
         window: Window = None,
         key_lengths: SupportsIndex | None = None,
         empty_rows: EmptyRows = "zero",
+        convention: Convention = "row",
         tokens: Sequence[str] | None = None,
         key_tokens: Sequence[str] | None = None,
     ) -> HeadTraces:
-        """Trace the eight steps of every head and the output projection.
+        """Trace the eight steps of every head, their concatenation and the projection.
 
-        All arithmetic is in float64, without dropout.
+        All arithmetic is in float64, without dropout::
+
+            concatenated = Concat(head_1, ..., head_h)        outputs = concatenated @ w_out + b_out
 
         Parameters
         ----------
         x : array_like, (L, embed_dim)
-            The query; of any real dtype, as the next two.
+            The query; of any real dtype, as the next two. In the column convention (embed_dim, L), and so on.
         key : array_like, (S, kdim), optional
             Default: x.
         value : array_like, (S, vdim), optional
@@ -794,6 +797,9 @@ class MultiheadAttention(Module):
             A window may also be (left, right). Default: None.
         empty_rows : {'zero', 'nan'}
             Default: 'zero'.
+        convention : {'row', 'column'}
+            'column': inputs are columns, and every matrix of the trace is transposed: ``Q^i = W_Q^i X``, ``A = K^T Q``,
+            softmax by column, ``W_O [head_1; ...; head_h]``. Masks stay (L, S). Default: 'row'.
         tokens, key_tokens : sequence of str, optional
             Names of queries and keys. Default: None, their indices.
 
@@ -801,19 +807,30 @@ class MultiheadAttention(Module):
         -------
         pyattn.tracing.HeadTraces
             ``heads[i]`` is the `pyattn.tracing.Trace` of head i; with key or value, heads begin at their third step.
+            ``concatenation`` and ``projection`` are the steps that join the heads.
 
         Raises
         ------
         TypeError
             An input does not hold real numbers, or tokens are not a sequence of strings.
         ValueError
-            An input has a batch axis, or sizes, masks or the number of tokens do not match.
+            An input has a batch axis, sizes, masks or the number of tokens do not match, or convention is unknown.
+
+        Examples
+        --------
+        >>> import numpy as np, pyattn
+        >>> mha = pyattn.MultiheadAttention(8, 2, rng=0)
+        >>> rows, columns = mha.trace(np.eye(3, 8)), mha.trace(np.eye(8, 3), convention="column")
+        >>> columns.heads[1].w_query.shape, columns.outputs.shape
+        ((4, 8), (8, 3))
+        >>> np.array_equal(columns.outputs, rows.outputs.T)
+        True
         """
         from pyattn.tracing.heads import trace_heads
 
         masks: dict[str, object] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         masks |= {"is_causal": is_causal, "window": window, "key_lengths": key_lengths, "empty_rows": empty_rows}
-        return trace_heads(self, (x, key, value), masks, (tokens, key_tokens))
+        return trace_heads(self, (x, key, value), masks, (tokens, key_tokens), convention)
 
     def extra_repr(self) -> str:
         """Return the sizes, and the options that differ from torch's defaults.

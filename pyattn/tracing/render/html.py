@@ -41,8 +41,8 @@ def to_html(trace: Intermediates) -> str:
 
 
 @np.errstate(all="ignore")
-def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
-    """Write the weights of all heads side by side, and the steps of the first 16 to unfold."""
+def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep]) -> str:
+    """Write the weights of all heads side by side, the steps of the first 16 to unfold, and those that join them."""
     shown = heads[:_MAX_HEADS]
     names = [_new_id() for _ in shown]
     steps = [eight_steps(head) for head in shown]
@@ -54,7 +54,7 @@ def heads_html(heads: Sequence[Intermediates], projection: TraceStep) -> str:
     for n, (head, its_steps, name) in enumerate(zip(shown, steps, names, strict=True), 1):
         written = _steps(head, its_steps, name, len(shown))
         parts.append(f"<details><summary>Head {n}, step by step</summary>\n{written}\n</details>")
-    return _fragment("\n".join([*parts, _section(projection, heads[0])]), names)
+    return _fragment("\n".join([*parts, *(_section(step, heads[0]) for step in joining)]), names)
 
 
 def _overview(heads: Sequence[Intermediates], steps: Sequence[Sequence[TraceStep]], names: Sequence[str]) -> str:

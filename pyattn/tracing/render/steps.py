@@ -1,7 +1,8 @@
-"""The eight steps of a trace in words, with their arrays."""
+"""The eight steps of a trace in words, with their arrays, and the two that join several heads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from pyattn._util.arguments import as_index
 from pyattn.tracing.compute import Intermediates, as_rows, weigh_values
 from pyattn.tracing.render.text import cut, matrix_lines, number_text, vector_text
 
-__all__ = ["Labels", "TraceStep", "eight_steps", "steps_of_query"]
+__all__ = ["Labels", "TraceStep", "concatenating", "eight_steps", "projecting", "steps_of_query"]
 
 Array = npt.NDArray[np.float64]
 Labels: TypeAlias = tuple[list[str] | None, list[str] | None]
@@ -30,7 +31,7 @@ class TraceStep(NamedTuple):
     Attributes
     ----------
     number : int
-        1 to 8. 9 is the projection of all heads.
+        1 to 8; of several heads, 9 is their concatenation and 10 the output projection.
     title : str
         Name of the step.
     formula : str
@@ -91,7 +92,7 @@ def _step(
     tokens, key_tokens = trace.tokens, trace.key_tokens
     if tokens is not None and query is not None:
         tokens = tokens[query : query + 1]
-    known: dict[str, Labels] = dict.fromkeys(("x", "queries", "outputs"), (tokens, None))
+    known: dict[str, Labels] = dict.fromkeys(("x", "queries", "outputs", "concatenated"), (tokens, None))
     known |= dict.fromkeys(("keys", "values", "weighted_values"), (key_tokens, None))
     known |= dict.fromkeys(("attn_bias", "scores", "weights"), (tokens, key_tokens))
     labels = {name: known.get(name, (None, None)) for name in arrays}
@@ -259,3 +260,31 @@ def _repeating(trace: Intermediates) -> TraceStep:
     formula = f"{_score_formula(trace)}\nweights = {trace.normalize}(scores){axis}\n{outputs}"
     arrays = {name: getattr(trace, name) for name in (*_scored(trace), "weights", "outputs")}
     return _step(trace, 8, title, formula, arrays, f"Matrix products compute all {trace.convention}s at once.")
+
+
+# Steps 9 and 10: all heads
+
+
+def concatenating(heads: Sequence[Intermediates], concatenated: Array) -> TraceStep:
+    """Return step 9: the outputs of all heads in one matrix, side by side or stacked."""
+    first, count = heads[0], len(heads)
+    row = first.convention == "row"
+    names = [f"head_{n}" for n in range(1, count + 1)] if count <= 4 else ["head_1", "...", f"head_{count}"]
+    formula = f"concatenated = Concat({', '.join(names)})" if row else f"concatenated = [{'; '.join(names)}]"
+    shown = [vector_text(head.in_rows("outputs")[0]) for head in heads[:_MAX_LINES]]
+    parts = ", ".join(shown + ["..."] * (count > _MAX_LINES))
+    joined = vector_text(as_rows(concatenated, first.convention)[0])
+    place = "side by side" if row else "on top of each other"
+    where = "There is one head." if count == 1 else f"The outputs of the {count} heads stand {place}."
+    note = f"{where}\n{_name(first, 0)}: {parts} give {joined}"
+    return _step(first, 9, "Concatenate the heads", formula, {"concatenated": concatenated}, note)
+
+
+def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
+    """Return step 10: the concatenated outputs times w_out; arrays are those of a HeadTraces that are not None."""
+    product = "concatenated @ w_out" if head.convention == "row" else "w_out @ concatenated"
+    bias = " + b_out" * ("b_out" in arrays)
+    before, after = (vector_text(as_rows(arrays[name], head.convention)[0]) for name in ("concatenated", "outputs"))
+    times = f"{before} x W_O" if head.convention == "row" else f"W_O x {before}"
+    note = f"W_O combines the outputs of all heads.\n{_name(head, 0)}: {times}{bias} = {after}"
+    return _step(head, 10, "Multiply with W_O: the outputs", f"outputs = {product}{bias}", arrays, note)
