@@ -1,0 +1,265 @@
+"""Every number on the lesson pages is what plain NumPy computes from article.json, to the last printed digit.
+
+A page claims numbers in three kinds of places: the output of its code, its tables and its sentences. Each kind is read
+in order and compared with a list computed here, without the functions of pyattn.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support.helpers import ROOT
+
+LESSONS = ROOT / "docs" / "tutorials"
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[-+]\d+)?(?![\w])")
+BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+TABLE = re.compile(r"(?:^\|.*\|\n)+", re.MULTILINE)
+SPAN = re.compile(r"`([^`\n]*)`")
+
+
+class Claims(NamedTuple):
+    """Numbers by place, as arrays or as lists of arrays: outputs by the code that prints them."""
+
+    printed: dict
+    tables: list
+    prose: list
+
+
+def flat(truth):
+    """All numbers of nested lists of arrays and numbers, in order."""
+    if isinstance(truth, (list, tuple)):
+        return [number for part in truth for number in flat(part)]
+    return np.asarray(truth, np.float64).ravel().tolist()
+
+
+def decimals_of(text):
+    """How many decimals a number is printed with; 6.3379e-02 has six."""
+    mantissa, _, exponent = text.partition("e")
+    return len(mantissa.partition(".")[2]) - int(exponent or 0)
+
+
+def assert_printed(texts, truth, place, one_precision=False):
+    """Each number is the true one, rounded to the decimals it has, or to those of the most precise one."""
+    expected = flat(truth)
+    assert len(texts) == len(expected), f"{place}: {texts} for {expected}"
+    most = max(map(decimals_of, texts), default=0)
+    for text, number in zip(texts, expected, strict=True):
+        unit = 10.0 ** -(most if one_precision else decimals_of(text))
+        assert abs(float(text) - number) <= 0.500001 * unit, f"{place}: {text} where {number} is true"
+
+
+def without_words(text):
+    """Leave only the code spans that are vectors: the digits of others are names and sizes."""
+    return SPAN.sub(lambda span: span[1] if re.fullmatch(r"\[[-\d., ]+\]", span[1]) else "", text)
+
+
+def prose_of(page):
+    """All numbers with decimals in sentences, and all numbers of vectors."""
+    text = TABLE.sub("", BLOCK.sub("", page))
+    vectors = re.compile(r"`\[[-\d., ]+\]`")
+    found = [(at.start(), NUMBER.findall(at[0])) for at in vectors.finditer(text)]
+    rest = SPAN.sub(lambda span: " " * len(span[0]), text)
+    found += [(at.start(), [at[0]]) for at in NUMBER.finditer(rest) if "." in at[0].rstrip(".")]
+    return [number for _, numbers in sorted(found) for number in numbers]
+
+
+def check(page, claims):
+    """Hold the text of a page against its claims; what it prints and is not listed is a mistake, too."""
+    printed = {one.source.strip(): one.want for one in doctest.DocTestParser().get_examples(page)}
+    with_numbers = {source for source, want in printed.items() if NUMBER.search(want)}
+    assert with_numbers == claims.printed.keys(), with_numbers ^ claims.printed.keys()
+    for source, truth in claims.printed.items():
+        assert_printed(NUMBER.findall(printed[source]), truth, source, one_precision="array(" in printed[source])
+    tables = [NUMBER.findall(without_words(table)) for table in TABLE.findall(BLOCK.sub("", page))]
+    tables = [numbers for numbers in tables if len(numbers) > 3]  # a table of words may say that weights sum to 1
+    assert len(tables) == len(claims.tables)
+    for n, (numbers, truth) in enumerate(zip(tables, claims.tables, strict=True), 1):
+        assert_printed(numbers, truth, f"table {n}")
+    assert_printed(prose_of(page), claims.prose, "prose")
+
+
+def given_arrays(page):
+    """The matrices that the page's code types in, by name."""
+    found = {}
+    for example in doctest.DocTestParser().get_examples(page):
+        for node in ast.walk(ast.parse(example.source)):
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("np.array("):
+                found[node.targets[0].id] = np.array(ast.literal_eval(node.value.args[0]), np.float64)
+    return found
+
+
+def attend(x, w_query, w_key, w_value, scale=1.0):
+    """Scores, weights, weighted values (key, query, v_dim) and outputs of one head, by the formulas of the texts."""
+    queries, keys, values = x @ w_query, x @ w_key, x @ w_value
+    scores = queries @ keys.T * scale
+    weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    weighted = values[:, None] * weights.T[:, :, None]
+    return scores, weights, weighted, weighted.sum(axis=0)
+
+
+FIVE_DIGITS = """for {0}:
+    print(*(f"{{weight:.4e}}" for weight in row))"""
+FOUR_DECIMALS = """for row in {0}:
+    print(*(f"{{weight:.4f}}" for weight in row))"""
+STEP_TITLES = """for step in trace.steps:
+    print(step.number, step.title, sorted(step.arrays))"""
+
+
+def eight_steps(article, page):
+    given = given_arrays(page)
+    for name in ("x", "w_query", "w_key", "w_value"):
+        np.testing.assert_array_equal(given[name], article[name], err_msg=name)
+    x, w_query, w_key, w_value = (article[name] for name in ("x", "w_query", "w_key", "w_value"))
+    _, weights, weighted, outputs = attend(x, w_query, w_key, w_value)
+    np.testing.assert_allclose(weights, article["softmax"], rtol=1e-4)  # five digits are given
+    rounded, products, sums = (
+        article[name] for name in ("softmax_rounded", "weighted_values_of_rounded", "outputs_of_rounded")
+    )
+    doubled = attend(x, 2 * w_query, w_key, w_value)
+    first_zero, changed = w_query.copy(), w_value.copy()
+    first_zero[0, 0], changed[0, 0] = 0, 1
+    other = attend(x, first_zero, w_key, w_value)
+    with_one = attend(x, w_query, w_key, changed)[3][0]
+    printed = {
+        "x": x,
+        "keys": article["keys"],
+        "queries": article["queries"],
+        "values": article["values"],
+        "queries[0] @ keys.T": article["scores"][0],
+        "weights.round(4)": weights[0],
+        "weighted_values.round(4)": weighted[:, 0],
+        "weighted_values.sum(axis=0).round(4)": outputs[0],
+        "scores": article["scores"],
+        FIVE_DIGITS.format("row in weights"): article["softmax"],
+        "outputs.round(4)": outputs,
+        "weighted_values.shape": products.shape,
+        "rounded.weights": rounded,
+        "rounded.weighted_values": products,
+        "rounded.outputs": sums,
+        "pyattn.self_attention(x, w_query, w_key, w_value, scale=1).round(4)": outputs,
+        "pyattn.attention(queries, keys, values, scale=1).round(4)": outputs,
+        "trace": [len(x), len(x), w_key.shape[1], w_value.shape[1]],
+        STEP_TITLES: [1, 2, 3, 4, 1, 5, 6, 7, 1, 8, 4, 7],
+        "print(trace.for_query(1)[0])": [
+            [4, 2, 2, article["queries"][1], article["scores"][1], 1, 3],
+            [article["scores"][1]],
+        ],
+        "pyattn.trace(x, w_query, w_key, w_value).outputs[0].round(4)": with_one,
+        "columns.queries": article["queries"].T,
+        FIVE_DIGITS.format("row in columns.weights"): article["softmax"].T,
+        "columns.outputs.round(4)": outputs.T,
+        "pyattn.trace(x, other, w_key, w_value).weights[0].round(4)": other[1][0],
+        "pyattn.trace(x, 2 * w_query, w_key, w_value).weights[0].round(4)": doubled[1][0],
+        "pyattn.trace(x[[0, 2, 1]], w_query, w_key, w_value).outputs.round(4)": outputs[[0, 2, 1]],
+    }
+    table = []
+    for i in range(3):
+        for j in range(3):
+            table += [i + 1, j + 1, weights[i, j], rounded[i, j], weighted[j, i], products[j, i]]
+        table += [i + 1, i + 1, weights[i].sum(), rounded[i].sum(), outputs[i], sums[i]]
+    prose = [rounded[0, 1:], sums[0], outputs[0], weights[0, 0], weights[0, 0], with_one]
+    prose += [(x @ first_zero)[0], other[0][0], doubled[0][0], weights[0, 0], doubled[1][0, 0]]
+    return Claims(printed, [table], prose)
+
+
+def several_heads(article, page):
+    given = given_arrays(page)
+    for name in ("x", "w_query", "w_key", "w_value"):
+        np.testing.assert_array_equal(given[name if name == "x" else f"{name}_1"], article[name], err_msg=name)
+    x, w_out = article["x"], given["w_out"]
+    matrices = [[given[f"{name}_{h}"] for name in ("w_query", "w_key", "w_value")] for h in (1, 2)]
+    plain, scaled = ([attend(x, *own, scale) for own in matrices] for scale in (1.0, 3**-0.5))
+    (_, weights_1, _, head_1), (scores_2, weights_2, _, head_2) = scaled
+    concatenated, stacked = np.hstack([head_1, head_2]), np.vstack([head[3].T for head in plain])
+    outputs, columns = concatenated @ w_out, w_out.T @ stacked
+    only_1 = np.hstack([head_1, 0 * head_2]) @ w_out
+    parameters = sum(matrix.size for own in matrices for matrix in own) + w_out.size
+    printed = {
+        FOUR_DECIMALS.format("weights_1"): weights_1,
+        "head_1.round(4)": head_1,
+        FOUR_DECIMALS.format("weights_2"): weights_2,
+        "head_2.round(4)": head_2,
+        "concatenated.round(4)": concatenated,
+        "outputs.round(4)": outputs,
+        "traced": [len(matrices), outputs.shape],
+        "traced.heads[1].scores.round(4)": scores_2,
+        "print(traced.concatenation)": [
+            [9, 2, 1, head_1[0], head_2[0], concatenated[0], concatenated.shape],
+            [concatenated],
+        ],
+        "print(traced.projection)": [
+            [10, 1, concatenated[0], outputs[0], concatenated.shape, concatenated],
+            [w_out.shape, w_out, outputs.shape, outputs],
+        ],
+        "output_1.round(4)": plain[0][3].T,
+        "output_2.round(4)": plain[1][3].T,
+        "(w_out.T @ stacked).round(4)": columns,
+        FOUR_DECIMALS.format("columns.heads[0].weights"): plain[0][1].T,
+        FOUR_DECIMALS.format("columns.heads[1].weights"): plain[1][1].T,
+        "print(columns.concatenation)": [
+            [9, 2, 1, stacked[:3, 0], stacked[3:, 0], stacked[:, 0], stacked.shape],
+            [stacked],
+        ],
+        "print(columns.projection)": [
+            [10, 1, stacked[:, 0], columns[:, 0], stacked.shape, stacked],
+            [w_out.T.shape, w_out.T, columns.shape, columns],
+        ],
+        "nn.from_heads(w_query, w_key, w_value, only_1).trace(x).outputs.round(4)": only_1,
+        "[sum(array.size for _, array in module.named_parameters()) for module in (mha, one_head)]": [parameters] * 2,
+    }
+    sizes = [x.shape, x.T.shape, matrices[0][0].shape, matrices[0][0].T.shape, *[head_1.shape] * 4]
+    sizes += [concatenated.shape, stacked.shape, outputs.shape, columns.shape]
+    about_weights, about_outputs = [], []
+    for h in range(2):
+        for i in range(3):
+            about_weights += [h + 1, i + 1, plain[h][0][i], scaled[h][0][i], plain[h][1][i], scaled[h][1][i]]
+            about_outputs += [h + 1, i + 1, plain[h][3][i], scaled[h][3][i]]
+    for i in range(3):
+        about_outputs += [i + 1, columns[:, i], outputs[i]]
+    return Claims(printed, [sizes, about_weights, about_outputs], [])
+
+
+TRUTHS = {
+    "the-eight-steps.md": eight_steps,
+    "the-eight-steps.zh-CN.md": eight_steps,
+    "several-heads.md": several_heads,
+}
+
+
+@pytest.fixture
+def tensors(article):
+    return {name: np.asarray(tensor, np.float64) for name, tensor in article.items()}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_every_number_of_a_lesson_is_computed_from_the_article(name, tensors):
+    page = (LESSONS / name).read_text(encoding="utf-8")
+    check(page, TRUTHS[name](tensors, page))
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_wrong_digit_in_a_lesson_is_found(name, tensors):
+    """Each copy of the page has another last digit in one number."""
+    page = (LESSONS / name).read_text(encoding="utf-8")
+    claims = TRUTHS[name](tensors, page)
+    shown = re.sub(r"^ *(?:>>>|\.\.\.) .*$", lambda line: "-" * len(line[0]), page, flags=re.MULTILINE)
+    places = [at for at in NUMBER.finditer(shown) if "." in at[0].rstrip(".")]
+    assert len(places) > 200
+    for at in places:
+        last = at.start() + len(at[0].partition("e")[0]) - 1
+        wrong = page[:last] + str((int(page[last]) + 1) % 10) + page[last + 1 :]
+        with pytest.raises(AssertionError, match=r"where .* is true"):
+            check(wrong, claims)
+
+
+def test_answers_have_the_same_code_in_chinese():
+    english, chinese = (
+        (LESSONS / name).read_text(encoding="utf-8") for name in ("the-eight-steps.md", "the-eight-steps.zh-CN.md")
+    )
+    assert len(BLOCK.findall(english)) == 18
+    assert BLOCK.findall(english) == BLOCK.findall(chinese)
