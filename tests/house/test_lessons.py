@@ -189,7 +189,7 @@ def several_heads(article, page):
         "traced": [len(matrices), outputs.shape],
         "traced.heads[1].scores.round(4)": scores_2,
         "print(traced.concatenation)": [
-            [9, 2, 1, head_1[0], head_2[0], concatenated[0], concatenated.shape],
+            [9, 2, 1, 1, head_1[0], 2, 1, head_2[0], concatenated[0], concatenated.shape],
             [concatenated],
         ],
         "print(traced.projection)": [
@@ -202,7 +202,7 @@ def several_heads(article, page):
         FOUR_DECIMALS.format("columns.heads[0].weights"): plain[0][1].T,
         FOUR_DECIMALS.format("columns.heads[1].weights"): plain[1][1].T,
         "print(columns.concatenation)": [
-            [9, 2, 1, stacked[:3, 0], stacked[3:, 0], stacked[:, 0], stacked.shape],
+            [9, 2, 1, 1, stacked[:3, 0], 2, 1, stacked[3:, 0], stacked[:, 0], stacked.shape],
             [stacked],
         ],
         "print(columns.projection)": [
@@ -214,14 +214,14 @@ def several_heads(article, page):
     }
     sizes = [x.shape, x.T.shape, matrices[0][0].shape, matrices[0][0].T.shape, *[head_1.shape] * 4]
     sizes += [concatenated.shape, stacked.shape, outputs.shape, columns.shape]
-    about_weights, about_outputs = [], []
+    scores, weights, sums = [], [], []
     for h in range(2):
         for i in range(3):
-            about_weights += [h + 1, i + 1, plain[h][0][i], scaled[h][0][i], plain[h][1][i], scaled[h][1][i]]
-            about_outputs += [h + 1, i + 1, plain[h][3][i], scaled[h][3][i]]
+            for table, which in ((scores, 0), (weights, 1), (sums, 3)):
+                table += [h + 1, i + 1, plain[h][which][i], scaled[h][which][i]]
     for i in range(3):
-        about_outputs += [i + 1, columns[:, i], outputs[i]]
-    return Claims(printed, [sizes, about_weights, about_outputs], [])
+        sums += [i + 1, columns[:, i], outputs[i]]
+    return Claims(printed, [sizes, scores, weights, sums], [])
 
 
 TRUTHS = {

@@ -271,13 +271,13 @@ def concatenating(heads: Sequence[Intermediates], concatenated: Array) -> TraceS
     row = first.convention == "row"
     names = [f"head_{n}" for n in range(1, count + 1)] if count <= 4 else ["head_1", "...", f"head_{count}"]
     formula = f"concatenated = Concat({', '.join(names)})" if row else f"concatenated = [{'; '.join(names)}]"
-    shown = [vector_text(head.in_rows("outputs")[0]) for head in heads[:_MAX_LINES]]
-    parts = ", ".join(shown + ["..."] * (count > _MAX_LINES))
-    joined = vector_text(as_rows(concatenated, first.convention)[0])
     place = "side by side" if row else "on top of each other"
-    where = "There is one head." if count == 1 else f"The outputs of the {count} heads stand {place}."
-    note = f"{where}\n{_name(first, 0)}: {parts} give {joined}"
-    return _step(first, 9, "Concatenate the heads", formula, {"concatenated": concatenated}, note)
+    lines = ["There is one head." if count == 1 else f"The outputs of the {count} heads stand {place}."]
+    for n, head in enumerate(heads[:_MAX_LINES], 1):
+        lines.append(f"head {n}, {_name(first, 0)}: {vector_text(head.in_rows('outputs')[0])}")
+    lines += [f"... and {count - _MAX_LINES} more"] * (count > _MAX_LINES)
+    lines.append(f"concatenated: {vector_text(as_rows(concatenated, first.convention)[0])}")
+    return _step(first, 9, "Concatenate the heads", formula, {"concatenated": concatenated}, "\n".join(lines))
 
 
 def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
@@ -286,5 +286,5 @@ def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
     bias = " + b_out" * ("b_out" in arrays)
     before, after = (vector_text(as_rows(arrays[name], head.convention)[0]) for name in ("concatenated", "outputs"))
     times = f"{before} x W_O" if head.convention == "row" else f"W_O x {before}"
-    note = f"W_O combines the outputs of all heads.\n{_name(head, 0)}: {times}{bias} = {after}"
+    note = f"W_O combines the outputs of all heads.\n{_name(head, 0)}: {times}{bias}\n= {after}"
     return _step(head, 10, "Multiply with W_O: the outputs", f"outputs = {product}{bias}", arrays, note)
