@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from pyattn._util.names import showing
 from pyattn.tracing._trace import Trace, trace, trace_attention
 from pyattn.tracing.heads import HeadTraces
+from pyattn.tracing.layers import LayerTrace
+from pyattn.tracing.render.layers import LayerStage
 from pyattn.tracing.render.steps import TraceStep
 
-__all__ = ["HeadTraces", "Trace", "TraceStep", "trace", "trace_attention"]
+__all__ = ["HeadTraces", "LayerStage", "LayerTrace", "Trace", "TraceStep", "trace", "trace_attention"]
 
 if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
     __getattr__, __dir__ = showing(__name__, __all__)

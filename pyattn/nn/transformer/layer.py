@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex, TypeAlias, TypeVar, overload
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsFloat, SupportsIndex, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
+import pyattn.reference as reference
 from pyattn._util.arguments import as_count, as_flag, as_probability
 from pyattn._util.halves import as_float32, compute_dtype
 from pyattn._util.random import as_generator
@@ -27,12 +29,17 @@ from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm, RMSNorm
 from pyattn.nn.positions import RotaryEmbedding
 
+if TYPE_CHECKING:
+    from pyattn.tracing import LayerTrace
+    from pyattn.tracing.layers import FeedForwardPart, NormPart
+
 __all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer", "TransformerLayer", "check_parts"]
 
 
 _Self = TypeVar("_Self", bound="TransformerLayer")
 NOTHING = Masking()
 _FEED = ("linear1", "linear2", "gate")
+_STAGES = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}
 
 Attend: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray | None]]
 
@@ -364,6 +371,77 @@ class TransformerLayer(Module):
         x = add(x, norms[-1], feed_on)
         return LayerResult(np.asarray(x), weights[0], weights[1] if len(attends) == 2 else None)
 
+    # Traces
+
+    def _trace(
+        self,
+        inputs: Mapping[str, npt.ArrayLike],
+        masking: tuple[Masking, ...],
+        tokens: Mapping[str, Sequence[str] | None],
+    ) -> LayerTrace:
+        """Trace the layer from src, or tgt and memory, which are unbatched."""
+        from pyattn.tracing.layers import Attending, LayerParts, read_entry, trace_layer
+
+        norms, feed_forward = self._norms_to_trace(), self._feed_forward_to_trace()
+        for name in self.attentions:
+            if not isinstance(getattr(self, name), MultiheadAttention):
+                raise TypeError(
+                    f"{name} is of type {type(getattr(self, name)).__name__}; trace needs a MultiheadAttention"
+                )
+        read = [read_entry(x, name, self.batch_first) for name, x in inputs.items()]
+        cast = [x.astype(compute_dtype(self.linear1.weight.dtype)) for x in read]
+        self._check_call(cast, masking)
+
+        def attend(name: str, masks: Masking) -> Attending:
+            part, is_self = getattr(self, name), name == "self_attn"
+            options: dict[str, Any] = {field: getattr(masks, field) for field in Masking._fields[:4]}
+            names = list(tokens.values())
+            options |= {"tokens": names[0], "key_tokens": None if is_self else names[1]}
+            is_masked = bool(masks.is_causal) or masks.attn_mask is not None or masks.window is not None
+            return Attending(
+                _STAGES[name], is_masked, lambda x: part.trace(x, *([] if is_self else read[1:]), **options)
+            )
+
+        attends = tuple(attend(name, masks) for name, masks in zip(self.attentions, masking, strict=True))
+        named = dict(zip(("x", "memory"), read, strict=False))
+        return trace_layer(named, LayerParts(attends, norms, feed_forward, self.norm_first), tokens)
+
+    def _check_call(self, inputs: Sequence[FloatArray], masking: tuple[Masking, ...]) -> None:
+        """Compute the layer once, which checks inputs and masks under the names of `forward`."""
+        raise NotImplementedError
+
+    def _norms_to_trace(self) -> tuple[NormPart, ...]:
+        """Read the normalisations as float64."""
+        from pyattn.tracing.layers import NormPart
+
+        read = []
+        for name in self._norms():
+            norm = getattr(self, name)
+            if not isinstance(norm, (LayerNorm, RMSNorm)) or len(norm.normalized_shape) != 1:
+                raise TypeError(f"{name} is {norm!r}; trace needs a LayerNorm or RMSNorm over the last axis")
+            eps = np.finfo(compute_dtype(self.linear1.weight.dtype)).eps if norm.eps is None else norm.eps
+            is_rms = isinstance(norm, RMSNorm)
+            bias = None if is_rms else getattr(norm, "bias", None)
+            read.append(NormPart(_as_float64(norm.weight), _as_float64(bias), float(eps), is_rms))
+        return tuple(read)
+
+    def _feed_forward_to_trace(self) -> FeedForwardPart:
+        """Read the feed-forward part as float64."""
+        from pyattn.tracing.layers import FeedForwardPart
+
+        pairs: list[Any] = []
+        for name in _FEED:
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, Linear):
+                raise TypeError(f"{name} is of type {type(part).__name__}; trace needs a Linear")
+            pairs.append(None if part is None else (_as_float64(part.weight), _as_float64(part.bias)))
+        known = core_activation(self.activation)
+        given: Any = self.activation
+        own: str = getattr(given, "__name__", "activation")
+        title = own if known is None else known
+        activate: Any = given if known is None else functools.partial(reference.activate, activation=known)
+        return FeedForwardPart(pairs[0], pairs[1], pairs[2], title, activate)
+
     def extra_repr(self) -> str:
         """Return the options that the repr of the parts does not show.
 
@@ -544,6 +622,63 @@ class TransformerEncoderLayer(TransformerLayer):
             return output
         assert weights is not None
         return output, weights, None
+
+    def trace(
+        self,
+        src: npt.ArrayLike,
+        src_mask: npt.ArrayLike | None = None,
+        src_key_padding_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        *,
+        window: Window = None,
+        tokens: Sequence[str] | None = None,
+    ) -> LayerTrace:
+        """Trace the layer: attention, Add & Norm and feed-forward, with their numbers.
+
+        All arithmetic is in float64, without dropout.
+
+        Parameters
+        ----------
+        src : array_like, (L, d_model)
+            One batch entry, of any real dtype.
+        src_mask, src_key_padding_mask : array_like, optional
+            As for `forward`: True = blocked. Default: None.
+        is_causal : bool
+            As for `forward`, like window. Default: False.
+        window : int or (left, right), optional
+            Default: None.
+        tokens : sequence of str, optional
+            Names of the positions. Default: None, their indices.
+
+        Returns
+        -------
+        pyattn.tracing.LayerTrace
+            ``stages`` in the order of computation; ``outputs`` is what the layer returns.
+
+        Raises
+        ------
+        TypeError
+            src does not hold real numbers, or a part of the layer is a custom module.
+        ValueError
+            src has a batch axis, the layer has rotary positions, or sizes, masks or the number of tokens do not match.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> for stage in nn.TransformerEncoderLayer(8, 2, 16, rng=0).trace(np.eye(3, 8)).stages:
+        ...     print(stage.title, stage.output.shape)
+        Input (3, 8)
+        Self-attention (3, 8)
+        Add & Norm (3, 8)
+        Feed-forward (3, 8)
+        Add & Norm (3, 8)
+        """
+        masks = Masking(src_mask, src_key_padding_mask, is_causal, window)
+        return self._trace({"src": src}, (masks,), {"tokens": tokens})
+
+    def _check_call(self, inputs: Sequence[FloatArray], masking: tuple[Masking, ...]) -> None:
+        self._call(inputs[0], masking[0], None, False)
 
     def _call(
         self, src: npt.ArrayLike, masking: Masking, rng: RNG, need_weights: bool
@@ -739,6 +874,69 @@ class TransformerDecoderLayer(TransformerLayer):
         assert cross_weights is not None
         return output, self_weights, cross_weights
 
+    def trace(
+        self,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        tgt_mask: npt.ArrayLike | None = None,
+        memory_mask: npt.ArrayLike | None = None,
+        tgt_key_padding_mask: npt.ArrayLike | None = None,
+        memory_key_padding_mask: npt.ArrayLike | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+        *,
+        tokens: Sequence[str] | None = None,
+        memory_tokens: Sequence[str] | None = None,
+    ) -> LayerTrace:
+        """Trace the layer: attentions, Add & Norm and feed-forward, with their numbers.
+
+        All arithmetic is in float64, without dropout.
+
+        Parameters
+        ----------
+        tgt : array_like, (L, d_model)
+            One batch entry, of any real dtype.
+        memory : array_like, (S, d_model)
+            Output of the encoder for the same batch entry.
+        tgt_mask, memory_mask : array_like, optional
+            As for `forward`: True = blocked. Default: None.
+        tgt_key_padding_mask, memory_key_padding_mask : array_like, optional
+            As for `forward`. Default: None.
+        tgt_is_causal, memory_is_causal : bool
+            As for `forward`. Default: False.
+        tokens, memory_tokens : sequence of str, optional
+            Names of the positions of tgt and of memory. Default: None, their indices.
+
+        Returns
+        -------
+        pyattn.tracing.LayerTrace
+            ``stages`` in the order of computation; ``outputs`` is what the layer returns.
+
+        Raises
+        ------
+        TypeError
+            An input does not hold real numbers, or a part of the layer is a custom module.
+        ValueError
+            An input has a batch axis, the layer has rotary positions, or sizes, masks or tokens do not match.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> layer = nn.TransformerDecoderLayer(8, 2, 16, rng=0)
+        >>> traced = layer.trace(np.eye(3, 8), np.eye(5, 8), tgt_is_causal=True)
+        >>> [stage.title for stage in traced.stages][1:4]
+        ['Masked self-attention', 'Add & Norm', 'Cross-attention']
+        """
+        own = Masking(tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        cross = Masking(memory_mask, memory_key_padding_mask, memory_is_causal)
+        inputs = {"tgt": tgt, "memory": memory}
+        return self._trace(inputs, (own, cross), {"tokens": tokens, "memory_tokens": memory_tokens})
+
+    def _check_call(self, inputs: Sequence[FloatArray], masking: tuple[Masking, ...]) -> None:
+        (tgt, memory), (own, cross) = inputs, masking
+        self._call(tgt, memory, own, cross, None, False)
+
     def _call(
         self,
         tgt: npt.ArrayLike,
@@ -751,6 +949,11 @@ class TransformerDecoderLayer(TransformerLayer):
         masks = ("tgt_mask", "tgt_key_padding_mask", "tgt_is_causal")
         others = ("memory_mask", "memory_key_padding_mask", "memory_is_causal")
         return self._compute((("tgt", tgt), ("memory", memory)), (own, cross), (masks, others), rng, need_weights)
+
+
+def _as_float64(array: FloatArray | None) -> npt.NDArray[np.float64] | None:
+    """Copy a parameter as float64; None stays None."""
+    return None if array is None else np.array(array, np.float64)
 
 
 def check_parts(parts: Mapping[str, Module], names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:

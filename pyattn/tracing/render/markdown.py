@@ -16,13 +16,13 @@ __all__ = ["steps_markdown"]
 Array = npt.NDArray[np.float64]
 
 
-def steps_markdown(steps: Iterable[TraceStep]) -> str:
-    """Write a heading for each step and a table for each of its arrays."""
-    return "\n\n".join(map(_step, steps)) + "\n"
+def steps_markdown(steps: Iterable[TraceStep], word: str = "Step") -> str:
+    """Write a heading for each step, which begins with the word, and a table for each of its arrays."""
+    return "\n\n".join(_step(step, word) for step in steps) + "\n"
 
 
-def _step(step: TraceStep) -> str:
-    blocks = [f"## Step {step.number}: {_escaped(step.title)}"]
+def _step(step: TraceStep, word: str) -> str:
+    blocks = [f"## {word} {step.number}: {_escaped(step.title)}"]
     if step.formula:
         blocks.append(f"```\n{step.formula}\n```")
     if step.note:
