@@ -20,7 +20,10 @@ _MIN_SIZE, _MAX_SIZE = 5.5, 11.0
 
 
 def format_matrix(array: Array) -> list[list[str]]:
-    """Format a matrix: integers if all numbers are, else two decimals, or fewer for large numbers."""
+    """Format a matrix: integers if all numbers are, else two decimals, or fewer for large numbers.
+
+    A 0 is "0", and another number that rounds to 0.00 is left empty: "0.00" would say too much of it.
+    """
     finite = array[np.isfinite(array)]
     largest = np.abs(finite).max(initial=0)
     if largest >= 1e5:
@@ -37,8 +40,10 @@ def _format_number(x: float, pattern: str) -> str:
         return "NaN"
     if math.isinf(x):
         return "∞" if x > 0 else "\N{MINUS SIGN}∞"
+    if x == 0:
+        return "0"
     text = pattern.format(x)
-    return text.replace("-", "\N{MINUS SIGN}") if float(text) else pattern.format(0)
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else ""
 
 
 def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
@@ -48,12 +53,14 @@ def write_numbers(image: AxesImage, array: Array, *, always: bool) -> None:
     if figure.get_layout_engine() is not None:
         figure.draw_without_rendering()  # gives the axes their final size
     texts = format_matrix(array)
-    cells = array.shape, max(len(text) for row in texts for text in row)
+    cells = array.shape, max(1, *(len(text) for row in texts for text in row))
     if _font_size(ax, *cells) < _MIN_SIZE and not always:
         return
     colours = image.to_rgba(image.get_array())
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
+            if not text:
+                continue
             colour = contrasting(tuple(colours[i, j])) if math.isfinite(array[i, j]) else _colour_on_empty(image)
             ax.add_artist(_Number(j, i, text, cells, always, ha="center", va="center", color=colour, in_layout=False))
 

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import ListedColormap, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 
 import pyattn._core as _core
+from pyattn._util.arguments import as_finite
 from pyattn._util.halves import as_float32
 from pyattn.plot.cell_numbers import write_numbers
 from pyattn.plot.fonts import Fonts, shorten
@@ -36,6 +37,11 @@ def heatmap(
     *,
     numbers: bool | None = None,
     colorbar: bool = True,
+    vmin: float | None = None,
+    vmax: float | None = None,
+    center: float | None = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
     title: str | None = None,
     dark: bool | None = None,
 ) -> Axes:
@@ -44,8 +50,8 @@ def heatmap(
     Parameters
     ----------
     weights : array_like, (L, S)
-        The weights of one head, as returned with ``need_weights=True``. Numbers that are not finite, such as the
-        score of a masked key, are left empty. The colours run from 0, or a negative minimum, to the maximum.
+        The weights of one head, as returned with ``need_weights=True``. Cells that are not finite, such as the
+        score of a masked key, have no colour.
     queries, keys : sequence, optional
         Tokens of the L queries and the S keys. Long tokens are shortened; of many, every second, fifth, tenth ... is
         written. Default: None, positions; keys default to queries where L equals S.
@@ -53,9 +59,17 @@ def heatmap(
         The axes to draw on; a figure with ``layout="constrained"`` leaves room for the labels. Default: None, a new
         figure of a fitting size.
     numbers : bool, optional
-        Whether to write the numbers into the cells. Default: None, if the cells are large enough to read them.
+        Whether to write the numbers into the cells. Numbers that would round to 0.00 are left out, and 0 is "0".
+        Default: None, if the cells are large enough to read them.
     colorbar : bool
         Whether to draw a colorbar beside the map. Default: True.
+    vmin, vmax : float, optional
+        The numbers at the ends of the colours, such as 0 and 1 to compare several maps. Default: None, 0 or a negative
+        minimum, and the maximum; with `center`, both ends are equally far from it.
+    center : float, optional
+        Draw diverging colours: orange below this number, blue above. Default: None, the colours of weights.
+    xlabel, ylabel : str, optional
+        Names of the axes; "" for none. Default: None, "keys" and "queries".
     title : str, optional
         Title above the picture. Default: None, no title.
     dark : bool, optional
@@ -69,9 +83,9 @@ def heatmap(
     Raises
     ------
     ValueError
-        weights do not have two axes, or the number of tokens does not match.
+        weights do not have two axes, the number of tokens does not match, or vmin, center and vmax do not ascend.
     TypeError
-        weights are not real numbers, or tokens are not a sequence.
+        weights are not real numbers, tokens are not a sequence, or another argument is of another type.
 
     Examples
     --------
@@ -94,10 +108,16 @@ def heatmap(
     own = ax is None
     ax = new_axes(*_figure_size(rows, columns)) if ax is None else ax
     theme = choose_theme(ax, dark, own=own)
-    fonts = Fonts([*rows, *columns, read_title(title) or ""])
-    image = _draw_heatmap(ax, array, _limits(array, 0.0), theme)
-    label_tokens(ax, "y", rows, fonts, theme, name="queries")
-    label_tokens(ax, "x", columns, fonts, theme, name="keys")
+    names = [
+        default if name is None else read_title(name, which) or ""
+        for name, which, default in ((xlabel, "xlabel", "keys"), (ylabel, "ylabel", "queries"))
+    ]
+    fonts = Fonts([*rows, *columns, *names, read_title(title) or ""])
+    image = _draw_heatmap(ax, array, _chosen_limits(array, vmin, vmax, center), theme)
+    if center is not None:
+        image.set_cmap(diverging_colormap(theme))
+    label_tokens(ax, "y", rows, fonts, theme, name=names[1])
+    label_tokens(ax, "x", columns, fonts, theme, name=names[0])
     _apply_theme(ax, theme, fonts, title)
     if colorbar:
         _add_colorbar(ax, image, theme)
@@ -333,6 +353,28 @@ def _limits(array: Array, *others: float) -> Normalize:
             f"numbers from {low:.3g} to {high:.3g} are too large for a scale of colours; divide them first"
         )
     return Normalize(low, high if high > low else low + 1)
+
+
+def _chosen_limits(array: Array, vmin: float | None, vmax: float | None, center: float | None) -> Normalize:
+    """Scale colours between the chosen ends; with `center`, ends that are not chosen are equally far from it."""
+    chosen = {"vmin": vmin, "center": center, "vmax": vmax}
+    chosen = {name: as_finite(x, name) for name, x in chosen.items() if x is not None}
+    low, middle, high = (chosen.get(name) for name in ("vmin", "center", "vmax"))
+    _limits(array, 0.0, *chosen.values())  # refuses numbers that are too large
+    if middle is None:
+        found = _limits(array, 0.0)
+        first, last = found.vmin if low is None else low, found.vmax if high is None else high
+        if last <= first and len(chosen) == 1:  # all numbers lie beyond the chosen end
+            first, last = (last - 1, last) if low is None else (first, first + 1)
+    else:
+        reach = np.abs(array[np.isfinite(array)] - middle).max(initial=0) or 1.0
+        first, last = middle - reach if low is None else low, middle + reach if high is None else high
+    if np.diff([first, last] if middle is None else [first, middle, last]).min() <= 0:
+        listed = ", ".join(f"{name}={x:g}" for name, x in chosen.items())
+        raise ValueError(f"{listed}: vmin, center and vmax must ascend")
+    # Of equal slopes matplotlib would draw the same colours, and a colorbar with fewer ticks.
+    equal = middle is None or math.isclose(last - middle, middle - first)
+    return Normalize(first, last) if equal else TwoSlopeNorm(middle, first, last)
 
 
 def _draw_heatmap(ax: Axes, array: Array, limits: Normalize, theme: Theme) -> AxesImage:

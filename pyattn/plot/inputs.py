@@ -34,10 +34,10 @@ def read_matrix(x: npt.ArrayLike, name: str, shape: str, otherwise: str) -> Arra
     return np.asarray(array, dtype=np.float64)
 
 
-def read_title(title: str | None) -> str | None:
-    """Read the title of a picture, a str or None."""
+def read_title(title: str | None, name: str = "title") -> str | None:
+    """Read the title of a picture or the name of an axis, a str or None."""
     if title is not None and not isinstance(title, str):
-        raise TypeError(f"title is of type {type(title).__name__}, expected str or None")
+        raise TypeError(f"{name} is of type {type(title).__name__}, expected str or None")
     return title
 
 

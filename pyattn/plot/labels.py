@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, Locator
+from matplotlib.ticker import Formatter, Locator
 
 from pyattn.plot.fonts import Fonts
 from pyattn.plot.theme import Theme
@@ -40,6 +40,28 @@ class TokenLocator(Locator):
         return [float(at) for at in range(0, self.count, step) if vmin - 1e-9 <= at <= vmax + 1e-9]
 
 
+class _TokenFormatter(Formatter):
+    """Write the token at each tick; if tokens are rotated, a token that fits into its cell stays upright."""
+
+    def __init__(self, texts: Sequence[str], widths: Sequence[float], rotated: bool) -> None:
+        self.texts, self.widths, self.rotated = texts, widths, rotated
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the token at a position."""
+        return self.texts[round(x)] if 0 <= round(x) < len(self.texts) else ""
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Return the tokens of all ticks, and rotate their labels one by one."""
+        if self.rotated and len(values):
+            axes = self.axis.axes
+            low, high = sorted(self.axis.get_view_interval())
+            pitch = axes.bbox.width * 72 / axes.figure.dpi / max(high - low, 1e-9)
+            for tick, at in zip(self.axis.get_major_ticks(len(values)), values, strict=True):
+                fits = 0 <= round(at) < len(self.widths) and self.widths[round(at)] + 2 <= pitch
+                tick.label1.set_rotation(0 if fits else 90)
+        return super().format_ticks(values)
+
+
 def label_tokens(
     ax: Axes,
     which: Literal["x", "y"],
@@ -50,19 +72,19 @@ def label_tokens(
     name: str = "",
     size: float = 9,
 ) -> None:
-    """Write tokens along an axis; along x they are rotated if they do not fit side by side."""
+    """Write tokens along an axis; along x, if they do not fit side by side, those wider than their cell are rotated."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     texts = [fonts.escape(token, MAX_TOKEN_WIDTH) for token in tokens]
     widest = max(fonts.width(text, size) for text in texts)
     pitch = ax.get_window_extent().width * 72 / ax.figure.dpi / len(texts)
     rotated = which == "x" and widest + size > 0.8 * pitch and any(len(text) > 3 for text in texts)
     axis.set_major_locator(TokenLocator(len(texts), widest + size if which == "x" and not rotated else 1.5 * size))
-    axis.set_major_formatter(FuncFormatter(lambda at, _: texts[round(at)] if 0 <= round(at) < len(texts) else ""))
+    axis.set_major_formatter(_TokenFormatter(texts, [fonts.width(text, size) for text in texts], rotated))
     axis.set_tick_params(
         labelsize=size, labelfontfamily=fonts.family, labelrotation=90 if rotated else 0, length=2, colors=theme.muted
     )
     axis.set_tick_params(labelcolor=theme.foreground)
-    axis.set_label_text(name, color=theme.foreground, fontsize=size + 1)
+    axis.set_label_text(fonts.escape(name), color=theme.foreground, fontsize=size + 1, fontfamily=fonts.family)
 
 
 def colour_axes(ax: Axes, theme: Theme) -> None:

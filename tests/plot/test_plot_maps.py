@@ -122,10 +122,12 @@ def test_the_colours_of_scores_begin_at_the_least(article):
 
 def test_numbers_in_cells_are_the_weights_and_can_be_read(weights):
     ax = plot.heatmap(weights)
-    numbers = np.array([float(text.get_text()) for text in ax.texts]).reshape(12, 12)
-    np.testing.assert_allclose(numbers, weights, atol=0.005 + 1e-12)
+    places = [text.get_position()[::-1] for text in ax.texts]
+    assert places == [tuple(at) for at in np.argwhere(np.round(weights, 2) > 0)]
     colours = ax.get_images()[0].to_rgba(weights)
-    for text, ground in zip(ax.texts, colours.reshape(-1, 4), strict=True):
+    for text, at in zip(ax.texts, places, strict=True):
+        assert abs(float(text.get_text()) - weights[at]) <= 0.005 + 1e-12
+        ground = colours[at]
         assert contrast(text.get_color(), ground) >= 4.5
 
 
@@ -152,7 +154,14 @@ def test_numbers_lie_inside_their_cells():
 
 @pytest.mark.parametrize(("numbers", "tokens", "count"), [(None, 32, 0), (True, 32, 32 * 32), (False, 6, 0)])
 def test_numbers_are_written_where_asked(numbers, tokens, count):
-    assert len(plot.heatmap(draw_weights(tokens, tokens), numbers=numbers).texts) == count
+    weights = 0.1 + draw_weights(tokens, tokens)  # none rounds to 0.00
+    assert len(plot.heatmap(weights, numbers=numbers).texts) == count
+
+
+def test_a_number_that_rounds_to_zero_is_left_out_and_zero_is_written():
+    texts = [text.get_text() for text in plot.heatmap([[0.004, 0.0, -0.004], [0.75, 0.246, -0.006]]).texts]
+    assert texts == ["0", "0.75", "0.25", "\N{MINUS SIGN}0.01"]
+    assert not plot.heatmap([[0.001, 0.002]], numbers=True, vmax=1).texts
 
 
 def test_whole_numbers_are_written_as_such(article):
@@ -167,6 +176,50 @@ def test_what_is_not_finite_is_left_empty():
     assert image.get_clim() == (0, 3)
     assert [text.get_text() for text in ax.texts] == ["1", "\N{MINUS SIGN}∞", "NaN", "3"]
     plot.heatmap([[np.nan]]).figure.draw_without_rendering()
+
+
+@for_each(
+    ("ends", "limits"),
+    [
+        ({"vmin": 0, "vmax": 1}, (0, 1)),
+        ({"vmax": 9}, (-1, 9)),
+        ({"vmin": -4}, (-4, 3)),
+        ({"vmin": 5}, (5, 6)),  # beyond all numbers
+        ({"vmax": -5}, (-6, -5)),
+        ({"center": 0}, (-3, 3)),
+        ({"center": 2}, (-1, 5)),
+        ({"center": 0, "vmin": -10}, (-10, 3)),
+        ({"center": 1, "vmin": 0, "vmax": 4}, (0, 4)),
+    ],
+)
+def test_the_ends_and_the_middle_of_the_colours_may_be_chosen(ends, limits):
+    for dark in (False, True):
+        ax = plot.heatmap([[-1.0, 0.5], [np.nan, 3.0]], dark=dark, **ends)
+        image = ax.get_images()[0]
+        assert image.get_clim() == limits
+        if "center" in ends:
+            middle = image.to_rgba(ends["center"])
+            np.testing.assert_allclose(middle, ax.get_facecolor(), atol=1 / 128)  # of 256 colours
+            low, high = (image.to_rgba(x)[:3] for x in limits)
+            assert low[0] > low[2]  # orange
+            assert high[0] < high[2]  # blue
+    assert_legible(ax.figure)
+
+
+def test_axes_have_the_names_that_are_given():
+    ax = plot.heatmap(np.eye(2), xlabel="heads", ylabel="层 $x$")
+    assert_legible(ax.figure)
+    assert [ax.get_xlabel(), ax.get_ylabel().replace("□", "层")] == ["heads", r"层 \$x\$"]
+    assert [plot.heatmap(np.eye(2), xlabel="").get_xlabel(), plot.heatmap(np.eye(2)).get_ylabel()] == ["", "queries"]
+
+
+@pytest.mark.parametrize("draw", [plot.heatmap, lambda weights, tokens: plot.heads(weights[None], tokens).axes[0]])
+def test_a_token_that_fits_its_cell_stays_upright_among_rotated_ones(draw):
+    tokens = ["a", "antidisestablishment", "b", *["another long word"] * 9]
+    ax = draw(draw_weights(12, 12), tokens)
+    assert_legible(ax.figure)
+    turned = {label.get_text(): label.get_rotation() for label in ax.get_xticklabels()}
+    assert turned == {"a": 0, "antidisestablishm…": 90, "b": 0, "another long word": 90}
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -331,6 +384,12 @@ def test_subfigures_are_drawn_on():
             "HeadTraces, expected an array (heads, L, S); pass [head.weights for head in weights.heads]",
         ),
         (lambda: plot.mask(np.eye(3) > 0, title=3), TypeError, "title is of type int, expected str or None"),
+        (lambda: plot.heatmap(np.eye(3), xlabel=3), TypeError, "xlabel is of type int, expected str or None"),
+        (lambda: plot.heatmap(np.eye(3), vmin=1, vmax=1), ValueError, "vmin=1, vmax=1: vmin, center and vmax must"),
+        (lambda: plot.heatmap(np.eye(3), center=2, vmax=1), ValueError, "center=2, vmax=1: vmin, center and vmax must"),
+        (lambda: plot.heatmap(np.eye(3), vmax=np.inf), ValueError, "vmax is inf, expected a finite number"),
+        (lambda: plot.heatmap(np.eye(3), center="0"), TypeError, "center is of type str"),
+        (lambda: plot.heatmap(np.eye(3), vmax=1e308), ValueError, "numbers from 0 to 1e+308 are too large"),
         (
             lambda: plot.positional(np.ones((3, 4)), ["a"]),
             ValueError,
