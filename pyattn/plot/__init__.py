@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from pyattn._util.names import publish, unknown_name
 
-__all__ = ["StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
+__all__ = ["FlowAxes", "StepsAnimation", "animate", "flow", "heads", "heatmap", "mask", "positional", "steps"]
 
 # Files that import matplotlib are imported on first use, so that `import pyattn.plot` works without it.
 _FILES = {"heads": "heatmaps", "heatmap": "heatmaps", "mask": "heatmaps", "positional": "heatmaps"}
-_FILES |= {"flow": "attention_flow", "animate": "animation", "steps": "steps_page"}
+_FILES |= {"FlowAxes": "attention_flow", "flow": "attention_flow", "animate": "animation", "steps": "steps_page"}
 _FILES |= {"StepsAnimation": "steps_animation"}
 
 if TYPE_CHECKING:
     from pyattn.plot.animation import animate
-    from pyattn.plot.attention_flow import flow
+    from pyattn.plot.attention_flow import FlowAxes, flow
     from pyattn.plot.heatmaps import heads, heatmap, mask, positional
     from pyattn.plot.steps_animation import StepsAnimation
     from pyattn.plot.steps_page import steps

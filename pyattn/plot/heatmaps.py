@@ -357,8 +357,8 @@ def _limits(array: Array, *others: float) -> Normalize:
 
 def _chosen_limits(array: Array, vmin: float | None, vmax: float | None, center: float | None) -> Normalize:
     """Scale colours between the chosen ends; with `center`, ends that are not chosen are equally far from it."""
-    chosen = {"vmin": vmin, "center": center, "vmax": vmax}
-    chosen = {name: as_finite(x, name) for name, x in chosen.items() if x is not None}
+    given = {"vmin": vmin, "center": center, "vmax": vmax}
+    chosen = {name: as_finite(x, name) for name, x in given.items() if x is not None}
     low, middle, high = (chosen.get(name) for name in ("vmin", "center", "vmax"))
     _limits(array, 0.0, *chosen.values())  # refuses numbers that are too large
     if middle is None:

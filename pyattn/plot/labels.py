@@ -59,7 +59,7 @@ class _TokenFormatter(Formatter):
             for tick, at in zip(self.axis.get_major_ticks(len(values)), values, strict=True):
                 fits = 0 <= round(at) < len(self.widths) and self.widths[round(at)] + 2 <= pitch
                 tick.label1.set_rotation(0 if fits else 90)
-        return super().format_ticks(values)
+        return [self(at) for at in values]
 
 
 def label_tokens(

@@ -14,8 +14,10 @@ from matplotlib.typing import ColorType
 
 __all__ = [
     "DARK",
+    "HEAD_COLOURS",
     "LIGHT",
     "PALETTE",
+    "ShownAxes",
     "Theme",
     "choose_theme",
     "contrasting",
@@ -38,6 +40,13 @@ PALETTE = {
 """The worked example's colours: green, orange, red, purple, blue, yellow and dark green.
 
 The shades are chosen to stay as far apart as possible for colour-blind readers, too."""
+
+
+HEAD_COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+    *("#5b5bff", "#00b38a", "#d400d4", "#b07d00", "#ff5c8a", "#66c400"),
+)
+"""The colour of each head: the ten that bertviz uses, then six more; head 16 has the first again."""
 
 
 class Theme(NamedTuple):
@@ -92,9 +101,9 @@ class ShownAxes(Axes):
         return memory.getvalue()
 
 
-def new_axes(width: float, height: float) -> Axes:
+def new_axes(width: float, height: float, kind: type[Axes] = ShownAxes) -> Axes:
     """Make a figure of this size in inches, with one axes and a layout that makes room for labels."""
-    return Figure(figsize=(width, height), layout=label_layout()).add_subplot(axes_class=ShownAxes)
+    return Figure(figsize=(width, height), layout=label_layout()).add_subplot(axes_class=kind)
 
 
 def label_layout() -> ConstrainedLayoutEngine:
