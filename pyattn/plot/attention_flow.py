@@ -40,7 +40,7 @@ _SPREAD = 0.5
 
 
 class FlowAxes(ShownAxes):
-    """The axes that `flow` makes: a picture of matplotlib that can also be written as a page to hover over.
+    """The axes that `flow` makes: a picture, and a page to hover over.
 
     A notebook shows the page, and `matplotlib.figure.Figure.savefig` writes the picture.
 
@@ -55,9 +55,9 @@ class FlowAxes(ShownAxes):
     _page: FlowPage
 
     def to_html(self) -> str:
-        """Return an HTML page that shows the lines of a token when it is hovered over, tapped or focused.
+        """Return an HTML page that shows the lines of the token under the mouse.
 
-        The tab key moves from token to token, the buttons show and hide heads, and the page follows the reader's light
+        Tapping a token shows its lines, too. The tab key moves from token to token, the buttons show and hide heads, and the page follows the reader's light
         or dark scheme unless `flow` was given ``dark``. It shows at most the 5,000 largest weights. Without JavaScript
         it shows all of these lines.
 

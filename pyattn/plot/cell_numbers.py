@@ -20,10 +20,7 @@ _MIN_SIZE, _MAX_SIZE = 5.5, 11.0
 
 
 def format_matrix(array: Array) -> list[list[str]]:
-    """Format a matrix: integers if all numbers are, else two decimals, or fewer for large numbers.
-
-    A 0 is "0", and another number that rounds to 0.00 is left empty: "0.00" would say too much of it.
-    """
+    """Format a matrix: integers, or two decimals, or fewer for large numbers; what would be 0.00 is left empty."""
     finite = array[np.isfinite(array)]
     largest = np.abs(finite).max(initial=0)
     if largest >= 1e5:

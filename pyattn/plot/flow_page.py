@@ -119,7 +119,7 @@ def _tokens(page: FlowPage, side: str, left: float, width: float, rows: int) -> 
     for at, token in enumerate(tokens):
         y = _height_of(at, len(tokens), rows)
         about = "\n".join(_about(page, side, at))
-        x, wide = (0.0, left - 4) if side == "q" else (left + _MIDDLE + 4, width - left - _MIDDLE - 4)
+        x, wide = (2.0, left - 6) if side == "q" else (left + _MIDDLE + 4, width - left - _MIDDLE - 6)
         text_x, anchor = (x + wide - 5, "end") if side == "q" else (x + 5, "start")
         shown = _text(shorten(token, _MAX_TOKEN_WIDTH))
         height = min(_ROW - 4, _ROW * rows / len(tokens) - 1)

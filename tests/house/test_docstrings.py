@@ -126,7 +126,8 @@ def public_docstrings():
             members = dir(found) if inspect.isclass(found) else ()
             for member in (name for name in members if not name.startswith("_")):
                 attribute = inspect.getattr_static(found, member)
-                if isinstance(attribute, property) or inspect.isfunction(getattr(attribute, "__func__", attribute)):
+                function = getattr(attribute, "__func__", getattr(attribute, "fget", attribute))
+                if inspect.isfunction(function) and function.__module__.startswith("pyattn"):  # not matplotlib's
                     yield f"{module.__name__}.{name}.{member}", attribute.__doc__
 
 
