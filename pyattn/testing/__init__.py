@@ -21,7 +21,9 @@ True
 # mistakes.py       known mistakes: copies of the formula with a field or two changed
 # causes.py         find the mistake that gives the wrong numbers
 #
-# command.py        python -m pyattn check            demo.py    python -m pyattn compare
+# command.py        python -m pyattn check            files.py   python -m pyattn compare, of two files
+# demo.py           python -m pyattn compare, alone   self_check.py      python -m pyattn test
+# worked_example.py, speed.py    python -m pyattn
 
 from typing import TYPE_CHECKING
 

@@ -33,8 +33,9 @@ def demonstrate(with_torch: bool | None = None) -> tuple[str, bool]:
 
     first, second = (compare(ours, twin(module), x, x, x) for module in (ours, wrong))
     found = second.cause is not None and (second.cause.name, second.stage) == ("weights transposed", "key")
-    lines = ["A random multi-head attention", "", str(first), "", ""]
-    lines += ["The same, but theirs has key's weights transposed", "", str(second)]
+    lines = ["This is a demo on a random module. For your arrays: python -m pyattn compare ours.npz theirs.npz", ""]
+    lines += ["1. A multi-head attention, and the same one computed elsewhere", "", str(first), "", ""]
+    lines += ["2. The same, but theirs has key's weights transposed", "", str(second)]
     return "\n".join(lines), first.equal and not second.equal and found
 
 

@@ -9,7 +9,9 @@ import pytest
 
 import pyattn
 import pyattn.tracing.article as _article
-from pyattn import __main__ as demo
+from pyattn.__main__ import main
+from pyattn.testing import speed, worked_example
+from pyattn.testing.speed import describe_speed
 
 
 @pytest.fixture(params=["float32", "float64", "lists"])
@@ -68,28 +70,50 @@ def test_the_demo_shows_the_same_example(article):
 # What the demo prints
 
 
-def test_the_demo_prints_what_it_says(level, capsys):
-    """Beside each number is the same number, and how far off the outputs are is told."""
-    assert demo.show_article()
+def test_the_demo_prints_each_matrix_once_and_ticks_each_check(level, article, capsys, monkeypatch):
+    monkeypatch.setattr("pyattn.testing.speed.describe_speed", lambda: "Speed")
+    assert main(["demo"]) == 0
     printed = capsys.readouterr().out
-    rows = [line.split() for line in printed.splitlines() if re.fullmatch(r"[-+.e\d ]+", line)]
-    assert len(rows) == 18
-    for row in rows:
-        assert row[:3] == row[3:]
-    differences = re.findall(r"largest difference from float64 NumPy: (\S+) \(at most 1e-06 is right\)", printed)
-    assert len(differences) == 2
-    assert all(float(difference) <= 1e-6 for difference in differences)
-    assert "Every number is as expected." in printed
+    for line in ("2   4   4                   6.3379e-02  4.6831e-01  4.6831e-01", "1.9366  6.6831  1.5951"):
+        assert printed.count(line) == 1
+    assert printed.count("\u2713") == 4
+    assert "\u2717" not in printed
+    assert printed.index("Every number is right.") < printed.index("Speed")
+    assert printed.splitlines()[-1].startswith("Next: `python -m pyattn explain`")
 
 
-@pytest.mark.parametrize("wrong", ["output", "softmax", "scores"])
+def test_checks_of_the_demo_have_a_small_error(level):
+    (check,) = (check for check in worked_example.check_example() if "outputs" in check.claim)
+    errors = [float(text) for text in re.findall(r"[\d.]+e-\d+", check.claim)]
+    assert len(errors) == 2
+    assert errors[0] <= 1e-6
+    assert errors[1] <= 1e-14
+
+
+@pytest.mark.parametrize("wrong", ["keys", "scores", "weights", "outputs"])
 def test_the_demo_fails_when_a_number_differs(wrong, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "show_speed", lambda: None)
-    if wrong == "output":
-        monkeypatch.setattr(demo, "_exact_outputs", lambda: np.float64([[1.936622, 6.683105, 1.595068]] * 3))
-    elif wrong == "softmax":
+    monkeypatch.setattr("pyattn.testing.speed.describe_speed", lambda: "Speed")
+    if wrong == "outputs":
+        monkeypatch.setattr(worked_example, "_exact_outputs", lambda: np.float64([[1.936622, 6.683105, 1.595068]] * 3))
+    elif wrong == "weights":
         monkeypatch.setattr(_article, "SOFTMAX", (("1.0000e+00",) * 3,) * 3)
-    else:
+    elif wrong == "scores":
         monkeypatch.setattr(_article, "SCORES", [[2, 4, 5], [4, 16, 12], [4, 12, 10]])
-    assert demo.main(["demo"]) == 1
-    assert "WRONG: not every number is as expected." in capsys.readouterr().out
+    else:
+        monkeypatch.setattr(_article, "KEYS", [[0, 1, 2], [4, 4, 0], [2, 3, 1]])
+    assert main(["demo"]) == 1
+    printed = capsys.readouterr().out
+    assert f"\u2717 {wrong}" in printed
+    assert "WRONG: a number differs." in printed
+
+
+def test_the_line_about_speed_names_what_was_timed():
+    threads = r"\d+ threads?"
+    times = r"pyattn \d+ us, NumPy [\d.]+ [mu]s \([\d.]+x\)(, PyTorch [\d.]+ [mu]s \([\d.]+x\))?"
+    assert re.fullmatch(rf"Speed \(2 heads, 16 tokens, causal, {threads}\): {times}", describe_speed(2, 16))
+
+
+def test_the_calls_that_are_timed_give_the_same_numbers():
+    arrays = [np.random.default_rng(0).standard_normal((1, 2, 9, 64), np.float32) for _ in range(3)]
+    expected = speed._pyattn_call(arrays)()
+    np.testing.assert_allclose(speed._numpy_call(arrays)(), expected, rtol=0, atol=1e-5)

@@ -1,0 +1,187 @@
+"""``python -m pyattn compare ours.npz theirs.npz``: where the arrays of two files differ, and by how much."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.io as io
+from pyattn._util.halves import as_float32
+from pyattn.testing._compare import compare
+from pyattn.testing.bounds import Precision, precision_of
+from pyattn.testing.reports import Comparison
+from pyattn.testing.sides import FUNCTION
+
+__all__ = ["compare_files"]
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+INPUTS = ("query", "key", "value")
+RESULTS = {"output": ("output", "outputs"), "weights": ("weights",), "lse": ("lse",)}
+
+
+class Difference(NamedTuple):
+    """What is found for one name: a line's cells, and whether the arrays agree."""
+
+    name: str
+    shape: str
+    dtype: str
+    error: str
+    relative: str
+    ulp: str
+    equal: bool
+    remark: str
+
+
+def compare_files(files: Sequence[str], ulp: float) -> int:
+    """Print how two files differ; return 0 if they do not, 1 if they do, or 2 if one cannot be read."""
+    try:
+        if len(files) != 2:
+            given = "1 file is" if len(files) == 1 else f"{len(files)} files are"
+            raise ValueError(f"{given} given; name two: python -m pyattn compare ours.npz theirs.npz")
+        ours, theirs = map(_load, files)
+    except (ImportError, OSError, ValueError) as problem:
+        sys.stderr.write(f"python -m pyattn compare: {' '.join(str(problem).split())}\n")
+        return 2
+    report = _report(ours, theirs, files)
+    judged = () if report is None else _results_of(ours).values()
+    found = [_differ(name, ours, theirs, ulp) for name in dict.fromkeys((*ours, *theirs))]
+    differ = [one.name for one in found if not one.equal and one.name not in judged]
+    equal = not differ and (report is None or report.equal)
+    sys.stdout.write("\n".join(_lines(files, found, differ, report, ulp)) + "\n")
+    return 0 if equal else 1
+
+
+def _load(file: str) -> Arrays:
+    """Read a file; the error names it."""
+    if not file.endswith((".npz", ".safetensors")):
+        raise ValueError(f"{file} has an unknown ending: it must be .npz or .safetensors")
+    return io.load(file)
+
+
+# Attention: both files hold the same inputs, and each holds results
+
+
+def _report(ours: Arrays, theirs: Arrays, files: Sequence[str]) -> Comparison | None:
+    """Compare the results of attention with the formula; None if the files do not hold the same call."""
+    names = _results_of(ours)
+    if "output" not in names or names != _results_of(theirs) or not {*INPUTS} <= ours.keys():
+        return None
+    known = {*INPUTS, *names.values()}
+    options = {name: x for name, x in ours.items() if name not in known}
+    given = [*INPUTS, *options]
+    if not all(name in theirs and _same(ours[name], theirs[name]) for name in given) or theirs.keys() != ours.keys():
+        return None
+    if not options.keys() <= {*FUNCTION.arguments}:
+        return None
+    scalars: dict[str, Any] = {name: x.item() if x.ndim == 0 else x for name, x in options.items()}
+    one, other = (_returning(arrays, names, file) for arrays, file in zip((ours, theirs), files, strict=True))
+    try:
+        return compare(one, other, *(ours[name] for name in INPUTS), **scalars)
+    except (TypeError, ValueError):  # the arrays have these names by chance
+        return None
+
+
+def _results_of(arrays: Arrays) -> dict[str, str]:
+    """Map output, weights and lse to their names in a file, without those that it lacks."""
+    found = {ours: [name for name in names if name in arrays] for ours, names in RESULTS.items()}
+    return {ours: names[0] for ours, names in found.items() if names}
+
+
+def _returning(arrays: Arrays, names: Mapping[str, str], file: str) -> Callable[..., tuple[Any, ...]]:
+    """Make a function of query, key and value that returns a file's results, and is called like the file."""
+    results = tuple(arrays[names[one]] if one in names else None for one in RESULTS)
+
+    def stored(query: Any, key: Any, value: Any, **options: Any) -> tuple[Any, ...]:
+        return results
+
+    stored.__module__, stored.__qualname__ = "", file
+    return stored
+
+
+# One name
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two arrays have equal shapes and numbers; NaN equals NaN."""
+    numbers = one.dtype.kind in "fc" and other.dtype.kind in "fc"
+    return one.shape == other.shape and np.array_equal(one, other, equal_nan=numbers)
+
+
+def _differ(name: str, ours: Arrays, theirs: Arrays, ulp: float) -> Difference:
+    """Compare the arrays of a name."""
+    if name not in ours or name not in theirs:
+        there, only = (ours, "ours") if name in ours else (theirs, "theirs")
+        x = there[name]
+        return Difference(name, str(x.shape), x.dtype.name, "-", "-", "-", False, f"only {only} has it")
+    one, other = ours[name], theirs[name]
+    shape = str(one.shape) if one.shape == other.shape else f"{one.shape} and {other.shape}"
+    dtype = one.dtype.name if one.dtype == other.dtype else f"{one.dtype.name} and {other.dtype.name}"
+    precisions = [precision_of(x.dtype) for x in (one, other)]
+    if one.shape != other.shape:
+        return Difference(name, shape, dtype, "-", "-", "-", False, "other shapes")
+    if None in precisions or _same(one, other):
+        equal = _same(one, other)
+        number = "0" if equal else "-"
+        where = "" if equal else f"differs in {int((one != other).sum())} of {one.size}"
+        return Difference(name, shape, dtype, number, number, number, equal, where)
+    coarser = min((one for one in precisions if one is not None), key=lambda precision: precision.bits)
+    return _differ_in_numbers(name, shape, dtype, one, other, coarser, ulp)
+
+
+def _differ_in_numbers(
+    name: str, shape: str, dtype: str, one: Array, other: Array, precision: Precision, ulp: float
+) -> Difference:
+    """Compare floats of one shape that differ; ULP are those of the array's largest number."""
+    left, right = (as_float32(x).astype(np.float64) for x in (one, other))
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.where(same, 0, np.abs(left - right))
+    errors[np.isnan(errors)] = np.inf
+    place = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    finite = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (left, right)]
+    largest, error = float(max(finite)), float(errors[place])
+    unit = float(np.ldexp(1.0, int(np.frexp(max(largest, precision.tiny))[1]) - precision.bits))
+    numbers = f"{one[place]!s} and {other[place]!s}"
+    equal = error / unit <= ulp
+    where = "" if equal else f"differs in {int((~same).sum())} of {one.size}, most at {_index(place)}: {numbers}"
+    relative = error / largest if largest else np.inf
+    return Difference(name, shape, dtype, f"{error:.2g}", f"{relative:.2g}", f"{error / unit:.2g}", equal, where)
+
+
+def _index(place: Sequence[Any]) -> str:
+    return f"[{', '.join(str(int(n)) for n in place)}]"
+
+
+# The text
+
+_HEADS = ("name", "shape", "dtype", "max abs error", "relative", "ULP")
+
+
+def _lines(
+    files: Sequence[str], found: Sequence[Difference], differ: Sequence[str], report: Comparison | None, ulp: float
+) -> Iterator[str]:
+    """Yield the table, the report on attention, and the verdict."""
+    yield from (f"ours    {files[0]}", f"theirs  {files[1]}", "")
+    rows = [_HEADS, *(tuple(one[:6]) for one in found)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADS))]
+    for row, remark in zip(rows, ("", *(one.remark for one in found)), strict=True):
+        cells = [
+            cell.ljust(width) if n < 3 else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip() + (f"  <- {remark}" if remark else "")
+    yield from ("", "relative, ULP: the error over the array's largest number, and over that number's last place.")
+    if report is not None:
+        yield from ("", "Both files hold one call of attention with the same inputs. Its results, against the formula:")
+        yield from ("", *str(report).splitlines()[3:])
+    elif not differ:
+        number = f"{len(found)} array{'s' * (len(found) != 1)}"
+        within = f"agree within {ulp:g} ULP" if ulp else "are the same"
+        yield from ("", f"Equal: the numbers of {number} {within}.")
+    if differ:
+        yield from ("", f"Different: {', '.join(differ)}.")

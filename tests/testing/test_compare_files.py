@@ -1,0 +1,157 @@
+"""``python -m pyattn compare ours.npz theirs.npz``: what it finds in two files, and its exit status."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import pyattn
+from pyattn import nn
+from pyattn.__main__ import main
+
+QUERY, KEY, VALUE = np.random.default_rng(0).standard_normal((3, 2, 5, 8), np.float32)
+INPUTS = {"query": QUERY, "key": KEY, "value": VALUE}
+
+
+@pytest.fixture
+def compared(tmp_path, capsys):
+    """Compare two dicts of arrays as files; return the exit status and what is printed."""
+
+    def compare(ours, theirs, *options, endings=(".npz", ".npz")):
+        files = [str(tmp_path / f"{name}{ending}") for name, ending in zip(("a", "b"), endings, strict=True)]
+        for file, arrays in zip(files, (ours, theirs), strict=True):
+            nn.save(arrays, file) if file.endswith(".safetensors") else np.savez(file, **arrays)
+        status = main(["compare", *files, *options])
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        return status, shown.out
+
+    return compare
+
+
+def line_of(name, text):
+    return next(line for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_equal_files_are_equal(compared):
+    arrays = {"a": np.array([1, np.nan, np.inf]), "ids": np.arange(3), "words": np.array(["x"]), "none": np.zeros(0)}
+    status, text = compared(arrays, arrays)
+    assert status == 0
+    assert text.endswith("Equal: the numbers of 4 arrays are the same.\n")
+
+
+def test_a_difference_is_told_in_ulp_and_in_relative_terms(compared):
+    ours = np.array([[1, 0.5], [0.25, 2]], np.float32)
+    theirs = ours.copy()
+    theirs[0, 1] += 3 * np.spacing(np.float32(2))
+    status, text = compared({"a": ours, "same": ours}, {"a": theirs, "same": ours})
+    assert status == 1
+    error = 3 * 2.0**-22
+    cells = line_of("a", text).split()
+    assert cells[4:7] == [f"{error:.2g}", f"{error / 2:.2g}", "3"]
+    assert f"<- differs in 1 of 4, most at [0, 1]: 0.5 and {theirs[0, 1]!s}" in text
+    assert text.endswith("Different: a.\n")
+    assert compared({"a": ours}, {"a": theirs}, "--ulp", "3")[0] == 0
+    assert compared({"a": ours}, {"a": theirs}, "--ulp", "2.9")[0] == 1
+
+
+def test_missing_names_and_other_shapes_are_differences(compared):
+    status, text = compared({"a": np.zeros(2), "b": np.ones(3)}, {"c": np.ones(3), "a": np.zeros((1, 2))})
+    assert status == 1
+    assert line_of("a", text).endswith("<- other shapes")
+    assert "(2,) and (1, 2)" in line_of("a", text)
+    assert line_of("b", text).endswith("<- only ours has it")
+    assert line_of("c", text).endswith("<- only theirs has it")
+    assert text.endswith("Different: a, b, c.\n")
+
+
+def test_whole_numbers_flags_and_text_are_compared(compared):
+    ours = {"ids": np.arange(4), "flags": np.array([True]), "words": np.array(["x", "y"])}
+    theirs = {"ids": np.array([0, 1, 2, 4]), "flags": np.array([False]), "words": np.array(["x", "z"])}
+    status, text = compared(ours, theirs)
+    assert status == 1
+    assert line_of("ids", text).endswith("<- differs in 1 of 4")
+    assert line_of("words", text).endswith("<- differs in 1 of 2")
+    assert text.endswith("Different: ids, flags, words.\n")
+
+
+def test_a_nan_on_one_side_is_a_difference_beyond_any_ulp(compared):
+    status, text = compared({"a": np.array([1.0, np.nan])}, {"a": np.array([1.0, 2.0])}, "--ulp", "1e300")
+    assert status == 1
+    assert line_of("a", text).split()[3:6] == ["inf", "inf", "inf"]
+
+
+def test_two_kinds_of_files_and_of_dtypes_are_compared(compared):
+    arrays = {"a": QUERY, "b": KEY}
+    doubles = {"a": QUERY.astype(np.float64), "b": KEY}
+    status, text = compared(arrays, doubles, endings=(".npz", ".safetensors"))
+    assert status == 0
+    assert "float32 and float64" in line_of("a", text)
+
+
+def call(**options):
+    return {**INPUTS, "output": pyattn.attention(QUERY, KEY, VALUE, **options)}
+
+
+def test_results_of_attention_are_judged_by_their_rounding_bounds(compared):
+    near = call()
+    near["output"] = near["output"] * (1 + np.float32(2e-7))
+    status, text = compared(call(), near)
+    assert status == 0
+    assert "<- differs in" in line_of("output", text)
+    assert text.endswith("Equal: rounding explains every difference.\n")
+
+
+def test_the_mistake_behind_results_of_attention_is_named(compared):
+    status, text = compared(call(), call(scale=1 / 8))
+    assert status == 1
+    assert "Cause, in scores: theirs divides the scores by head_dim, not by its square root." in text
+
+
+def test_options_of_the_call_are_read_from_the_files(compared):
+    mask = np.tri(5, dtype=bool)
+    right = {**call(attn_mask=mask), "attn_mask": mask}
+    unmasked = {**right, "output": call()["output"]}
+    assert compared(right, right)[0] == 0
+    status, text = compared(right, unmasked)
+    assert status == 1
+    assert re.search(r"Cause, in scores: theirs .*mask", text)
+
+
+@pytest.mark.parametrize("name", ["query", "unknown"])
+def test_other_inputs_or_names_leave_the_numbers_alone(name, compared):
+    """Without one call of attention, results are compared as any array is."""
+    ours, theirs = {**call(), "unknown": QUERY}, {**call(scale=1 / 8), "unknown": QUERY}
+    theirs[name] = QUERY[::-1]
+    status, text = compared(ours, theirs)
+    assert status == 1
+    assert "Cause" not in text
+    assert text.endswith(f"Different: {', '.join(n for n in ours if n in (name, 'output'))}.\n")
+
+
+def test_files_that_cannot_be_compared_get_a_line(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", a=[1])
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    one, bad, text, missing = (str(tmp_path / name) for name in ("a.npz", "bad.npz", "a.txt", "missing.npz"))
+    for files, message in (
+        ([one], "1 file is given; name two: python -m pyattn compare ours.npz theirs.npz"),
+        ([one] * 3, "3 files are given; name two: "),
+        ([one, text], f"{text} has an unknown ending: it must be .npz or .safetensors"),
+        ([one, missing], "[Errno 2] No such file or directory: "),
+        ([one, bad], f"{bad} is damaged or not a .npz file: "),
+    ):
+        assert main(["compare", *files]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith(f"python -m pyattn compare: {message}")
+        assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("ulp", ["-1", "nan", "inf", "two"])
+def test_ulp_is_a_number_of_zero_or_more(ulp, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "a.npz", "b.npz", f"--ulp={ulp}"])
+    assert ended.value.code == 2
+    assert f"expected a number of 0 or more, not {ulp!r}" in capsys.readouterr().err
