@@ -62,9 +62,9 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     Raises
     ------
     TypeError
-        A side cannot be compared or does not return numbers, or an argument is unknown.
+        A side cannot be compared, does not take the inputs or an argument, or does not return numbers.
     ValueError
-        Inputs do not match. An exception that a side raises is passed on unchanged.
+        Inputs do not match. An exception that a side raises is passed on; from Python 3.11, a note names the side.
 
     Notes
     -----

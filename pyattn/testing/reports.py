@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -253,6 +254,7 @@ def _who(found: Comparison) -> Iterator[str]:
         names[first.only == "ours"] = "the formula"
     if first.place is None:
         yield f"In {first.name}, {names[0]} has shape {first.shape} and {names[1]} {first.their_shape}."
+        yield f"  Fix: {_fix_of_shapes(first, 'ours' if found.wrong == ('ours',) else 'theirs')}."
         if first.only:
             yield "A tuple is read as (output, weights, lse)."
     else:
@@ -260,6 +262,22 @@ def _who(found: Comparison) -> Iterator[str]:
         where = f"{first.name}[{', '.join(map(str, first.place))}]"
         exactly = "" if first.only else f", exact {exact}"
         yield f"Largest difference in {where}: {names[0]} {one}, {names[1]} {other}{exactly}."
+
+
+def _fix_of_shapes(stage: Stage, side: str) -> str:
+    """Say what to do with the results of a side whose shape is not the other's."""
+    given, wanted = (stage.shape, stage.their_shape) if side == "ours" else (stage.their_shape, stage.shape)
+    if sorted(given) == sorted(wanted):
+        moved = [n for n, (one, other) in enumerate(zip(given, wanted, strict=True)) if one != other]
+        if len(moved) == 2:
+            order = ", as batch_first does" if moved == [0, 1] and len(given) == 3 else ""
+            return f"swap axes {moved[0]} and {moved[1]} of {side}{order}"
+    if math.prod(given) == math.prod(wanted):
+        return f"reshape {side} to {wanted}"
+    if len(given) != len(wanted):
+        return f"return {wanted} from {side}: {len(wanted)} axes, not {len(given)}"
+    size = "; its last axis is v_dim, or embed_dim of a module" if given[:-1] == wanted[:-1] else ""
+    return f"return {wanted} from {side}{size if stage.name == 'output' else ''}"
 
 
 class GroupResult(NamedTuple):

@@ -6,6 +6,7 @@ Modules are read through their state_dict and plain attributes, which torch's an
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -322,13 +323,49 @@ class Side:
                 given = self._lower_masks(inputs, given)
             if not self.is_module and len(inputs) == len(ATTENTION):
                 inputs, given = _by_own_names(self.target, inputs, given, self.name)
-            returned = _call(self.target, inputs, given, self.tensors)
+            try:
+                returned = _call(self.target, inputs, given, self.tensors)
+            except Exception as error:
+                self._tell(error, inputs, given)
+                raise
         parts = parts_of(returned, axes, f"the result of {self.name}")
         if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
             what = "None" if parts and parts[0] is None else f"a {type(returned).__name__} of {len(parts)}"
             raise TypeError(f"{self.name} gives {what}, expected the output, or (output, weights, lse)")
         found = zip(RESULTS, parts, strict=False)
         return {name: _as_float64(x, f"the {name} of {self.name}") for name, x in found if x is not None}
+
+    def _tell(self, error: Exception, inputs: list[Array], given: Arguments) -> None:
+        """Raise TypeError if the side does not take such a call, with the fix; else add the side to the exception."""
+        who = f"{self.name}, {self.title()},"
+        try:
+            signature = inspect.signature(getattr(self.target, "forward", self.target))
+        except (TypeError, ValueError):  # written in C
+            signature = None
+        refusal = None if signature is None else _refusal(signature, inputs, given)
+        if signature is None or refusal is None:
+            if hasattr(error, "add_note"):  # since Python 3.11
+                error.add_note(f"raised by {who} called by compare")
+            return
+        own = text_of(error) if is_of(self.target, "pyattn") else refusal
+        hint = "" if is_of(self.target, "pyattn") else self._hint(signature, inputs, given)
+        raise TypeError(f"{who} does not take this call: {own}{hint}") from error
+
+    def _hint(self, signature: inspect.Signature, inputs: list[Array], given: Arguments) -> str:
+        """Say how to compare a side that lacks an argument, or takes other inputs."""
+        other = "theirs" if self.name == "ours" else "ours"
+        lacking = [name for name in given if _refusal(signature, inputs, {name: given[name]}) is not None]
+        if lacking and _refusal(signature, inputs, {}) is None:
+            bound = ", ".join(f"{name}={'...' if hasattr(x, 'shape') else repr(x)}" for name, x in given.items())
+            alone = f"give {' and '.join(lacking)} to {other} alone: functools.partial({other}, {bound})"
+            return f"; if it masks by itself, {alone}" if {*lacking} <= {*_MASKING} else f"; {alone}"
+        if len(inputs) == len(WEIGHTED_INPUTS):
+            if hasattr(self.target, "state_dict"):
+                made = "pyattn.nn.SelfAttention.from_arrays(w_query, w_key, w_value)"
+                return f"; a module has weights of its own: compare it with {made}, and pass x alone"
+            return f"; the inputs are {', '.join(WEIGHTED_INPUTS)}: wrap it in a function of these"
+        names = ATTENTION[: len(inputs)] if len(inputs) > 1 else ("x",)
+        return f"; wrap it in a function of {', '.join(names)}"
 
     def _lower_masks(self, inputs: list[Array], arguments: Arguments) -> dict[str, Any]:
         """Replace mask objects by arrays: True = blocked for modules as torch.nn's, True = attend for all others."""
@@ -372,6 +409,15 @@ class Side:
         top, *rest = str(named.__module__ or "").split(".")
         package = f"{top}.nn" if "nn" in rest[:-1] else top  # where a user imports it from
         return name if package in ("", "__main__", "builtins") else f"{package}.{name}"
+
+
+def _refusal(signature: inspect.Signature, inputs: list[Array], given: Arguments) -> str | None:
+    """Say why a call does not fit a signature; None if it does."""
+    try:
+        signature.bind(*inputs, **given)
+    except TypeError as error:
+        return text_of(error)
+    return None
 
 
 def _check_score(arguments: Arguments) -> None:

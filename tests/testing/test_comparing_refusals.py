@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+import numpy as np
 import pytest
 from support import planted
 from support.planted import KEY, QUERY, VALUE, compare
@@ -122,3 +123,86 @@ def test_an_exception_comes_through_whatever_it_does(error):
 
     with pytest.raises(error):
         compare(theirs)
+
+
+# A side that does not take the call
+
+
+def alone(x):
+    return x
+
+
+class Layer:
+    """A module of an unknown kind, with a forward of one input."""
+
+    def state_dict(self):
+        return {}
+
+    def forward(self, x):
+        return x
+
+    __call__ = forward
+
+
+WEIGHTS = [VALUE[0, 0, :8, :8]] * 3
+REFUSED = [
+    (
+        lambda: pyattn.compare(pyattn.self_attention, Layer(), QUERY[0, 0], *WEIGHTS),
+        "theirs, {name}.Layer, does not take this call: too many positional arguments; a module has weights "
+        "of its own: compare it with pyattn.nn.SelfAttention.from_arrays(w_query, w_key, w_value), and pass x alone",
+    ),
+    (
+        lambda: pyattn.compare(pyattn.self_attention, alone, QUERY[0, 0], *WEIGHTS),
+        "theirs, {name}.alone, does not take this call: too many positional arguments; the inputs are x, w_query, "
+        "w_key, w_value: wrap it in a function of these",
+    ),
+    (
+        lambda: pyattn.compare(LAYER, Layer(), X, is_causal=True, attn_mask=np.zeros((6, 6), bool)),
+        "theirs, {name}.Layer, does not take this call: got an unexpected keyword argument 'is_causal'; "
+        "if it masks by itself, give is_causal and attn_mask to ours alone: functools.partial(ours, "
+        "is_causal=True, attn_mask=...)",
+    ),
+    (
+        lambda: pyattn.compare(alone, planted.right, QUERY, scale=2.0),
+        "ours, {name}.alone, does not take this call: got an unexpected keyword argument 'scale'; give scale "
+        "to theirs alone: functools.partial(theirs, scale=2.0)",
+    ),
+]
+
+
+def test_a_side_that_does_not_take_the_call_is_named_with_a_fix():
+    for call, message in REFUSED:
+        with pytest.raises(TypeError, match=f"^{re.escape(message.format(name=__name__))}$"):
+            call()
+
+
+def test_the_fix_for_a_module_that_masks_by_itself_works():
+    def causal(query, key, value):
+        return planted.right(query, key, value, attn_mask=np.tri(6, dtype=bool))
+
+    with pytest.raises(TypeError, match="if it masks by itself"):
+        pyattn.compare(pyattn.attention, causal, X[0], X[0], X[0], is_causal=True)
+    assert pyattn.compare(functools.partial(pyattn.attention, is_causal=True), causal, X[0], X[0], X[0]).equal
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes are new in Python 3.11")
+def test_a_note_names_the_side_that_raised():
+    with pytest.raises(ZeroDivisionError) as caught:
+        compare(lambda *_: 1 / 0)
+    assert [note.split(",")[0] for note in caught.value.__notes__] == ["raised by theirs"]
+
+
+def test_shapes_that_differ_get_a_fix():
+    batch_first = QUERY[:, 0]  # (2, 6, 8)
+    for theirs, fix in (
+        (np.zeros((6, 2, 8)), "swap axes 0 and 1 of theirs, as batch_first does"),
+        (np.zeros((2, 8, 6)), "swap axes 1 and 2 of theirs"),
+        (np.zeros((12, 8)), "reshape theirs to (2, 6, 8)"),
+        (np.zeros((2, 6, 5)), "return (2, 6, 8) from theirs; its last axis is v_dim, or embed_dim of a module"),
+        (np.zeros((2, 8)), "return (2, 6, 8) from theirs: 3 axes, not 2"),
+        (np.zeros((3, 6, 8)), "return (2, 6, 8) from theirs"),
+    ):
+        text = str(pyattn.compare(pyattn.attention, theirs, batch_first))
+        assert f"ours has shape (2, 6, 8) and theirs {theirs.shape}.\n  Fix: {fix}.\n" in f"{text}\n"
+    text = str(pyattn.compare(lambda q, k, v: q[0], pyattn.attention, batch_first))
+    assert "Fix: return (2, 6, 8) from ours: 3 axes, not 2." in text
