@@ -56,7 +56,8 @@ def write_state(
         elif not own[key].flags.writeable:
             problems.append(f"{key} is read-only in the module; assign a copy of it first")
     if problems:
-        raise ValueError("\n- ".join([f"this state does not fit {owner}:", *problems]))
+        text = "\n- ".join([f"this state does not fit {owner}:", *problems])
+        raise ValueError(text + (_hint(own, report) if strict else ""))
 
     converted = [_separate(store_as(value, own[key].dtype), own) for key, value in values.items()]
     for key, value in zip(values, converted, strict=True):
@@ -82,6 +83,30 @@ def _keys_of(state: Mapping[str, npt.ArrayLike]) -> dict[str, None]:
         return dict.fromkeys(state.keys())
     fix = "; pass its state_dict()" if hasattr(state, "state_dict") else ""
     raise TypeError(f"state_dict is of type {type(state).__name__}, expected a mapping of names to arrays{fix}")
+
+
+def _hint(own: Mapping[str, FloatArray], report: IncompatibleKeys) -> str:
+    """Say how to make the names fit; "" if the names do not show it."""
+    missing, unexpected = report
+    if not missing or not unexpected:
+        return ""
+    for name in unexpected:
+        prefix = name.removesuffix(missing[0])
+        if prefix != name and {prefix + key for key in missing} <= {*unexpected}:
+            made = f"{{name.removeprefix({prefix!r}): x for name, x in state.items()}}"
+            return f"\nRemove the prefix {prefix!r} from the names: pass {made}."
+        prefix = missing[0].removesuffix(name)
+        if prefix != missing[0] and {key.removeprefix(prefix) for key in missing} <= {*unexpected}:
+            return (
+                f"\nAdd the prefix {prefix!r} to the names: pass {{{prefix!r} + name: x for name, x in state.items()}}."
+            )
+    if "in_proj_weight" in missing:
+        return (
+            "\nThe unexpected names are of another module; the missing ones are those of torch.nn.MultiheadAttention. "
+            "Pass a dict with these: in_proj_weight is numpy.concatenate([w_query, w_key, w_value]), each of shape "
+            "(out, in) as torch.nn.Linear's weight, and in_proj_bias the same of the biases."
+        )
+    return ""
 
 
 def _real_values(value: npt.ArrayLike, key: str) -> npt.NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 from collections import OrderedDict
 
@@ -84,6 +85,30 @@ BAD_STATES = {
         r"gain is missing\n- more is unexpected\n- scale.factor has shape \(\), expected \(3,\)$",
     ),
 }
+
+
+class Holder(nn.Module):
+    """A module with one part, whose parameters get a prefix."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+
+@pytest.mark.parametrize(
+    ("rename", "hint"),
+    [
+        (lambda name: f"attn.{name}", "Remove the prefix 'attn.' from the names: pass {name.removeprefix('attn.'): x"),
+        (lambda name: f"my_{name}"[::-1], "in_proj_weight is numpy.concatenate([w_query, w_key, w_value])"),
+    ],
+    ids=["prefix", "own names"],
+)
+def test_names_that_do_not_fit_get_a_hint(rename, hint):
+    layer = nn.MultiheadAttention(4, 2, rng=0)
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        layer.load_state_dict({rename(name): x for name, x in layer.state_dict().items()})
+    with pytest.raises(ValueError, match=r"Add the prefix 'layer\.' to the names"):
+        Holder(layer).load_state_dict(layer.state_dict())
 
 
 @for_each("name", BAD_STATES)
