@@ -43,6 +43,7 @@ _ELSEWHERE = {
     "input": ("x",),
     "key_mask": ("key_padding_mask",),
     "key_padding_mask": ("attn_mask",),
+    "k": ("key",),
     "kv_len": ("S",),
     "lengths": ("key_lengths",),
     "mask": ("attn_mask", "src_mask"),
@@ -54,6 +55,7 @@ _ELSEWHERE = {
     "pad_token_id": ("padding_idx",),
     "past_key_values": ("cache", "use_cache"),
     "plot": ("steps",),
+    "q": ("query",),
     "q_len": ("L",),
     "return_weights": ("need_weights",),
     "rope": ("rotary", "rotary_embedding", "RotaryEmbedding"),
@@ -61,6 +63,8 @@ _ELSEWHERE = {
     "seed": ("rng",),
     "src_mask": ("mask", "attn_mask"),
     "use_cache": ("cache",),
+    "v": ("value",),
+    **{f"{w}{word[0]}": (f"w_{word}",) for w in ("w", "w_") for word in ("query", "key", "value")},
 }
 _CACHES = {"cache", "past_key_values", "use_cache"}
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}

@@ -41,6 +41,9 @@ def read_convention(convention: object) -> Convention:
 def read_real(x: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     """Read an array of real numbers, of float16 to longdouble; it may share the caller's memory."""
     array = _core.as_array(x, name)
+    if array.dtype.kind in "US":
+        hint = "; tokens takes the names of inputs" if name == "x" else ""
+        raise TypeError(f"{name} holds text: pass numbers, such as a vector for each word{hint}")
     return array.astype(np.float64) if array.dtype.kind == "f" else as_float32(_core.as_real(x, name))
 
 
@@ -180,5 +183,8 @@ def read_mask(
     _core.attention(query, key, key, attn_mask=attn_mask, is_causal=is_causal, align=align)
     mask = None if attn_mask is None else _core.as_array(attn_mask, "attn_mask")
     visible = reference.visible_pairs((q_len, kv_len), False, mask, is_causal, align)
-    bias = None if mask is None or mask.dtype == np.bool_ else np.broadcast_to(mask.astype(np.float64), visible.shape)
+    if mask is None or mask.dtype == np.bool_ or not mask.any():  # a mask of zeros adds nothing
+        bias = None
+    else:
+        bias = np.broadcast_to(mask.astype(np.float64), visible.shape)
     return (None if visible.all() else np.array(visible)), bias

@@ -67,6 +67,16 @@ CALLS = {
     ),
     "mask by position": (lambda: pyattn.attention(X, X, X, TRIANGLE), TypeError, "by name: score_weight, attn_mask"),
     "causal": (lambda: pyattn.attention(X, X, X, causal=True), TypeError, "did you mean is_causal?"),
+    "weights by their letters": (
+        lambda: pyattn.trace(X, W_q=X, W_k=X, wv=X),
+        TypeError,
+        "did you mean w_query for W_q and w_key for W_k and w_value for wv?",
+    ),
+    "inputs by their letters": (
+        lambda: pyattn.attention(Q=X, K=X, V=X),
+        TypeError,
+        "did you mean query?",
+    ),
     "one query": (lambda: pyattn.attention(X[0], X, X), ValueError, "for a single query, pass query[None]"),
     "heads after length": (
         lambda: pyattn.attention(X[None], X[None], X[None], layout="bshd"),

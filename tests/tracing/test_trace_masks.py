@@ -44,6 +44,15 @@ def test_a_mask_that_adds_is_shown(example):
     np.testing.assert_array_equal(every["attn_bias"], turned)
 
 
+@pytest.mark.parametrize(
+    "mask", [np.ones((3, 3), bool), np.zeros((3, 3)), np.zeros(3, np.float32)], ids=["bools", "zeros", "a row"]
+)
+def test_a_mask_that_changes_nothing_is_not_shown(example, mask):
+    trace, plain = example(attn_mask=mask), example()
+    assert str(trace) == str(plain)
+    assert trace.visible is trace.attn_bias is None
+
+
 @pytest.mark.parametrize("score", ["cosine", "distance", "bilinear", "additive"])
 def test_a_mask_that_adds_stands_beside_other_scores(example, score):
     weight = {"bilinear": np.eye(3), "additive": np.ones(3)}.get(score)

@@ -35,6 +35,13 @@ def test_trace_names_the_mistake():
         ),
         (ValueError, {"x": np.ones((0, 4))}, "x has shape (0, 4); it must not be empty"),
         (TypeError, {"x": X.astype(complex)}, "x has dtype complex128..."),
+        (
+            TypeError,
+            {"x": ["the", "cat", "sat"]},
+            "x holds text: pass numbers, such as a vector for each word; tokens takes the names of inputs",
+        ),
+        (TypeError, {"w_key": [["a"]]}, "w_key holds text: pass numbers, such as a vector for each word"),
+        (ValueError, {"w_key": [[1, 2], [3]]}, "w_key has rows of different lengths; pad them to one length..."),
         (ValueError, {"w_key": np.ones((3, 2))}, "w_key has shape (3, 2); it must be (4, dim), as x has shape (3, 4)"),
         (
             ValueError,
