@@ -97,7 +97,11 @@ setup(
     # attn.h stays where C programs look for it and is installed as pyattn/include/attn.h, for pyattn.get_include().
     packages=[*find_packages(include=["pyattn", "pyattn.*"]), "pyattn.include"],
     package_dir={"pyattn.include": "csrc/include"},
-    package_data={"pyattn.include": ["attn.h"], "pyattn.models": ["student.safetensors"]},
+    package_data={
+        "pyattn.include": ["attn.h"],
+        "pyattn.models": ["student.safetensors"],
+        "pyattn.tracing.render": ["*.css", "*.js"],
+    },
     ext_modules=[core],
     cmdclass={"bdist_wheel": WheelWithSbom, "build_ext": ParallelBuildExt},
     # A directory per kind of build: one with sanitizers must not pass for one without.

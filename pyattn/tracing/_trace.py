@@ -246,7 +246,7 @@ class Trace(Intermediates):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     trace.save_html(pathlib.Path(folder, "steps.html"))
         """
-        save_page(self._repr_html_(), path)
+        save_page(to_html(self, page=True), path)
 
     def _repr_html_(self) -> str:
         return to_html(self)

@@ -1,7 +1,10 @@
-"""A trace as HTML for a notebook or a page.
+"""A trace as HTML for a notebook or a saved page.
 
 Its size is bounded. Large matrices are shown by their edges and large weights as a picture. Matrices that the script
-needs are embedded once, as float32, if they fit.
+needs are embedded once if they fit: as float64 where a page lets numbers be changed, else as float32.
+
+A saved page holds more than an output of a notebook: each step repeats the matrices that it reads, and the numbers of
+one head can be changed.
 """
 
 from __future__ import annotations
@@ -12,58 +15,125 @@ import json
 import secrets
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing.compute import Intermediates
 from pyattn.tracing.render.colours import HEAT, KINDS
-from pyattn.tracing.render.page import SCRIPT, STYLE, class_of
-from pyattn.tracing.render.steps import TraceStep, eight_steps
+from pyattn.tracing.render.page import class_of, script, style
+from pyattn.tracing.render.steps import Labels, TraceStep, eight_steps
 from pyattn.tracing.render.text import MAX_SHOWN, cut, number_text, part_of
 
 __all__ = ["heads_html", "heat_map", "to_html"]
 
 Array = npt.NDArray[np.float64]
 _MAX_HEADS = 16
+_MAX_HEADS_REPEATED = 4  # with more, steps do not repeat what they read
 _MAX_PIXELS = 256  # per side of a heat map; in larger ones a pixel is the maximum of several weights
 _CHARACTERS_PER_TOKEN = 2200  # limit of embedded matrices: 140 kB for 64 tokens; the rest of a page is some 40 kB
+_GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
 _OPACITY = 0.8  # of the largest weight: text on it is still legible
 
 
-@np.errstate(all="ignore")
-def to_html(trace: Intermediates) -> str:
-    """Write a trace as a fragment with its own style and script."""
-    name = _new_id()
-    return _fragment(f"<h2>Attention, step by step</h2>\n{_steps(trace, eight_steps(trace), name)}", [name])
+_HOW = (
+    "Hover over a number, tap on it or tab to it: the page shows how it is computed and marks the numbers that it is "
+    "computed from. Arrow keys move from number to number, Escape closes the explanation."
+)
+_FIELDS = (
+    "{what} stand in fields with a dotted frame. Type into one, and the page computes all steps again, in float64 as "
+    "pyattn.trace does, without a network. Numbers that differ from the original are bold and underlined."
+)
+_TOO_LARGE = f"The numbers of this page cannot be changed: a matrix has more than {MAX_SHOWN} rows or columns."
+_NOT_COMPUTED = "The numbers of this page cannot be changed: {why}."
+_ONE_HEAD = (
+    "The numbers of this page cannot be changed. heads[0].save_html(path) writes a page of head 1 where they can."
+)
+
+
+class _Figure(NamedTuple):
+    """A matrix to show: its name, its numbers, the tokens of its axes, and whether its query is the first."""
+
+    name: str
+    array: Array
+    labels: Labels
+    of_query: bool = False
 
 
 @np.errstate(all="ignore")
-def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep]) -> str:
+def to_html(trace: Intermediates, page: bool = False) -> str:
+    """Write a trace as a fragment with its own style and scripts; that of a page has more."""
+    name, steps = _new_id(), eight_steps(trace)
+    why_not = _why_not_editable(trace)
+    editable = page and why_not is None
+    level = "h1" if page else "h2"
+    parts = [f"<{level}>Attention, step by step</{level}>", f'<p class="pa-how" hidden>{_HOW}</p>']
+    if editable:
+        parts.append(_tools(trace, name))
+    elif page:
+        parts.append(f'<p class="pa-how">{why_not}</p>')
+    parts.append(_steps(trace, steps, name, page=page, editable=editable))
+    return _fragment("\n".join(parts), [name], page, editable)
+
+
+@np.errstate(all="ignore")
+def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep], page: bool = False) -> str:
     """Write the weights of all heads side by side, the steps of the first 16 to unfold, and those that join them."""
     shown = heads[:_MAX_HEADS]
     names = [_new_id() for _ in shown]
     steps = [eight_steps(head) for head in shown]
-    parts = [f"<h2>Attention with {len(heads)} heads</h2>", _overview(shown, steps, names)]
+    level = "h1" if page else "h2"
+    parts = [f"<{level}>Attention with {len(heads)} heads</{level}>", f'<p class="pa-how" hidden>{_HOW}</p>']
+    parts += [f'<p class="pa-how">{_ONE_HEAD}</p>'] if page else []
+    parts.append(_overview(shown, steps, names))
     if len(heads) > len(shown):
         rest = f"Heads {len(shown) + 1} to {len(heads)} are not shown"
         parts.append(f"<p>{rest}: heads[{len(shown)}].save_html(path) writes the page of one.</p>")
     # Tables are smaller the more heads there are, to bound the size of the page.
     for n, (head, its_steps, name) in enumerate(zip(shown, steps, names, strict=True), 1):
-        written = _steps(head, its_steps, name, len(shown))
+        written = _steps(head, its_steps, name, len(shown), page=page)
         parts.append(f"<details><summary>Head {n}, step by step</summary>\n{written}\n</details>")
-    return _fragment("\n".join([*parts, *(_section(step, heads[0]) for step in joining)]), names)
+    return _fragment("\n".join([*parts, *(_section(step, heads[0]) for step in joining)]), names, page)
+
+
+def _why_not_editable(trace: Intermediates) -> str | None:
+    """Return the sentence that says why a page cannot compute a trace again; None if it can."""
+    arrays = [getattr(trace, name) for name in (*_GIVEN, "scores", "keys", "queries", "values")]
+    if any(max(array.shape) > MAX_SHOWN for array in arrays if array is not None):
+        return _TOO_LARGE
+    if trace.x is not None and len(trace.in_rows("keys")) > len(trace.in_rows("x")):
+        return _NOT_COMPUTED.format(why="some keys are not projected from an input")
+    if trace.empty_rows == "nan":
+        return _NOT_COMPUTED.format(why="its trace was made with empty_rows='nan'")
+    return None
+
+
+def _tools(trace: Intermediates, name: str) -> str:
+    """Write the task, and the bar of buttons, which stay hidden where scripts do not run."""
+    field = "values" if trace.x is None else "w_value"
+    number = 2 if getattr(trace, field)[0, 0] == 1 else 1
+    what = "Queries, keys, values, mask and scale" if trace.x is None else "Inputs, weights, mask and scale"
+    task = f"Set {field}[0][0] to {number}, predict output 1, then look at "
+    return (
+        f'<div class="pa-tools" hidden>\n<p class="pa-how"><strong>Change a number.</strong> {task}'
+        f'<a href="#{name}-7">step 7</a>.</p>\n<p>{_FIELDS.format(what=what)}</p>\n'
+        '<textarea readonly hidden aria-label="Python code with the present numbers"></textarea></div>\n'
+        '<div class="pa-bar" hidden><button type="button" data-do="reset">Reset</button>'
+        '<button type="button" data-do="copy">Copy as Python</button><p class="pa-said" role="status"></p>'
+        "</div>"
+    )
 
 
 def _overview(heads: Sequence[Intermediates], steps: Sequence[Sequence[TraceStep]], names: Sequence[str]) -> str:
     """Write the weights of all heads, large ones as pictures; data-of is the id of the steps that hold their data."""
     figures = []
     for n, (head, its_steps, name) in enumerate(zip(heads, steps, names, strict=True), 1):
+        weights = _Figure("weights", head.weights, its_steps[-1].labels["weights"])
         large = max(head.weights.shape) > MAX_SHOWN
-        drawn = heat_map(head.weights) if large else _table("weights", its_steps[-1], head)
-        figures.append(f'<div data-of="{name}">{_figure("weights", head.weights, head, drawn, f"head {n}, ")}</div>')
+        drawn = heat_map(head.weights) if large else _table(weights, head)
+        figures.append(f'<div data-of="{name}">{_figure(weights, head, drawn, f"head {n}, ")}</div>')
     return f'<div class="pa-row">{"".join(figures)}</div>'
 
 
@@ -72,53 +142,126 @@ def _new_id() -> str:
     return f"pyattn-{secrets.token_hex(6)}"
 
 
-def _fragment(content: str, names: Sequence[str]) -> str:
-    """Add style and script. The script selects by id: a notebook may show one output in two views."""
+def _fragment(content: str, names: Sequence[str], page: bool = False, editable: bool = False) -> str:
+    """Add style and scripts. A script selects by id: a notebook may show one output in two views."""
     ids = ",".join(f"#{name}" for name in names)
-    call = f"document.querySelectorAll('{ids}').forEach(explain)"
-    script = f"<script>{{{SCRIPT}\n{call};}}</script>"
-    return f'<div class="pyattn">\n<style>{STYLE}</style>\n{content}\n{script}\n</div>'
+    start = "function(root){const page=explain(root);if(page)edit(root,page);}" if editable else "root=>explain(root)"
+    call = f"document.querySelectorAll('{ids}').forEach({start})"
+    source = f"<script>{{{script(editable)}\n{call};}}</script>"
+    classes = "pyattn pa-page" if page else "pyattn"
+    return f'<div class="{classes}">\n<style>{style(page)}</style>\n{content}\n{source}\n</div>'
 
 
-def _steps(trace: Intermediates, steps: Sequence[TraceStep], name: str, heads: int = 1) -> str:
+def _steps(
+    trace: Intermediates,
+    steps: Sequence[TraceStep],
+    name: str,
+    heads: int = 1,
+    *,
+    page: bool = False,
+    editable: bool = False,
+) -> str:
     """Write the steps and the data that the script needs; heads is the number of heads on the page."""
-    data = json.dumps(_data_of(trace, heads), separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(_data_of(trace, heads, editable), separators=(",", ":"), ensure_ascii=False)
     for character in "<>&":  # a token must not end the script
         data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = [f'<div id="{name}">', *(_section(step, trace, heads) for step in steps)]
+    # Many heads leave no room for copies of what a step reads.
+    reads = _read_by(trace, steps, editable) if page and heads <= _MAX_HEADS_REPEATED else {}
+    parts = [f'<div id="{name}" class="pa-steps">' if page else f'<div id="{name}">']
+    parts += [_section(step, trace, heads, reads.get(step.number, ()), name if page else "") for step in steps]
     return "\n".join([*parts, f'<script type="application/json">{data}</script>', "</div>"])
 
 
-def _section(step: TraceStep, trace: Intermediates, heads: int = 1) -> str:
-    lines = [f"<section>\n<h3>{step.number}. {html.escape(step.title)}</h3>"]
-    lines += [f"<pre>{html.escape(step.formula)}</pre>"] if step.formula else []
-    lines += [f"<p>{html.escape(step.note)}</p>"] if step.note else []
-    most = min(MAX_SHOWN, max(MAX_SHOWN // 2, 2 * MAX_SHOWN // heads))
-    figures = []
+def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -> dict[int, list[_Figure]]:
+    """List the matrices that each step reads, by its number."""
+    made = {step.number: [*_figures_of(step)] for step in steps}
+    keys, queries, values = made[3]
+    first = queries.array[:, :1] if trace.convention == "column" else queries.array[:1]
+    query_tokens = None if trace.tokens is None else trace.tokens[:1]
+    labels = (None, query_tokens) if trace.convention == "column" else (query_tokens, None)
+    settings = []
+    pairs = next(figure.labels for figure in made[8] if figure.name == "scores")
+    if editable or trace.scale != 1:
+        settings.append(_Figure("scale", np.array([[trace.scale]]), (None, None)))
+    if editable or trace.visible is not None:
+        visible = np.ones(trace.scores.shape) if trace.visible is None else trace.visible.astype(np.float64)
+        if trace.attn_bias is not None:  # one number hides a key, not two
+            visible = np.maximum(visible, trace.attn_bias == -np.inf)
+        settings.append(_Figure("visible", visible, pairs))
+    if trace.attn_bias is not None:
+        settings.append(_Figure("attn_bias", trace.attn_bias, pairs))
+    return {
+        3: made[1] + made[2],
+        4: [_Figure("queries", first, labels, of_query=True), keys, *settings],
+        5: [figure for figure in made[4] if figure.name == "scores"],
+        6: [*made[5], values],
+        7: made[6],
+        8: [queries, keys, values],
+    }
+
+
+def _figures_of(step: TraceStep) -> Iterator[_Figure]:
+    """List the matrices that a step computes."""
     for name, array in step.arrays.items():
-        drawn = _table(name, step, trace, most)
-        if heads == 1 and name == "weights" and step.number == 8 and max(array.shape) > MAX_SHOWN:
-            drawn = heat_map(array) + drawn
-        figures.append(_figure(name, array, trace, drawn))
-    return "\n".join([*lines, '<div class="pa-row">', *figures, "</div>\n</section>"])
+        yield _Figure(name, array, step.labels[name], of_query=step.number in (4, 5, 6, 7))
 
 
-def _figure(name: str, array: Array, trace: Intermediates, drawn: str, prefix: str = "") -> str:
-    """Put a caption above a table or picture: name, size and kind."""
-    kind = KINDS[name]
-    about = {"weights": f"scores after {trace.normalize}", "x": "inputs", "attn_bias": "added to scores"}
-    words = name.replace("_", " ")
-    shown = words if kind == "weighted values" else name
-    after = "" if words == kind else f", {about.get(name, f'for {kind}')}"
-    caption = f"{prefix}{shown} <span>{array.shape[0]} x {array.shape[1]}{after}</span>"
+def _section(
+    step: TraceStep, trace: Intermediates, heads: int = 1, reads: Sequence[_Figure] = (), name: str = ""
+) -> str:
+    """Write a step; a page names it, and repeats what it reads."""
+    place = f' id="{name}-{step.number}" data-step="{step.number}"' if name else ""
+    lines = [f"<section{place}>\n<h3>{step.number}. {html.escape(step.title)}</h3>"]
+    if reads:
+        figures = [_figure(one, trace, _table(one, trace, _copy_size(one.array, heads)), copy=True) for one in reads]
+        row = f'<div class="pa-row">{"".join(figures)}</div>'
+        lines.append(f'<div class="pa-both"><div class="pa-reads"><p class="pa-label">It reads</p>{row}</div><div>')
+        lines.append('<p class="pa-label">It computes</p>')
+    lines += [f"<pre>{html.escape(step.formula)}</pre>"] if step.formula else []
+    lines += [f'<p class="pa-note">{html.escape(step.note)}</p>'] if step.note else []
+    figures = []
+    for one in _figures_of(step):
+        drawn = _table(one, trace, _size(heads))
+        if heads == 1 and one.name == "weights" and step.number == 8 and max(one.array.shape) > MAX_SHOWN:
+            drawn = heat_map(one.array) + drawn
+        figures.append(_figure(one, trace, drawn))
+    lines += ['<div class="pa-row">', *figures, "</div>"]
+    return "\n".join([*lines, *(["</div></div>"] if reads else []), "</section>"])
+
+
+def _size(heads: int) -> int:
+    """Return the number of rows or columns up to which a table is whole."""
+    return min(MAX_SHOWN, max(MAX_SHOWN // 2, 2 * MAX_SHOWN // heads))
+
+
+def _copy_size(array: Array, heads: int) -> int:
+    """Return the same for a copy of a table, of which a smaller part will do."""
+    return _size(heads) if max(array.shape) <= _size(heads) else MAX_SHOWN // 2
+
+
+def _figure(one: _Figure, trace: Intermediates, drawn: str, prefix: str = "", *, copy: bool = False) -> str:
+    """Put a caption above a table or picture: name, size and kind; that of a copy is short."""
+    kind = KINDS.get(one.name, "scores")
+    about = {
+        "weights": f"scores after {trace.normalize}",
+        "x": "inputs",
+        "attn_bias": "added to scores",
+        "visible": "1 = attends, 0 = hidden",
+    }
+    words = one.name.replace("_", " ")
+    shown = {"visible": "mask", "weighted_values": words}.get(one.name, one.name)
+    plain = words == kind or (copy and one.name in (*_GIVEN, "weights"))
+    after = "" if plain else f", {about.get(one.name, f'for {kind}')}"
+    size = "factor of the scores" if one.name == "scale" else f"{one.array.shape[0]} x {one.array.shape[1]}{after}"
+    caption = f"{prefix}{shown} <span>{size}</span>"
     return f'<figure class="{class_of(kind)}"><figcaption>{caption}</figcaption>{drawn}</figure>'
 
 
-def _table(name: str, step: TraceStep, trace: Intermediates, most: int = MAX_SHOWN) -> str:
+def _table(one: _Figure, trace: Intermediates, most: int = MAX_SHOWN) -> str:
     """Write a table. data-m, data-q, data-rows and data-cols tell the script which cells it shows."""
-    array, (row_tokens, column_tokens) = step.arrays[name], step.labels[name]
+    name, array, (row_tokens, column_tokens), of_query = one
     texts, rows, columns = part_of(array, most)
-    attributes = f' data-m="{name}"' + ' data-q="0"' * (step.number in (4, 5, 6, 7))
+    attributes = f' data-m="{name}"' + ' data-q="0"' * of_query
     for axis, indices in (("rows", rows), ("cols", columns)):
         if -1 in indices:
             attributes += f' data-{axis}="{" ".join(map(str, indices))}"'
@@ -187,28 +330,31 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
 # Data of the script
 
 
-def _data_of(trace: Intermediates, heads: int) -> dict[str, Any]:
+def _data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[str, Any]:
     """Embed inputs and weights; if these are too large, queries, keys and values; if these are, too, nothing."""
     projected = ("keys", "queries", "values")
-    given = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
-    others = ("attn_bias", *(["weights"] if trace.round_weights is not None else []))
+    # Rounding inputs to float32 may change how weights are rounded; float64 gives the same again.
+    others = ("attn_bias", *(["weights"] if trace.round_weights is not None and not editable else []))
     most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
     first: tuple[str, ...] = projected
     if trace.x is not None:  # extra keys of MultiheadAttention cannot be computed from inputs
         extra = len(trace.in_rows("keys")) > len(trace.in_rows("x"))
-        first = (*given, "keys", "values") if extra else given
+        first = (*_GIVEN, "keys", "values") if extra else _GIVEN
     matrices: dict[str, Any] = {}
     for names in ((*first, *others), (*projected, *others)):
         arrays = {name: trace.in_rows(name) for name in names if getattr(trace, name) is not None}
         if trace.score_weight is not None:
             arrays["score_weight"] = np.atleast_2d(trace.score_weight)
         if sum(16 / 3 * array.size for array in arrays.values()) <= most:  # characters of base64 a float32
-            matrices = {name: [*array.shape, _encoded(array.astype("<f4"))] for name, array in arrays.items()}
+            kind = "<f8" if editable else "<f4"
+            matrices = {name: [*array.shape, _encoded(array.astype(kind))] for name, array in arrays.items()}
             break
     visible = None if trace.visible is None or not matrices else np.packbits(trace.in_rows("visible"))
     tokens = {"q": trace.tokens, "k": trace.key_tokens}
     return {
         "m": matrices,
+        "size": trace.in_rows("scores").shape,
+        "editable": editable,
         "column": trace.convention == "column",
         "score": trace.score,
         "scale": trace.scale,
