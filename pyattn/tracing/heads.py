@@ -184,7 +184,7 @@ class HeadTraces:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     traced.save_html(pathlib.Path(folder, "heads.html"))
         """
-        save_page(heads_html(self.heads, self.projection, page=True), path)
+        save_page(heads_html(self.heads, (self.concatenation, self.projection), page=True), path)
 
     def _repr_html_(self) -> str:
         return heads_html(self.heads, (self.concatenation, self.projection))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 
-import numpy as np
 import pytest
 from support.helpers import CODE_BLOCK, ROOT
+from support.pages import blocks, differences, run_python
 
 import pyattn
 
@@ -44,7 +45,7 @@ def spans(text):
 def test_there_is_something_to_compare():
     assert len(sections(ENGLISH)) > 5
     assert len(CODE_BLOCK.findall(ENGLISH)) > 8
-    assert len(table(ENGLISH)) > 15
+    assert len(table(ENGLISH)) > 12
 
 
 def test_each_readme_leads_to_the_other_at_its_top():
@@ -54,7 +55,7 @@ def test_each_readme_leads_to_the_other_at_its_top():
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 def test_what_is_linked_is_there(text):
-    links = re.findall(r"\]\(([^)]+)\)", text)
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'\bsrc(?:set)?="([^"]+)"', text)
     assert "docs/pictures/steps.gif" in links
     assert [link for link in links if not (ROOT / link).exists()] == []
 
@@ -76,79 +77,35 @@ def test_both_name_the_same_numbers_functions_and_files():
         assert Counter(numbers(prose(chinese))) == Counter(numbers(prose(english)))
 
 
-# What the code needs, block by block, that README leaves to its reader.
+PYTHON = [block for block in blocks(ENGLISH) if block.language == "python"]
+WITH_NUMPY_ALONE = [block for block in PYTHON if "SentenceEncoder" not in block.text]
 
 
-def nothing(rng):
-    return {}
+def assert_prints_what_is_shown(given, folder):
+    for block, printed in zip(given, run_python("README.md", given, folder), strict=True):
+        assert list(differences(printed, block.output)) == [], printed
 
 
-def attention_needs(rng):
-    outputs, lses = pyattn.attention(*rng.standard_normal((3, 2, 4, 5, 8)), need_lse=True)
-    names = ("w_query", "w_key", "w_value", "weight")
-    arrays = dict(zip(names, rng.standard_normal((4, 64, 64), dtype=np.float32), strict=True))
-    arrays |= {"x": rng.standard_normal((100, 64), dtype=np.float32), "mask": np.tri(100, dtype=bool)}
-    arrays |= {"w_score": arrays["w_query"][0], "bias": arrays["w_key"][0]}
-    return {**arrays, "outputs": outputs, "lses": lses}
+def test_every_block_of_code_shows_what_it_prints():
+    assert [block.line for block in PYTHON if not block.output] == []
+    assert len(WITH_NUMPY_ALONE) == len(PYTHON) - 1 >= 4
 
 
-def linear_needs(rng):
-    import torch
-
-    return {"module": torch.nn.Linear(3, 2)}
-
-
-def multi_head_needs(rng):
-    names = ("w_query", "w_key", "w_value")
-    return {**{name: rng.standard_normal((8, 64, 8)) for name in names}, "w_out": rng.standard_normal((64, 64))}
+def test_the_code_runs_as_pasted_and_prints_what_is_shown(tmp_path):
+    assert_prints_what_is_shown(WITH_NUMPY_ALONE, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
 
 
-def my_attention(query, key, value, is_causal=False):
-    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])
-    if is_causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    exps = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exps / exps.sum(axis=-1, keepdims=True) @ value
+def test_the_code_that_needs_a_model_runs_after_it(minilm, tmp_path):
+    assert_prints_what_is_shown(PYTHON, tmp_path)
 
 
-def compare_needs(rng):
-    return {"my_attention": my_attention}
-
-
-def check_needs(rng):
-    query, key, value = rng.standard_normal((3, 2, 8, 100, 64))
-    actual = my_attention(query, key, value)
-    return {"my_attention": my_attention, "actual": actual, "query": query, "key": key, "value": value}
-
-
-NEEDS = (
-    nothing,
-    attention_needs,
-    nothing,
-    linear_needs,
-    multi_head_needs,
-    nothing,
-    nothing,
-    compare_needs,
-    check_needs,
-    nothing,
-)
-
-
-@pytest.mark.peers
-def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
-    """In one namespace, as in a notebook; lines that say what they give are held to it."""
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", ENGLISH, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == len(NEEDS)
-    rng, names = np.random.default_rng(0), {"pyattn": pyattn}
-    for number, (block, needs) in enumerate(zip(blocks, NEEDS, strict=True), 1):
-        names |= needs(rng)
-        exec(compile(block, f"README.md, block {number}", "exec"), names)
-        for given, shape in re.findall(r"^([\w.()]+)\.shape  # (\(.*\))$", block, re.MULTILINE):
-            assert str(eval(given, names).shape) == shape
-    assert capsys.readouterr().out.startswith("(2, 8, 100, 64)\n")
-    assert {path.name for path in tmp_path.iterdir()} == {"page.html", "linear.npz", "heads.png", "head.png"}
+def test_a_fresh_machine_takes_the_first_block_for_its_example():
+    """As tools/fresh-machine finds it."""
+    script = (ROOT / "tools" / "fresh-machine").read_text(encoding="utf-8")
+    command = re.search(r"sed -n '(.*)' \"\$project/README.md\" >", script)[1]
+    done = subprocess.run(["sed", "-n", command, ROOT / "README.md"], capture_output=True, text=True, check=True)
+    assert done.stdout == PYTHON[0].text
 
 
 def test_what_is_cited_is_this_version():
