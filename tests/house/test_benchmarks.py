@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.helpers import ROOT, run_python
 
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
 from benchmarks import __main__ as command
-from benchmarks import models
+from benchmarks import models, overview
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
 from benchmarks.measure import Effort
@@ -60,6 +62,39 @@ def test_layers_and_models_have_a_bar_on_onnx_runtime():
     assert {case.operation for case in layered} == families
     for case in layered:
         assert "onnxruntime >= 1.05" in map(str, case.bars(1)), case.name
+
+
+def results_of_the_chart():
+    names = [case.name for case in grid() if re.search(overview.pattern(), case.name)]
+    figures = {"torch": 2.0, "numpy": 0.5, "microseconds": 3.0}
+    facts = {"processor": "A (family 1)", "pyattn": {"isa": {"chosen": "avx2"}}}
+    versions = {"torch": "2.13.0+cpu", "onnxruntime": "MISSING", "jax": "MISSING", "numpy": "2.4"}
+    results = [{"name": name, "threads": n, "figures": figures} for n in (2, 1) for name in names]
+    return {"machine": facts | {"versions": versions}, "results": results}
+
+
+def test_the_chart_has_cases_of_the_grid_and_their_peers():
+    found = overview.ratios(results_of_the_chart())
+    assert list(found) == list(overview.CASES)
+    assert all(ratios == {"torch": 2.0, "numpy": 0.5} for ratios in found.values())
+    about = overview.about(results_of_the_chart()["machine"])
+    assert about == "A, avx2, 1 thread, float32 unless named\nPyTorch 2.13.0, NumPy 2.4"
+
+
+def test_the_chart_names_the_cases_that_the_results_lack():
+    results = results_of_the_chart()
+    results["results"] = [one for one in results["results"] if one["name"] != "tiny 1,1,3,3,3" or one["threads"] == 2]
+    with pytest.raises(ValueError, match=r"the results lack tiny 1,1,3,3,3: run python -m benchmarks"):
+        overview.ratios(results)
+
+
+def test_the_chart_is_drawn_in_light_and_dark(tmp_path, monkeypatch):
+    (tmp_path / "results.json").write_text(json.dumps(results_of_the_chart()))
+    monkeypatch.setattr(sys, "argv", ["overview", str(tmp_path / "results.json"), "--out", str(tmp_path)])
+    assert overview.main() == 0
+    corners = [Image.open(tmp_path / name).convert("L").getpixel((0, 0)) for name in ("speed.png", "speed-dark.png")]
+    assert corners[0] > 240
+    assert corners[1] < 30
 
 
 def test_the_time_of_a_peer_is_that_of_its_fastest_way():
