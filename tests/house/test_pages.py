@@ -1,4 +1,7 @@
-"""The examples of the pages in docs/ run and print what the pages say, with the options of pyproject.toml."""
+"""The code of the pages in docs/ runs as pasted, from top to bottom, and prints what the pages say.
+
+Examples with prompts are doctests, with the options of pyproject.toml; scripts and commands are run by `support.pages`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,43 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from support.helpers import CODE_BLOCK, ROOT
+from support.pages import as_doctest, differences
 
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if ">>> " in page.read_text(encoding="utf-8"))
+DOCS = ROOT / "docs"
+COMMAND = re.compile(r"^\$ .*-m pyattn", re.MULTILINE)
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if ">>> " in page.read_text(encoding="utf-8") or COMMAND.search(page.read_text(encoding="utf-8"))
+)
 SLOW = ("draw-figures.md",)
+INFO = r"(PYATTN_\w+=\w+ )*python -m pyattn info"
+NOT_RUN = {
+    "command-line.md": {
+        r"python -m pyattn": "tests/tracing/test_article.py holds the demo to its output",
+        r"python -m pyattn check .*": "test-your-implementation.md has the file, and runs it",
+        r"python -m pyattn embed .*": "embed-and-search-sentences.md runs it with MiniLM",
+        r"python -m pyattn accelerate .*": "takes a model that the page does not make; tests/interop runs it",
+        r"python -m pyattn test": "takes a minute; tests/testing runs its parts",
+        INFO: "prints what this machine is",
+    },
+    "install.md": {r"python -m pyattn test": "takes a minute; tests/testing runs its parts"},
+    "threads-and-instruction-sets.md": {INFO: "prints what this machine is"},
+    "load-published-models.md": {
+        r"encoder = .*": "takes MiniLM; embed-and-search-sentences.md runs it",
+        r"python -m pyattn embed .*": "takes MiniLM; embed-and-search-sentences.md runs it",
+    },
+    "make-a-pytorch-model-faster.md": {r"model = transformers\..*": "takes a model; faster-transformers.ipynb has one"},
+}
+"""Of a page, the commands and the first lines of scripts that no test here runs, and why."""
+
+
+def not_run(page, line):
+    return any(re.fullmatch(pattern, line) for pattern in NOT_RUN.get(page, ()))
 
 
 def needs_torch(page):
@@ -28,11 +62,20 @@ def needs_numpy_alone(page):
 
 def run_pages(pages, folder):
     """In a folder for the files that they write."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", *map(str, pages)]
-    paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
+    copies = folder / "pages"
+    for page in pages:
+        copy = copies / page.relative_to(DOCS) if page.is_relative_to(DOCS) else copies / page.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(as_doctest(page.read_text(encoding="utf-8"), partial(not_run, page.name)), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-glob=*.md", str(copies)]
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [*command, f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"],
-        env={**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        [*command, f"--rootdir={copies}", f"--config-file={ROOT / 'pyproject.toml'}"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         cwd=folder,
@@ -66,12 +109,49 @@ def test_the_examples_of_slow_pages_do_what_they_say(name, tmp_path):
     assert_pages_do_what_they_say([x for x in PAGES if x.name == name], tmp_path)
 
 
-def test_a_page_that_is_wrong_fails(tmp_path):
+WRONG = {
+    "an example": (
+        "```pycon\n>>> import pyattn\n>>> pyattn.softmax([0, 0])\narray([0.5, 0.3])\n\n```",
+        "array([0.5, 0.3])",
+    ),
+    "a command": ("```text\n$ python -m pyattn nothing\nAll is well.\n```", "shown:  All is well."),
+    "a script": ("```python\nprint(2 + 2)\n```\n\n```text\n5\n```", "shown:  5"),
+    "a script that fails": ("```python\nprint(what)\n```", "NameError"),
+}
+
+
+@pytest.mark.parametrize(("code", "complaint"), WRONG.values(), ids=WRONG)
+def test_a_page_that_is_wrong_fails(code, complaint, tmp_path):
     page = tmp_path / "wrong.md"
-    page.write_text("```pycon\n>>> import pyattn\n>>> pyattn.softmax([0, 0])\narray([0.5, 0.3])\n\n```\n")
+    page.write_text(f"# A page\n\n{code}\n")
     done = run_pages([page], tmp_path)
     assert done.returncode == 1
-    assert "Expected:\n    array([0.5, 0.3])" in done.stdout
+    assert complaint in done.stdout
+
+
+def test_a_page_keeps_its_lines_as_a_doctest():
+    page = "# A page\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n```pycon\n>>> 1\n1\n\n```\n"
+    lines = as_doctest(page, lambda line: False).split("\n")
+    assert lines[2:6] == [r">>> run_script('x = 1\nprint(x)\n', '1\n')", "", "", ""]
+    assert lines[11:] == page.split("\n")[11:]
+
+
+def test_outputs_agree_to_the_digits_that_are_shown():
+    assert list(differences("a  1.2349 b\n\nc 3", "a 1.235 b\nc 3")) == []
+    assert list(differences("a 1.24", "a 1.22")) == [("a 1.24", "a 1.22")]
+    assert list(differences("3 cases", "4 cases")) == [("3 cases", "4 cases")]
+    assert list(differences("NumPy 17.5 ms", "NumPy 2.31 ms")) == []
+    assert list(differences("NumPy 17.5 ms", "torch 17.5 ms")) != []
+    assert list(differences("a\nb\nc\nd: 1, 2", "a\n...\nd: 1, ...")) == []
+    assert list(differences("a\nb", "a")) == [("b", "")]
+    assert list(differences("a", "a\nb")) == [("", "b")]
+
+
+def test_what_is_not_run_is_still_shown():
+    for name, patterns in NOT_RUN.items():
+        for page in DOCS.rglob(name):
+            lines = [line.removeprefix("$ ") for line in page.read_text(encoding="utf-8").splitlines()]
+            assert [pattern for pattern in patterns if not any(re.fullmatch(pattern, line) for line in lines)] == []
 
 
 IN_CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]

@@ -1,11 +1,13 @@
-"""Run the code blocks of Markdown pages as a reader pastes them, and hold what they print against what the page shows.
+"""Run the code of Markdown pages as a reader pastes it, and hold what it prints against what the page shows.
 
-A page's python blocks run from top to bottom in one fresh interpreter. A text block right after one shows what it
-prints. A text block that begins with ``$ python`` shows a command and what that prints.
+README's python blocks run from top to bottom in one fresh interpreter, and the text block right below one shows what it
+prints. A page of docs/ is a doctest: its python blocks without prompts are files that run, and its text blocks that
+begin with ``$ python -m pyattn`` are commands that run, in the order of the page and in one folder.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,13 +15,15 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 from support.helpers import ROOT
 
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
-MEASURED = re.compile(r"\b(ms|us|seconds|MiB|GB/s|GFLOP/s)\b|\btimes\b")  # lines whose numbers differ from run to run
+NUMBER = r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?"
+PIECES = re.compile(rf"(\.\.\.|{NUMBER})")
+MEASURED = re.compile(r"\b(ms|us|s|seconds|MiB|GB/s|GFLOP/s|times)\b")  # in lines whose numbers differ from run to run
 RUN = """
 import contextlib, io, json, sys, types
 
@@ -31,6 +35,8 @@ for place, source in json.load(sys.stdin):
     printed.append(out.getvalue())
 json.dump(printed, sys.stdout)
 """
+SCRIPT = "mine.py"
+"""What the file of a page is called in its commands."""
 
 
 class Block(NamedTuple):
@@ -46,13 +52,12 @@ class Block(NamedTuple):
 def blocks(page):
     """Every block of a page's text, in order."""
     found = list(FENCE.finditer(page))
-    given = []
-    for fence, following in zip(found, [*found[1:], None], strict=True):
-        output = None
-        if following and following[2] == "text" and not page[fence.end() : following.start()].strip():
-            output = textwrap.dedent(following[3])
-        given.append(Block(fence[2], textwrap.dedent(fence[3]), page.count("\n", 0, fence.start()) + 1, output))
-    return given
+    made = []
+    for fence, following in itertools.zip_longest(found, found[1:]):
+        shown = following and following[2] == "text" and not page[fence.end() : following.start()].strip()
+        output = textwrap.dedent(following[3]) if shown and not following[3].startswith("$ ") else None
+        made.append(Block(fence[2], textwrap.dedent(fence[3]), page.count("\n", 0, fence.start()) + 1, output))
+    return made
 
 
 def run_python(name, given, folder):
@@ -63,34 +68,80 @@ def run_python(name, given, folder):
     return json.loads(done.stdout)
 
 
-def run_command(line, folder):
-    """Run a command line that begins with ``python``; return what it prints."""
-    _, *arguments = shlex.split(line)
-    return _run([sys.executable, *arguments], folder).stdout
+def as_doctest(page, not_run):
+    """The text of a page, line for line, in which scripts and commands are examples of a doctest, too.
+
+    `not_run` tells for a command, or the first line of a script, whether it is left out.
+    """
+    lines = page.split("\n")
+    for block in blocks(page):
+        example = None
+        if block.language == "python" and ">>> " not in block.text:
+            if not_run(block.text.partition("\n")[0]):
+                continue
+            example = f"run_script({block.text!r}, {block.output!r})"
+        elif block.language == "text" and block.text.startswith("$ "):
+            commands = [part.partition("\n")[::2] for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]]
+            kept = [(line, shown) for line, shown in commands if " -m pyattn" in line and not not_run(line)]
+            example = f"run_commands({kept!r})"
+        if example:
+            end = block.line + block.text.count("\n")
+            lines[block.line - 1 : end + 1] = [f">>> {example}", *[""] * (end - block.line + 1)]
+    lines[0] = ">>> from support.pages import run_commands, run_script"
+    return "\n".join(lines)
 
 
-def _run(command, folder, given=None):
-    """Run a command in a folder, with pyattn of this checkout."""
+def run_script(source, shown):
+    """Run a file of python; print how its output differs from what is shown, if anything is."""
+    Path(SCRIPT).write_text(source, encoding="utf-8")
+    done = _run([sys.executable, SCRIPT])
+    if done.returncode:
+        print(done.stdout)
+    if shown is not None:
+        _print_differences(SCRIPT, done.stdout, shown)
+
+
+def run_commands(given):
+    """Run command lines; print how the output of each differs from what is shown below it."""
+    for line, shown in given:
+        words = shlex.split(line)
+        settings = dict(word.split("=", 1) for word in words[: words.index("python")])
+        done = _run([sys.executable, *words[words.index("python") + 1 :]], settings=settings)
+        _print_differences(line, done.stdout, shown)
+
+
+def _print_differences(what, printed, shown):
+    for got, expected in differences(printed, shown):
+        print(f"{what}\n  prints: {got}\n  shown:  {expected}")
+
+
+def _run(command, folder=".", given=None, settings=None):
+    """Run a command in a folder, with pyattn of this checkout; errors go where the rest goes, unless there is input."""
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH", "")) if path)
     return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": paths}, input=given, cwd=folder, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+        command,
+        env={**os.environ, "PYTHONPATH": paths, **(settings or {})},
+        input=given,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if given is None else subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def differences(printed, shown):
-    """Yield pairs of lines that say different things: printed ones, and those that a page shows.
+    """Yield pairs of lines that say different things: a printed one, and the one that a page shows.
 
     Spaces do not count. Numbers may differ by one in the last digit that is shown, and by anything where the line has
-    a unit of time or memory. A line ``...`` stands for any number of lines.
+    a unit of time or memory. ``...`` stands for the rest of a line, and on a line of its own for any number of lines.
     """
     got, expected = _lines(printed), _lines(shown)
     while expected:
         line = expected.pop(0)
         if line == "...":
-            if not expected:
-                return
-            while got and not _agree(got[0], expected[0]):
+            while got and not (expected and _agree(got[0], expected[0])):
                 got.pop(0)
             continue
         now = got.pop(0) if got else ""
@@ -106,11 +157,14 @@ def _lines(text):
 
 def _agree(printed, shown):
     """Whether two lines say the same."""
-    words = [[part.strip() for part in NUMBER.split(line)] for line in (printed, shown)]
-    if words[0] != words[1]:
+    pieces = PIECES.split(shown)
+    patterns = [".*?" if x == "..." else f"({NUMBER})" if re.fullmatch(NUMBER, x) else re.escape(x) for x in pieces]
+    match = re.fullmatch("".join(patterns), printed)
+    if match is None:
         return False
-    pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
-    return bool(MEASURED.search(shown)) or all(abs(float(a) - float(b)) <= _last_digit(b) for a, b in pairs)
+    numbers = [x for x in pieces if re.fullmatch(NUMBER, x)]
+    near = (abs(float(a) - float(b)) <= _last_digit(b) for a, b in zip(match.groups(), numbers, strict=True))
+    return bool(MEASURED.search(shown)) or all(near)
 
 
 def _last_digit(number):
