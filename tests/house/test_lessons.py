@@ -219,7 +219,7 @@ def several_heads(article, page):
             [w_out.T.shape, w_out.T, columns.shape, columns],
         ],
         "nn.from_heads(w_query, w_key, w_value, only_1).trace(x).outputs.round(4)": only_1,
-        "[sum(array.size for _, array in module.named_parameters()) for module in (mha, one_head)]": [parameters] * 2,
+        "[sum(p.size for p in module.parameters()) for module in (mha, one_head)]": [parameters] * 2,
     }
     sizes = [x.shape, x.T.shape, matrices[0][0].shape, matrices[0][0].T.shape, *[head_1.shape] * 4]
     sizes += [concatenated.shape, stacked.shape, outputs.shape, columns.shape]
