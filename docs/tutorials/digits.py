@@ -1,6 +1,6 @@
-"""A task for a small Transformer: to read a row of digits and write it backwards, 3 1 4 1 5 as 5 1 4 1 3.
+"""A task for a small Transformer: read a row of digits and write it backwards, 3 1 4 1 5 as 5 1 4 1 3.
 
-`load_model` reads what `train_digits.py` has trained, with PyTorch. Here NumPy and pyattn are enough.
+`load_model` loads the weights that tools/training/train_digits.py trained with PyTorch. It needs NumPy and pyattn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyattn
 
 PAD, START, END = 0, 1, 2
 WORDS = ("<pad>", "<s>", "<end>", *"0123456789")
-"""Of source and target. The id of a word is its place."""
+"""Vocabulary of source and target; a word's index is its token id."""
 
 SHORTEST, LONGEST = 3, 12
 HELD_OUT_SEED, HELD_OUT = 20261122, 1000
@@ -29,31 +29,31 @@ SIZES = {
     "num_decoder_layers": 2,
     "dim_feedforward": 64,
 }
-"""Of the model: 44,000 numbers."""
+"""Sizes of the model, which has 44,141 parameters."""
 
 WEIGHTS = Path(__file__).with_name("digits.npz")
 
 
 def load_model() -> pyattn.nn.Seq2SeqTransformer:
-    """The trained model, ready to write."""
+    """Load the trained model in evaluation mode."""
     model = pyattn.nn.Seq2SeqTransformer(**SIZES, padding_idx=PAD, max_length=64).eval()
     model.load_state_dict(pyattn.nn.load(WEIGHTS))
     return model
 
 
 def encode(text: str) -> list[int]:
-    """Ids of a row of digits."""
+    """Return the token ids of a row of digits."""
     return [WORDS.index(digit) for digit in text]
 
 
 def decode(ids) -> str:
-    """The digits again, up to the end symbol."""
+    """Return the digits of token ids, up to the end symbol."""
     words = [WORDS[token] for token in ids]
     return "".join(words[: words.index("<end>")] if "<end>" in words else words)
 
 
 def reverse(source: np.ndarray) -> np.ndarray:
-    """What the model is to write: (rows, length + 1), an end symbol behind each row."""
+    """Return the correct outputs, (rows, length + 1), with an end symbol after each row."""
     lengths = (source != PAD).sum(axis=1, keepdims=True)
     places = lengths - 1 - np.arange(source.shape[1] + 1)
     digits = np.take_along_axis(source, np.maximum(places, 0), axis=1)
@@ -61,21 +61,21 @@ def reverse(source: np.ndarray) -> np.ndarray:
 
 
 def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Rows of random digits, (count, LONGEST), with padding behind: every length is as likely as every other."""
+    """Draw rows of random digits, (count, LONGEST), padded at the end; all lengths are equally likely."""
     lengths = rng.integers(SHORTEST, LONGEST + 1, (count, 1))
     digits = rng.integers(WORDS.index("0"), len(WORDS), (count, LONGEST))
     return np.where(np.arange(LONGEST) < lengths, digits, PAD)
 
 
 def held_out() -> np.ndarray:
-    """The rows that the model is judged by, all different: it was trained on none of them."""
+    """Return the rows of the test, all different and none of them in the training."""
     rows = draw(np.random.default_rng(HELD_OUT_SEED), 2 * HELD_OUT)
     _, first = np.unique(numbers_of(rows), return_index=True)
     return rows[np.sort(first)[:HELD_OUT]]
 
 
 def training_batches() -> Iterator[np.ndarray]:
-    """All that the model is trained on, in order: of the rows drawn for a batch, the first 64 that are not held out."""
+    """Yield the batches of the training in order: 64 drawn rows each, without those that are held out."""
     rng, judged_by = np.random.default_rng(TRAINING_SEED), numbers_of(held_out())
     for _ in range(BATCHES):
         rows = draw(rng, 2 * BATCH)
@@ -83,5 +83,5 @@ def training_batches() -> Iterator[np.ndarray]:
 
 
 def numbers_of(rows: np.ndarray) -> np.ndarray:
-    """A number for each row, equal for equal rows alone."""
+    """Return a number for each row; only equal rows have equal numbers."""
     return rows @ len(WORDS) ** np.arange(rows.shape[1], dtype=np.int64)
