@@ -14,9 +14,11 @@ import pyattn
 
 @pytest.fixture(scope="module")
 def _examples_are_found():
-    sys.path.insert(0, str(ROOT / "docs" / "tutorials"))
+    folders = [str(ROOT / "docs" / "tutorials"), str(ROOT / "tools" / "training")]
+    sys.path[:0] = folders
     yield
-    sys.path.remove(str(ROOT / "docs" / "tutorials"))
+    for folder in folders:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
