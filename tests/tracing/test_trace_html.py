@@ -16,7 +16,7 @@ import pytest
 import pyattn
 from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT, KINDS
 from pyattn.tracing.render.html import heat_map
-from pyattn.tracing.render.page import STYLE, class_of
+from pyattn.tracing.render.page import class_of, style
 
 VOID = {"img", "meta"}
 EVIL = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;<b>", "'];alert(1)//"]
@@ -235,8 +235,8 @@ def test_nothing_is_fetched(tmp_path, article, kind):
     page = path.read_text(encoding="utf-8")
     reader = Reader(page)
     assert "http" not in page
-    assert "import" not in STYLE
-    assert "url(" not in STYLE
+    assert "import" not in style()
+    assert "url(" not in style()
     assert not any(tag in ("link", "iframe", "object") for tag, _ in reader.elements)
     assert all(attrs["src"].startswith("data:") for _, attrs in reader.elements if "src" in attrs)
 
@@ -260,7 +260,7 @@ def test_two_traces_in_one_notebook_do_not_collide(article):
 
 
 def test_style_reaches_nothing_outside():
-    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", STYLE))
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", style()))
     assert len(selectors) > 20
     for selector in itertools.chain.from_iterable(group.split(",") for group in selectors):
         assert ".pyattn" in selector, selector
@@ -303,7 +303,7 @@ def nearest(colours, sight):
 
 def style_of(theme):
     """What is set first where a theme begins."""
-    return STYLE if theme == "light" else STYLE[STYLE.index("@media") :]
+    return style() if theme == "light" else style()[style().index("@media") :]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

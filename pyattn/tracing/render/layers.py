@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing.render.markdown import steps_markdown
-from pyattn.tracing.render.page import STYLE, class_of
+from pyattn.tracing.render.page import class_of, style
 from pyattn.tracing.render.steps import Labels, TraceStep
 from pyattn.tracing.render.text import cut, matrix_lines, part_of
 
@@ -134,7 +134,7 @@ def layer_html(stages: Sequence[LayerStage], attentions: Mapping[str, Page]) -> 
             parts.append(f"<details><summary>Every head, step by step</summary>\n{page}\n</details>")
         parts.append("</section>")
     content = "\n".join(parts)
-    return f'<div class="pyattn">\n<style>{STYLE}</style>\n{content}\n</div>'
+    return f'<div class="pyattn">\n<style>{style()}</style>\n{content}\n</div>'
 
 
 def _figure(stage: LayerStage, name: str) -> str:
