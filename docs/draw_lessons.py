@@ -1,7 +1,6 @@
 """Draws the figures of the lessons, light and dark: python docs/draw_lessons.py.
 
-The architecture of the Transformer is data, boxes and arrows, which tests/house/test_architecture.py compares with the
-text.
+The architecture of the Transformer is data: boxes and arrows. tests/house/test_architecture.py checks them.
 """
 
 from __future__ import annotations
