@@ -302,7 +302,7 @@ def _about_inputs(inputs: Mapping[str, Array]) -> str:
     rows, features = inputs["x"].shape
     note = f"{rows} position{'s' * (rows != 1)} with {features} features, one per row."
     if "memory" in inputs:
-        note += f"\nmemory is the output of the encoder: {len(inputs['memory'])} rows."
+        note += f"\nmemory, the output of the encoder, has {len(inputs['memory'])} rows."
     return note
 
 
@@ -357,7 +357,7 @@ def _about_norm(x: Array, norm: NormPart) -> str:
     if norm.rms:
         return f"RMSNorm: each row is divided by the root of the mean square of its {x.shape[1]} numbers."
     mean, variance = number_text(float(x[0].mean())), number_text(float(x[0].var()))
-    return f"LayerNorm: each row by itself. Row 1 has mean {mean} and variance {variance}."
+    return f"LayerNorm normalises each row by itself. Row 1 has mean {mean} and variance {variance}."
 
 
 def _feed_stage(made: _Stages, x: Array, name: str, part: FeedForwardPart) -> Array:
@@ -374,7 +374,7 @@ def _feed_stage(made: _Stages, x: Array, name: str, part: FeedForwardPart) -> Ar
     arrays["activated"] = np.array(activated, np.float64)
     formulas.append(_linear(arrays, arrays["activated"], "activated", part.linear2, "2", "feed_forward"))
     inner, out = arrays["activated"].shape[1], arrays["feed_forward"].shape[1]
-    about = f"Every position by itself, with the same weights: {x.shape[1]} features, {inner} within, {out} again."
+    about = f"Each position by itself, with the same weights: {x.shape[1]} features to {inner}, and back to {out}."
     made.add("feed_forward", "Feed-forward", arrays, formulas, about)
     return arrays["feed_forward"]
 

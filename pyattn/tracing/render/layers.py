@@ -48,7 +48,7 @@ class LayerStage(NamedTuple):
     >>> print(layer.trace([[3, 1], [1, 3]], tokens=["a", "b"]).stages[1])
     Norm
       norm_1 = (x - mean_1) / sqrt(variance_1 + 1e-05) * norm_1_weight + norm_1_bias
-      LayerNorm: each row by itself. Row 1 has mean 2 and variance 1.
+      LayerNorm normalises each row by itself. Row 1 has mean 2 and variance 1.
     <BLANKLINE>
       mean_1, 2 x 1
         a  2
