@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import subprocess
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 RUNNER = Path(__file__).with_name("notebooks.py")
 DOCS = RUNNER.parent.parent / "docs"
@@ -57,6 +60,16 @@ def test_no_output_names_a_place_of_the_machine(path):
         "".join(output.get("text", output.get("data", {}).get("text/plain", ""))) for output in outputs_of(path)
     )
     assert not re.search(r"(?<![\w.])/(home|root|tmp|Users|usr|opt)/| at 0x[0-9a-f]+", text)
+
+
+@every_notebook
+def test_pictures_are_opaque(path):
+    """Black labels on a transparent ground could not be read on a dark page."""
+    for output in outputs_of(path):
+        picture = output.get("data", {}).get("image/png")
+        if picture is not None:
+            with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+                assert image.convert("RGBA").getextrema()[3] == (255, 255)
 
 
 @every_notebook
