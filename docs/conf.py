@@ -106,7 +106,9 @@ class AddSearchTerms(SphinxTransform):
     default_priority = 800
 
     def apply(self):
-        terms = [term for term, page in SEARCH_TERMS.items() if page == self.env.docname]
+        entries = [entry for node in self.document.findall(addnodes.index) for entry in node["entries"]]
+        there = {entry[1].lower() for entry in entries}  # of a glossary
+        terms = [x for x, page in SEARCH_TERMS.items() if page == self.env.docname and x.lower() not in there]
         section = next(self.document.findall(nodes.section), None)
         if terms and section is not None:
             entries = [("single", term, section["ids"][0], "main", None) for term in terms]
