@@ -123,9 +123,12 @@ def remove_old_stubs(app, config):
 def find_source(app, module, name):
     """Name the module that has the source of a function, which may stand behind a wrapper that checks keywords."""
     found = getattr(importlib.import_module(module), name, None)
-    if inspect.isbuiltin(found):
-        return "builtins"  # without source, so that viewcode makes no page
     return inspect.unwrap(found).__globals__["__name__"] if inspect.isfunction(found) else None
+
+
+def forget_compiled_modules(app, env):
+    """Keep compiled modules out of viewcode's list of modules: it makes no pages for them."""
+    env._viewcode_modules = {name: entry for name, entry in env._viewcode_modules.items() if entry and entry[2]}
 
 
 def lead_back(app, name, template, context, doctree):
@@ -162,6 +165,7 @@ def setup(app):
     app.add_transform(AddSearchTerms)
     app.add_transform(ShowPictures)
     app.connect("config-inited", remove_old_stubs)
+    app.connect("env-updated", forget_compiled_modules)
     app.connect("html-page-context", lead_back)
     app.connect("viewcode-follow-imported", find_source)
     app.connect("autodoc-skip-member", skip_fields)
