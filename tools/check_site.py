@@ -143,12 +143,15 @@ def object_scores(index: dict[str, Any], query: str) -> Iterator[tuple[int, int]
 
 
 def word_scores(index: dict[str, Any], query: str) -> Iterator[tuple[int, int]]:
-    """Pages with all words of the query in their text or titles."""
+    """Pages with the words of the query in their text or titles."""
     stem = stemmer()
-    words = {stem(word) for word in re.findall(r"\w+", query) if not word.isdigit()}
+    words = {stem(x) for x in re.findall(r"\w+", query) if not x.isdigit() and x not in index["stopwords"]}
     found = [dict(pages_with_word(index, word)) for word in words]
-    for page in set.intersection(*map(set, found)) if found else ():
-        yield page, max(scores[page] for scores in found)
+    enough = {len(words), sum(len(word) > 2 for word in words)}  # short words may be missing
+    for page in {page for scores in found for page in scores}:
+        scores_of_page = [scores[page] for scores in found if page in scores]
+        if len(scores_of_page) in enough:
+            yield page, max(scores_of_page)
 
 
 def pages_with_word(index: dict[str, Any], word: str) -> Iterator[tuple[int, int]]:
@@ -168,9 +171,17 @@ def stemmer() -> Any:
     return snowballstemmer.stemmer("english").stemWord
 
 
-def not_found(folder: Path, table: Path) -> list[str]:
+def read_index(folder: Path) -> dict[str, Any]:
+    """The site's index, and the words that its search ignores."""
     text = (folder / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    index: dict[str, Any] = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    language = (folder / "_static" / "language_data.js").read_text(encoding="utf-8")
+    stopwords = re.search(r"stopwords = new Set\((\[.*?\])\)", language, re.DOTALL)
+    return index | {"stopwords": json.loads(stopwords[1]) if stopwords else []}
+
+
+def not_found(folder: Path, table: Path) -> list[str]:
+    index = read_index(folder)
     lines = []
     for term, page in json.loads(table.read_text(encoding="utf-8")).items():
         first = results_of(index, term)[:FIRST_RESULTS]

@@ -230,6 +230,7 @@ INDEX = {
     "objnames": {"0": ["py", "function", "Python function"]},
     "terms": {"pip": [0, 1, 2], "mask": [0, 2], "causal": 2},
     "titleterms": {"question": 0, "instal": 1},
+    "stopwords": ["my"],
 }
 
 
@@ -241,6 +242,7 @@ INDEX = {
         ("causal mask", [2]),
         ("attention", [2]),
         ("installing", [1]),
+        ("my mask", [2, 0]),
         ("nothing", []),
     ],
 )
@@ -252,6 +254,8 @@ def test_search_finds_what_the_site_finds(query, pages):
 def test_a_term_that_does_not_find_its_page_fails(tmp_path):
     pytest.importorskip("snowballstemmer")
     (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(INDEX)})")
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "language_data.js").write_text('const stopwords = new Set(["a", "an"]);')
     table = tmp_path / "search.json"
     table.write_text(json.dumps({"pip": "how-to/install", "GPU": "how-to/install"}))
     done = check_site(tmp_path, "<p>text</p>", others=["--search", table])
