@@ -116,20 +116,13 @@ def test_names_that_docstrings_lead_to_are_there():
         assert found is not None, name
 
 
-<<<<<<< HEAD
 def test_every_picture_is_on_a_page():
+    """A picture for dark pages, NAME-dark.png, is shown in place of NAME.png: docs/conf.py."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     shown = {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page.read_text())}
-    assert {path.name for path in (ROOT / "docs" / "pictures").iterdir()} <= shown
-=======
-def test_every_picture_is_in_the_gallery():
-    """A picture for dark pages, NAME-dark.png, is shown in place of NAME.png: docs/conf.py."""
-    page = (ROOT / "docs" / "how-to" / "draw-figures.md").read_text()
-    shown = set(re.findall(r"^!\[[^\]]+\]\(../pictures/(\S+)\)$", page, re.MULTILINE))
     pictures = {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
     assert shown <= pictures
     assert {name for name in pictures - shown if name.replace("-dark.", ".") not in shown} == set()
->>>>>>> 23bdeee (Fit tables and cards of the site to phones and dark pages)
 
 
 # What pages load
