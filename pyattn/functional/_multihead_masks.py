@@ -146,6 +146,8 @@ def _read_mask(x: npt.ArrayLike | None, sizes: ScoreSizes, name: str) -> Array |
         offer = ""
         if sizes.batch and mask.shape == (*sizes.batch, *pair):
             offer = f"; if heads share it, pass numpy.repeat({name}, {sizes.heads}, axis=0)"
+        elif sizes.q_len == sizes.kv_len and mask.shape == (*sizes.batch, *sizes.batch):
+            offer = "; for inputs of (batch, length, embed_dim), make the module with batch_first=True"
         raise ValueError(f"{name} has shape {mask.shape}, expected {pair} or {(rows, *pair)}: {meaning}{offer}")
     elif mask.dtype == np.bool_ and _looks_causal_inverted(mask):
         warn(

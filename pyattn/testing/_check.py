@@ -27,6 +27,7 @@ CORNERS: dict[Corner, str] = {
 NO_ARGUMENT = "no argument for "
 FLAGS = "a float mask is read as flags; other libraries add it to the scores"
 TUPLE = "it returned a tuple, whose first item was marked"
+WEIGHTS_FIRST = "your function returns a tuple that begins with the weights"
 MAX_FAILURES = 30  # used to find the cause
 
 
@@ -302,9 +303,12 @@ def _find_cause(callee: Callee, failures: Sequence[Mark], rules: Rules) -> str |
     if _differs(callee, first.case._replace(storage="contiguous"), first.answer):
         return "memory is read without regard to strides: copy arrays that are not contiguous first"
     alike = [mark for mark in failures if mark.group is first.group][:MAX_FAILURES]  # others may differ in cause
-    return explain_together(
+    cause = explain_together(
         [evidence_of(mark.case, mark.answer.output, rules.scale) for mark in alike if mark.answer is not None]
     )
+    if first.answer.from_tuple and cause is not None and cause.startswith("your function returns the weights:"):
+        return f"{WEIGHTS_FIRST}: return (output, weights), or the output alone"
+    return cause
 
 
 def _differs(callee: Callee, case: Case, answer: Answer) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 import pyattn._core as _core
+import pyattn.functional as functional
 from pyattn._util.arguments import as_choice
 from pyattn._util.halves import as_float32
 from pyattn._util.in_proj import in_projections
@@ -449,6 +450,14 @@ def owner_of(ours: Side, theirs: Side) -> Side:
         raise TypeError(f"ours is {ours.kind_name} and theirs {theirs.kind_name}, expected two of a kind")
     if theirs.target is None:
         raise TypeError("theirs is None, expected a module, a function or expected numbers")
+    for one, other in ((ours, theirs), (theirs, ours)):
+        without = (functional.attention, functional.scaled_dot_product_attention)
+        if other.is_module and any(one.target is function for function in without):
+            made = "a module of pyattn"
+            if is_of(other.target, "torch"):
+                made = f"pyattn.interop.torch.from_torch({other.name})"
+            has = f"has no weights, but {other.name}, {other.title()}, has: pass {made} as {one.name}"
+            raise TypeError(f"{one.name}, {one.title()}, {has}")
     if theirs.is_module and not ours.is_module and callable(ours.target):
         return theirs
     if ours.kind is None:

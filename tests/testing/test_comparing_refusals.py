@@ -60,6 +60,17 @@ MISTAKES = [
         "key has dtype <U3, expected float16, bfloat16, float32 or float64",
     ),
     (
+        lambda: pyattn.compare(pyattn.attention, LAYER, X),
+        TypeError,
+        "ours, pyattn.attention, has no weights, but theirs, pyattn.nn.MultiheadAttention, has: pass a module of "
+        "pyattn as ours",
+    ),
+    (
+        lambda: pyattn.compare(LAYER, pyattn.attention, X),
+        TypeError,
+        "theirs, pyattn.attention, has no weights, but ours, pyattn.nn.MultiheadAttention, has",
+    ),
+    (
         lambda: compare(VALUE.astype(complex)),
         TypeError,
         "the output of theirs has dtype complex128, expected real numbers",

@@ -200,6 +200,16 @@ def test_a_function_of_tensors_passes(torch):
     assert counts_of(result, "bool masks") == (12, 0, 0)
 
 
+def test_a_tuple_that_begins_with_the_weights_is_named():
+    def swapped(query, key, value):
+        result = pyattn.attention(query, key, value, need_weights=True)
+        return result.weights, result.output
+
+    assert check(swapped).cause == (
+        "your function returns a tuple that begins with the weights: return (output, weights), or the output alone"
+    )
+
+
 @pytest.mark.peers
 def test_a_module_of_torch_passes(torch):
     class Attention(torch.nn.Module):

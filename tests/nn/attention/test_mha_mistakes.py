@@ -32,6 +32,10 @@ def call(**arguments):
         ({"key": Y[..., :5]}, r"key has shape \(7, 2, 5\), expected \(S, 2, 8\)"),
         ({"value": Y[:6]}, r"value has shape \(6, 2, 8\), expected \(7, 2, 8\): .* and key \(7, 2, 8\)"),
         ({"attn_mask": np.ones((7, 5), bool)}, r"attn_mask has shape \(7, 5\), expected \(5, 7\) or \(8, 5, 7\): "),
+        (
+            {"key": X, "value": X, "attn_mask": np.ones((2, 2), bool)},
+            r"num_heads, L, S\); for inputs of \(batch, length, embed_dim\), make the module with batch_first=True$",
+        ),
         ({"attn_mask": np.ones((2, 5, 7), bool)}, r"pass numpy.repeat\(attn_mask, 4, axis=0\)$"),
         ({"attn_mask": np.ones((5, 1), bool)}, r"attn_mask has shape \(5, 1\), expected \(5, 7\)"),
         (
