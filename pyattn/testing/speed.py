@@ -24,16 +24,14 @@ ROUND_SECONDS = 0.1
 
 def describe_speed(heads: int = HEADS, length: int = LENGTH) -> str:
     """Time a causal call in float32, and return a line; in brackets is how many times as long as pyattn."""
-    threads = runtime.get_num_threads()
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((1, heads, length, HEAD_DIM), np.float32) for _ in range(3)]
-    calls = {"pyattn": _pyattn_call(arrays), "NumPy": _numpy_call(arrays), "PyTorch": _torch_call(arrays, threads)}
+    calls = {"pyattn": _pyattn_call(arrays), "NumPy": _numpy_call(arrays), "PyTorch": _torch_call(arrays)}
     installed = {name: call for name, call in calls.items() if call is not None}
     ours, *others = zip(installed, _alternate(list(installed.values())), strict=True)
     times = [f"pyattn {_text(ours[1])}"]
     times += [f"{name} {_text(seconds)} ({seconds / ours[1]:.1f}x)" for name, seconds in others]
-    about = f"{heads} heads, {length} tokens, causal, {threads} thread{'s' * (threads > 1)}"
-    return f"Speed ({about}): {', '.join(times)}"
+    return f"Speed, {heads} heads, {length} tokens, causal: {', '.join(times)}"
 
 
 def _pyattn_call(arrays: Sequence[Array]) -> Callable[[], object]:
@@ -42,13 +40,13 @@ def _pyattn_call(arrays: Sequence[Array]) -> Callable[[], object]:
     return lambda: functional.attention(query, key, value, is_causal=True)
 
 
-def _torch_call(arrays: Sequence[Array], threads: int) -> Callable[[], object] | None:
-    """Make the call of PyTorch with as many threads; None if it is not installed."""
+def _torch_call(arrays: Sequence[Array]) -> Callable[[], object] | None:
+    """Make the call of PyTorch with as many threads as pyattn; None if it is not installed."""
     try:
         torch = import_torch()
     except ImportError:
         return None
-    torch.set_num_threads(threads)
+    torch.set_num_threads(runtime.get_num_threads())
     tensors = [torch.from_numpy(array) for array in arrays]
     attend = torch.nn.functional.scaled_dot_product_attention
     return lambda: attend(*tensors, is_causal=True)

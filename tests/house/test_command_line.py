@@ -92,4 +92,4 @@ def test_the_page_shows_what_the_demo_prints(monkeypatch, capsys):
     assert main([]) == 0
     printed = re.sub(r"\d+e-\d\d", "#", capsys.readouterr().out)
     shown = re.search(r"^\$ python -m pyattn\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.DOTALL)[1]
-    assert re.sub(r"\d+e-\d\d", "#", re.sub(r"^Speed .*", "Speed", shown, flags=re.MULTILINE)) == printed
+    assert re.sub(r"\d+e-\d\d", "#", re.sub(r"^Speed, .*", "Speed", shown, flags=re.MULTILINE)) == printed
