@@ -22,15 +22,16 @@ PICTURES = Path(__file__).parent / "pictures"
 WIDTH, HEIGHT, SCALE, MARGIN = 760, 2400, 2, 8  # high enough for the whole page
 SCHEMES = {"": 1, "-dark": 0}  # as chromium numbers them
 
-# Moves the mouse onto the second score of input 1. The title says where to cut the picture: from step 3, which has the
-# query and the key of that score, to the end of what pops up.
+# Moves the mouse onto the second score of input 1. The title says where to cut the picture: from the step that shows
+# the keys of that score, which is 4 or the one before, to the end of what pops up.
 HOVER = """<script>
 addEventListener("load", () => {
   const cell = document.querySelector("table[data-m=scores]").querySelectorAll("td")[1];
   cell.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
   const sections = document.querySelectorAll("section"), tip = document.querySelector(".pa-tip");
+  const first = sections[3].querySelector("table[data-m=keys]") ? sections[3] : sections[2];
   const end = Math.max(tip.getBoundingClientRect().bottom, sections[3].getBoundingClientRect().bottom);
-  document.title = "from " + sections[2].getBoundingClientRect().top + " to " + end;
+  document.title = "from " + first.getBoundingClientRect().top + " to " + end;
 });
 </script>"""
 
