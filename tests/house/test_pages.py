@@ -136,6 +136,15 @@ def test_a_page_keeps_its_lines_as_a_doctest():
     assert lines[11:] == page.split("\n")[11:]
 
 
+def test_a_command_may_take_two_lines():
+    page = "# A page\n\n```text\n$ python -m pyattn check \\\n    mine.py:attention\nAll is well.\n```\n"
+    lines = as_doctest(page, lambda line: False).split("\n")
+    assert lines[2:] == [
+        r">>> run_commands([('python -m pyattn check mine.py:attention', 'All is well.\n')])",
+        *[""] * 5,
+    ]
+
+
 def test_outputs_agree_to_the_digits_that_are_shown():
     assert list(differences("a  1.2349 b\n\nc 3", "a 1.235 b\nc 3")) == []
     assert list(differences("a 1.24", "a 1.22")) == [("a 1.24", "a 1.22")]

@@ -81,7 +81,8 @@ def as_doctest(page, not_run):
                 continue
             example = f"run_script({block.text!r}, {block.output!r})"
         elif block.language == "text" and block.text.startswith("$ "):
-            commands = [part.partition("\n")[::2] for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]]
+            typed = re.sub(r"\\\n\s*", "", block.text)  # a command goes on in the next line
+            commands = [part.partition("\n")[::2] for part in re.split(r"^\$ ", typed, flags=re.MULTILINE)[1:]]
             kept = [(line, shown) for line, shown in commands if " -m pyattn" in line and not not_run(line)]
             example = f"run_commands({kept!r})"
         if example:
