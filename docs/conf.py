@@ -142,8 +142,9 @@ def lead_back(app, name, template, context, doctree):
 
 
 def skip_fields(app, what, name, member, skip, options):
-    """Leave out a named tuple's fields: its docstring has them."""
-    return True if type(member).__name__ == "_tuplegetter" else None
+    """Leave out a named tuple's fields, which its docstring has, and what matplotlib adds to a class."""
+    is_theirs = (getattr(member, "__module__", None) or "").startswith("matplotlib.")
+    return True if is_theirs or type(member).__name__ == "_tuplegetter" else None
 
 
 def set_table_apart(app, what, name, documented, options, lines):

@@ -35,10 +35,6 @@ NOT_RUN = {
     },
     "install.md": {r"python -m pyattn test": "takes a minute; tests/testing runs its parts"},
     "threads-and-instruction-sets.md": {INFO: "prints what this machine is"},
-    "load-published-models.md": {
-        r"encoder = .*": "takes MiniLM; embed-and-search-sentences.md runs it",
-        r"python -m pyattn embed .*": "takes MiniLM; embed-and-search-sentences.md runs it",
-    },
     "make-a-pytorch-model-faster.md": {r"model = transformers\..*": "takes a model; faster-transformers.ipynb has one"},
 }
 """Of a page, the commands and the first lines of scripts that no test here runs, and why."""
