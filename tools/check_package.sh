@@ -44,7 +44,8 @@ site = os.path.dirname(os.path.dirname(pyattn.__file__))
 assert site.startswith(sys.prefix), f"{pyattn.__file__} is not what the wheel installed"
 assert pyattn.get_include() == os.path.join(site, "pyattn", "include"), pyattn.get_include()
 assert os.listdir(pyattn.get_include()) == ["attn.h"], os.listdir(pyattn.get_include())
-pyattn.models.examples.student()  # reads the one file of data
+pyattn.models.examples.student()  # reads a file of data
 END
+venv/bin/python -m pyattn explain -o explain.html  # reads scripts and styles
 echo '#include "attn.h"' | cc -I"$(echo venv/lib/python*/site-packages/pyattn/include)" -fsyntax-only -x c -
 venv/bin/python -m pyattn compare

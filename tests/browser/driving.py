@@ -47,14 +47,15 @@ class Browser:
         driver.get("about:blank")
         self.complaints()  # the page before has had its say
 
-    def look(self, *, dark=False, narrow=False, scripts=True):
-        """How the next page is opened: the person's colour scheme, a phone's screen, scripts off."""
+    def look(self, *, dark=False, narrow=False, scripts=True, width=None):
+        """How the next page is opened: the person's colour scheme, a phone's screen, scripts off, so many pixels."""
         command = self.driver.execute_cdp_cmd
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         command("Emulation.setEmulatedMedia", {"features": [scheme]})
         command("Emulation.setScriptExecutionDisabled", {"value": not scripts})
-        if narrow:
-            screen = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+        if narrow or width:
+            width = width or 360
+            screen = {"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": width < 500}
             command("Emulation.setDeviceMetricsOverride", screen)
         else:
             command("Emulation.clearDeviceMetricsOverride", {})

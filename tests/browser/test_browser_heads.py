@@ -100,4 +100,4 @@ def test_the_mouse_takes_what_pops_up_from_head_to_head(browser, page):
     assert len(figures) == HEADS
     for figure in figures:
         assert browser.hover(browser.cell(figure, 0, 0)) is not None  # never two
-    assert browser.hover(browser.all("h2")[0]) is None
+    assert browser.hover(browser.all("h1")[0]) is None

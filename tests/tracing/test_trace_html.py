@@ -16,7 +16,7 @@ import pytest
 import pyattn
 from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT, KINDS
 from pyattn.tracing.render.html import heat_map
-from pyattn.tracing.render.page import class_of, style
+from pyattn.tracing.render.page import class_of, script, style
 
 VOID = {"img", "meta"}
 EVIL = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;<b>", "'];alert(1)//"]
@@ -192,7 +192,7 @@ def test_inputs_of_many_features_give_way_to_queries_keys_and_values():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("features", [64, 100, 768, 4096])
 @pytest.mark.parametrize("kind", ["plain", "causal", "float mask", "rounded", "tokens", "column"])
-def test_a_page_of_64_tokens_is_under_200_kilobytes(tmp_path, features, kind):
+def test_a_page_of_64_tokens_stays_small(tmp_path, features, kind):
     arguments = {
         "causal": {"is_causal": True},
         "float mask": {"attn_mask": RNG.standard_normal((64, 64))},
@@ -204,7 +204,8 @@ def test_a_page_of_64_tokens_is_under_200_kilobytes(tmp_path, features, kind):
         given = (trace.x, trace.w_query, trace.w_key, trace.w_value)
         trace = pyattn.trace(*(array.T for array in given), convention="column")
     trace.save_html(tmp_path / "page.html")
-    assert (tmp_path / "page.html").stat().st_size < 200_000
+    assert (tmp_path / "page.html").stat().st_size < 220_000
+    assert len(trace._repr_html_().encode()) < 205_000
 
 
 def test_tables_of_more_than_12_rows_are_shown_by_their_edges():
@@ -234,9 +235,9 @@ def test_nothing_is_fetched(tmp_path, article, kind):
     (example(article) if kind == "example" else large()).save_html(path)
     page = path.read_text(encoding="utf-8")
     reader = Reader(page)
-    assert "http" not in page
-    assert "import" not in style()
-    assert "url(" not in style()
+    assert "://" not in page
+    assert "@import" not in style(editable=True)
+    assert "url(" not in style(editable=True)
     assert not any(tag in ("link", "iframe", "object") for tag, _ in reader.elements)
     assert all(attrs["src"].startswith("data:") for _, attrs in reader.elements if "src" in attrs)
 
@@ -260,7 +261,7 @@ def test_two_traces_in_one_notebook_do_not_collide(article):
 
 
 def test_style_reaches_nothing_outside():
-    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", style()))
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", style(editable=True)))
     assert len(selectors) > 20
     for selector in itertools.chain.from_iterable(group.split(",") for group in selectors):
         assert ".pyattn" in selector, selector
@@ -344,3 +345,95 @@ def test_numbers_can_be_read_on_their_cells(theme):
         assert contrast(ink, tint * rgb(colour) + (1 - tint) * paper) >= 4.5, kind
     for share in np.linspace(0, 0.8, 9):
         assert contrast(ink, share * np.array(HEAT) / 255 + (1 - share) * paper) >= 4.5, share
+
+
+# What a saved page has besides
+
+
+def saved(trace, tmp_path):
+    trace.save_html(tmp_path / "page.html")
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_saved_page_says_how_to_look_and_sets_a_task(tmp_path, article):
+    words = "".join(Reader(saved(example(article), tmp_path)).text)
+    assert "Hover over a number, tap on it or tab to it" in words
+    assert "Set w_value[0][0] to 1, predict output 1, then look at step 7." in words
+    projected = pyattn.trace_attention([[1, 0]], [[1, 0]], [[1, 5]])
+    words = "".join(Reader(saved(projected, tmp_path)).text)
+    assert "Set values[0][0] to 2, predict output 1, then look at step 7." in words
+
+
+@pytest.mark.parametrize("convention", ["row", "column"])
+def test_each_step_of_a_saved_page_repeats_what_it_reads(tmp_path, article, convention):
+    matrices = (article[name] for name in ("x", "w_query", "w_key", "w_value"))
+    matrices = [matrix.T if convention == "column" else matrix for matrix in matrices]
+    sections = re.split(
+        r'<section id="[\w-]+" data-step="\d">', saved(pyattn.trace(*matrices, convention=convention), tmp_path)
+    )
+    reads = {
+        3: ["x", "w_key", "w_query", "w_value"],
+        4: ["queries", "keys", "scale", "visible"],
+        5: ["scores"],
+        6: ["weights", "values"],
+        7: ["weighted_values"],
+        8: ["queries", "keys", "values", "scale", "visible"],
+    }
+    for step, section in enumerate(sections[1:], 1):
+        copies = section.partition('class="pa-reads"')[2].partition("It computes")[0]
+        assert re.findall(r'<table data-m="(\w+)"', copies) == reads.get(step, [])
+    (query,) = Reader(re.search(r'<table data-m="queries" data-q="0".*?</table>', sections[4])[0]).tables
+    cells = np.array(query["cells"], float)
+    np.testing.assert_array_equal(cells.T if convention == "column" else cells, article["queries"][:1])
+
+
+def test_the_numbers_of_a_page_that_can_be_changed_are_embedded_in_full(tmp_path):
+    given = RNG.standard_normal((4, 3)), *RNG.standard_normal((3, 3, 2))
+    trace = pyattn.trace(*given, round_weights=2)
+    held = data_of(Reader(saved(trace, tmp_path)))
+    assert held["editable"]
+    assert "weights" not in held["m"]  # they are rounded anew
+    for name in ("x", "w_key", "w_query", "w_value"):
+        rows, columns, text = held["m"][name]
+        np.testing.assert_array_equal(
+            np.frombuffer(base64.b64decode(text)).reshape(rows, columns), getattr(trace, name)
+        )
+
+
+@pytest.mark.parametrize("kind", ["large", "extra keys", "nan", "heads"])
+def test_a_page_whose_numbers_cannot_be_changed_says_why(tmp_path, kind):
+    module = pyattn.MultiheadAttention(6, 2, add_zero_attn=kind == "extra keys", rng=0)
+    x = RNG.standard_normal((3, 6))
+    trace, sentence = {
+        "large": (large(13, 4, 4), "a matrix has more than 12 rows or columns."),
+        "extra keys": (module.trace(x).heads[0], "some keys are not projected from an input."),
+        "nan": (module.trace(x, empty_rows="nan").heads[0], "its trace was made with empty_rows='nan'."),
+        "heads": (module.trace(x), "To change those of head 1, save it: heads[0].save_html(path)."),
+    }[kind]
+    reader = Reader(saved(trace, tmp_path))
+    (found,) = re.findall(r"The numbers of this page cannot be changed.*", "".join(reader.text))
+    assert found.endswith(sentence)
+    assert not any(tag == "button" for tag, _ in reader.elements)
+    assert "const edit" not in reader.scripts[-1]
+    if kind == "heads":  # the advice holds
+        assert "const edit" in saved(trace.heads[0], tmp_path)
+
+
+def test_an_output_of_a_notebook_holds_neither_copies_nor_fields(article):
+    fragment = example(article)._repr_html_()
+    assert "const edit" not in fragment
+    assert not any(word in fragment for word in ("pa-reads", "button", "pa-tools"))
+    assert len(fragment) < 30_000
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_scripts_evaluate_no_text_and_reach_no_network(editable):
+    words = ("eval", "Function(", "fetch", "XMLHttpRequest", "import(", "innerHTML", "document.write", "src")
+    assert not [word for word in words if word in script(editable)]
+
+
+def test_a_page_forbids_what_is_not_its_own(tmp_path, article):
+    policies = [
+        attrs["content"] for tag, attrs in Reader(saved(example(article), tmp_path)).elements if "http-equiv" in attrs
+    ]
+    assert policies == ["default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"]

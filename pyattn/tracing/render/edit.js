@@ -245,6 +245,7 @@ const edit = function (root, page) {
         field.value = fullText(now());
       });
     }
+    cell.removeAttribute("tabindex");  // the field takes the focus
     cell.textContent = "";
     cell.classList.add("pa-field");
     cell.appendChild(field);
@@ -271,8 +272,8 @@ const edit = function (root, page) {
     code.setSelectionRange(0, code.value.length);
     const copied = document.execCommand("copy");
     event.target.focus({preventScroll: true});
-    said.textContent = copied ? "The code is copied. It also stands above, under the task." :
-      "Copy the code from the field above, under the task.";
+    said.textContent = (copied ? "The code is copied. It also stands above, under the task.\n" :
+      "Copy the code from the field above, under the task.\n") + story();
   }
   bar.querySelector("[data-do=reset]").addEventListener("click", restore);
   bar.querySelector("[data-do=copy]").addEventListener("click", copy);

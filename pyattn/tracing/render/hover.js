@@ -8,7 +8,7 @@ const explain = function (root) {
   const areas = [root, ...fragment.querySelectorAll("[data-of='" + root.id + "']")];
   const model = attention(JSON.parse(root.querySelector("script[type='application/json']").textContent));
   const {data, matrix, row, column, at} = model;
-  let tip = null, marked = [], byKey = false;
+  let tip = null, marked = [], byKey = false, mouse = null;
 
   // Numbers as text
   function text(x) {
@@ -183,9 +183,15 @@ const explain = function (root) {
     show(data.column ? aboutWeight(c, r) : aboutWeight(r, c), area);
     put(event.clientX + 12, event.clientY + 16);
   }
+  function isMoved(event) {
+    const before = mouse;
+    mouse = event.screenX + " " + event.screenY;
+    return before !== null && before !== mouse;
+  }
   function over(event) {
     const area = event.currentTarget, found = event.target.closest && event.target.closest("td,img");
-    if (byKey) return;  // a page that scrolls below a mouse at rest
+    if (isMoved(event)) byKey = false;
+    if (byKey) return;  // the keyboard scrolls the page below a mouse at rest
     if (!found || !area.contains(found)) clear();
     else if (found.tagName === "IMG") showPixel(found, area, event);
     else showCell(found, area);
@@ -234,9 +240,7 @@ const explain = function (root) {
     area.addEventListener("mouseover", over);
     area.addEventListener("click", over);
     area.addEventListener("mousemove", event => {
-      const woken = byKey && (event.movementX || event.movementY);
-      if (woken) byKey = false;
-      if (woken || event.target.tagName === "IMG") over(event);
+      if (!tip || event.target.tagName === "IMG") over(event);
     });
     area.addEventListener("mousedown", () => { byKey = false; });
     area.addEventListener("mouseleave", () => { if (!byKey) clear(); });
@@ -250,6 +254,7 @@ const explain = function (root) {
     area.addEventListener("focusout", clear);
   });
   document.addEventListener("keydown", () => { byKey = true; }, true);  // Tab from outside
+  document.addEventListener("mousemove", event => { if (isMoved(event)) byKey = false; }, true);
   fragment.querySelectorAll(".pa-how[hidden]").forEach(words => { words.hidden = false; });
   return {model, placeIn, focusable, showCell, spoken, clear, fragment, areas};
 };

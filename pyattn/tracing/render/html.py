@@ -48,9 +48,7 @@ _FIELDS = (
 )
 _TOO_LARGE = f"The numbers of this page cannot be changed: a matrix has more than {MAX_SHOWN} rows or columns."
 _NOT_COMPUTED = "The numbers of this page cannot be changed: {why}."
-_ONE_HEAD = (
-    "The numbers of this page cannot be changed. heads[0].save_html(path) writes a page of head 1 where they can."
-)
+_ONE_HEAD = "The numbers of this page cannot be changed. To change those of head 1, save it: heads[0].save_html(path)."
 
 
 class _Figure(NamedTuple):
@@ -196,7 +194,7 @@ def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -
         5: [figure for figure in made[4] if figure.name == "scores"],
         6: [*made[5], values],
         7: made[6],
-        8: [queries, keys, values],
+        8: [queries, keys, values, *(one for one in settings if one.name != "attn_bias")],  # step 8 shows that one
     }
 
 
