@@ -234,6 +234,9 @@ class Trace(Intermediates):
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as one self-contained HTML page, which works offline.
 
+        Inputs, weights, mask and scale can be edited on the page, which then recomputes all steps. This needs matrices
+        of at most 12 rows and columns, keys that all come from inputs, and ``empty_rows="zero"``.
+
         Parameters
         ----------
         path : str or path

@@ -276,6 +276,9 @@ def test_a_query_that_attends_to_nothing_gives_zeros_and_a_sentence(article_page
     mask = np.arange(3)[:, np.newaxis] != [0] * 3
     assert_is_traced(article_page, traced(article, {"attn_mask": mask}), tmp_path / "expected.html")
     assert outputs(article_page)[:3] == ["0", "0", "0"]
+    for key in range(3):
+        type_into(article_page, f"mask[2][{key}]", "")
+    assert said(article_page).splitlines()[-1] == "Queries 1, 3 attend to no key: their weights and outputs are 0."
 
 
 def test_nan_is_shown_with_what_happened_and_masked_positions_are_not_read(article_page, article, tmp_path):
@@ -285,7 +288,7 @@ def test_nan_is_shown_with_what_happened_and_masked_positions_are_not_read(artic
     assert said(article_page).splitlines() == [
         "Output 1 was [1.9366, 6.6831, 1.5951] and is now [nan, nan, nan].",
         "x[2][3] holds nan or inf: products and sums with nan are nan, and so are inf - inf and 0 * inf.",
-        "nan is in output 1, 2, 3.",
+        "Outputs that hold nan: 1, 2, 3.",
     ]
     assert_is_traced(article_page, traced(article, x=x), tmp_path / "expected.html")
     mask = np.ones((3, 3), bool)

@@ -357,7 +357,7 @@ def saved(trace, tmp_path):
 
 def test_a_saved_page_says_how_to_look_and_sets_a_task(tmp_path, article):
     words = "".join(Reader(saved(example(article), tmp_path)).text)
-    assert "Hover over a number, tap on it or tab to it" in words
+    assert "Hover, tap or tab to a number: the page shows" in words
     assert "Set w_value[0][0] to 1, predict output 1, then look at step 7." in words
     projected = pyattn.trace_attention([[1, 0]], [[1, 0]], [[1, 5]])
     words = "".join(Reader(saved(projected, tmp_path)).text)
@@ -408,10 +408,10 @@ def test_a_page_whose_numbers_cannot_be_changed_says_why(tmp_path, kind):
         "large": (large(13, 4, 4), "a matrix has more than 12 rows or columns."),
         "extra keys": (module.trace(x).heads[0], "some keys are not projected from an input."),
         "nan": (module.trace(x, empty_rows="nan").heads[0], "its trace was made with empty_rows='nan'."),
-        "heads": (module.trace(x), "To change those of head 1, save it: heads[0].save_html(path)."),
+        "heads": (module.trace(x), "To edit those of head 1, save it: heads[0].save_html(path)."),
     }[kind]
     reader = Reader(saved(trace, tmp_path))
-    (found,) = re.findall(r"The numbers of this page cannot be changed.*", "".join(reader.text))
+    (found,) = re.findall(r"The numbers of this page cannot be edited.*", "".join(reader.text))
     assert found.endswith(sentence)
     assert not any(tag == "button" for tag, _ in reader.elements)
     assert "const edit" not in reader.scripts[-1]

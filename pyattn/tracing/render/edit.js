@@ -131,10 +131,12 @@ const edit = function (root, page) {
       const verb = odd.length === 1 ? " holds nan or inf" : " hold nan or inf";
       lines.push(list(odd) + verb + ": products and sums with nan are nan, and so are inf - inf and 0 * inf.");
     }
-    if (bad.length) lines.push("nan is in output " + list(bad) + "." + (odd.length ? "" : " A sum became too large."));
+    const large = odd.length ? "" : " A sum was too large for float64.";
+    if (bad.length) lines.push("Outputs that hold nan: " + list(bad) + "." + large);
     else if (odd.length) lines.push("No output is nan: masked positions are not read.");
     const empty = rows.filter(nothing).map(i => i + 1);
-    if (empty.length) lines.push("Query " + list(empty) + " attends to no key: its weights and its output are 0.");
+    if (empty.length === 1) lines.push("Query " + empty + " attends to no key: its weights and its output are 0.");
+    if (empty.length > 1) lines.push("Queries " + list(empty) + " attend to no key: their weights and outputs are 0.");
     return lines.join("\n");
   }
   function placesOf(name, test) {

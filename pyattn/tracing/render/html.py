@@ -1,10 +1,10 @@
 """A trace as HTML for a notebook or a saved page.
 
 Its size is bounded. Large matrices are shown by their edges and large weights as a picture. Matrices that the script
-needs are embedded once if they fit: as float64 where a page lets numbers be changed, else as float32.
+needs are embedded once if they fit: as float64 where a page lets numbers be edited, else as float32.
 
 A saved page holds more than an output of a notebook: each step repeats the matrices that it reads, and the numbers of
-one head can be changed.
+one head can be edited.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _OPACITY = 0.8  # of the largest weight: text on it is still legible
 
 
 _HOW = (
-    "Hover over a number, tap on it or tab to it: the page shows how it is computed and marks the numbers that it is "
-    "computed from. Arrow keys move from number to number, Escape closes the explanation."
+    "Hover, tap or tab to a number: the page shows how it is computed and marks the numbers it uses. "
+    "Arrow keys move to the next number. Escape closes the explanation."
 )
 _FIELDS = (
-    "{what} stand in fields with a dotted frame. Type into one, and the page computes all steps again, in float64 as "
-    "pyattn.trace does, without a network. Numbers that differ from the original are bold and underlined."
+    "{what} can be edited in the fields with a dotted frame. Each edit recomputes all eight steps in this page, in "
+    "float64 as pyattn.trace does, without a network. Numbers that differ from the original are bold and underlined."
 )
-_TOO_LARGE = f"The numbers of this page cannot be changed: a matrix has more than {MAX_SHOWN} rows or columns."
-_NOT_COMPUTED = "The numbers of this page cannot be changed: {why}."
-_ONE_HEAD = "The numbers of this page cannot be changed. To change those of head 1, save it: heads[0].save_html(path)."
+_TOO_LARGE = f"The numbers of this page cannot be edited: a matrix has more than {MAX_SHOWN} rows or columns."
+_NOT_COMPUTED = "The numbers of this page cannot be edited: {why}."
+_ONE_HEAD = "The numbers of this page cannot be edited. To edit those of head 1, save it: heads[0].save_html(path)."
 
 
 class _Figure(NamedTuple):
