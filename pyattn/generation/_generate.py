@@ -251,4 +251,5 @@ def _make_result(
         source_lengths=None if source_lengths is None else np.repeat(source_lengths, options.num_return_sequences),
         beam_indices=[np.array(one.rows, np.int64) for one in hypotheses],
         steps=steps,
+        do_sample=options.do_sample,
     )

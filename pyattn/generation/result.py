@@ -141,6 +141,8 @@ class Generation:
         For each row, the index of its row in each `GenerationStep`.
     steps : list of GenerationStep, or None
         All steps; None without return_steps.
+    do_sample : bool
+        Whether the tokens were drawn at random. Default: False.
 
     Examples
     --------
@@ -161,6 +163,7 @@ class Generation:
     source_lengths: IntArray | None
     beam_indices: list[IntArray]
     steps: list[GenerationStep] | None
+    do_sample: bool = False
 
     @property
     def sequences(self) -> list[IntArray]:

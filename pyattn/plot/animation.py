@@ -11,11 +11,14 @@ from pyattn._util.vocabulary import Vocabulary
 from pyattn.plot.decoding_frames import DecodingFrames, GenerationLike
 from pyattn.plot.inputs import Tokens
 from pyattn.plot.steps_animation import StepsAnimation
-from pyattn.plot.steps_page import TraceLike
 from pyattn.plot.theme import figure_theme
+from pyattn.plot.trace_arrays import TraceLike
 from pyattn.plot.trace_frames import TraceFrames
 
 __all__ = ["animate"]
+
+_MAX_INTERVAL, _MAX_SECONDS = 1200.0, 12.0
+"""Milliseconds per frame and seconds of an animation, if no interval is given."""
 
 
 def animate(
@@ -25,14 +28,15 @@ def animate(
     row: SupportsIndex = 0,
     source: Tokens | None = None,
     vocabulary: Vocabulary = None,
-    interval: float = 1800,
+    interval: float | None = None,
     dark: bool | None = None,
 ) -> StepsAnimation:
     """Animate the eight steps of a trace, or the steps of a generation.
 
-    A trace: arrays that a step reads have a dashed frame, its results a solid one. A generation: a heat map for each
-    head of each layer, with a row for each decoder input and a column for each token that it attends to. A frame marks
-    the row from which the next token is predicted.
+    The first frame is the finished result. For a trace, arrays that a step reads have a dashed frame, its results a
+    solid one, and arrows lead from what is read to what comes of it. For a generation, every head of each layer has a
+    heat map, with a row for each decoder input and a column for each token that it attends to; a frame marks the row
+    from which the next token is predicted.
 
     Parameters
     ----------
@@ -48,7 +52,7 @@ def animate(
     vocabulary : sequence of str or mapping of int to str, optional
         For a generation: the word of each token id. Default: None, ids are written.
     interval : float
-        Milliseconds per frame. Default: 1800.
+        Milliseconds per frame. Default: None, 1200, or less to play all frames within 12 seconds.
     dark : bool, optional
         Draw in light colours on a dark background. Default: None, by the figure's background.
 
@@ -73,13 +77,11 @@ def animate(
     >>> generation = pyattn.generate(model, source, max_new_tokens=9, return_steps=True)  # doctest: +SKIP
     >>> pyattn.plot.animate(generation, vocabulary=words).save("decoding.html")  # doctest: +SKIP
     """
-    try:
-        milliseconds = float(interval)
-    except (TypeError, ValueError):
-        raise TypeError(f"interval is {interval!r}, expected a number of milliseconds") from None
-    if not 0 < milliseconds < math.inf:
-        raise ValueError(f"interval is {interval}, expected a number of milliseconds above 0")
+    milliseconds = None if interval is None else _read_interval(interval)
     frames = _make_frames(steps, row, source, vocabulary)
+    captions = frames.captions()
+    if milliseconds is None:
+        milliseconds = min(_MAX_INTERVAL, _MAX_SECONDS * 1000 / len(captions))
     if figure is None:
         figure = Figure(figsize=(frames.size[0] / 72, frames.size[1] / 72))
     theme = figure_theme(figure, dark)
@@ -92,7 +94,18 @@ def animate(
         return []
 
     draw(0)
-    return StepsAnimation(figure, draw, frames.captions(), milliseconds, frames.title)
+    colours = [theme.background, theme.foreground, *frames.colours(theme)]
+    return StepsAnimation(figure, draw, captions, milliseconds, frames.title, colours)
+
+
+def _read_interval(interval: float) -> float:
+    try:
+        milliseconds = float(interval)
+    except (TypeError, ValueError):
+        raise TypeError(f"interval is {interval!r}, expected a number of milliseconds") from None
+    if not 0 < milliseconds < math.inf:
+        raise ValueError(f"interval is {interval}, expected a number of milliseconds above 0")
+    return milliseconds
 
 
 def _make_frames(

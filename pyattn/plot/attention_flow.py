@@ -58,8 +58,8 @@ class FlowAxes(ShownAxes):
         """Return an HTML page that shows the lines of the token under the mouse.
 
         Tapping a token shows its lines, too. The tab key moves from token to token, and the buttons show and hide
-        heads. The page follows the reader's light or dark scheme unless `flow` was given ``dark``. It shows at most the
-        5,000 largest weights. Without JavaScript it shows all of these lines.
+        heads. The page follows the reader's light or dark scheme unless `flow` was given ``dark``. It shows at most
+        the 5,000 largest weights. Without JavaScript it shows all of these lines.
 
         Returns
         -------

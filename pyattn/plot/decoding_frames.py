@@ -10,6 +10,7 @@ import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
 from pyattn._util.vocabulary import Vocabulary, word_of
 from pyattn.plot.fonts import Fonts
@@ -21,10 +22,13 @@ from pyattn.plot.theme import Theme
 __all__ = ["DecodingFrames", "GenerationLike", "RowStepLike"]
 
 _MARGIN, _HEADER, _FOOTER = 24.0, 96.0, 36.0
-_MAX_GRID_SIZE = (860.0, 640.0)
+_MAX_GRID_SIZE = (560.0, 700.0)
 """Largest width and height of the heat maps in points, unless there are too many heads to fit."""
 
 _MAX_FRAMES = 40
+_LEVELS = 48
+"""Colours of the heat maps: few enough for a GIF to keep all of them."""
+
 _MAX_ALTERNATIVES = 3
 _MAX_TOKEN_WIDTH = 12
 """Longer tokens beside a heat map are shortened."""
@@ -66,7 +70,7 @@ class GenerationLike(Protocol):
 
 
 class _Frame(NamedTuple):
-    """One frame: the number of its step; ended marks the last frame, which shows the finished sequence."""
+    """One frame: the number of its step; ended marks the first frame, which shows the finished sequence."""
 
     number: int
     ended: bool
@@ -91,6 +95,7 @@ class DecodingFrames:
         words = _read_words(self.steps, vocabulary)
         last = self.steps[-1]
         self.words = [words[token] for token in (*last.decoder_input.tolist(), last.token)]
+        self.sampled = bool(getattr(generation, "do_sample", False))
         self.alternatives = [_alternatives(step, words) for step in self.steps]
         self.fonts = Fonts([*self.source, *self.words, *self.alternatives, "→…", *map(str, range(10))])
         self.grids = self._grids(self_weights, cross_weights)
@@ -107,18 +112,38 @@ class DecodingFrames:
         if cross_weights is not None:
             outputs = [self.fonts.escape(f"→ {word}", _MAX_TOKEN_WIDTH + 2) for word in self.words[1:]]
             columns = [self.fonts.escape(word, _MAX_TOKEN_WIDTH) for word in self.source]
-            grids.append(HeadGrid("attention to the source", cross_weights, outputs, columns, self.fonts))
+            grids.append(
+                HeadGrid(
+                    "cross-attention", ("next tokens", "source tokens"), cross_weights, outputs, columns, self.fonts
+                )
+            )
         if self_weights is not None:
-            grids.append(HeadGrid("attention to what is written", self_weights, inputs, None, self.fonts))
+            grids.append(
+                HeadGrid(
+                    "masked self-attention",
+                    ("decoder inputs", "decoder inputs"),
+                    self_weights,
+                    inputs,
+                    None,
+                    self.fonts,
+                )
+            )
         if not grids:
             raise ValueError("the generation has no attention weights: its model returns none")
         return grids
 
     def _frames(self) -> list[_Frame]:
-        """Choose up to 40 steps at regular intervals, the last one included, and add the finished sequence."""
+        """Begin with the finished sequence, then show up to 40 steps at regular intervals, the last one included."""
         every, last = -(-len(self.steps) // _MAX_FRAMES), len(self.steps) - 1
         shown = sorted({*range(0, last, every), last})
-        return [*(_Frame(number, False) for number in shown), _Frame(last, True)]
+        return [_Frame(last, True), *(_Frame(number, False) for number in shown)]
+
+    def _colormap(self, theme: Theme) -> Colormap:
+        return colormaps[theme.colormap].resampled(_LEVELS).with_extremes(bad=to_rgb(theme.empty))
+
+    def colours(self, theme: Theme) -> list[ColorType]:
+        """Return colours that a picture with few colours must keep: those of the heat maps."""
+        return [*map(tuple, self._colormap(theme)(np.arange(_LEVELS))), theme.empty, theme.muted]
 
     def captions(self) -> list[str]:
         """Return a caption for each frame."""
@@ -126,10 +151,11 @@ class DecodingFrames:
 
     def _title(self, frame: _Frame) -> str:
         count = len(self.steps)
-        return f"After {count} steps" if frame.ended else f"Step {frame.number + 1} of {count}"
+        title = f"After {count} steps" if frame.ended else f"Step {frame.number + 1} of {count}"
+        return f"{title}, sampled" if self.sampled else title
 
     def _words_so_far(self, frame: _Frame) -> list[str]:
-        """Return the decoder input, an arrow and the next token; for the last frame, the whole sequence."""
+        """Return the decoder input, an arrow and the next token; at the end, the whole sequence."""
         before = len(self.steps[frame.number].decoder_input)
         return self.words if frame.ended else [*self.words[:before], "→", self.words[before]]
 
@@ -137,7 +163,7 @@ class DecodingFrames:
         """Draw a frame: the heat maps of all heads, with a row for each token so far."""
         frame = self.frames[number]
         page = Page(figure, self.size, theme, self.fonts)
-        colormap = colormaps[theme.colormap].with_extremes(bad=to_rgb(theme.empty))
+        colormap = self._colormap(theme)
         shown_rows = len(self.steps[frame.number].decoder_input)
         for grid, (x, y) in zip(self.grids, self.positions, strict=True):
             place = (_MARGIN + x, _HEADER + y)
@@ -153,8 +179,8 @@ class DecodingFrames:
             page.write(_MARGIN, 45, self._last_words(["source:", *self.source]), 9, colour=muted)
         page.write(_MARGIN, 62, self._last_words(self._words_so_far(frame)), 11)
         if not frame.ended:
-            step = self.steps[frame.number]
-            line = f"probability {step.probability:.3f}{self.alternatives[frame.number]}"
+            step, kind = self.steps[frame.number], "sampled with probability" if self.sampled else "probability"
+            line = f"{kind} {step.probability:.3f}{self.alternatives[frame.number]}"
             page.write(_MARGIN, 79, self.fonts.wrap(line, 9, self.size[0] - 2 * _MARGIN)[0], 9, colour=muted)
 
     def _last_words(self, words: list[str]) -> str:
@@ -169,7 +195,8 @@ class DecodingFrames:
     def _draw_colorbar(self, page: Page, colormap: Colormap) -> None:
         """Draw a colorbar for all heat maps, with the weights at its ends."""
         y, width, height = self.size[1] - 22, 120.0, 7.0
-        page.draw_image((_MARGIN, y, width, height), np.linspace(0, 1, 64)[np.newaxis], colormap, Normalize(0, 1))
+        levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
+        page.draw_image((_MARGIN, y, width, height), levels[np.newaxis], colormap, Normalize(0, 1))
         page.outline(_MARGIN, y, width, height, 0.6)
         end = f"{self.limits.vmax:.2g}"
         page.write(_MARGIN + width + 6, y + height / 2, f"weights from 0 to {end}", 7.5, colour=page.theme.muted)
@@ -207,5 +234,8 @@ def _read_words(steps: list[RowStepLike], vocabulary: Vocabulary) -> dict[int, s
 def _alternatives(step: RowStepLike, words: dict[int, str]) -> str:
     """List the most likely other tokens whose probability does not round to 0.000."""
     others = zip(step.alternatives.indices.tolist(), step.alternatives.values.tolist(), strict=True)
-    likely = [f"{words[token]} {share:.3f}" for token, share in list(others)[:_MAX_ALTERNATIVES] if share >= 0.0005]
-    return f"; also possible: {', '.join(likely)}" if likely else ""
+    likely = [(token, share) for token, share in list(others)[:_MAX_ALTERNATIVES] if share >= 0.0005]
+    more = sum(share > step.probability for _, share in likely)
+    named = [f"{words[token]} {share:.3f}" for token, share in likely]
+    parts = [("more likely", named[:more]), ("also possible" if not more else "less likely", named[more:])]
+    return "".join(f"; {what}: {', '.join(some)}" for what, some in parts if some)

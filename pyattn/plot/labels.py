@@ -16,6 +16,9 @@ __all__ = ["MAX_TOKEN_WIDTH", "TokenLocator", "colour_axes", "label_tokens"]
 MAX_TOKEN_WIDTH = 18
 """Longer tokens are shortened; a Chinese character counts as two letters."""
 
+_MAX_OVERHANG = 5.0
+"""Points by which an upright label may be wider than its cell where its neighbours have no label."""
+
 
 class TokenLocator(Locator):
     """Place ticks at every token, or every second, fifth, tenth ..., so that labels do not touch."""
@@ -41,7 +44,7 @@ class TokenLocator(Locator):
 
 
 class _TokenFormatter(Formatter):
-    """Write the token at each tick; if tokens are rotated, a token that fits into its cell stays upright."""
+    """Write the token at each tick; if tokens are rotated, a token that has room stays upright."""
 
     def __init__(self, texts: Sequence[str], widths: Sequence[float], rotated: bool) -> None:
         self.texts, self.widths, self.rotated = texts, widths, rotated
@@ -56,8 +59,10 @@ class _TokenFormatter(Formatter):
             axes = self.axis.axes
             low, high = sorted(self.axis.get_view_interval())
             pitch = axes.bbox.width * 72 / axes.figure.dpi / max(high - low, 1e-9)
+            step = values[1] - values[0] if len(values) > 1 else 1
+            room = pitch - 2 if step == 1 else min(step * pitch - 4, pitch + _MAX_OVERHANG)
             for tick, at in zip(self.axis.get_major_ticks(len(values)), values, strict=True):
-                fits = 0 <= round(at) < len(self.widths) and self.widths[round(at)] + 2 <= pitch
+                fits = 0 <= round(at) < len(self.widths) and self.widths[round(at)] <= room
                 tick.label1.set_rotation(0 if fits else 90)
         return [self(at) for at in values]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -9,17 +10,35 @@ import numpy as np
 from matplotlib.colors import Colormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.path import Path
 
-from pyattn.plot.cell_numbers import format_matrix
 from pyattn.plot.fonts import Fonts
 from pyattn.plot.inputs import Array
 from pyattn.plot.theme import PALETTE, Theme, contrasting, sequential_colormap
+from pyattn.tracing.render.text import number_text
 
-__all__ = ["ARRAY_LABELS", "NUMBER_SIZE", "MatrixBox", "Page", "fit_matrix", "measure_matrix"]
+__all__ = [
+    "ARRAY_LABELS",
+    "CAPTION_SIZE",
+    "LABEL_SIZE",
+    "NUMBER_SIZE",
+    "Connector",
+    "MatrixBox",
+    "Page",
+    "cell_texts",
+    "fit_matrix",
+    "label_margin",
+    "measure_matrix",
+]
 
 NUMBER_SIZE = 8.0
 """Font size of numbers in cells, in points."""
+
+CAPTION_SIZE, LABEL_SIZE = 7.5, 7.5
+"""Font sizes of the captions under matrices and of the labels beside their lines."""
+
+_MAX_LABEL_WIDTH = 12
 
 _ROW_HEIGHT = 15.0
 _MIN_SIDE = 26.0
@@ -38,6 +57,7 @@ ARRAY_LABELS = {
     "queries": ("queries", "queries"),
     "values": ("values", "values"),
     "attn_bias": ("mask", "scores"),
+    "products": ("products", "scores"),
     "scores": ("scores", "scores"),
     "weights": ("attention weights", "scores"),
     "weighted_values": ("weighted values", "weighted_values"),
@@ -54,24 +74,41 @@ class MatrixBox(NamedTuple):
     width: float
     height: float
     texts: list[list[str]] | None
+    of: str = ""
 
     @property
     def caption(self) -> str:
-        """The text under the matrix: name and shape."""
+        """The text under the matrix: its name, and its shape or the input that it belongs to."""
+        if self.of:
+            return f"{ARRAY_LABELS[self.name][0]} of {self.of}"
         label = ARRAY_LABELS.get(self.name, (self.name.replace("_", " "), ""))[0]
         return f"{label} {self.array.shape[0]}×{self.array.shape[1]}"
 
 
-def measure_matrix(name: str, array: Array, fonts: Fonts, max_size: tuple[float, float]) -> MatrixBox:
+def measure_matrix(name: str, array: Array, fonts: Fonts, max_size: tuple[float, float], of: str = "") -> MatrixBox:
     """Compute the size of a matrix on the page."""
     rows, columns = array.shape
     if max(rows, columns) <= _MAX_LINES:
-        texts = format_matrix(array)
+        texts = cell_texts(array)
         widest = max(fonts.width(text, NUMBER_SIZE) for row in texts for text in row)
-        width, height = columns * max(widest + 7, 18.0), rows * _ROW_HEIGHT
+        width, height = columns * max(widest + 5, 17.0), rows * _ROW_HEIGHT
         if width <= max_size[0] and height <= max_size[1]:
-            return MatrixBox(name, array, width, height, texts)
-    return MatrixBox(name, array, *fit_matrix(array.shape, max_size, _ROW_HEIGHT / 2), None)
+            return MatrixBox(name, array, width, height, texts, of)
+    return MatrixBox(name, array, *fit_matrix(array.shape, max_size, _ROW_HEIGHT / 2), None, of)
+
+
+def cell_texts(array: Array) -> list[list[str]]:
+    """Format each number with the digits that the notes of a trace have."""
+    signs = {"inf": "∞", "-inf": "\N{MINUS SIGN}∞", "nan": "NaN"}
+    # A tiny number has one digit, as no note names it: 6.0e-06 would widen all cells.
+    texts = [[f"{x:.0e}" if 0 < abs(x) < 5e-5 else number_text(x) for x in row] for row in array.tolist()]
+    return [[signs.get(text) or text.replace("-", "\N{MINUS SIGN}") for text in row] for row in texts]
+
+
+def label_margin(labels: Sequence[str], fonts: Fonts) -> float:
+    """Return the width of labels at the left of a matrix and their distance from it; 0 without labels."""
+    widths = [fonts.width(fonts.escape(text, _MAX_LABEL_WIDTH), LABEL_SIZE) for text in labels]
+    return max(widths, default=-5.0) + 5
 
 
 def fit_matrix(shape: tuple[int, int], max_size: tuple[float, float], max_cell: float) -> tuple[float, float]:
@@ -79,6 +116,16 @@ def fit_matrix(shape: tuple[int, int], max_size: tuple[float, float], max_cell: 
     rows, columns = shape
     cell = min(max_size[0] / columns, max_size[1] / rows, max_cell)
     return min(max(columns * cell, _MIN_SIDE), max_size[0]), min(max(rows * cell, _MIN_SIDE), max_size[1])
+
+
+class Connector(FancyArrowPatch):
+    """An arrow from matrices that are read to one that comes of them, through some points of the page."""
+
+    def __init__(
+        self, points: Sequence[tuple[float, float]], sources: tuple[str, ...], target: str, **style: Any
+    ) -> None:
+        super().__init__(path=Path(list(points)), arrowstyle="-|>", shrinkA=0, shrinkB=0, **style)
+        self.points, self.sources, self.target = list(points), sources, target
 
 
 class Page:
@@ -122,7 +169,32 @@ class Page:
             self._draw_with_numbers(x, y, box, colour, filled)
         self.outline(x, y, box.width, box.height, 0.6)
         caption = self.fonts.escape(box.caption)
-        self.write(x + box.width / 2, y + box.height + 9, caption, 7.5, across="center", colour=self.theme.muted)
+        self.write(
+            x + box.width / 2, y + box.height + 9, caption, CAPTION_SIZE, across="center", colour=self.theme.muted
+        )
+
+    def label(self, x: float, y: float, box: MatrixBox, labels: Sequence[str], axis: int = 0) -> None:
+        """Write labels at the left of the rows of a matrix, or above its columns, as many as have room."""
+        if not labels:
+            return
+        texts = [self.fonts.escape(text, _MAX_LABEL_WIDTH) for text in labels]
+        pitch = (box.height, box.width)[axis] / len(texts)
+        needed = 1.3 * LABEL_SIZE if axis == 0 else max(self.fonts.width(text, LABEL_SIZE) for text in texts) + 3
+        for at in range(0, len(texts), max(1, math.ceil(needed / pitch))):
+            middle = (at + 0.5) * pitch
+            if axis == 0:
+                self.write(x - 4, y + middle, texts[at], LABEL_SIZE, across="right", colour=self.theme.muted)
+            else:
+                self.write(x + middle, y - 6, texts[at], LABEL_SIZE, across="center", colour=self.theme.muted)
+
+    def connect(
+        self, points: Sequence[tuple[float, float]], sources: tuple[str, ...], target: str, strong: bool = True
+    ) -> None:
+        """Draw an arrow through some points, from the arrays that are read to the one that comes of them."""
+        width, head = (1.3, 8.0) if strong else (0.7, 6.0)
+        style: dict[str, Any] = {"linewidth": width * self.scale, "mutation_scale": head * self.scale}
+        style |= {"color": self.theme.foreground if strong else self.theme.muted, "zorder": 5 if strong else 1.5}
+        self.ax.add_artist(Connector(points, sources, target, joinstyle="miter", **style))
 
     def mark(self, x: float, y: float, box: MatrixBox, lines: slice, axis: int = 0, dashed: bool = False) -> None:
         """Draw a thick frame around some rows or columns of a matrix."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 import html
 import io
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 from PIL import Image  # a dependency of matplotlib
+
+from pyattn.plot.quantising import quantise
 
 __all__ = ["StepsAnimation"]
 
 _MAX_HTML_BYTES = 950_000
 """Limit for all frames of an HTML page together."""
 
-_PNG_QUALITIES = ((None, 64), (72, 64), (50, 64), (50, 16), (36, 16), (24, 8))
-"""(dots per inch, colours), tried in this order until a page is small enough; None: the figure's own dpi."""
+_PNG_QUALITIES = (None, 72, 50, 36, 24, 16)
+"""Dots per inch, tried in this order until a page is small enough; None: the figure's own."""
+
+_PNG_COLOURS, _GIF_COLOURS = 80, 256
 
 
 class StepsAnimation(FuncAnimation):
@@ -36,10 +42,20 @@ class StepsAnimation(FuncAnimation):
         Milliseconds per frame.
     title : str
         Title of an HTML page.
+    colours : sequence of colours
+        Colours that a file with few colours keeps exactly. Default: (), the most frequent ones.
     """
 
-    def __init__(self, figure: Figure, draw: Any, captions: list[str], interval: float, title: str) -> None:
-        self.captions, self.title = captions, title
+    def __init__(
+        self,
+        figure: Figure,
+        draw: Any,
+        captions: list[str],
+        interval: float,
+        title: str,
+        colours: Sequence[ColorType] = (),
+    ) -> None:
+        self.captions, self.title, self._colours = captions, title, colours
         self._figure, self._draw, self._milliseconds = figure, draw, interval
         super().__init__(figure, draw, frames=len(captions), interval=interval, init_func=list, blit=False)
 
@@ -64,13 +80,15 @@ class StepsAnimation(FuncAnimation):
             Path(filename).write_text(self.to_html(), encoding="utf-8")
             return
         if writer is None and ending == ".gif":
-            writer = PillowWriter(fps=1000 / self._milliseconds)
+            writer = _GifWriter(1000 / self._milliseconds, self._colours)
         super().save(filename, writer=writer, **options)
 
     def to_html(self) -> str:
         """Return an HTML page that plays the frames.
 
-        Without JavaScript the page shows all frames below one another.
+        It begins with the finished result, and stays there for readers who prefer reduced motion.
+
+        Without JavaScript it shows all frames below one another.
 
         Returns
         -------
@@ -96,23 +114,37 @@ class StepsAnimation(FuncAnimation):
         """Encode each frame as a base64 PNG, all together below a megabyte if possible."""
         self._draw_was_started = True  # or matplotlib warns that the animation was never shown
         count = len(self.captions)
-        for quality in _PNG_QUALITIES[:-1]:
+        for dpi in _PNG_QUALITIES[:-1]:
             # Three frames predict the size of all, so that hundreds are not drawn in vain.
-            drawn = {at: self._encode_frame(at, *quality) for at in (0, count // 2, count - 1)}
+            drawn = {at: self._encode_frame(at, dpi) for at in (0, count // 2, count - 1)}
             if sum(map(len, drawn.values())) / len(drawn) * count < _MAX_HTML_BYTES:
-                pictures = [drawn.get(at) or self._encode_frame(at, *quality) for at in range(count)]
+                pictures = [drawn.get(at) or self._encode_frame(at, dpi) for at in range(count)]
                 if sum(map(len, pictures)) < _MAX_HTML_BYTES:
                     return pictures
-        return [self._encode_frame(at, *_PNG_QUALITIES[-1]) for at in range(count)]
+        return [self._encode_frame(at, _PNG_QUALITIES[-1]) for at in range(count)]
 
-    def _encode_frame(self, number: int, dpi: int | None, colours: int) -> str:
+    def _encode_frame(self, number: int, dpi: int | None) -> str:
         """Encode one frame as a PNG of few colours, which takes half the bytes and looks the same."""
         self._draw(number)
         drawn, small = io.BytesIO(), io.BytesIO()
         self._figure.savefig(drawn, format="png", dpi=dpi or self._figure.dpi)
         with Image.open(drawn) as image:
-            image.convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+            quantise([image], self._colours, _PNG_COLOURS)[0].save(small, "png", optimize=True)
         return b64encode(small.getvalue()).decode()
+
+
+class _GifWriter(PillowWriter):
+    """Writes a GIF with one palette for all frames."""
+
+    def __init__(self, fps: float, colours: Sequence[ColorType]) -> None:
+        super().__init__(fps=fps)
+        self._colours = colours
+
+    def finish(self) -> None:
+        """Write all frames to the file."""
+        first, *others = quantise(self._frames, self._colours, _GIF_COLOURS)
+        options: dict[str, Any] = {"duration": round(1000 / self.fps), "loop": 0, "optimize": False}
+        first.save(self.outfile, save_all=True, append_images=others, **options)
 
 
 _PLAYER = """<div>
@@ -137,7 +169,7 @@ IMAGES
   buttons[2].onclick = function () { play(false); show(at + 1); };
   player.querySelector("p").style.display = "block";
   show(0);
-  play(true);
+  play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
 })(document.currentScript.parentElement);
 </script>
 </div>"""

@@ -2,76 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure, SubFigure
 
-from pyattn.plot.fonts import Fonts, shorten
-from pyattn.plot.inputs import Array, read_tokens
-from pyattn.plot.page import MatrixBox, Page, measure_matrix
+from pyattn.plot.fonts import Fonts
+from pyattn.plot.inputs import Array
+from pyattn.plot.page import CAPTION_SIZE, MatrixBox, Page, label_margin, measure_matrix
 from pyattn.plot.theme import figure_theme
+from pyattn.plot.trace_arrays import StepLike, TraceArrays, TraceLike, read_steps
+from pyattn.tracing.render.text import number_text
 
-__all__ = ["MONO", "StepLike", "TraceLike", "page_texts", "read_steps", "steps"]
+__all__ = ["MONO", "page_texts", "steps"]
 
 MONO = "DejaVu Sans Mono"
 """Font of formulas; it is installed with matplotlib."""
 
-_WIDTH, _GAP, _MARGIN = 400.0, 34.0, 26.0
-_TITLE_SIZE, _FORMULA_SIZE, _NOTE_SIZE, _TOKEN_SIZE = 12.0, 8.5, 8.5, 8.0
-_MAX_MATRIX_SIZE = (190.0, 190.0)
+_MIN_WIDTH, _GAP, _MARGIN = 430.0, 20.0, 18.0
+_TITLE_SIZE, _FORMULA_SIZE, _NOTE_SIZE = 12.0, 8.5, 8.5
+_MAX_MATRIX_SIZE = (160.0, 130.0)
 _MAX_NOTES = 10
+_MAX_REPEATS = 2
+"""Inputs whose weighted values step 8 shows, after the first input."""
+
+_MIN_INPUTS, _ASIDE = 150.0, 30.0
+"""Width that the titles of steps 1 and 2 need, and the distance between these steps."""
+
+_BETWEEN = 14.0
+"""Distance between matrices side by side."""
 
 
-class StepLike(Protocol):
-    """A step of a trace, as `pyattn.tracing` makes it."""
+class _Sign(NamedTuple):
+    """A sign between two matrices, or an arrow with a word above it."""
 
-    @property
-    def number(self) -> int:
-        """From 1 to 8."""
-
-    @property
-    def title(self) -> str:
-        """Title of the step."""
-
-    @property
-    def formula(self) -> str:
-        """Formula of the step; may be empty."""
-
-    @property
-    def arrays(self) -> Mapping[str, Array]:
-        """Results of the step, by name."""
-
-    @property
-    def note(self) -> str:
-        """Remark on the step; may be empty."""
+    text: str
+    arrow: bool = False
 
 
-class TraceLike(Protocol):
-    """A trace, as `pyattn.tracing` makes it. The attributes that hold its arrays are read, too."""
+class _Placed(NamedTuple):
+    """A matrix at its place in a panel, with the labels of its lines."""
 
-    @property
-    def steps(self) -> Iterable[StepLike]:
-        """The eight steps."""
-
-    @property
-    def tokens(self) -> Sequence[str] | None:
-        """A token for each input, or None."""
+    x: float
+    y: float
+    box: MatrixBox
+    labels: list[str]
 
 
-class _Panel(NamedTuple):
-    """Layout of one step: lines (x, y, text, size, style) and matrices (x, y, box), from the panel's corner."""
+class _Line(NamedTuple):
+    """A line of text at its place in a panel."""
 
-    lines: list[tuple[float, float, str, float, dict[str, Any]]]
-    matrices: list[tuple[float, float, MatrixBox]]
-    height: float
+    x: float
+    y: float
+    text: str
+    size: float
+    style: dict[str, Any]
+
+
+class _Arrow(NamedTuple):
+    """An arrow from the arrays that are read to the one that comes of them, level at y."""
+
+    x: float
+    y: float
+    to_x: float
+    sources: tuple[str, ...]
+    target: str
+
+
+class _Panel:
+    """The contents of one step, with positions from the panel's corner: text, matrices and arrows between them."""
+
+    def __init__(self) -> None:
+        self.lines: list[_Line] = []
+        self.matrices: list[_Placed] = []
+        self.connectors: list[_Arrow] = []
+        self.width = self.height = 0.0
 
 
 def steps(
     trace: TraceLike, figure: Figure | SubFigure | None = None, *, dark: bool | None = None
 ) -> Figure | SubFigure:
     """Draw the eight steps of a trace on one page.
+
+    Each step shows what it reads, an arrow, and what comes of it. Step 4 shows the products of the first query with
+    every key, whose sums are the scores.
 
     Parameters
     ----------
@@ -100,110 +115,210 @@ def steps(
     >>> pyattn.plot.steps(trace).savefig("steps.png")  # doctest: +SKIP
     """
     trace_steps = read_steps(trace)
-    fonts = Fonts(page_texts(trace, trace_steps))
-    panels = [_layout_step(step, trace, fonts) for step in trace_steps]
-    heights = [max(panel.height for panel in panels[at : at + 2]) for at in range(0, len(panels), 2)]
-    size = (2 * _MARGIN + 2 * _WIDTH + _GAP, 2 * _MARGIN + sum(heights) + _GAP * (len(heights) - 1))
+    layout = _Layout(TraceArrays(trace), Fonts(page_texts(trace, trace_steps)))
+    panels = layout.panels(trace_steps)
+    width = max(_MIN_WIDTH, *(panel.width for panel in panels))
+    # Steps 1 and 2 compute nothing: they stand side by side where they are narrow.
+    aside = max(panels[0].width, _MIN_INPUTS) + _ASIDE
+    aside = aside if aside + max(panels[1].width, _MIN_INPUTS) <= width else 0.0
+    for at, (step, panel) in enumerate(zip(trace_steps, panels, strict=True)):
+        layout.write(panel, step, width if at > 1 or not aside else (aside - _ASIDE, width - aside)[at])
+    places, y = [], _MARGIN
+    for at, panel in enumerate(panels):
+        if at == 1 and aside:
+            places.append((_MARGIN + aside, _MARGIN))
+            y = _MARGIN + max(panels[0].height, panel.height) + _GAP
+            continue
+        places.append((_MARGIN, y))
+        y += panel.height + _GAP
+    size = (2 * _MARGIN + width, y - _GAP + _MARGIN)
     if figure is None:
         figure = Figure(figsize=(size[0] / 72, size[1] / 72))
-    page = Page(figure, size, figure_theme(figure, dark), fonts)
-    y = _MARGIN
-    for at, panel in enumerate(panels):
-        _draw_panel(page, panel, _MARGIN + (at % 2) * (_WIDTH + _GAP), y)
-        if at % 2:
-            y += heights[at // 2] + _GAP
+    page = Page(figure, size, figure_theme(figure, dark), layout.fonts)
+    for panel, place in zip(panels, places, strict=True):
+        _draw_panel(page, panel, *place, layout.arrays.axis)
     return figure
-
-
-def read_steps(trace: TraceLike) -> list[StepLike]:
-    """Read the steps of a trace, and check their arrays."""
-    if not hasattr(trace, "steps"):
-        fix = "; choose a head, trace.heads[0]" if hasattr(trace, "heads") else ""
-        raise TypeError(f"trace is of type {type(trace).__name__}, expected what pyattn.trace returns{fix}")
-    trace_steps = list(trace.steps)
-    for step in trace_steps:
-        for name, array in step.arrays.items():
-            if np.ndim(array) not in (1, 2):
-                raise ValueError(f"{name} of step {step.number} has shape {np.shape(array)}, expected (rows, columns)")
-    return trace_steps
 
 
 def page_texts(trace: TraceLike, trace_steps: Iterable[StepLike]) -> list[str]:
     """Collect all texts on a page of a trace, to choose fonts for them."""
-    signs = "×∞\N{MINUS SIGN}"  # in shapes and numbers
+    signs = "×∞@→\N{MINUS SIGN}"  # in shapes and numbers
     texts = (text for step in trace_steps for text in (step.title, step.formula, step.note))
-    return [*(trace.tokens or ()), *texts, signs]
+    return [*(trace.tokens or ()), *(getattr(trace, "key_tokens", None) or ()), *texts, signs]
 
 
-def _layout_step(step: StepLike, trace: TraceLike, fonts: Fonts) -> _Panel:
-    """Place the title, the formula, the matrices and the note of a step below one another."""
-    title = fonts.escape(f"{step.number}  {step.title}")
-    lines: list[Any] = []
-    y = _TITLE_SIZE / 2
-    for line in _wrap_title(title, fonts):
-        lines.append((0.0, y, line, _TITLE_SIZE, {"weight": fonts.bold}))
-        y += 1.4 * _TITLE_SIZE
-    for line in fonts.wrap(step.formula, _FORMULA_SIZE, _WIDTH, MONO):
-        lines.append((0.0, y, line, _FORMULA_SIZE, {"family": MONO}))
-        y += 1.5 * _FORMULA_SIZE
-    labels, matrices, y = _layout_matrices(step, trace, fonts, y)
-    lines += labels
-    notes = fonts.wrap(step.note, _NOTE_SIZE, _WIDTH)
-    for line in notes if len(notes) <= _MAX_NOTES else [*notes[: _MAX_NOTES - 1], "…"]:
-        lines.append((0.0, y, line, _NOTE_SIZE, {"muted": True}))
-        y += 1.45 * _NOTE_SIZE
-    return _Panel(lines, matrices, y)
+class _Layout:
+    """Places the matrices, arrows and lines of each step."""
+
+    def __init__(self, arrays: TraceArrays, fonts: Fonts) -> None:
+        self.arrays, self.fonts = arrays, fonts
+
+    def panels(self, trace_steps: Sequence[StepLike]) -> list[_Panel]:
+        """Place the matrices of each step, with the corner of the first at the panel's origin."""
+        return [self._panel(step) for step in trace_steps]
+
+    def _panel(self, step: StepLike) -> _Panel:
+        panel = _Panel()
+        for row in self._rows(step):
+            self._place(panel, row)
+        return panel
+
+    def write(self, panel: _Panel, step: StepLike, width: float) -> None:
+        """Write the title and the formula above the matrices, and the notes below."""
+        fonts, y = self.fonts, _TITLE_SIZE / 2
+        lines: list[_Line] = []
+        for line in _wrap_title(fonts.escape(f"{step.number}  {step.title}"), fonts, width):
+            lines.append(_Line(0.0, y, line, _TITLE_SIZE, {"weight": fonts.bold}))
+            y += 1.4 * _TITLE_SIZE
+        for line in fonts.wrap(step.formula, _FORMULA_SIZE, width, MONO):
+            lines.append(_Line(0.0, y, line, _FORMULA_SIZE, {"family": MONO}))
+            y += 1.5 * _FORMULA_SIZE
+        panel.lines = [*lines, *(line._replace(y=line.y + y) for line in panel.lines)]
+        panel.matrices = [placed._replace(y=placed.y + y) for placed in panel.matrices]
+        panel.connectors = [arrow._replace(y=arrow.y + y) for arrow in panel.connectors]
+        y += panel.height
+        sums = self.arrays.score_sums(0) if step.number == 4 else []
+        notes = fonts.wrap("\n".join(sums) or step.note, _NOTE_SIZE, 0.97 * width)  # small letters are wider
+        for line in notes if len(notes) <= _MAX_NOTES else [*notes[: _MAX_NOTES - 1], "…"]:
+            panel.lines.append(_Line(0.0, y + 3, line, _NOTE_SIZE, {"muted": True}))
+            y += 1.45 * _NOTE_SIZE
+        panel.height = y
+
+    def _rows(self, step: StepLike) -> list[list[MatrixBox | _Sign]]:
+        """Choose the matrices of a step in rows: what is read, arrows, and what comes of it."""
+        arrays, number = self.arrays, step.number
+        results = {name: np.atleast_2d(np.asarray(array, dtype=np.float64)) for name, array in step.arrays.items()}
+        made = {name: self._measure(name, array) for name, array in results.items()}
+        if number == 3 and "x" in arrays.whole:
+            pairs = (("keys", "key"), ("queries", "query"), ("values", "value"))
+            return [self._projected(made[name], word) for name, word in pairs if name in made]
+        if number == 4 and "scores" in made:
+            return [self._scored(made)]
+        if number == 5 and "weights" in made:
+            normalize = str(getattr(arrays.trace, "normalize", "softmax"))
+            return [[self._of_query("scores"), _Sign(normalize, True), *made.values()]]
+        if number == 6 and "weighted_values" in made:
+            read = self._of_query("weights"), _Sign("×"), self._whole("values")
+            return [[*read, _Sign("multiply", True), *made.values()]]
+        if number == 7 and "outputs" in made:
+            weighted = self._measure("weighted_values", arrays.weighted_values(0))
+            return [[weighted, _Sign("add", True), *made.values()]]
+        if number == 8 and {"scores", "weights", "outputs"} <= made.keys():
+            return self._repeated(made)
+        return [list(made.values())]
+
+    def _measure(self, name: str, array: Array, of: str = "") -> MatrixBox:
+        return measure_matrix(name, array, self.fonts, _MAX_MATRIX_SIZE, of)
+
+    def _whole(self, name: str) -> MatrixBox:
+        return self._measure(name, self.arrays.whole[name])
+
+    def _of_query(self, name: str, query: int = 0) -> MatrixBox:
+        return self._measure(name, self.arrays.of_query(name, query))
+
+    def _projected(self, made: MatrixBox, word: str) -> list[MatrixBox | _Sign]:
+        """Return the inputs, a weight with its bias, and the keys, queries or values that come of them."""
+        read: list[MatrixBox | _Sign] = [self._whole("x"), _Sign("@"), self._whole(f"w_{word}")]
+        if self.arrays.axis == 1:
+            read.reverse()
+        if f"b_{word}" in self.arrays.whole:
+            read += [_Sign("+"), self._whole(f"b_{word}")]
+        return [*read, _Sign("", True), made]
+
+    def _scored(self, made: dict[str, MatrixBox]) -> list[MatrixBox | _Sign]:
+        """Return one query, the keys, their products and the scores."""
+        arrays = self.arrays
+        row: list[MatrixBox | _Sign] = [self._of_query("queries"), _Sign("×"), self._whole("keys")]
+        add = "add"
+        if arrays.has_products:
+            row += [_Sign("multiply", True), self._measure("products", arrays.products(0))]
+            add = "add" if arrays.scale == 1 else f"add, × {number_text(arrays.scale)}"
+        if "attn_bias" in made:
+            row += [_Sign("+"), made["attn_bias"]]
+        return [*row, _Sign(add if arrays.has_products else "", True), made["scores"]]
+
+    def _repeated(self, made: dict[str, MatrixBox]) -> list[list[MatrixBox | _Sign]]:
+        """Return steps 4 to 7 of the other inputs, with their weighted values one by one where these are few."""
+        arrays = self.arrays
+        normalize = str(getattr(arrays.trace, "normalize", "softmax"))
+        read = self._whole("queries"), _Sign("×"), self._whole("keys")
+        scored: list[MatrixBox | _Sign] = [
+            *read,
+            _Sign("", True),
+            made["scores"],
+            _Sign(normalize, True),
+            made["weights"],
+        ]
+        others = range(1, arrays.queries)
+        if not others or len(others) > _MAX_REPEATS or made["scores"].texts is None:
+            return [scored, [made["weights"], _Sign("×"), self._whole("values"), _Sign("", True), made["outputs"]]]
+        weighted: list[MatrixBox | _Sign] = [
+            self._measure("weighted_values", arrays.weighted_values(i), f"input {i + 1}") for i in others
+        ]
+        return [scored, [*weighted, _Sign("add", True), made["outputs"]]]
+
+    def _place(self, panel: _Panel, row: Sequence[MatrixBox | _Sign]) -> None:
+        """Place a row of matrices, with the signs and arrows between them, under what the panel has."""
+        boxes = [part for part in row if isinstance(part, MatrixBox)]
+        above = 12.0 if self.arrays.axis == 1 else 4.0  # for labels of columns
+        deepest = max((box.height for box in boxes), default=0.0)
+        x, top, last = 0.0, panel.height + above, None
+        before: list[str] = []
+        read: list[_Placed] = []
+        for part in row:
+            middle = top + deepest / 2
+            if isinstance(part, _Sign) and not part.arrow:
+                panel.lines.append(_Line(x + 6, middle, part.text, 11.0, {"across": "center"}))
+                x += 12 + _BETWEEN
+                before = []
+                continue
+            if isinstance(part, _Sign):
+                last, before = (x, part), []
+                x += max(self.fonts.width(part.text, CAPTION_SIZE) + 14, 30.0) + _BETWEEN
+                continue
+            query = 0 if part.array.shape[self.arrays.axis] == 1 else None
+            labels = self.arrays.labels(part.name, query)
+            labels = [] if len(labels) != part.array.shape[self.arrays.axis] or labels == before else labels
+            margin = label_margin(labels, self.fonts) if self.arrays.axis == 0 else 0.0
+            caption = self.fonts.width(self.fonts.escape(part.caption), CAPTION_SIZE)
+            left = max(margin, (caption - part.width) / 2)
+            placed = _Placed(x + left, top + (deepest - part.height) / 2, part, labels)
+            if last is not None:
+                self._connect(panel, read, last, (x + left - margin, middle), part.name)
+                read, last = [], None
+            panel.matrices.append(placed)
+            read.append(placed)
+            before = self.arrays.labels(part.name, query)
+            x += left + max(part.width, (caption + part.width) / 2) + _BETWEEN
+        panel.width = max(panel.width, x - _BETWEEN)
+        panel.height = top + (deepest + 24 if boxes else 0)
+
+    def _connect(
+        self, panel: _Panel, read: list[_Placed], start: tuple[float, _Sign], end: tuple[float, float], name: str
+    ) -> None:
+        """Draw an arrow from what is read to what comes of it, with its word above."""
+        (x, sign), (to, middle) = start, end
+        sources = tuple(placed.box.name for placed in read)
+        panel.connectors.append(_Arrow(x - _BETWEEN + 3, middle, to - 3, sources, name))
+        if sign.text:
+            style = {"across": "center", "muted": True}
+            centre = (x - _BETWEEN + to) / 2
+            panel.lines.append(_Line(centre, middle - 8, self.fonts.escape(sign.text), CAPTION_SIZE, style))
 
 
-def _wrap_title(title: str, fonts: Fonts) -> list[str]:
+def _wrap_title(title: str, fonts: Fonts, width: float) -> list[str]:
     """Wrap a title; `Fonts.wrap` measures normal letters, and bold ones are about a tenth wider."""
-    return fonts.wrap(title.replace(r"\$", "$"), 1.15 * _TITLE_SIZE, _WIDTH)
+    return fonts.wrap(title.replace(r"\$", "$"), 1.15 * _TITLE_SIZE, width)
 
 
-def _layout_matrices(
-    step: StepLike, trace: TraceLike, fonts: Fonts, y: float
-) -> tuple[list[Any], list[tuple[float, float, MatrixBox]], float]:
-    """Place matrices side by side in rows of the panel's width; the first of each row has tokens at its left."""
-    labels: list[Any] = []
-    matrices: list[tuple[float, float, MatrixBox]] = []
-    x, deepest = 0.0, 0.0
-    for name, array in step.arrays.items():
-        matrix = np.atleast_2d(np.asarray(array, dtype=np.float64))
-        max_size = _MAX_MATRIX_SIZE if len(matrix) > 1 else (_WIDTH, _MAX_MATRIX_SIZE[1])
-        box = measure_matrix(name, matrix, fonts, max_size)
-        beside = _row_labels(box, trace, fonts) if x == 0 else []
-        width = max(box.width, fonts.width(fonts.escape(box.caption), 7.5))
-        if x > 0 and x + width > _WIDTH:
-            x, y, deepest = 0.0, y + deepest + 30, 0.0
-            beside = _row_labels(box, trace, fonts)
-        margin = max((fonts.width(text, _TOKEN_SIZE) + 6 for _, text in beside), default=0.0)
-        centred = x + margin + max(0.0, (width - box.width) / 2 - margin)
-        labels += [(centred - 5, y + 4 + at, text, _TOKEN_SIZE, {"across": "right"}) for at, text in beside]
-        matrices.append((centred, y + 4, box))
-        deepest = max(deepest, box.height)
-        x = max(x + margin + width, centred + (box.width + width) / 2) + 18
-    return labels, matrices, y + (deepest + 34 if matrices else 4)
-
-
-_BY_TOKEN = ("x", "keys", "queries", "values", "attn_bias", "scores", "weights", "outputs")
-
-
-def _row_labels(box: MatrixBox, trace: TraceLike, fonts: Fonts) -> list[tuple[float, str]]:
-    """Return (middle of the row, token) for a matrix with a row per token, skipping tokens that would touch."""
-    rows = box.array.shape[0]
-    in_rows = getattr(trace, "convention", "row") == "row"
-    if not trace.tokens or not in_rows or box.name not in _BY_TOKEN or len(trace.tokens) != rows:
-        return []
-    pitch = box.height / rows
-    step = max(1, int(np.ceil(1.3 * _TOKEN_SIZE / pitch)))
-    tokens = read_tokens(trace.tokens, "tokens", rows, "one for each input")
-    return [((at + 0.5) * pitch, fonts.escape(shorten(tokens[at], 12))) for at in range(0, rows, step)]
-
-
-def _draw_panel(page: Page, panel: _Panel, x: float, y: float) -> None:
+def _draw_panel(page: Page, panel: _Panel, x: float, y: float, axis: int) -> None:
     for dx, dy, line, size, style in panel.lines:
         more = dict(style)
         colour = page.theme.muted if more.pop("muted", False) else None
         page.write(x + dx, y + dy, line, size, colour=colour, **more)
-    for dx, dy, box in panel.matrices:
-        page.draw(x + dx, y + dy, box)
+    for placed in panel.matrices:
+        page.draw(x + placed.x, y + placed.y, placed.box)
+        page.label(x + placed.x, y + placed.y, placed.box, placed.labels, axis)
+    for arrow in panel.connectors:
+        points = [(x + start, y + arrow.y) for start in (arrow.x, arrow.to_x)]
+        page.connect(points, arrow.sources, arrow.target)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
+from base64 import b64decode
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,8 +68,8 @@ def animate():
 
 
 def frames_of(animation):
-    """The figure at each frame."""
-    for number in range(len(animation.captions)):
+    """The figure at each frame, and last at the first one, which shows the finished sequence."""
+    for number in (*range(1, len(animation.captions)), 0):
         animation._draw(number)
         yield animation._figure
 
@@ -86,14 +88,14 @@ def marks_of(figure):
 # What is shown
 
 
-def test_each_step_is_a_frame_and_the_last_one_shows_all(animate):
+def test_the_first_frame_shows_all_and_each_step_is_another(animate):
     made = animate(made_up(), vocabulary=WORDS, source=list("abcde"))
     assert made.captions == [
+        "After 4 steps: <s> zero one two three",
         "Step 1 of 4: <s> → zero",
         "Step 2 of 4: <s> zero → one",
         "Step 3 of 4: <s> zero one → two",
         "Step 4 of 4: <s> zero one two → three",
-        "After 4 steps: <s> zero one two three",
     ]
 
 
@@ -104,7 +106,7 @@ def test_each_head_has_a_map_of_all_its_weights_so_far(animate, prompt, source):
     steps = generation.row_steps()
     made = animate(generation)
     for at, figure in enumerate(frames_of(made)):
-        so_far = steps[: at + 1]
+        so_far = steps[: at + 1]  # the last figure is the finished sequence
         maps = iter(maps_of(figure))
         kinds = ["self_weights"] if source is None else ["cross_weights", "self_weights"]
         for kind in kinds:
@@ -131,7 +133,8 @@ def test_all_maps_have_one_scale(animate):
     *_, figure = frames_of(animate(generation))
     *maps, scale = figure.axes[0].get_images()
     assert {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, largest)}
-    assert (scale.norm.vmin, scale.norm.vmax) == (scale.get_array().min(), scale.get_array().max()) == (0, 1)
+    assert (scale.norm.vmin, scale.norm.vmax) == (0, 1)
+    np.testing.assert_allclose(np.diff(scale.get_array()), 1 / scale.get_array().size)
     assert f"weights from 0 to {largest:.2g}" in [text for text, _ in texts_of(figure)]
 
 
@@ -159,26 +162,33 @@ def test_tokens_are_named_when_they_are_there(animate):
 
 
 def test_what_else_was_likely_is_said(animate):
-    first = next(frames_of(animate(made_up(), vocabulary=WORDS)))
+    generation = made_up()
+    first = next(frames_of(animate(generation, vocabulary=WORDS)))
     assert "probability 0.750; also possible: three 0.200" in [text for text, _ in texts_of(first)]
+    generation.do_sample = True
+    steps = generation.row_steps()
+    steps[0].probability = 0.1
+    found = [text for text, _ in texts_of(next(frames_of(animate(generation, vocabulary=WORDS))))]
+    assert "Step 1 of 4, sampled" in found
+    assert "sampled with probability 0.100; more likely: three 0.200" in found
 
 
 def test_ids_and_positions_stand_for_words_that_are_not_given(animate):
     made = animate(made_up())
-    assert made.captions[1] == "Step 2 of 4: 0 1 → 2"
+    assert made.captions[2] == "Step 2 of 4: 0 1 → 2"
     assert "source: 0 1 2 3 4" in [text for text, _ in texts_of(made._figure)]
 
 
 def test_of_many_steps_some_are_shown_and_the_last_one(animate):
     made = animate(made_up(1, 1, steps=100, source=None), Figure(figsize=(4, 4), dpi=40))
-    numbers = [int(re.match(r"Step (\d+) of 100: ", caption)[1]) for caption in made.captions[:-1]]
+    numbers = [int(re.match(r"Step (\d+) of 100: ", caption)[1]) for caption in made.captions[1:]]
     assert numbers == [*range(1, 100, 3), 100]
-    assert made.captions[-1].startswith("After 100 steps: 0 1 2")
+    assert made.captions[0].startswith("After 100 steps: 0 1 2")
 
 
 def test_long_texts_keep_their_end(animate):
     made = animate(made_up(1, 1, steps=60, source=80), Figure(figsize=(6, 6), dpi=40), vocabulary=["a word"] * 10)
-    made._draw(len(made.captions) - 1)
+    made._draw(0)
     lines = [text for text, _ in texts_of(made._figure) if text.startswith("…")]
     assert any(line.endswith("a word a word") for line in lines)
     assert any(line.endswith("78 79") for line in lines)
@@ -221,12 +231,89 @@ def test_a_page_fits_the_figure_that_is_given(animate, size):
 def test_the_ground_of_the_figure_decides_unless_it_is_said(animate):
     for made in (animate(made_up(), dark=True), animate(made_up(), Figure(facecolor="black"))):
         assert max(to_rgb(made._figure.get_facecolor())) < 0.2
-        title = next(text for text in made._figure.axes[0].texts if text.get_text().startswith("Step 1"))
+        title = next(text for text in made._figure.axes[0].texts if text.get_text().startswith("After"))
         assert min(to_rgb(title.get_color())) > 0.8
     assert to_rgb(animate(made_up())._figure.get_facecolor()) == (1, 1, 1)
 
 
+def test_grids_are_named_and_say_what_their_rows_and_columns_are(animate):
+    found = [text for text, _ in texts_of(animate(made_up())._figure)]
+    assert [text for text in found if "attention" in text] == ["cross-attention", "masked self-attention"]
+    assert [text for text in found if text.startswith("rows")] == [
+        "rows: next tokens; columns: source tokens",
+        "rows: decoder inputs; columns: decoder inputs",
+    ]
+    found = [text for text, _ in texts_of(animate(made_up(6, 12, steps=30, source=40))._figure)]
+    assert "rows: 30 next tokens; columns: 40 source tokens" in found  # too many to write them
+    assert "39" not in found
+
+
+@pytest.mark.parametrize("words", [WORDS, ["a", "word", "of", "several", "letters", *"bcdef"]])
+def test_tokens_stay_at_their_map_and_those_that_fit_are_upright(animate, words):
+    figure = animate(made_up(1, 3, steps=8, source=7), vocabulary=words)._figure
+    texts_of(figure)
+    maps = [image.get_window_extent() for image in figure.axes[0].get_images()][:-1]
+    below = [text for text in figure.axes[0].texts if text.get_text() in words and text.get_ha() == "center"]
+    turned = [text for text in figure.axes[0].texts if text.get_text() in words and text.get_rotation() == 90]
+    assert len(below) + len(turned) == 24
+    assert all(len(text.get_text()) > 1 for text in turned)
+    for text in below:
+        box = text.get_window_extent()
+        assert any(one.x0 <= box.x0 and box.x1 <= one.x1 for one in maps), text
+
+
 # Files
+
+
+def colours_by_weight(picture, figure, image):
+    """The colours of some cells of a map in a file, by their level; and those of the colorbar at these levels."""
+    *_, scale = figure.axes[0].get_images()
+    levels = scale.get_array().size
+    pixels = np.asarray(picture)
+    ratio = pixels.shape[1] / figure.bbox.width
+
+    def at(drawn, row, column):
+        box = drawn.get_window_extent()
+        rows, columns = drawn.get_array().shape
+        x = box.x0 + (column + 0.5) * box.width / columns
+        y = figure.bbox.height - box.y1 + (row + 0.5) * box.height / rows
+        return tuple(pixels[int(y * ratio), int(x * ratio)].tolist())
+
+    weights = image.get_array()
+    for row, column in np.argwhere(~np.ma.getmaskarray(weights)):
+        level = min(int(weights[row, column] / image.norm.vmax * levels), levels - 1)
+        yield at(image, row, column), at(scale, 0, level)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3), (6, 12)])
+def test_cells_have_the_colour_of_the_colorbar_in_files_of_few_colours(animate, tmp_path, shape, dark):
+    """The dark words and grounds of many maps must not crowd out the colours of few cells."""
+    made = animate(made_up(*shape, steps=6), dark=dark)
+    made._draw(0)
+    files = [io.BytesIO(b64decode(made._encode_frame(0, 72)))]
+    if shape == (2, 3):
+        made.save(tmp_path / "decoding.gif", dpi=72)
+        files.append(tmp_path / "decoding.gif")
+    made._draw(0)
+    made._figure.set_dpi(72)
+    made._figure.draw_without_rendering()
+    for file in files:
+        with Image.open(file) as picture:
+            drawn = picture.convert("RGB")
+        assert len(drawn.getcolors(1 << 24)) <= 256
+        maps = made._figure.axes[0].get_images()[:-1]
+        pairs = [pair for image in maps for pair in colours_by_weight(drawn, made._figure, image)]
+        assert len({cell for cell, _ in pairs}) > 20
+        assert all(cell == bar for cell, bar in pairs)
+
+
+def test_an_animation_takes_at_most_twelve_seconds(animate, tmp_path):
+    small = Figure(figsize=(4, 4), dpi=30)
+    for steps in (2, 30):
+        made = animate(made_up(1, 1, steps=steps, source=None), small)
+        assert made._milliseconds == min(1200, 12_000 / (steps + 1))
+    assert animate(made_up(), small, interval=5000)._milliseconds == 5000
 
 
 def test_a_gif_has_all_frames(animate, tmp_path):
@@ -254,14 +341,15 @@ def test_the_tokens_and_weights_of_a_model_are_shown(animate):
     model = pyattn.nn.TransformerLM(10, 16, 2, 2, 32, rng=0).eval()
     generation = pyattn.generate(model, [3, 1, 4], max_new_tokens=3, return_steps=True)
     made = animate(generation)
-    assert made.captions[-1] == f"After 3 steps: {' '.join(map(str, generation.sequences[0]))}"
+    assert made.captions[0] == f"After 3 steps: {' '.join(map(str, generation.sequences[0]))}"
     _, weights, _ = model.encoder.layers[0](
         model.embedding(generation.sequences[0][None, :-1]) * 4
         + pyattn.functional.positional_encoding(5, 16, dtype=np.float32),
         is_causal=True,
         need_weights=True,
     )
-    *_, figure = frames_of(made)
+    made._draw(0)
+    figure = made._figure
     seen = np.tril(np.ones((5, 5), bool))
     for head in range(2):
         np.testing.assert_allclose(maps_of(figure)[head][seen], weights[0, head][seen], atol=1e-6)
@@ -273,7 +361,7 @@ def test_rows_of_a_batch_and_beams_are_drawn_by_themselves(animate):
     generation = pyattn.generate(model, [[5, 6, 7, 8], [9, 4]], **options, return_steps=True)
     for row, length in enumerate((4, 4, 2, 2)):
         made = animate(generation, Figure(figsize=(6, 6), dpi=40), row=row)
-        assert made.captions[-1] == f"After 4 steps: {' '.join(map(str, generation.sequences[row]))}"
+        assert made.captions[0] == f"After 4 steps: {' '.join(map(str, generation.sequences[row]))}"
         assert [array.shape for array in maps_of(made._figure)] == [(4, length)] * 2 + [(4, 4)] * 2
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from support.helpers import for_each
-from support.pictures import draw_weights
+from support.pictures import assert_legible, draw_weights, tokens_of
 
 from pyattn import plot
 
@@ -41,6 +41,22 @@ def test_many_heads_take_time_in_proportion():
     assert first.get_shared_x_axes().get_siblings(first) == [first]
     for labels in (first.get_yticklabels(), figure.axes[29].get_xticklabels()):  # at the outer edges
         assert [text.get_text() for text in labels] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no installed font has")
+@pytest.mark.parametrize("dark", [False, True])
+def test_pictures_of_many_tokens_heads_and_long_words_are_legible(dark):
+    """Where labels do not fit, some are left out, at equal distances."""
+    found = assert_legible(plot.heatmap(draw_weights(200, 200), range(200), dark=dark).figure)
+    assert "190" in found
+    assert "195" not in found
+    found = assert_legible(plot.heads(draw_weights(12, 128, 128), tokens_of("English", 128), dark=dark))
+    assert "head 11" in found
+    tokens = [f"token {at}" for at in range(40)]
+    found = assert_legible(plot.flow(draw_weights(40, 40), tokens, dark=dark).figure)
+    assert all(found.count(token) == 2 for token in tokens)
+    assert_legible(plot.heatmap(draw_weights(14, 14), tokens_of("Chinese", 14), title="自然语言处理", dark=dark).figure)
 
 
 def test_the_colours_of_an_encoding_are_centred_at_zero():

@@ -17,6 +17,7 @@ from support.pictures import SIZES, assert_legible, texts_of, tokens_of
 
 import pyattn
 from pyattn import plot
+from pyattn.plot.page import Connector
 from pyattn.plot.theme import PALETTE
 
 pytestmark = pytest.mark.filterwarnings("ignore:no installed font has")
@@ -69,9 +70,9 @@ def test_other_sizes_are_legible(features):
 
 def test_long_titles_formulas_and_notes_are_wrapped(example):
     long = {"title": "title " * 30, "formula": "formula_" * 40, "note": "a note that goes on " * 60}
-    found = assert_legible(plot.steps(changed(example, {4: long, 5: long})))
+    found = assert_legible(plot.steps(changed(example, {5: long, 6: long})))
     assert "…" in found
-    lines = [changed(example, {4: {"note": "\n".join(["a line"] * count)}}) for count in (10, 11)]
+    lines = [changed(example, {5: {"note": "\n".join(["a line"] * count)}}) for count in (10, 11)]
     assert [sum(text == "a line" for text in assert_legible(plot.steps(trace))) for trace in lines] == [10, 9]
 
 
@@ -79,7 +80,7 @@ def test_all_numbers_of_the_example_are_written(example, article):
     found = [text for text, _ in texts_of(plot.steps(example))]
     for name in ("keys", "queries", "values", "x"):
         assert " ".join(str(int(number)) for number in article[name].ravel()) in " ".join(found)
-    outputs = [f"{number:.2f}" for number in example.outputs.ravel()]
+    outputs = [f"{number:.4f}" for number in example.outputs.ravel()]
     assert " ".join(outputs) in " ".join(found)
 
 
@@ -124,7 +125,7 @@ def test_arrays_of_other_names_and_of_one_axis_are_drawn(example):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("size", [(4, 4), (9, 3), (20, 30)])
+@pytest.mark.parametrize("size", [(6, 9), (14, 10), (20, 30)])
 def test_a_page_fits_the_figure_that_is_given(example, size):
     figure = Figure(figsize=size)
     assert plot.steps(example, figure) is figure
@@ -176,9 +177,11 @@ def frames(example):
     return found
 
 
-def test_it_goes_through_all_steps(animation):
-    numbers = [int(re.match(r"Step (\d)  ", caption)[1]) for caption in animation.captions]
-    assert numbers == [1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 8, 8, 8]
+def test_it_begins_with_the_result_and_goes_through_all_steps_in_twelve_seconds(animation):
+    assert animation.captions[0] == "The eight steps of attention: the result"
+    numbers = [int(re.match(r"Step (\d)  ", caption)[1]) for caption in animation.captions[1:]]
+    assert numbers == [1, 2, 3, 4, 5, 6, 7, 8, 8]
+    assert len(animation.captions) * animation._milliseconds <= 12_000
 
 
 @pytest.mark.parametrize(
@@ -195,38 +198,142 @@ def test_frames_are_legible(kind, count, features):
 
 
 def test_numbers_appear_with_their_step(frames):
-    counts = [sum(re.fullmatch(r"[\d.]+", text) is not None for text in texts) for texts, _, _ in frames]
+    numbers = r"[\d.]+(e\N{MINUS SIGN}\d+)?"
+    counts = [sum(re.fullmatch(numbers, text) is not None for text in texts) for texts, _, _ in frames]
+    labels = 9 * 3  # a number for each row of all but the weights that are learned
     inputs, weights, one = 12, 36, 9
-    first = inputs + weights + 3 * one
-    fourth_to_seventh = [first + 3, first + 6, first + 15, first + 18]
-    repeated = [first + 27, first + 36, first + 36, first + 36]
-    assert counts == [inputs, inputs + weights, first - 18, first - 9, first, *fourth_to_seventh, *repeated]
+    third = inputs + weights + 3 * one
+    fourth_to_seventh = [third + 12, third + 15, third + 24, third + 27]
+    everything = third + 5 * one
+    expected = [everything, inputs, inputs + weights, third, *fourth_to_seventh, everything - one, everything]
+    assert [count - labels for count in counts] == expected
 
 
 def test_what_is_read_has_a_dashed_frame_and_what_is_made_a_solid_one(frames):
-    """As many of each as a step reads and makes; of step 8 the two other inputs, then all, twice."""
+    """As many of each as a step reads and makes; none in the finished picture."""
     lines = [(dashed, solid) for _, dashed, solid in frames]
-    projections = [(2, 1)] * 3
-    assert lines == [(0, 0), (0, 0), *projections, (2, 1), (1, 1), (2, 1), (1, 1), (1, 3), (1, 3), (0, 0), (0, 0)]
+    assert lines == [(0, 0), (0, 0), (0, 0), (4, 3), (2, 2), (1, 1), (2, 1), (1, 1), *[(3, 5)] * 2]
 
 
-def test_the_last_frame_holds_all_outputs(frames, example):
-    outputs = " ".join(f"{number:.2f}" for number in example.outputs.ravel())
+def test_the_first_frame_and_the_last_hold_all_outputs(frames, example):
+    outputs = " ".join(f"{number:.4f}" for number in example.outputs.ravel())
+    assert outputs in " ".join(frames[0][0])
     assert outputs in " ".join(frames[-1][0])
 
 
 def test_the_weighted_values_are_those_of_the_present_input(frames, example):
     texts = [" ".join(texts) for texts, _, _ in frames]
-    for frame, query in ((8, 0), (9, 1), (10, 2)):
-        weighted = example.weights[query][:, None] * example.values
-        assert " ".join(f"{number:.2f}" for number in weighted.ravel()) in texts[frame]
+    for frame, query in ((6, 0), (7, 0), (8, 1), (9, 2)):
+        weighted = example.weights[query][1:2, None] * example.values[1:2]
+        assert " ".join(f"{number:.4f}" if number else "0" for number in weighted.ravel()) in texts[frame]
+        assert f"weighted values of input {query + 1}" in texts[frame]
+        assert f"products of input {query + 1}" in texts[frame]
+
+
+def test_the_digits_of_cells_and_notes_are_the_same(frames, example):
+    """Each number that a note of the first input names is in a cell, to the letter."""
+    for number, (texts, _, _) in zip((5, 6, 7), frames[5:8], strict=True):
+        note = example.steps[number - 1].note
+        named = set(re.findall(r"\d+\.\d+", note))
+        assert named
+        assert named <= set(texts)
+        assert note.splitlines()[0] in texts
+
+
+def test_step_4_writes_the_products_whose_sums_are_the_scores(frames, example, article):
+    texts = frames[4][0]
+    sums = [f"{a}×{b}" for a, b in zip(article["queries"][0].astype(int), article["keys"][1].astype(int), strict=True)]
+    assert f"score of key 2: {' + '.join(sums)} = 4" in texts
+    products = (article["queries"][0] * article["keys"]).astype(int)
+    assert " ".join(map(str, products.ravel())) in " ".join(texts)
+    assert " ".join(map(str, products.ravel())) in " ".join(text for text, _ in texts_of(plot.steps(example)))
+
+
+# Arrows
+
+
+READ_BY = {
+    "keys": {"x", "w_key"},
+    "queries": {"x", "w_query"},
+    "values": {"x", "w_value"},
+    "products": {"queries", "keys"},
+    "scores": {"products"},
+    "weights": {"scores"},
+    "weighted_values": {"weights", "values"},
+    "outputs": {"weighted_values"},
+}
+
+
+def arrows_of(figure):
+    """What comes of an array to what it is computed from, by the arrows of a picture."""
+    found = {}
+    for arrow in figure.findobj(Connector):
+        found.setdefault(arrow.target, set()).update(arrow.sources)
+    return found
+
+
+def test_arrows_lead_from_what_each_step_reads_to_what_comes_of_it(example):
+    made = plot.animate(example, small_figure())
+    steps = [
+        {},
+        {},
+        {},
+        {"keys", "queries", "values"},
+        {"products", "scores"},
+        {"weights"},
+        {"weighted_values"},
+        {"outputs"},
+    ]
+    for number, targets in enumerate(steps):
+        made._draw(number)
+        expected = READ_BY if number == 0 else {name: READ_BY[name] for name in targets}
+        assert arrows_of(made._figure) == expected, number
+    made._draw_was_started = True
+
+
+def test_arrows_begin_and_end_at_their_arrays(example):
+    made = plot.animate(example, small_figure())
+    made._draw(0)
+    frames = [one for one in made._figure.axes[0].patches if isinstance(one, Rectangle)]
+    arrows = made._figure.findobj(Connector)
+    assert len(arrows) == 13
+    for arrow in arrows:
+        for x, y in (arrow.points[0], arrow.points[-1]):
+            gaps = []
+            for box in frames:
+                (left, top), (right, bottom) = box.get_xy(), np.add(box.get_xy(), (box.get_width(), box.get_height()))
+                gaps.append(np.hypot(max(left - x, 0, x - right), max(top - y, 0, y - bottom)))
+            assert min(gaps) < 18, arrow.sources  # the room of a caption or a label
+    made._draw_was_started = True
+
+
+def test_the_page_has_the_arrows_of_all_steps(example):
+    found = arrows_of(plot.steps(example))
+    assert {name: found[name] & read for name, read in READ_BY.items()} == READ_BY
+
+
+def test_scores_that_are_not_sums_of_products_come_of_queries_and_keys(article):
+    trace = pyattn.trace(*(article[name] for name in NAMES), score="distance")
+    made = plot.animate(trace, small_figure())
+    assert arrows_of(made._figure)["scores"] == {"queries", "keys"} <= arrows_of(plot.steps(trace))["scores"]
+    made._draw_was_started = True
+
+
+@pytest.mark.parametrize("tokens", [None, ["我", "是", "学生"]])
+def test_rows_are_labelled(article, tokens):
+    trace = pyattn.trace(*(article[name] for name in NAMES), tokens=tokens)
+    made = plot.animate(trace)
+    found = [text.replace("□", "我") for text, _ in texts_of(made._figure)]
+    for label in tokens or "123":
+        assert sum(text == label for text in found) >= 9
+    made._draw_was_started = True
 
 
 def test_columns_are_shown_as_rows_are(example, article):
     """The same numbers turned: what is a row of one is a column of the other."""
     turned = pyattn.trace(*(article[name].T for name in NAMES), convention="column")
     pair = [plot.animate(trace, small_figure()) for trace in (example, turned)]
-    for frame in (5, 9, 12) if EVERYTHING else (5, 12):
+    for frame in (4, 8, 9) if EVERYTHING else (4, 9):
         numbers = []
         for made in pair:
             made._draw(frame)

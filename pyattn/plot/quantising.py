@@ -1,0 +1,59 @@
+"""Pictures with few colours, of which the ones that mean something are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.typing import ColorType
+from PIL import Image  # a dependency of matplotlib
+
+from pyattn.plot.inputs import Array
+
+__all__ = ["quantise"]
+
+_MAX_ROUNDING = 1
+"""Distance of a drawn colour from the colour that was asked for, of 255."""
+
+
+def quantise(images: Sequence[Image.Image], keep: Sequence[ColorType], count: int) -> list[Image.Image]:
+    """Reduce pictures to one palette of at most `count` colours: first those to keep, then the most frequent."""
+    # Pillow's own way averages similar colours: a colorbar would differ from its heat map.
+    codes = [_encode(image) for image in images]
+    found: dict[int, int] = {}
+    for code in codes:
+        for colour, pixels in zip(*(part.tolist() for part in np.unique(code, return_counts=True)), strict=True):
+            found[colour] = found.get(colour, 0) + pixels
+    colours = np.array(sorted(found))
+    pixels = np.array([found[colour] for colour in colours.tolist()])
+    asked = np.array([[round(255 * part) for part in to_rgb(colour)] for colour in keep]).reshape(-1, 3)
+    kept = (_distances(_decode(colours), asked, np.max) <= _MAX_ROUNDING).any(axis=1)
+    chosen = np.lexsort((-pixels, ~kept))[:count]
+    palette = _decode(colours[chosen])
+    parts = np.array_split(_decode(colours), len(colours) // 4096 + 1)  # of all at once, distances take gigabytes
+    nearest = np.concatenate([_distances(part, palette, np.sum).argmin(axis=1) for part in parts])
+    return [_paint(nearest[np.searchsorted(colours, code)], palette) for code in codes]
+
+
+def _encode(image: Image.Image) -> Array:
+    """Return a number for the colour of each pixel."""
+    red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), dtype=np.int64), -1, 0)
+    return np.asarray(red << 16 | green << 8 | blue)
+
+
+def _decode(codes: Array) -> Array:
+    """Return red, green and blue of each number, (n, 3)."""
+    return np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=-1)
+
+
+def _distances(colours: Array, others: Array, join: Any) -> Array:
+    """Measure colours against others, (n, m): the squares of the differences, joined."""
+    return np.asarray(join((colours[:, np.newaxis] - others) ** 2, axis=-1))
+
+
+def _paint(indices: Array, palette: Array) -> Image.Image:
+    image = Image.fromarray(indices.astype(np.uint8)).convert("P")
+    image.putpalette(palette.astype(np.uint8).tobytes())
+    return image
