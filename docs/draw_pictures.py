@@ -1,6 +1,7 @@
-"""Draws docs/pictures/ anew: python docs/draw_pictures.py. The weights of sentences are made up.
+"""Draws docs/pictures/ anew: python docs/draw_pictures.py. Each picture has a dark twin, NAME-dark.
 
-An installed Chinese font is needed for one of them; on Debian: apt install fonts-noto-cjk.
+It needs the extras `plot` and `models`. An installed Chinese font is needed for one of the pictures; on Debian:
+apt install fonts-noto-cjk.
 """
 
 from __future__ import annotations
@@ -14,43 +15,43 @@ from PIL import Image
 import pyattn
 from pyattn import plot
 from pyattn.models.examples import student
+from pyattn.plot.quantising import quantise
 from pyattn.tracing.article import W_KEY, W_QUERY, W_VALUE, X
 
 PICTURES = Path(__file__).parent / "pictures"
-ENGLISH = ["The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "too", "tired"]
-LONG = ["自然语言处理", "与", "深度学习", "的应用场景", "包括", "机器翻译系统和对话机器人助手", "以及信息检索"]
+TEMPLATE = "The animal didn't cross the street because it was too {}."
 FRENCH = ["je", "suis", "étudiant"]
 CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "了"]
 CYCLE = (5 * CHINESE)[:40]
+HEADS = ((0, 2, "previous token"), (1, 8, "next token"), (4, 5, "[CLS]"), (3, 1, '"it" to "animal"'))
+"""Layer, head and the place that the head attends to most."""
 
 
-def attend(tokens, pairs, heads=None):
-    """Weights that fall with the distance, here and there a little by chance, and are large for some pairs."""
-    near = -0.5 * np.abs(np.subtract.outer(np.arange(len(tokens)), np.arange(len(tokens))))
-    for query, key in pairs:
-        near[tokens.index(query), tokens.index(key)] = 2.5
-    if heads is None:
-        return pyattn.softmax(near)
-    reach = np.geomspace(0.3, 4, heads)[:, None, None]
-    return pyattn.softmax(near * reach + np.random.default_rng(0).standard_normal((heads, *near.shape)))
+class MiniLM:
+    """The heads of all-MiniLM-L6-v2, a published model."""
+
+    def __init__(self):
+        self.encoder = pyattn.models.SentenceEncoder.load()
+
+    def attend(self, ending):
+        """Return the tokens of the sentence and the weights, (layers, heads, L, L)."""
+        encoding = self.encoder.tokenizer.encode(TEMPLATE.format(ending))
+        output = self.encoder.model([encoding.ids], need_weights=True)
+        return encoding.tokens, np.stack([weights[0] for weights in output.attentions])
+
+    def lean(self, ending):
+        """Return how much more "it" attends to the animal than to the street, (layers, heads)."""
+        tokens, weights = self.attend(ending)
+        row = weights[:, :, tokens.index("it")]
+        return row[..., tokens.index("animal")] - row[..., tokens.index("street")]
 
 
-def sentence(tokens, length, heads=None):
-    """The tokens over and over, and what they attend to: some back, some on, and full stops most."""
-    rng = np.random.default_rng(1)
-    tokens = [tokens[i % len(tokens)] for i in range(length)]
-    near = np.subtract.outer(np.arange(length), np.arange(length))
-    many = heads or 1
-    shift, reach = rng.integers(-9, 10, (many, 1, 1)), np.geomspace(3, length, many)[::-1, None, None]
-    scores = -np.abs(near - shift) / reach + 2 * rng.standard_normal((many, 1, length))
-    weights = pyattn.softmax(scores + rng.standard_normal((many, length, length)))
-    return tokens, weights if heads else weights[0]
-
-
-def encode(length, features):
-    """Sines and cosines, as the Transformer's positions are encoded."""
-    angles = np.arange(length)[:, None] / 10000 ** (np.arange(features // 2) / (features // 2))
-    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, features)
+def attend_chinese():
+    """Made-up weights: they fall with the distance, and are large for two pairs."""
+    near = -0.5 * np.abs(np.subtract.outer(np.arange(len(CHINESE)), np.arange(len(CHINESE))))
+    for query, key in (("它", "动物"), ("累", "动物")):
+        near[CHINESE.index(query), CHINESE.index(key)] = 2.5
+    return pyattn.softmax(near)
 
 
 def translate():
@@ -62,7 +63,7 @@ def translate():
 
 
 def write_by_chance(length, steps):
-    """A model of random weights, larger than they are drawn, whose heads so choose."""
+    """A model of random weights, larger than they are initialised, so that heads differ."""
     model = pyattn.nn.Seq2SeqTransformer(40, 40, 96, 12, 1, 6, 96, rng=0).eval()
     for weight in model.parameters():
         weight *= 1.6 if weight.ndim > 1 else 1
@@ -70,40 +71,73 @@ def write_by_chance(length, steps):
     return pyattn.generate(model, np.arange(length), max_new_tokens=steps, **options)
 
 
-def save(figure, name):
-    """Of 256 colours, which halves the file."""
+def save(figure, name, dpi=108, colours=None):
+    """Save a picture, with few colours where there is no colorbar, whose colours would change."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=90)
+    figure.savefig(drawn, format="png", dpi=dpi)
     with Image.open(drawn) as image:
-        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small = image.convert("RGB") if colours is None else quantise([image], [], colours)[0]
         small.save(PICTURES / f"{name}.png", optimize=True)
 
 
-def main():
-    weights = attend(ENGLISH, [("it", "animal"), ("tired", "animal"), ("cross", "street")])
-    save(plot.heatmap(weights, ENGLISH).figure, "heatmap")
-    save(plot.heads(attend(ENGLISH, [], heads=6), ENGLISH, dark=True), "heads")
-    save(plot.flow(weights, ENGLISH).figure, "flow")
-    chinese = attend(CHINESE, [("它", "动物"), ("累", "动物")])
-    save(plot.flow(chinese, CHINESE, dark=True).figure, "flow-chinese")
-    tokens, many = sentence(ENGLISH, 200)
-    save(plot.heatmap(many, tokens).figure, "heatmap-200")
-    tokens, many = sentence(ENGLISH, 40)
-    save(plot.flow(many, tokens).figure, "flow-40")
-    tokens, many = sentence(ENGLISH, 128, heads=12)
-    save(plot.heads(many, tokens), "heads-128")
-    tokens, many = sentence(LONG, 14)
-    save(plot.heatmap(many, tokens, title="自然语言处理").figure, "heatmap-chinese")
-    save(plot.mask(pyattn.masks.causal(len(ENGLISH)), ENGLISH).figure, "mask")
-    save(plot.positional(encode(100, 64)).figure, "positional")
+def draw_heads(minilm, twin, dark):
+    """The heads of MiniLM."""
+    tokens, weights = minilm.attend("tired")
+    save(
+        plot.heatmap(weights[3, 1], tokens, vmin=0, vmax=1, title="layer 3, head 1", dark=dark).figure, f"heatmap{twin}"
+    )
+    save(plot.heads(weights[3], tokens, title="layer 3", dark=dark), f"heads{twin}", 90)
+    named = np.stack([weights[layer, head] for layer, head, _ in HEADS])
+    figure = plot.heads(named, tokens, dark=dark)
+    for ax, (layer, head, place) in zip(figure.axes, HEADS, strict=False):
+        ax.set_title(f"layer {layer}, head {head}: {place}", fontsize=9)
+    save(figure, f"heads-named{twin}")
+    save(plot.flow(weights[3, 1], tokens, title="layer 3, head 1", dark=dark).figure, f"flow{twin}", colours=128)
+    several = plot.flow(weights[3], tokens, heads=[1, 8, 11], title="layer 3", dark=dark)
+    save(several.figure, f"flow-heads{twin}", colours=256)
+    for ending in ("tired", "wide"):
+        labels = [f"layer {layer}" for layer in range(6)]
+        title = f"too {ending}: animal less street"
+        options = {"center": 0, "vmin": -0.7, "vmax": 0.7, "xlabel": "heads", "ylabel": "", "title": title}
+        ax = plot.heatmap(minilm.lean(ending), labels, range(12), numbers=False, **options, dark=dark)
+        save(ax.figure, f"center-{ending}{twin}")
+
+
+def draw_arrays(twin, dark):
+    """A mask, positions, and tokens in another script."""
+    words = TEMPLATE.format("tired").rstrip(".").split()
+    save(plot.mask(pyattn.masks.causal(len(words)), words, dark=dark).figure, f"mask{twin}", colours=64)
+    encoding = pyattn.functional.positional_encoding(100, 64)
+    save(plot.positional(encoding, dark=dark).figure, f"positional{twin}")
+    save(plot.flow(attend_chinese(), CHINESE, dark=dark).figure, f"flow-chinese{twin}", colours=64)
+
+
+def draw_steps(twin, dark):
+    """The worked example, and models that write."""
     trace = pyattn.trace(X, W_QUERY, W_KEY, W_VALUE)
-    save(plot.steps(trace), "steps")
-    save(plot.steps(trace, dark=True), "steps-dark")
-    plot.animate(trace, interval=2500).save(PICTURES / "steps.gif", dpi=108)  # as wide as README.md is shown
-    plot.animate(translate(), source=FRENCH, vocabulary=student().target_words).save(PICTURES / "decoding.gif", dpi=90)
-    many = plot.animate(write_by_chance(40, 30), source=CYCLE, vocabulary=CYCLE, dark=True)
-    many._draw(20)
-    save(many._figure, "decoding-many")
+    save(plot.steps(trace, dark=dark), f"steps{twin}", colours=128)
+    plot.animate(trace, dark=dark).save(PICTURES / f"steps{twin}.gif", dpi=108)
+    words = student().target_words
+    plot.animate(translate(), source=FRENCH, vocabulary=words, dark=dark).save(
+        PICTURES / f"decoding{twin}.gif", dpi=108
+    )
+    many = plot.animate(write_by_chance(40, 30), source=CYCLE, vocabulary=CYCLE, dark=dark)
+    many._draw(21)
+    save(many._figure, f"decoding-many{twin}", 90)
+    many._draw_was_started = True  # or matplotlib warns that the animation was never shown
+
+
+def main():
+    """Draw all pictures, light and dark, and the page of `flow` that docs/how-to/draw-figures.md embeds."""
+    minilm = MiniLM()
+    for twin, dark in (("", False), ("-dark", True)):
+        draw_heads(minilm, twin, dark)
+        draw_arrays(twin, dark)
+        draw_steps(twin, dark)
+    tokens, weights = minilm.attend("tired")
+    shown = np.where(weights[3] < 0.02, 0, weights[3])  # fewer lines make a smaller page
+    page = plot.flow(shown, tokens, heads=[1, 8, 11], title="all-MiniLM-L6-v2, layer 3")._repr_html_()
+    (PICTURES / "flow.html").write_text(page + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

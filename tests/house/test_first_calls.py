@@ -291,7 +291,11 @@ CALLS = {
         TypeError,
         "pass query.astype(numpy.float32), and key and value likewise",
     ),
-    "picture's name": (lambda: pyattn.plot.attention, AttributeError, "it has FlowAxes, StepsAnimation, animate, flow"),
+    "picture's name": (
+        lambda: pyattn.plot.attention,
+        AttributeError,
+        "it has FlowAxes, StepsAnimation, animate, flow, heads",
+    ),
     "generation's name": (lambda: pyattn.generation.pad, AttributeError, "pad_sequences"),
     "function's name": (lambda: pyattn.functional.rope, AttributeError, "rotary_embedding"),
     "lengths as padding": (

@@ -14,6 +14,7 @@ import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -116,13 +117,22 @@ def test_names_that_docstrings_lead_to_are_there():
         assert found is not None, name
 
 
-def test_every_picture_is_on_a_page():
-    """A picture for dark pages, NAME-dark.png, is shown in place of NAME.png: docs/conf.py."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    shown = {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page.read_text())}
-    pictures = {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
-    assert shown <= pictures
-    assert {name for name in pictures - shown if name.replace("-dark.", ".") not in shown} == set()
+PICTURES = sorted(path.name for path in (ROOT / "docs" / "pictures").iterdir())
+LIGHT = [name for name in PICTURES if not Path(name).stem.endswith("-dark")]
+
+
+def test_every_picture_is_shown_by_a_page():
+    """In docs/conf.py a picture for dark pages, NAME-dark.png, takes the place of NAME.png."""
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb"), *ROOT.glob("README*.md")]
+    shown = {name for page in pages for name in re.findall(r"pictures/([\w.-]+)", page.read_text(encoding="utf-8"))}
+    assert len(LIGHT) > 10
+    assert set(LIGHT) <= shown
+
+
+def test_every_picture_has_a_dark_twin():
+    """A page of HTML follows its reader's scheme."""
+    twins = [f"{Path(name).stem}-dark{Path(name).suffix}" for name in LIGHT if not name.endswith(".html")]
+    assert sorted(set(PICTURES) - set(LIGHT)) == sorted(twins)
 
 
 # What pages load
