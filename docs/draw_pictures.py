@@ -10,12 +10,14 @@ import io
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 import pyattn
 from pyattn import plot
 from pyattn.models.examples import student
 from pyattn.plot.quantising import quantise
+from pyattn.plot.theme import DARK, LIGHT
 from pyattn.tracing.article import W_KEY, W_QUERY, W_VALUE, X
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -25,6 +27,8 @@ CHINESE = ["动物", "没有", "过", "马路", "因为", "它", "太", "累", "
 CYCLE = (5 * CHINESE)[:40]
 HEADS = ((0, 2, "previous token"), (1, 8, "next token"), (4, 5, "[CLS]"), (3, 1, '"it" to "animal"'))
 """Layer, head and the place that the head attends to most."""
+
+GROUNDS = [colour for theme in (LIGHT, DARK) for colour in (theme.background, theme.foreground, theme.muted)]
 
 
 class MiniLM:
@@ -76,7 +80,7 @@ def save(figure, name, dpi=108, colours=None):
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     with Image.open(drawn) as image:
-        small = image.convert("RGB") if colours is None else quantise([image], [], colours)[0]
+        small = image.convert("RGB") if colours is None else quantise([image], GROUNDS, colours)[0]
         small.save(PICTURES / f"{name}.png", optimize=True)
 
 
@@ -86,7 +90,8 @@ def draw_heads(minilm, twin, dark):
     save(
         plot.heatmap(weights[3, 1], tokens, vmin=0, vmax=1, title="layer 3, head 1", dark=dark).figure, f"heatmap{twin}"
     )
-    save(plot.heads(weights[3], tokens, title="layer 3", dark=dark), f"heads{twin}", 90)
+    small = Figure(figsize=(7.5, 6))  # as wide as a page shows it
+    save(plot.heads(weights[3], tokens, figure=small, title="layer 3", dark=dark), f"heads{twin}")
     named = np.stack([weights[layer, head] for layer, head, _ in HEADS])
     figure = plot.heads(named, tokens, dark=dark)
     for ax, (layer, head, place) in zip(figure.axes, HEADS, strict=False):
@@ -136,7 +141,7 @@ def main():
         draw_steps(twin, dark)
     tokens, weights = minilm.attend("tired")
     shown = np.where(weights[3] < 0.02, 0, weights[3])  # fewer lines make a smaller page
-    page = plot.flow(shown, tokens, heads=[1, 8, 11], title="all-MiniLM-L6-v2, layer 3")._repr_html_()
+    page = plot.flow(shown, tokens, heads=[1, 8, 11], title="MiniLM, layer 3")._repr_html_()
     (PICTURES / "flow.html").write_text(page + "\n", encoding="utf-8")
 
 

@@ -19,7 +19,7 @@ _MAX_ROUNDING = 1
 
 
 def quantise(images: Sequence[Image.Image], keep: Sequence[ColorType], count: int) -> list[Image.Image]:
-    """Reduce pictures to one palette of at most `count` colours: first those to keep, then the most frequent."""
+    """Reduce pictures to one palette of at most `count` colours: those to keep, the most frequent, and the farthest."""
     # Pillow's own way averages similar colours: a colorbar would differ from its heat map.
     codes = [_encode(image) for image in images]
     found: dict[int, int] = {}
@@ -30,11 +30,24 @@ def quantise(images: Sequence[Image.Image], keep: Sequence[ColorType], count: in
     pixels = np.array([found[colour] for colour in colours.tolist()])
     asked = np.array([[round(255 * part) for part in to_rgb(colour)] for colour in keep]).reshape(-1, 3)
     kept = (_distances(_decode(colours), asked, np.max) <= _MAX_ROUNDING).any(axis=1)
-    chosen = np.lexsort((-pixels, ~kept))[:count]
-    palette = _decode(colours[chosen])
+    order = np.lexsort((-pixels, ~kept))
+    palette = _decode(colours[order[: max(int(kept.sum()), count * 3 // 4)][:count]])
+    palette = _add_farthest(palette, _decode(colours), count)
     parts = np.array_split(_decode(colours), len(colours) // 4096 + 1)  # of all at once, distances take gigabytes
     nearest = np.concatenate([_distances(part, palette, np.sum).argmin(axis=1) for part in parts])
     return [_paint(nearest[np.searchsorted(colours, code)], palette) for code in codes]
+
+
+def _add_farthest(palette: Array, colours: Array, count: int) -> Array:
+    """Fill a palette with the colours that it is farthest from: thin letters are rare, and must not change colour."""
+    parts = np.array_split(colours, len(colours) // 4096 + 1)
+    far = np.concatenate([_distances(part, palette, np.sum).min(axis=1) for part in parts])
+    added = [palette]
+    for _ in range(count - len(palette)):
+        farthest = colours[far.argmax()][np.newaxis]
+        added.append(farthest)
+        far = np.minimum(far, _distances(colours, farthest, np.sum)[:, 0])
+    return np.concatenate(added)
 
 
 def _encode(image: Image.Image) -> Array:

@@ -14,11 +14,13 @@ from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
+from PIL import Image
 from support.pictures import texts_of, without_chinese_fonts
 
 from pyattn import plot
 from pyattn.plot import fonts as module
 from pyattn.plot.fonts import Fonts, shorten
+from pyattn.plot.quantising import quantise
 from pyattn.plot.theme import DARK, LIGHT, PALETTE, contrasting
 
 # Fonts
@@ -200,3 +202,17 @@ def test_messages_are_one_line(monkeypatch):
     without_chinese_fonts(monkeypatch)
     with pytest.warns(UserWarning, match=re.escape("…: boxes")):
         Fonts(["一二三四五六七八九十"])
+
+
+def test_few_colours_keep_those_that_mean_something_and_thin_letters():
+    """Many shades of blue must not crowd out a thin black line, nor a colour that is asked for."""
+    pixels = np.full((100, 257, 3), 255, np.uint8)
+    pixels[:90, :256, 0] = np.arange(256)
+    pixels[95, :20] = 0
+    pixels[97, 3] = (200, 40, 7)
+    (small,) = quantise([Image.fromarray(pixels)], [(200 / 255, 40 / 255, 7 / 255)], 32)
+    drawn = np.asarray(small.convert("RGB"))
+    assert len(small.getcolors()) == 32
+    assert drawn[97, 3].tolist() == [200, 40, 7]
+    assert (drawn[95, :20] == 0).all()
+    assert np.abs(drawn.astype(int) - pixels).max() < 25
