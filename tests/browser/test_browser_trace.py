@@ -314,12 +314,13 @@ def test_what_pops_up_stays_on_the_screen(browser, pages, name, look):
     browser.save_picture(f"{name}-{look}-hover")
 
 
-def test_one_output_in_two_views_explains_itself_in_both(browser, pages, tmp_path):
-    """As a notebook shows it; the second on a dark ground, as Jupyter names it."""
+@pytest.mark.parametrize("dark", ['data-jp-theme-light="false"', 'data-theme="dark"'])
+def test_one_output_in_two_views_explains_itself_in_both(browser, pages, tmp_path, dark):
+    """As a notebook shows it; the second on a dark ground, as Jupyter or a site of documentation names it."""
     fragment = pages["article"].trace._repr_html_()
     path = tmp_path / "notebook.html"
     head = '<!DOCTYPE html><meta charset="utf-8">'
-    path.write_text(f'{head}<div>{fragment}</div><div data-jp-theme-light="false">{fragment}</div>', encoding="utf-8")
+    path.write_text(f"{head}<div>{fragment}</div><div {dark}>{fragment}</div>", encoding="utf-8")
     browser.open(path)
     views = browser.all(".pyattn")
     assert len(views) == 2

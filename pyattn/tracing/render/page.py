@@ -40,8 +40,9 @@ def style(editable: bool = False) -> str:
     themes = [
         f".pyattn{{--heat:{','.join(map(str, HEAT))};{_LIGHT}}}",
         f"@media(prefers-color-scheme:dark){{.pyattn{{{_DARK}}}}}",
-        f"[data-jp-theme-light=true] .pyattn{{{_LIGHT}}}",
-        f"[data-jp-theme-light=false] .pyattn{{{_DARK}}}",
+        # Jupyter, and sites of documentation whose reader may choose another theme than the system's.
+        f"[data-jp-theme-light=true] .pyattn,[data-theme=light] .pyattn{{{_LIGHT}}}",
+        f"[data-jp-theme-light=false] .pyattn,[data-theme=dark] .pyattn{{{_DARK}}}",
     ]
     kinds = [
         f".pyattn .{class_of(kind)}{{--kind:{colour};--edge:var(--{class_of(kind)})}}"
@@ -64,17 +65,17 @@ def _source(name: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
 
 
-def save_page(fragment: str, path: str | os.PathLike[str]) -> None:
+def save_page(fragment: str, path: str | os.PathLike[str], title: str = "Attention, step by step") -> None:
     """Write a whole page around a fragment of HTML."""
-    Path(path).write_text(_page_of(fragment), encoding="utf-8")
+    Path(path).write_text(_page_of(fragment, title), encoding="utf-8")
 
 
-def _page_of(fragment: str) -> str:
+def _page_of(fragment: str, title: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width">\n<meta name="color-scheme" content="light dark">\n'
-        "<title>Attention, step by step</title>\n"
+        f"<title>{title}</title>\n"
         "<style>html{scroll-padding-top:110px}body{margin:0 auto;max-width:1600px}"
         f"@media(prefers-color-scheme:dark){{body{{background:#16181c}}}}</style>\n</head>\n<body>\n{fragment}\n</body>\n</html>\n"
     )
