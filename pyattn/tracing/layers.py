@@ -14,7 +14,7 @@ import pyattn.reference as reference
 from pyattn.tracing.dicts import as_plain
 from pyattn.tracing.heads import HeadTraces
 from pyattn.tracing.inputs import read_real, read_tokens
-from pyattn.tracing.render.layers import LayerStage, layer_html, layer_markdown
+from pyattn.tracing.render.layers import TITLE, LayerStage, layer_html, layer_markdown
 from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import Labels
 from pyattn.tracing.render.text import number_text
@@ -151,7 +151,7 @@ class LayerTrace:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     traced.save_html(pathlib.Path(folder, "layer.html"))
         """
-        save_page(self.to_html(), path)
+        save_page(layer_html(self.stages, self.attentions, page=True), path, TITLE)
 
     def _repr_html_(self) -> str:
         return self.to_html()

@@ -14,9 +14,10 @@ from pyattn.tracing.render.page import class_of, style
 from pyattn.tracing.render.steps import Labels, TraceStep
 from pyattn.tracing.render.text import cut, matrix_lines, part_of
 
-__all__ = ["LayerStage", "layer_html", "layer_markdown"]
+__all__ = ["TITLE", "LayerStage", "layer_html", "layer_markdown"]
 
 Array = npt.NDArray[np.float64]
+TITLE = "Transformer layer, stage by stage"
 _PLAIN = ' style="--kind:var(--soft);--edge:var(--soft);--tint:12%"'
 _OPACITY = 0.8  # of the largest weight: text on it is still legible
 
@@ -120,9 +121,10 @@ def layer_markdown(stages: Sequence[LayerStage]) -> str:
 
 
 @np.errstate(all="ignore")
-def layer_html(stages: Sequence[LayerStage], attentions: Mapping[str, Page]) -> str:
-    """Write the stages, each attention with the page of its heads to unfold."""
-    parts = ["<h2>Transformer layer, stage by stage</h2>"]
+def layer_html(stages: Sequence[LayerStage], attentions: Mapping[str, Page], page: bool = False) -> str:
+    """Write the stages, each attention with the page of its heads to unfold; a saved page is as wide as its window."""
+    level, classes = ("h1", "pyattn pa-page") if page else ("h2", "pyattn")
+    parts = [f"<{level}>{TITLE}</{level}>"]
     for n, stage in enumerate(stages, 1):
         parts.append(f"<section>\n<h3>{n}. {html.escape(stage.title)}</h3>")
         parts += [f"<pre>{html.escape(stage.formula)}</pre>"] if stage.formula else []
@@ -130,11 +132,11 @@ def layer_html(stages: Sequence[LayerStage], attentions: Mapping[str, Page]) -> 
         figures = [_figure(stage, name) for name in stage.arrays]
         parts += ['<div class="pa-row">', *figures, "</div>"]
         if stage.name in attentions:
-            page = attentions[stage.name]._repr_html_()
-            parts.append(f"<details><summary>Every head, step by step</summary>\n{page}\n</details>")
+            heads = attentions[stage.name]._repr_html_()
+            parts.append(f"<details><summary>Every head, step by step</summary>\n{heads}\n</details>")
         parts.append("</section>")
     content = "\n".join(parts)
-    return f'<div class="pyattn">\n<style>{style()}</style>\n{content}\n</div>'
+    return f'<div class="{classes}">\n<style>{style(page)}</style>\n{content}\n</div>'
 
 
 def _figure(stage: LayerStage, name: str) -> str:
