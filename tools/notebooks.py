@@ -30,7 +30,7 @@ try:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from PIL import Image
 except ImportError as missing:
-    sys.exit(f"{missing}: `make notebooks` has what is needed, and so has pip install 'pyattn[notebooks]'")
+    sys.exit(f"{missing}. Run `make notebooks`, or install the extra: pip install '.[notebooks]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 300  # for one cell

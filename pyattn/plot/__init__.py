@@ -39,7 +39,7 @@ else:
         try:
             found = getattr(importlib.import_module(f"pyattn.plot.{_FILES[name]}"), name)
         except ModuleNotFoundError as missing:
-            raise ImportError(f"pyattn.plot.{name} draws with matplotlib: pip install 'pyattn[plot]'") from missing
+            raise ImportError(f"pyattn.plot.{name} draws with matplotlib: pip install matplotlib") from missing
         globals()[name] = publish(found, __name__)
         return globals()[name]
 

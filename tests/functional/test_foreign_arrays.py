@@ -275,5 +275,5 @@ for call in (lambda: pyattn.nn.Linear(2, 2).bfloat16(), lambda: pyattn.softmax(t
 
 @pytest.mark.peers
 def test_bfloat16_without_ml_dtypes_says_what_helps():
-    needs = "bfloat16 needs ml_dtypes: pip install 'pyattn[half]'"
+    needs = "bfloat16 needs ml_dtypes: pip install ml_dtypes"
     assert run_python(WITHOUT_ML_DTYPES).stdout == f"{needs}\n{needs}, or convert the tensor with float()\n"

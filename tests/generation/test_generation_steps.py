@@ -185,4 +185,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run_python(script).stdout == "progress=True needs tqdm: pip install 'pyattn[progress]', or leave it out\n"
+    assert run_python(script).stdout == "progress=True needs tqdm: pip install tqdm, or leave progress out\n"

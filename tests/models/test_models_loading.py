@@ -177,7 +177,7 @@ assert model([[1, 2]]).last_hidden_state.shape == (1, 2, 8)
 try:
     pyattn.models.SentenceEncoder.load({folder!r})
 except ImportError as error:
-    assert "pip install 'pyattn[models]'" in str(error), error
+    assert "pip install tokenizers" in str(error), error
 """
 
 

@@ -446,7 +446,7 @@ exec("from pyattn import *")
 try:
     pyattn.plot.mask
 except ImportError as error:
-    assert str(error) == "pyattn.plot.mask draws with matplotlib: pip install 'pyattn[plot]'", error
+    assert str(error) == "pyattn.plot.mask draws with matplotlib: pip install matplotlib", error
 else:
     raise AssertionError
 """
