@@ -1,4 +1,4 @@
-// Attention from C: the core without Python. Computes causal attention of 8 heads and checks it by the formula.
+// Attention in C, without Python. Computes causal attention with 8 heads and compares each number with the formula.
 //
 //     cc -std=gnu11 -O3 -ffp-contract=off -fno-trapping-math -Icsrc/include -Icsrc/core -Icsrc/kernels -Icsrc/system
 //         examples/c/attention.c csrc/core/*.c csrc/kernels/*.c csrc/system/*.c -lm -pthread -o attention
@@ -12,7 +12,7 @@ enum { HEADS = 8, LENGTH = 100, DIM = 16 };
 
 static float query[HEADS][LENGTH][DIM], key[HEADS][LENGTH][DIM], value[HEADS][LENGTH][DIM], output[HEADS][LENGTH][DIM];
 
-/* An array (1, heads, length, dim). Strides are in bytes. */
+/* Describes an array of shape (1, heads, length, dim). Strides are in bytes. */
 static attn_tensor tensor(float *data)
 {
     return (attn_tensor){.data = data,
@@ -22,7 +22,7 @@ static attn_tensor tensor(float *data)
                          .strides = {HEADS * LENGTH * DIM * 4, LENGTH * DIM * 4, DIM * 4, 4}};
 }
 
-/* One element of softmax(query . key / sqrt(DIM)) . value, over the keys up to the query's own position. */
+/* Returns one element of softmax(query . key / sqrt(DIM)) . value, over the keys up to the query's own position. */
 static double expected(int head, int row, int column)
 {
     double sum = 0, weighted = 0;

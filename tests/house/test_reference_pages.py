@@ -58,7 +58,9 @@ def test_the_entries_of_config_are_those_that_are_read():
 def test_every_refused_entry_has_a_row():
     refused = [bert.UNSUPPORTED, bert.UNSUPPORTED_BY_ALBERT, decoder.UNSUPPORTED, gpt2.UNSUPPORTED_SCALES]
     refused += [llama.UNSUPPORTED_IN_LLAMA, llama.UNSUPPORTED_IN_MISTRAL]
-    assert set(first_cells(section_of(MODELS, "Unsupported entries of config.json"))) == {name for entries in refused for name in entries}
+    assert set(first_cells(section_of(MODELS, "Unsupported entries of config.json"))) == {
+        name for entries in refused for name in entries
+    }
 
 
 def test_every_activation_is_named():
