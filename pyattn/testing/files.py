@@ -21,6 +21,7 @@ __all__ = ["compare_files"]
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 INPUTS = ("query", "key", "value")
+_MAX_ENTRY = 40  # characters of an entry, such as a text
 RESULTS = {"output": ("output", "outputs"), "weights": ("weights",), "lse": ("lse",)}
 
 
@@ -44,6 +45,8 @@ def compare_files(files: Sequence[str], ulp: float) -> int:
             given = "1 file is" if len(files) == 1 else f"{len(files)} files are"
             raise ValueError(f"{given} given; name two: python -m pyattn compare ours.npz theirs.npz")
         ours, theirs = map(_load, files)
+        if not ours and not theirs:
+            raise ValueError("neither file holds an array")
     except (ImportError, OSError, ValueError) as problem:
         sys.stderr.write(f"python -m pyattn compare: {' '.join(str(problem).split())}\n")
         return 2
@@ -57,10 +60,10 @@ def compare_files(files: Sequence[str], ulp: float) -> int:
 
 
 def _load(file: str) -> Arrays:
-    """Read a file; the error names it."""
+    """Read a file with its numbers in this machine's byte order; the error names it."""
     if not file.endswith((".npz", ".safetensors")):
         raise ValueError(f"{file} has an unknown ending: it must be .npz or .safetensors")
-    return io.load(file)
+    return {name: x.astype(x.dtype.newbyteorder("="), copy=False) for name, x in io.load(file).items()}
 
 
 # Attention: both files hold the same inputs, and each holds results
@@ -107,9 +110,19 @@ def _returning(arrays: Arrays, names: Mapping[str, str], file: str) -> Callable[
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two arrays have equal shapes and numbers; NaN equals NaN."""
-    numbers = one.dtype.kind in "fc" and other.dtype.kind in "fc"
-    return one.shape == other.shape and np.array_equal(one, other, equal_nan=numbers)
+    """Whether two arrays have equal shapes and numbers."""
+    return one.shape == other.shape and bool(_equal_places(one, other).all())
+
+
+def _equal_places(one: Array, other: Array) -> Array:
+    """Tell place by place whether two arrays of one shape are equal; NaN equals NaN."""
+    try:
+        equal = np.asarray(one == other)
+    except TypeError:  # structured arrays with other fields
+        return np.zeros(one.shape, np.bool_)
+    if one.dtype.kind in "fcmM" and other.dtype.kind in "fcmM":
+        equal = equal | ((one != one) & (other != other))
+    return equal
 
 
 def _differ(name: str, ours: Arrays, theirs: Arrays, ulp: float) -> Difference:
@@ -125,10 +138,10 @@ def _differ(name: str, ours: Arrays, theirs: Arrays, ulp: float) -> Difference:
     if one.shape != other.shape:
         return Difference(name, shape, dtype, "-", "-", "-", False, "other shapes")
     if None in precisions or _same(one, other):
-        equal = _same(one, other)
-        number = "0" if equal else "-"
-        where = "" if equal else f"differs in {int((one != other).sum())} of {one.size}"
-        return Difference(name, shape, dtype, number, number, number, equal, where)
+        same = _equal_places(one, other)
+        number = "0" if same.all() else "-"
+        where = "" if same.all() else _where(one, other, same, "first", int(np.argmin(same)))
+        return Difference(name, shape, dtype, number, number, number, bool(same.all()), where)
     coarser = min((one for one in precisions if one is not None), key=lambda precision: precision.bits)
     return _differ_in_numbers(name, shape, dtype, one, other, coarser, ulp)
 
@@ -138,23 +151,34 @@ def _differ_in_numbers(
 ) -> Difference:
     """Compare floats of one shape that differ; ULP are those of the array's largest number."""
     left, right = (as_float32(x).astype(np.float64) for x in (one, other))
-    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    same = _equal_places(left, right)
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.where(same, 0, np.abs(left - right))
     errors[np.isnan(errors)] = np.inf
-    place = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    worst = int(np.argmax(errors))
     finite = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (left, right)]
-    largest, error = float(max(finite)), float(errors[place])
+    largest, error = float(max(finite)), float(errors.flat[worst])
     unit = float(np.ldexp(1.0, int(np.frexp(max(largest, precision.tiny))[1]) - precision.bits))
-    numbers = f"{one[place]!s} and {other[place]!s}"
     equal = error / unit <= ulp
-    where = "" if equal else f"differs in {int((~same).sum())} of {one.size}, most at {_index(place)}: {numbers}"
+    where = "" if equal else _where(one, other, same, "most", worst)
     relative = error / largest if largest else np.inf
     return Difference(name, shape, dtype, f"{error:.2g}", f"{relative:.2g}", f"{error / unit:.2g}", equal, where)
 
 
-def _index(place: Sequence[Any]) -> str:
-    return f"[{', '.join(str(int(n)) for n in place)}]"
+def _where(one: Array, other: Array, same: Array, word: str, n: int) -> str:
+    """Say in how many places two arrays differ, and what they hold at the n-th, which is the first or the worst."""
+    place = np.unravel_index(n, one.shape)
+    entries = f"{_entry(one[place])} and {_entry(other[place])}"
+    if not place:
+        return f"differs: {entries}"
+    index = ", ".join(str(int(k)) for k in place)
+    return f"differs in {int((~same).sum())} of {one.size}, {word} at [{index}]: {entries}"
+
+
+def _entry(x: Any) -> str:
+    """Write an entry of an array in one short line."""
+    text = ascii(x.item()) if x.dtype.kind in "SUV" else str(x)
+    return text if len(text) <= _MAX_ENTRY else f"{text[:_MAX_ENTRY]}..."
 
 
 # The text
@@ -167,7 +191,7 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the table, the report on attention, and the verdict."""
     yield from (f"ours    {files[0]}", f"theirs  {files[1]}", "")
-    rows = [_HEADS, *(tuple(one[:6]) for one in found)]
+    rows = [_HEADS, *((_printable(one.name), *one[1:6]) for one in found)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADS))]
     for row, remark in zip(rows, ("", *(one.remark for one in found)), strict=True):
         cells = [
@@ -184,4 +208,9 @@ def _lines(
         within = f"agree within {ulp:g} ULP" if ulp else "are the same"
         yield from ("", f"Equal: the numbers of {number} {within}.")
     if differ:
-        yield from ("", f"Different: {', '.join(differ)}.")
+        yield from ("", f"Different: {', '.join(map(_printable, differ))}.")
+
+
+def _printable(name: str) -> str:
+    """Escape a name that would break its line, or that controls a terminal."""
+    return name if name.isprintable() else ascii(name)[1:-1]

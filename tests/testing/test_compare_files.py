@@ -72,8 +72,8 @@ def test_whole_numbers_flags_and_text_are_compared(compared):
     theirs = {"ids": np.array([0, 1, 2, 4]), "flags": np.array([False]), "words": np.array(["x", "z"])}
     status, text = compared(ours, theirs)
     assert status == 1
-    assert line_of("ids", text).endswith("<- differs in 1 of 4")
-    assert line_of("words", text).endswith("<- differs in 1 of 2")
+    assert line_of("ids", text).endswith("<- differs in 1 of 4, first at [3]: 3 and 4")
+    assert line_of("words", text).endswith("<- differs in 1 of 2, first at [1]: 'y' and 'z'")
     assert text.endswith("Different: ids, flags, words.\n")
 
 
@@ -81,6 +81,55 @@ def test_a_nan_on_one_side_is_a_difference_beyond_any_ulp(compared):
     status, text = compared({"a": np.array([1.0, np.nan])}, {"a": np.array([1.0, 2.0])}, "--ulp", "1e300")
     assert status == 1
     assert line_of("a", text).split()[3:6] == ["inf", "inf", "inf"]
+
+
+def test_a_nan_on_both_sides_is_not_a_difference(compared):
+    """Not even where numbers of another place differ, or the dtype has no ULP."""
+    nat = np.array(["NaT", "2020-01-01"], "M8[D]")
+    ours = {"z": np.array([np.nan, 1j]), "long": np.array([np.nan, 1], np.longdouble), "days": nat}
+    theirs = {"z": np.array([np.nan, 2j]), "long": np.array([np.nan, 2], np.longdouble), "days": nat}
+    status, text = compared(ours, theirs)
+    assert status == 1
+    assert line_of("z", text).endswith("<- differs in 1 of 2, first at [1]: 1j and 2j")
+    assert "<- differs in 1 of 2, " in line_of("long", text)
+    assert text.endswith("Different: z, long.\n")
+
+
+def test_records_are_compared_with_anything(compared):
+    record = np.array([(np.nan, 1)], [("u", "f4"), ("v", "i4")])
+    ours = {"fields": record, "numbers": record, "second": record}
+    theirs = {
+        "fields": np.zeros(1, [("w", "f4")]),
+        "numbers": np.zeros(1),
+        "second": np.array([(np.nan, 2)], record.dtype),
+    }
+    status, text = compared(ours, theirs)
+    assert status == 1
+    assert text.endswith("Different: fields, numbers, second.\n")
+
+
+def test_numbers_in_the_other_byte_order_are_numbers(compared):
+    ours, theirs = np.array([1, 2], ">f4"), np.array([1, 3], "<f4")
+    status, text = compared({"a": ours, "same": ours}, {"a": theirs, "same": ours.astype("<f4")})
+    assert status == 1
+    assert line_of("a", text).split()[2:4] == ["float32", "1"]
+    assert text.endswith("Different: a.\n")
+    assert compared({"a": ours}, {"a": theirs}, "--ulp", "1e9")[0] == 0
+
+
+def test_a_single_number_has_no_place(compared):
+    ours, theirs = {"loss": np.float64(1), "word": np.array("a\nb" * 50)}, {"loss": np.float64(2), "word": np.array("")}
+    text = compared(ours, theirs)[1]
+    assert line_of("loss", text).endswith("<- differs: 1.0 and 2.0")
+    assert re.search(r"<- differs: 'a\\nba\\nb.*\.\.\. and ''$", line_of("word", text))
+
+
+def test_names_cannot_break_a_line_or_write_to_the_terminal(compared):
+    names = ["a\nb", "\x1b[31m", "\u043a\u043b\u044e\u0447"]
+    status, text = compared(dict.fromkeys(names, np.zeros(1)), dict.fromkeys(names, np.ones(1)))
+    assert status == 1
+    assert text.endswith("Different: a\\nb, \\x1b[31m, \u043a\u043b\u044e\u0447.\n")
+    assert len([line for line in text.splitlines() if "<- differs in 1 of 1" in line]) == 3
 
 
 def test_two_kinds_of_files_and_of_dtypes_are_compared(compared):
@@ -133,13 +182,16 @@ def test_other_inputs_or_names_leave_the_numbers_alone(name, compared):
 
 def test_files_that_cannot_be_compared_get_a_line(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", a=[1])
+    np.savez(tmp_path / "none.npz")
     (tmp_path / "bad.npz").write_bytes(b"PK")
-    one, bad, text, missing = (str(tmp_path / name) for name in ("a.npz", "bad.npz", "a.txt", "missing.npz"))
+    names = ("a.npz", "bad.npz", "a.txt", "missing.npz", "none.npz")
+    one, bad, text, missing, none = (str(tmp_path / name) for name in names)
     for files, message in (
         ([one], "1 file is given; name two: python -m pyattn compare ours.npz theirs.npz"),
         ([one] * 3, "3 files are given; name two: "),
         ([one, text], f"{text} has an unknown ending: it must be .npz or .safetensors"),
         ([one, missing], "[Errno 2] No such file or directory: "),
+        ([none, none], "neither file holds an array"),
         ([one, bad], f"{bad} is damaged or not a .npz file: "),
     ):
         assert main(["compare", *files]) == 2
