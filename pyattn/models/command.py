@@ -15,7 +15,7 @@ def embed(sentences: Sequence[str], path: str | None) -> int:
     """Print the cosine similarity of each pair of sentences; return 0, or 2 after printing an error."""
     try:
         if len(sentences) < 2:
-            raise ValueError(f"got {len(sentences)} sentence, expected two or more")
+            raise ValueError("one sentence has none to compare with: pass two or more")
         encoder = SentenceEncoder.load(path)
         encoder.normalize = True
         vectors = encoder.encode(sentences)

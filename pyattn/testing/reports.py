@@ -248,7 +248,7 @@ def _who(found: Comparison) -> Iterator[str]:
         further = "ours" if first.ours > first.theirs else "theirs"
         yield f"Both differ from the formula in float64, {further} more."
     else:
-        yield "Each side computes what its own parameters and options say, and those differ."
+        yield "Each side is right for its own parameters and options, but these differ."
     names = ["ours", "theirs"]
     if first.only:
         names[first.only == "ours"] = "the formula"

@@ -30,7 +30,7 @@ def describe_speed(heads: int = HEADS, length: int = LENGTH) -> str:
     installed = {name: call for name, call in calls.items() if call is not None}
     ours, *others = zip(installed, _alternate(list(installed.values())), strict=True)
     times = [f"pyattn {_text(ours[1])}"]
-    times += [f"{name} {_text(seconds)} ({seconds / ours[1]:.1f}x)" for name, seconds in others]
+    times += [f"{name} {_text(seconds)} ({seconds / ours[1]:.1f}x as long)" for name, seconds in others]
     return f"Speed, {heads} heads, {length} tokens, causal: {', '.join(times)}"
 
 

@@ -61,7 +61,7 @@ class HeadTraces:
     >>> traced.heads[1].queries.shape, traced.concatenated.shape
     ((3, 4), (3, 8))
     >>> traced.concatenation.title, traced.projection.title
-    ('Concatenate the heads', 'Multiply with W_O: the outputs')
+    ('Concatenate the heads', 'Multiply by W_O: the outputs')
     """
 
     heads: tuple[Trace, ...]

@@ -45,7 +45,7 @@ def test_the_weights_of_every_head_are_seen_and_the_steps_are_folded(browser, pa
     seen = [re.match(r"head \d, weights", figure.text) for figure in browser.all("figure") if figure.is_displayed()]
     assert sum(map(bool, seen)) == HEADS
     headings = [heading.text for heading in browser.all("h3") if heading.is_displayed()]
-    assert headings == ["9. Concatenate the heads", "10. Multiply with W_O: the outputs"]
+    assert headings == ["9. Concatenate the heads", "10. Multiply by W_O: the outputs"]
     wide, room = browser.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
     assert wide <= room
     browser.save_picture(f"heads-{look}")

@@ -234,7 +234,7 @@ def test_the_command_prints_similarities(minilm, encoder, capsys):
 
 def test_the_command_prints_errors(tiny, capsys):
     assert embed(["a"], str(tiny)) == 2
-    assert "got 1 sentence, expected two or more" in capsys.readouterr().err
+    assert "one sentence has none to compare with: pass two or more" in capsys.readouterr().err
     assert embed(["a", "b"], str(tiny / "none")) == 2
     assert "none does not exist" in capsys.readouterr().err
 

@@ -108,7 +108,7 @@ def test_the_demo_fails_when_a_number_differs(wrong, monkeypatch, capsys):
 
 
 def test_the_line_about_speed_names_what_was_timed():
-    times = r"pyattn \d+ us, NumPy [\d.]+ [mu]s \([\d.]+x\)(, PyTorch [\d.]+ [mu]s \([\d.]+x\))?"
+    times = r"pyattn \d+ us, NumPy [\d.]+ [mu]s \([\d.]+x as long\)(, PyTorch [\d.]+ [mu]s \([\d.]+x as long\))?"
     assert re.fullmatch(f"Speed, 2 heads, 16 tokens, causal: {times}", describe_speed(2, 16))
 
 

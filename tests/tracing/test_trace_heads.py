@@ -172,7 +172,7 @@ def test_heads_are_told_one_after_another():
     text = str(traced)
     assert [line for line in text.splitlines() if line.startswith("Head ")] == [f"Head {n} of 3" for n in (1, 2, 3)]
     assert text.count("\nStep 8:") == 3
-    assert text.count("\nStep 9: Concatenate the heads") == text.count("\nStep 10: Multiply with W_O") == 1
+    assert text.count("\nStep 9: Concatenate the heads") == text.count("\nStep 10: Multiply by W_O") == 1
     assert text.index("Head 3 of 3") < text.index("All heads") < text.index("Step 9") < text.index("Step 10")
     assert traced.heads[0].key_tokens == ["我", "b", "c", "bias_k/v", "zero"]
     assert "The last 2 keys and values are not projected from an input" in text
@@ -185,7 +185,7 @@ def test_markdown_and_dict_have_all_heads():
     joining = traced.to_markdown().partition("\n# All heads\n")[2]
     assert re.findall("^## (.*)$", joining, re.MULTILINE) == [
         "Step 9: Concatenate the heads",
-        r"Step 10: Multiply with W\_O: the outputs",
+        r"Step 10: Multiply by W\_O: the outputs",
     ]
     read = json.loads(json.dumps(traced.to_dict(), allow_nan=False))
     np.testing.assert_array_equal(read["outputs"], traced.outputs)
@@ -205,7 +205,7 @@ def test_the_page_has_the_weights_of_every_head_and_its_steps(tmp_path):
     assert np.array(reader.table("concatenated")["cells"]).shape == (3, 12)
     assert np.array(reader.table("outputs")["cells"]).shape == (3, 12)
     titles = re.findall(r"<h3>(.*?)</h3>", page)
-    assert titles[-2:] == ["9. Concatenate the heads", "10. Multiply with W_O: the outputs"]
+    assert titles[-2:] == ["9. Concatenate the heads", "10. Multiply by W_O: the outputs"]
     held = data_of(reader)["m"]
     np.testing.assert_array_equal(matrix(held["keys"]), np.float32(traced.heads[0].keys))  # the last is not an input
 

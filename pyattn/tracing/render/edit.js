@@ -274,7 +274,7 @@ const edit = function (root, page) {
     code.setSelectionRange(0, code.value.length);
     const copied = document.execCommand("copy");
     event.target.focus({preventScroll: true});
-    said.textContent = (copied ? "The code is copied. It also stands above, under the task.\n" :
+    said.textContent = (copied ? "The code is copied. It is also in the field above, under the task.\n" :
       "Copy the code from the field above, under the task.\n") + story();
   }
   bar.querySelector("[data-do=reset]").addEventListener("click", restore);

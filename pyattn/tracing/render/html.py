@@ -43,8 +43,8 @@ _HOW = (
     "Arrow keys move to the next number. Escape closes the explanation."
 )
 _FIELDS = (
-    "{what} can be edited in the fields with a dotted frame. Each edit recomputes all eight steps in this page, in "
-    "float64 as pyattn.trace does, without a network. Numbers that differ from the original are bold and underlined."
+    "{what} can be edited in the fields with a dotted frame. Each edit recomputes all eight steps on this page, "
+    "offline and in float64, as pyattn.trace does. Numbers that differ from the original are bold and underlined."
 )
 _TOO_LARGE = f"The numbers of this page cannot be edited: a matrix has more than {MAX_SHOWN} rows or columns."
 _NOT_COMPUTED = "The numbers of this page cannot be edited: {why}."

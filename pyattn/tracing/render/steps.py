@@ -114,7 +114,7 @@ def _projecting(trace: Intermediates) -> tuple[TraceStep, ...]:
     weights = {name: array for name, array in every.items() if array is not None}
     projected = {"keys": trace.keys, "queries": trace.queries, "values": trace.values}
     about_x = f"{_counted(len(trace.in_rows('queries')), 'input')}, one per {trace.convention}."
-    about_weights = "In a network they start as small random numbers and are learned."
+    about_weights = "In a network they start as small random numbers, and training improves them."
     about_weights += " With biases." * any(name.startswith("b_") for name in weights)
     formula = _projections(trace)
     if trace.x is None:
@@ -272,7 +272,7 @@ def concatenating(heads: Sequence[Intermediates], concatenated: Array) -> TraceS
     names = [f"head_{n}" for n in range(1, count + 1)] if count <= 4 else ["head_1", "...", f"head_{count}"]
     formula = f"concatenated = Concat({', '.join(names)})" if row else f"concatenated = [{'; '.join(names)}]"
     place = "side by side" if row else "on top of each other"
-    lines = ["There is one head." if count == 1 else f"The outputs of the {count} heads stand {place}."]
+    lines = ["There is one head." if count == 1 else f"The outputs of the {count} heads are joined {place}."]
     for n, head in enumerate(heads[:_MAX_LINES], 1):
         lines.append(f"head {n}, {_name(first, 0)}: {vector_text(head.in_rows('outputs')[0])}")
     lines += [f"... and {count - _MAX_LINES} more"] * (count > _MAX_LINES)
@@ -287,4 +287,4 @@ def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
     before, after = (vector_text(as_rows(arrays[name], head.convention)[0]) for name in ("concatenated", "outputs"))
     times = f"{before} x W_O" if head.convention == "row" else f"W_O x {before}"
     note = f"W_O combines the outputs of all heads.\n{_name(head, 0)}: {times}{bias}\n= {after}"
-    return _step(head, 10, "Multiply with W_O: the outputs", f"outputs = {product}{bias}", arrays, note)
+    return _step(head, 10, "Multiply by W_O: the outputs", f"outputs = {product}{bias}", arrays, note)
