@@ -19,7 +19,7 @@ from pyattn.masks import Mask
 from pyattn.tracing._trace import Trace
 from pyattn.tracing.compute import Options, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
-from pyattn.tracing.inputs import read_convention, read_matrix, read_real, read_tokens
+from pyattn.tracing.inputs import read_convention, read_entry, read_matrix, read_tokens
 from pyattn.tracing.render.html import heads_html
 from pyattn.tracing.render.markdown import steps_markdown
 from pyattn.tracing.render.page import save_page
@@ -205,18 +205,24 @@ def trace_heads(
     masks: Mapping[str, Any],
     names: tuple[Sequence[str] | None, Sequence[str] | None],
     convention: Convention = "row",
+    *,
+    is_checked: bool = False,
 ) -> HeadTraces:
-    """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`."""
+    """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`.
+
+    A layer has checked inputs and masks by the names of its own arguments, and warned about them.
+    """
     if getattr(module, "rotary", None) is not None:
         raise ValueError("module has rotary positions, which a trace does not show")
     read_convention(convention)
-    with np.errstate(all="ignore"):
-        inputs = _read_unbatched(given, module.batch_first)
-        if convention == "column":
-            inputs = _as_rows(inputs, (module.embed_dim, module.kdim, module.vdim))
-        cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]
-    # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.
-    module(*cast, need_weights=False, **masks)
+    inputs = _read_unbatched(given, module.batch_first, convention)
+    if convention == "column":
+        _check_sizes(inputs, (module.embed_dim, module.kdim, module.vdim))
+    if not is_checked:
+        with np.errstate(all="ignore"):
+            cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]
+        # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.
+        module(*cast, need_weights=False, **masks)
     is_self_attention = given[1] is None and given[2] is None
     return _trace_each(module, inputs, is_self_attention, masks, names, convention)
 
@@ -286,32 +292,24 @@ def _check_joined(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> 
         raise ValueError(f"b_out has shape {own}; it must be {expected}, as w_out")
 
 
-def _as_rows(inputs: Sequence[Array], sizes: tuple[int, int, int]) -> list[Array]:
-    """Transpose query, key and value from columns; inputs without two axes are left to the module to refuse."""
+def _check_sizes(inputs: Sequence[Array], sizes: tuple[int, int, int]) -> None:
+    """Raise ValueError, in the words of columns, unless query, key and value have as many features as the module."""
     for array, name, size in zip(inputs, ("x", "key", "value"), sizes, strict=True):
-        if array.ndim == 2 and len(array) != size:
+        if array.shape[1] != size:
             raise ValueError(
-                f"{name} has shape {array.shape}; with convention='column' it must be ({size}, length): "
+                f"{name} has shape {array.T.shape}; with convention='column' it must be ({size}, length): "
                 "each column is an input"
             )
-    return [array.T for array in inputs]
 
 
 def _read_unbatched(
-    given: tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None], batch_first: bool
+    given: tuple[npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None], batch_first: bool, convention: Convention
 ) -> list[Array]:
-    """Read query, key and value; key defaults to query, value to key."""
+    """Read query, key and value in rows; key defaults to query, value to key."""
     arrays: list[Array] = []
     for x, name in zip(given, ("x", "key", "value"), strict=True):
-        array = arrays[-1] if x is None else np.asarray(read_real(x, name), np.float64)
-        if array.ndim == 3:
-            entry = f"{name}[0]" if batch_first else f"{name}[:, 0]"
-            raise ValueError(
-                f"{name} has shape {array.shape}; it must be (length, embed_dim): trace one entry, such as {entry}"
-            )
-        if array.size == 0:
-            raise ValueError(f"{name} has shape {array.shape}; it must not be empty")
-        arrays.append(array)
+        axes = ("length", "embed_dim" if name == "x" else f"{name[0]}dim")
+        arrays.append(arrays[-1] if x is None else read_entry(x, name, axes, batch_first, convention))
     return arrays
 
 

@@ -19,6 +19,7 @@ from pyattn.tracing.weights import Normalize
 __all__ = [
     "check_pairs",
     "read_convention",
+    "read_entry",
     "read_given",
     "read_mask",
     "read_matrix",
@@ -57,6 +58,19 @@ def read_matrix(x: npt.ArrayLike, name: str, axes: tuple[str, str], convention: 
     if matrix.size == 0:
         raise ValueError(f"{name} has shape {matrix.shape}; it must not be empty")
     return np.array(matrix.T if convention == "column" else matrix, np.float64, order="C")
+
+
+def read_entry(
+    x: npt.ArrayLike, name: str, axes: tuple[str, str], batch_first: bool, convention: Convention = "row"
+) -> Array:
+    """Read an input of a module as `read_matrix` does; the message names an entry of a batch."""
+    given = read_real(x, name)
+    if given.ndim == 3 and convention == "row":
+        entry = f"{name}[0]" if batch_first else f"{name}[:, 0]"
+        raise ValueError(
+            f"{name} has shape {given.shape}; it must be ({', '.join(axes)}): trace one entry, such as {entry}"
+        )
+    return read_matrix(given, name, axes, convention)
 
 
 def read_given(

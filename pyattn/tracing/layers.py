@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyattn.reference as reference
 from pyattn.tracing.dicts import as_plain
 from pyattn.tracing.heads import HeadTraces
-from pyattn.tracing.inputs import read_real, read_tokens
+from pyattn.tracing.inputs import read_tokens
 from pyattn.tracing.render.layers import TITLE, LayerStage, layer_html, layer_markdown
 from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import Labels
 from pyattn.tracing.render.text import number_text
 
-__all__ = ["Attending", "FeedForwardPart", "LayerParts", "LayerTrace", "NormPart", "read_entry", "trace_layer"]
+__all__ = ["Attending", "FeedForwardPart", "LayerParts", "LayerTrace", "NormPart", "trace_layer"]
 
 Array = npt.NDArray[np.float64]
 _MAX_HEADS = 8  # whose weights a stage shows; the trace of the attention has all
@@ -200,19 +200,6 @@ class LayerParts(NamedTuple):
     norms: tuple[NormPart, ...]
     feed_forward: FeedForwardPart
     norm_first: bool
-
-
-def read_entry(x: npt.ArrayLike, name: str, batch_first: bool) -> Array:
-    """Read an input of a layer without a batch axis as a float64 copy."""
-    array = np.array(read_real(x, name), np.float64)
-    if array.ndim == 3:
-        entry = f"{name}[0]" if batch_first else f"{name}[:, 0]"
-        raise ValueError(
-            f"{name} has shape {array.shape}; it must be (length, d_model): trace one entry, such as {entry}"
-        )
-    if array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}; it must not be empty")
-    return array
 
 
 @np.errstate(all="ignore")

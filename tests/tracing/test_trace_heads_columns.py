@@ -114,10 +114,15 @@ def test_key_and_value_are_columns_too():
             {"key": np.ones((6, 4))},
             "key has shape (6, 4); with convention='column' it must be (12, length): each column is an input",
         ),
-        ({"x": np.ones((1, 12, 5))}, "x has shape (1, 12, 5); it must be (length, embed_dim)"),
+        (
+            {"x": np.ones((2, 12, 5))},
+            "x has shape (2, 12, 5); it must be (embed_dim, length): trace one matrix, such as x[0]",
+        ),
+        ({"x": np.ones(12)}, "x has shape (12,); it must be (embed_dim, length)"),
+        ({"key": np.ones(12)}, "key has shape (12,); it must be (kdim, length)"),
         ({"convention": "columns"}, "convention is 'columns'"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_mistakes_name_the_convention(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):

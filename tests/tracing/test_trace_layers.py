@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -172,6 +173,7 @@ def test_arrays_are_read_only_and_copies():
         (lambda: layer().trace(np.ones((2, 5, 12))), r"src has shape .2, 5, 12.; .* one entry, such as src\[:, 0\]"),
         (lambda: layer(batch_first=True).trace(np.ones((2, 5, 12))), r"such as src\[0\]"),
         (lambda: layer().trace(np.ones((5, 11))), "src"),
+        (lambda: layer().trace(np.ones(12)), r"^src has shape \(12,\); it must be \(length, d_model\)$"),
         (lambda: layer().trace(np.ones((0, 12))), "must not be empty"),
         (lambda: layer().trace(np.ones((5, 12)), np.ones((4, 5), bool)), "src_mask"),
         (lambda: layer().trace(np.ones((5, 12)), tokens=["a"]), "tokens has 1 entry; it must have 5"),
@@ -186,6 +188,33 @@ def test_arrays_are_read_only_and_copies():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@for_each("argument", ["tgt_mask", "memory_mask"])
+def test_a_suspicious_mask_gets_one_warning_in_the_callers_words(argument):
+    made, x = layer("Decoder"), np.ones((5, 12))
+    with pytest.warns(pyattn.MaskWarning) as caught:
+        made.trace(x, x, **{argument: np.tri(5, dtype=bool)})
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert str(warning.message).startswith(f"{argument} blocks each query's own key")
+
+
+def test_numbers_too_large_for_the_layer_do_not_warn():
+    x = np.full((2, 12), 1e200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced = layer(dtype=np.float32).trace(x)
+    np.testing.assert_array_equal(traced.arrays["x"], x)
+
+
+def test_a_formula_names_an_activation_that_has_a_name():
+    def cut_off(x):
+        return np.maximum(x, 0)
+
+    for activation, name in ((cut_off, "cut_off"), (lambda x: cut_off(x), "activation"), ("relu", "relu")):
+        formula = layer(activation=activation).trace(np.ones((2, 12))).stages[3].formula
+        assert f"activated = {name}(hidden)" in formula.splitlines()
 
 
 def test_custom_parts_are_refused_by_name():

@@ -380,7 +380,9 @@ class TransformerLayer(Module):
         tokens: Mapping[str, Sequence[str] | None],
     ) -> LayerTrace:
         """Trace the layer from src, or tgt and memory, which are unbatched."""
-        from pyattn.tracing.layers import Attending, LayerParts, read_entry, trace_layer
+        from pyattn.tracing.heads import trace_heads
+        from pyattn.tracing.inputs import read_entry
+        from pyattn.tracing.layers import Attending, LayerParts, trace_layer
 
         norms, feed_forward = self._norms_to_trace(), self._feed_forward_to_trace()
         for name in self.attentions:
@@ -388,18 +390,20 @@ class TransformerLayer(Module):
                 raise TypeError(
                     f"{name} is of type {type(getattr(self, name)).__name__}; trace needs a MultiheadAttention"
                 )
-        read = [read_entry(x, name, self.batch_first) for name, x in inputs.items()]
-        cast = [x.astype(compute_dtype(self.linear1.weight.dtype)) for x in read]
+        read = [read_entry(x, name, ("length", "d_model"), self.batch_first) for name, x in inputs.items()]
+        with np.errstate(all="ignore"):
+            cast = [x.astype(compute_dtype(self.linear1.weight.dtype)) for x in read]
         self._check_call(cast, masking)
 
         def attend(name: str, masks: Masking) -> Attending:
             part, is_self = getattr(self, name), name == "self_attn"
-            options: dict[str, Any] = {field: getattr(masks, field) for field in Masking._fields[:4]}
-            names = list(tokens.values())
-            options |= {"tokens": names[0], "key_tokens": None if is_self else names[1]}
+            options = {**masks._asdict(), "empty_rows": "zero"}
+            key = None if is_self else read[1]
+            own, *others = tokens.values()
+            names = (own, None if is_self else others[0])
             is_masked = bool(masks.is_causal) or masks.attn_mask is not None or masks.window is not None
             return Attending(
-                _STAGES[name], is_masked, lambda x: part.trace(x, *([] if is_self else read[1:]), **options)
+                _STAGES[name], is_masked, lambda x: trace_heads(part, (x, key, None), options, names, is_checked=True)
             )
 
         attends = tuple(attend(name, masks) for name, masks in zip(self.attentions, masking, strict=True))
@@ -437,8 +441,8 @@ class TransformerLayer(Module):
             pairs.append(None if part is None else (_as_float64(part.weight), _as_float64(part.bias)))
         known = core_activation(self.activation)
         given: Any = self.activation
-        own: str = getattr(given, "__name__", "activation")
-        title = own if known is None else known
+        own: str = getattr(given, "__name__", "")
+        title = known or (own if own.isidentifier() else "activation")  # a lambda has no name to call
         activate: Any = given if known is None else functools.partial(reference.activate, activation=known)
         return FeedForwardPart(pairs[0], pairs[1], pairs[2], title, activate)
 
