@@ -25,7 +25,8 @@ from pyattn.tracing.compute import Intermediates
 from pyattn.tracing.render.colours import HEAT, KINDS
 from pyattn.tracing.render.page import class_of, script, style
 from pyattn.tracing.render.steps import Labels, TraceStep, eight_steps
-from pyattn.tracing.render.text import MAX_SHOWN, cut, number_text, part_of
+from pyattn.tracing.render.tables import OPACITY, table_of
+from pyattn.tracing.render.text import MAX_SHOWN, cut, number_text
 
 __all__ = ["heads_html", "heat_map", "to_html"]
 
@@ -35,7 +36,6 @@ _MAX_HEADS_REPEATED = 4  # with more, steps do not repeat what they read
 _MAX_PIXELS = 256  # per side of a heat map; in larger ones a pixel is the maximum of several weights
 _CHARACTERS_PER_TOKEN = 2200  # limit of embedded matrices: 140 kB for 64 tokens; the rest of a page is some 40 kB
 _GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
-_OPACITY = 0.8  # of the largest weight: text on it is still legible
 
 
 _HOW = (
@@ -256,35 +256,10 @@ def _figure(one: _Figure, trace: Intermediates, drawn: str, prefix: str = "", *,
 
 
 def _table(one: _Figure, trace: Intermediates, most: int = MAX_SHOWN) -> str:
-    """Write a table. data-m, data-q, data-rows and data-cols tell the script which cells it shows."""
-    name, array, (row_tokens, column_tokens), of_query = one
-    texts, rows, columns = part_of(array, most)
-    attributes = f' data-m="{name}"' + ' data-q="0"' * of_query
-    for axis, indices in (("rows", rows), ("cols", columns)):
-        if -1 in indices:
-            attributes += f' data-{axis}="{" ".join(map(str, indices))}"'
-    top = float(np.nan_to_num(trace.weights).max()) if name == "weights" else 0.0  # one scale for all steps
-    head = ""
-    if column_tokens is not None:
-        corner = "" if row_tokens is None else "<th></th>"
-        head = f"<thead><tr>{corner}{''.join(_head(column_tokens, j) for j in columns)}</tr></thead>"
-    lines = []
-    for i, row in zip(rows, texts, strict=True):
-        cells = ["" if row_tokens is None else _head(row_tokens, i)]
-        for j, text in zip(columns, row, strict=True):
-            if i < 0 or j < 0:
-                cells.append('<td class="pa-gap">...</td>')
-            elif name == "weights":
-                share = float(np.nan_to_num(array[i, j])) / (top or 1.0)
-                cells.append(f'<td style="--w:{_OPACITY * share:.2g}">{text}</td>')
-            else:
-                cells.append(f"<td>{text}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table{attributes}>{head}<tbody>{''.join(lines)}</tbody></table>"
-
-
-def _head(tokens: Sequence[str], n: int) -> str:
-    return "<th>...</th>" if n < 0 else f"<th>{html.escape(cut(tokens[n]))}</th>"
+    """Write a table. data-m and data-q tell the script its matrix and its query."""
+    attributes = f' data-m="{one.name}"' + ' data-q="0"' * one.of_query
+    top = float(np.nan_to_num(trace.weights).max()) if one.name == "weights" else None  # one scale for all steps
+    return table_of(one.array, one.labels, attributes, top=top, most=most)
 
 
 # Weights as a picture
@@ -315,7 +290,7 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
     chunks = {
         b"IHDR": struct.pack(">2I5B", width, height, 8, 3, 0, 0, 0),  # 8 bits, a palette
         b"PLTE": bytes(HEAT) * 256,
-        b"tRNS": bytes(round(_OPACITY * level) for level in range(256)),
+        b"tRNS": bytes(round(OPACITY * level) for level in range(256)),
         b"IDAT": zlib.compress(b"".join(b"\0" + row.tobytes() for row in levels), 9),
         b"IEND": b"",
     }

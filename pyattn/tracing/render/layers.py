@@ -12,14 +12,14 @@ import numpy.typing as npt
 from pyattn.tracing.render.markdown import steps_markdown
 from pyattn.tracing.render.page import class_of, style
 from pyattn.tracing.render.steps import Labels, TraceStep
-from pyattn.tracing.render.text import cut, matrix_lines, part_of
+from pyattn.tracing.render.tables import table_of
+from pyattn.tracing.render.text import matrix_lines
 
 __all__ = ["TITLE", "LayerStage", "layer_html", "layer_markdown"]
 
 Array = npt.NDArray[np.float64]
 TITLE = "Transformer layer, stage by stage"
 _PLAIN = ' style="--kind:var(--soft);--edge:var(--soft);--tint:12%"'
-_OPACITY = 0.8  # of the largest weight: text on it is still legible
 
 
 class LayerStage(NamedTuple):
@@ -148,30 +148,5 @@ def _figure(stage: LayerStage, name: str) -> str:
     colour = f' class="{class_of(kind)}"' if kind else _PLAIN
     about = ", scores after softmax" if is_weights else f", {kind}" * bool(kind)
     caption = f"{name} <span>{array.shape[0]} x {array.shape[1]}{about}</span>"
-    return f"<figure{colour}><figcaption>{caption}</figcaption>{_table(stage, name, is_weights)}</figure>"
-
-
-def _table(stage: LayerStage, name: str, is_weights: bool) -> str:
-    """Write a table; weights are shaded by their size."""
-    array, (row_tokens, column_tokens) = stage.arrays[name], stage.labels[name]
-    texts, rows, columns = part_of(array)
-    head = ""
-    if column_tokens is not None:
-        corner = "" if row_tokens is None else "<th></th>"
-        head = f"<thead><tr>{corner}{''.join(_head(column_tokens, j) for j in columns)}</tr></thead>"
-    lines = []
-    for i, row in zip(rows, texts, strict=True):
-        cells = ["" if row_tokens is None else _head(row_tokens, i)]
-        for j, text in zip(columns, row, strict=True):
-            if i < 0 or j < 0:
-                cells.append('<td class="pa-gap">...</td>')
-            elif is_weights:
-                cells.append(f'<td style="--w:{_OPACITY * float(np.nan_to_num(array[i, j])):.2g}">{text}</td>')
-            else:
-                cells.append(f"<td>{text}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table>{head}<tbody>{''.join(lines)}</tbody></table>"
-
-
-def _head(tokens: Sequence[str], n: int) -> str:
-    return "<th>...</th>" if n < 0 else f"<th>{html.escape(cut(tokens[n]))}</th>"
+    table = table_of(array, stage.labels[name], top=1.0 if is_weights else None)
+    return f"<figure{colour}><figcaption>{caption}</figcaption>{table}</figure>"
