@@ -186,6 +186,19 @@ def test_the_copied_code_makes_the_trace_of_the_page(browser, tmp_path, kind, co
     assert browser.all(".pa-said")[0].text.startswith("The code is copied.")
 
 
+@pytest.mark.parametrize("text", ["1e20", "-18446744073709551616", "1e21", "9007199254740993", "-inf", "-0"])
+def test_the_copied_code_holds_every_number(article_page, article, text):
+    x = article["x"].astype(float)
+    x[1, 2] = float(text)
+    type_into(article_page, "x[1][2]", text)
+    article_page.all("[data-do=copy]")[0].click()
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(article_page.run("return document.querySelector('textarea').value"), names)
+    np.testing.assert_array_equal(names["trace"].x, x)
+    np.testing.assert_array_equal(names["trace"].outputs, traced(article, x=x).outputs)
+
+
 @pytest.fixture
 def article_page(browser, pages):
     browser.open(pages["article"].path)

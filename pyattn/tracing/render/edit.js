@@ -152,7 +152,8 @@ const edit = function (root, page) {
   // The present numbers as a call
   function python(x, isMask) {
     if (!isFinite(x)) return 'float("' + numberText(x) + '")';
-    return String(x) + (isMask && Number.isInteger(x) && Math.abs(x) < 1e21 ? ".0" : "");
+    const text = String(x), isFloat = isMask || !Number.isSafeInteger(x);  // NumPy has no integers of over 64 bits
+    return text + (isFloat && /^-?\d+$/.test(text) ? ".0" : "");
   }
   function literal(name, M, write, transpose) {
     const rows = Array.from({length: M.r}, (_, i) => row(M, i));
