@@ -35,7 +35,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 @functools.cache
-def style(editable: bool = False) -> str:
+def style(page: bool = False) -> str:
     """Return the style of a fragment; a saved page has more of it."""
     themes = [
         f".pyattn{{--heat:{','.join(map(str, HEAT))};{_LIGHT}}}",
@@ -48,13 +48,13 @@ def style(editable: bool = False) -> str:
         f".pyattn .{class_of(kind)}{{--kind:{colour};--edge:var(--{class_of(kind)})}}"
         for kind, colour in COLOURS.items()
     ]
-    files = ("style.css", "page.css") if editable else ("style.css",)
+    files = ("style.css", "page.css") if page else ("style.css",)
     return "\n".join([*themes, *map(_source, files), *kinds])
 
 
 @functools.cache
 def script(editable: bool = False) -> str:
-    """Return the scripts; a saved page has one more, which lets its numbers be changed."""
+    """Return the scripts; one more lets the numbers of a page be edited."""
     files = ("compute.js", "hover.js", *(["edit.js"] if editable else []))
     return "\n".join(map(_source, files))
 
