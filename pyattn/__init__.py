@@ -9,6 +9,17 @@
 import importlib
 from typing import TYPE_CHECKING
 
+try:  # first: in a copy of the repository, Python finds the folder of sources before an installed pyattn
+    importlib.import_module("pyattn._core")
+except ModuleNotFoundError as missing:
+    if missing.name != "pyattn._core":
+        raise
+    missing.msg += (
+        f": the source folder {__path__[0]} was not built for this Python. Start Python in another folder to use "
+        "an installed pyattn, or build this one: pip install --editable ."
+    )
+    raise
+
 import pyattn.functional as functional
 import pyattn.masks as masks
 import pyattn.runtime as runtime

@@ -6,10 +6,13 @@ import importlib
 import inspect
 import pickle
 import re
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from support.helpers import for_each
+from support.helpers import ROOT, for_each
 
 import pyattn
 from pyattn import nn
@@ -482,3 +485,15 @@ def test_an_error_inside_a_call_is_not_taken_for_one_of_its_arguments():
     with pytest.raises(TypeError) as caught:
         Layer()(1)
     assert "it takes" not in str(caught.value)
+
+
+def test_a_folder_that_was_not_built_says_how_to_build_it(tmp_path):
+    """As after `pip install .` in a copy of the repository, where Python finds the folder of sources first."""
+    shutil.copytree(ROOT / "pyattn", tmp_path / "pyattn", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    command = [sys.executable, "-E", "-S", "-m", "pyattn", "--version"]  # without site-packages and PYTHONPATH
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("ModuleNotFoundError: No module named 'pyattn._core': ")
+    assert f" {tmp_path / 'pyattn'} was not built" in message
+    assert message.endswith(": pip install --editable .")
