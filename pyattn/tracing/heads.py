@@ -208,17 +208,14 @@ def trace_heads(
     *,
     is_checked: bool = False,
 ) -> HeadTraces:
-    """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`.
-
-    A layer has checked inputs and masks by the names of its own arguments, and warned about them.
-    """
+    """Trace a MultiheadAttention from its state_dict and sizes, without dropout; masks are those of its `trace`."""
     if getattr(module, "rotary", None) is not None:
         raise ValueError("module has rotary positions, which a trace does not show")
     read_convention(convention)
     inputs = _read_unbatched(given, module.batch_first, convention)
     if convention == "column":
         _check_sizes(inputs, (module.embed_dim, module.kdim, module.vdim))
-    if not is_checked:
+    if not is_checked:  # a layer has checked inputs and masks, and warned, in the names of its own arguments
         with np.errstate(all="ignore"):
             cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]
         # The call checks the arguments. No frame of NumPy's is around it, so a warning names the caller's line.

@@ -236,8 +236,8 @@ def test_nothing_is_fetched(tmp_path, article, kind):
     page = path.read_text(encoding="utf-8")
     reader = Reader(page)
     assert "://" not in page
-    assert "@import" not in style(editable=True)
-    assert "url(" not in style(editable=True)
+    assert "@import" not in style(page=True)
+    assert "url(" not in style(page=True)
     assert not any(tag in ("link", "iframe", "object") for tag, _ in reader.elements)
     assert all(attrs["src"].startswith("data:") for _, attrs in reader.elements if "src" in attrs)
 
@@ -261,7 +261,7 @@ def test_two_traces_in_one_notebook_do_not_collide(article):
 
 
 def test_style_reaches_nothing_outside():
-    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", style(editable=True)))
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@media\([^)]*\)\{", "", style(page=True)))
     assert len(selectors) > 20
     for selector in itertools.chain.from_iterable(group.split(",") for group in selectors):
         assert ".pyattn" in selector, selector

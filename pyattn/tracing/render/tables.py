@@ -20,14 +20,11 @@ OPACITY = 0.8  # of the largest weight: text on it is still legible
 def table_of(
     array: Array, labels: Labels, attributes: str = "", *, top: float | None = None, most: int = MAX_SHOWN
 ) -> str:
-    """Write a table, or its edges if it is large; with top, numbers are shaded in proportion to it.
-
-    data-rows and data-cols tell the script which rows and columns are shown, with -1 for the gap.
-    """
+    """Write a table, or its edges if it is large; with top, numbers are shaded in proportion to it."""
     row_tokens, column_tokens = labels
     texts, rows, columns = part_of(array, most)
     for axis, indices in (("rows", rows), ("cols", columns)):
-        if -1 in indices:
+        if -1 in indices:  # the script must know which are shown; -1 is the gap
             attributes += f' data-{axis}="{" ".join(map(str, indices))}"'
     head = ""
     if column_tokens is not None:
